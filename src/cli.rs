@@ -1,4 +1,4 @@
-//! The command line: commands and flags.
+//! Command line of `hearth`: the commands and their flags.
 
 mod init;
 mod lab;
@@ -22,7 +22,7 @@ pub use self::measure::{BenchArgs, GpuArgs, GpuMeasurementMode, GpuWeightFormat,
 use self::planning::PLANNING_FLAGS;
 pub use self::planning::{LintArgs, PlanArgs, PlanSource, PlanningArgs, SimulateArgs, WhatifArgs};
 pub use self::report::{ReportArgs, ReproduceArgs};
-pub use self::ring::{AnnouncePolicy, ExecuteArgs, RingArgs, ServeArgs, WorkerArgs};
+pub use self::ring::{AnnouncePolicy, DeviceArgs, ExecuteArgs, RingArgs, ServeArgs, WorkerArgs};
 pub use self::shell::{CompletionsArgs, ManArgs, SchemaArgs};
 pub use self::sweep::{MergeArgs, SweepArgs, SweepCommand};
 pub use self::synth::SynthArgs;
@@ -30,14 +30,14 @@ use crate::logging::LogFormat;
 
 /// Plan, simulate and run language models across the devices people already own.
 ///
-/// A scenario names devices, links and a model. `plan` assigns layers to devices, `simulate` predicts how fast the
-/// plan is and why, `execute` runs the same plan on real devices, and `report` compares the two. `lab` does all four
-/// on this machine.
+/// A scenario names devices, network links and a model. `plan` assigns the layers of the model to the devices,
+/// `simulate` predicts how fast the plan is and why, `execute` runs the plan on real devices, and `report` compares
+/// prediction and measurement. `lab` does all of this on one machine.
 ///
-/// Exit codes: 0 success; 1 something failed while running; 2 the input cannot be used; 3 the run did not complete,
-/// `lint` found an error, a lab suite exceeds an error limit, or Ctrl-C stopped a command that keeps its results
-/// (`execute`, `sweep`, `whatif`); 130 stopped by Ctrl-C otherwise. `worker` and `serve` exit with 0 when they are
-/// stopped.
+/// Exit codes: 0 success; 1 a failure at run time; 2 invalid input (flags, documents or models); 3 the run did not
+/// complete, `lint` found an error, a lab suite exceeds an error limit, or Ctrl-C stopped `execute`, `sweep` or
+/// `whatif`, which keep their results; 130 Ctrl-C stopped any other command. `worker` and `serve` exit with 0 when
+/// Ctrl-C stops them.
 #[derive(Debug, Parser)]
 #[command(
     version,
@@ -46,15 +46,14 @@ use crate::logging::LogFormat;
                   Example: hearth simulate scenarios/home/llama-70b-on-four.yaml"
 )]
 pub struct Cli {
-    /// Print one JSON document instead of text; errors are JSON on standard error.
+    /// Print the result as JSON instead of text, and errors as JSON to standard error.
     #[arg(long, global = true)]
     pub json: bool,
-    /// Show diagnostics at this level and above (off, error, warn, info, debug, trace), or of these targets, such as
-    /// `hearth=debug`
-    /// [default: the environment variable HEARTH_LOG, else hearth=info].
+    /// Set the log level (off, error, warn, info, debug or trace), or a log level for each target, such as
+    /// `hearth=debug,hyper=info` [default: the environment variable HEARTH_LOG, otherwise hearth=info].
     #[arg(long, global = true, value_name = "FILTER", help_heading = "Diagnostics")]
     pub log: Option<String>,
-    /// Set the format of diagnostics.
+    /// Set the format of the log messages.
     #[arg(long, global = true, value_name = "FORMAT", default_value = "text", help_heading = "Diagnostics")]
     pub log_format: LogFormat,
     #[command(subcommand)]
@@ -79,7 +78,7 @@ pub enum Verb {
     Sweep(Box<SweepArgs>),
     /// Check a scenario and a plan for errors and implausible values.
     ///
-    /// Exits with 3 if a finding is an error, with 0 otherwise.
+    /// Exits with code 3 if it finds an error, otherwise with code 0.
     #[command(after_help = "Example: hearth lint scenarios/home/llama-70b-on-four.yaml --plan plan.yaml")]
     Lint(LintArgs),
     /// Run a plan on real devices.
@@ -99,44 +98,44 @@ pub enum Verb {
     #[command(after_help = "Example: hearth worker --listen 127.0.0.1:9001 --model model.gguf\n\
                       Example: hearth worker --listen 0.0.0.0:9001 --model model.gguf --key ring.key --name laptop")]
     Worker(WorkerArgs),
-    /// Measure this machine, or correct its profile with a measured run.
+    /// Measure the speed of this machine, or correct its profile with the trace of a run.
     #[command(after_help = "Example: hearth profile --model model.gguf -o this.yaml\n\
                       Example: hearth profile --from-trace run.trace --predicted sim.trace --profile this.yaml --name a -o new.yaml")]
     Profile(ProfileArgs),
     /// List the GPUs that can compute layers.
     ///
-    /// Exits with 0 even if there is none.
+    /// Exits with code 0 even if there is no such GPU.
     #[command(after_help = "Example: hearth gpu --tune")]
     Gpu(GpuArgs),
-    /// Benchmark a model on this machine, and llama.cpp if its Python package is installed.
+    /// Benchmark a model on this machine with hearth, and with llama.cpp if its Python package is installed.
     #[command(after_help = "Example: hearth bench model.gguf --threads 1,2 --peer ~/venv/bin/python")]
     Bench(BenchArgs),
-    /// Plan, simulate, execute and compare on this machine, with limits for each device.
+    /// Predict and measure a scenario on this machine, with resource limits for each device.
     #[command(
         after_help = "Example: hearth lab scenarios/lab/three-half.yaml --model model.gguf --report report/\n\
                       Example: hearth lab --suite scenarios/lab --repeats 3 -o out/suite\n\
                       Example: hearth lab --random 12 --seed 7 -o out/random"
     )]
     Lab(Box<LabArgs>),
-    /// Compare traces in a report.
+    /// Write a report that compares traces.
     #[command(after_help = "Example: hearth report sim.trace run.trace -o report/\n\
                       Example: hearth report sim.trace --published prima-table-4 --system prima.cpp --sweep out.csv -o report/")]
     Report(ReportArgs),
-    /// Simulate published experiments and compare the results.
+    /// Simulate published experiments and compare the results with the published numbers.
     #[command(
         after_help = "Example: hearth reproduce reports/published/prima-table-4.yaml --draws 32 -o out/"
     )]
     Reproduce(ReproduceArgs),
-    /// Write a model of any shape with random weights.
+    /// Write a GGUF model of any shape with random weights.
     #[command(after_help = "Example: hearth synth --preset 1b --quant q4_k_m -o model.gguf")]
     Synth(SynthArgs),
-    /// Rank the time that changes of devices, disks, network or weight format would save.
+    /// Rank possible changes of a scenario by the time per token that they would save.
     ///
-    /// Plans and simulates variants of the scenario with a single change: one device less, twice the memory or a
+    /// Plans and simulates a variant of the scenario for each single change: one device less, twice the memory or a
     /// faster disk for a device, cables instead of Wi-Fi, or another weight format.
     #[command(after_help = "Example: hearth whatif scenarios/home/llama-70b-on-four.yaml --tokens 8")]
     Whatif(Box<WhatifArgs>),
-    /// Write a first scenario from flags, discovered workers, and interactive prompts.
+    /// Write a new scenario from flags, discovered workers, and answers to questions.
     #[command(
         after_help = "Example: hearth init home.yaml --model llama-8b --device desktop=d3 --device laptop=d2\n\
                       Example: hearth init home.yaml --discover --network cable"
@@ -147,7 +146,7 @@ pub enum Verb {
         after_help = "Example: hearth completions bash > ~/.local/share/bash-completion/completions/hearth"
     )]
     Completions(CompletionsArgs),
-    /// Print the JSON Schema of a kind of document, for editors.
+    /// Print the JSON Schema of a document kind, with which editors check and complete documents.
     #[command(after_help = "Example: hearth schema scenario > scenario.schema.json")]
     Schema(SchemaArgs),
     /// Write a man page for each command.
@@ -155,7 +154,7 @@ pub enum Verb {
     Man(ManArgs),
 }
 
-/// Returns a parser for a flag with a fixed list of values: the name, the description and the result of each.
+/// Returns a parser for a flag with a fixed list of values. Each value has a name, a description and a parsed value.
 fn choice<T: Copy + Send + Sync + 'static>(
     values: &'static [(&'static str, &'static str, T)],
 ) -> impl TypedValueParser<Value = T> {

@@ -1,7 +1,7 @@
-//! Prints an error as three lines (what, where, hint) or as one line of JSON, and sets the exit code.
+//! Errors of commands, printed as lines of text (what, where, hint) or as one line of JSON, and exit codes.
 //!
-//! Exit codes: 0 success; 1 something failed while running; 2 the input cannot be used (arguments, documents,
-//! models); 3 the run did not complete (out of memory, a lost device), or a lint found an error.
+//! Exit codes: 0 success; 1 a failure at run time; 2 invalid input (flags, documents or models); 3 the run did not
+//! complete (out of memory, a lost device), or `hearth lint` found an error.
 
 use std::fmt;
 
@@ -13,22 +13,21 @@ pub const EXIT_FAILED: u8 = 1;
 pub const EXIT_INVALID: u8 = 2;
 pub const EXIT_INCOMPLETE: u8 = 3;
 
-/// The exit code of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExitCode(pub u8);
 
 impl ExitCode {
     pub const SUCCESS: ExitCode = ExitCode(0);
 
-    /// Ends the process at once, without the destructors of loaded libraries. A GPU driver that another thread is
-    /// loading at that time can hang in them.
+    /// Ends the process immediately, without running the destructors of loaded libraries. These
+    /// destructors can hang if another thread is loading a GPU driver.
     pub fn exit(self) -> ! {
         // SAFETY: the process ends, so nothing can observe what the destructors would have changed.
         unsafe { libc::_exit(i32::from(self.0)) }
     }
 }
 
-/// An error with the exit code of the process.
+/// An error of a command, with the exit code of the process.
 #[derive(Debug)]
 pub struct Failure {
     error: Error,
@@ -46,7 +45,7 @@ impl Failure {
         Error::invalid(what).into()
     }
 
-    /// Creates an error for a command line that clap cannot parse.
+    /// Converts the error of clap for an invalid command line.
     pub fn from_clap(error: &clap::Error) -> Self {
         let text = error.render().to_string();
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
@@ -54,7 +53,8 @@ impl Failure {
         let message =
             lines.take_while(|line| !["Usage:", "tip:", "For more"].iter().any(|end| line.starts_with(end)));
         let what = message.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned();
-        Self::invalid(what).with_hint("see `hearth --help`, or `hearth COMMAND --help` for one command")
+        Self::invalid(what)
+            .with_hint("run `hearth --help`, or `hearth COMMAND --help` for the flags of one command")
     }
 
     pub fn to_json(&self) -> String {
@@ -63,8 +63,8 @@ impl Failure {
         serde_json::json!({ "error": error }).to_string()
     }
 
-    /// Splits the message into what is wrong and a hint: the message of a library may end with a hint after a
-    /// semicolon, which is printed on a separate line.
+    /// Returns what is wrong, and the hint. In the message of a library error, the hint may follow what is wrong after
+    /// a semicolon.
     fn parts(&self) -> (&str, Option<&str>) {
         match (self.error.hint_text(), self.error.message().rsplit_once("; ")) {
             (None, Some((what, hint))) => (what, Some(hint)),

@@ -1,8 +1,8 @@
-//! The emulated links of the processes of a lab.
+//! Emulated network links between the processes of a lab.
 //!
-//! The lab writes a file for each device, with the emulated path to the address of every other device, and one path
-//! for all other addresses. A worker starts before the addresses of the other devices are known, so the file is read
-//! at each new connection.
+//! The lab writes a file for each device, with the emulated path to the address of every other device, and one default
+//! path for all remaining addresses. A worker starts before the addresses of the other devices are known, so the file
+//! is read at each new connection.
 //!
 //! Not here: how a path delays messages (`hearth_ring::EmulatedTransport`).
 
@@ -20,11 +20,11 @@ use serde::{Deserialize, Serialize};
 /// source: assumed
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The emulated paths from one device.
+/// The emulated network paths from one device of a lab to other addresses.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EmulatedLinks {
-    /// The path to all addresses that are not in `paths_by_address`.
+    /// The path to every address that is not in `paths_by_address`.
     #[serde(rename = "others")]
     pub default_path: EmulatedPath,
     /// The paths to the other devices of the lab, by their addresses.
@@ -36,14 +36,14 @@ impl EmulatedLinks {
     fn read(path: &Path) -> io::Result<EmulatedLinks> {
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
         if fs::metadata(path).map_err(named)?.len() > MAX_BYTES {
-            return Err(named(io::Error::other("this is not a file of emulated links")));
+            return Err(named(io::Error::other("the file is too large for a file of emulated links")));
         }
         let text = fs::read_to_string(path).map_err(named)?;
         serde_json::from_str(&text).map_err(|error| named(io::Error::other(error)))
     }
 }
 
-/// Returns a function that looks up the path to an address; it reads the file at each call.
+/// Returns a function that looks up the emulated path to an address. The function reads the file at each call.
 pub fn path_lookup(path: &Path) -> PathLookup {
     let path = PathBuf::from(path);
     Arc::new(move |address| {
@@ -52,7 +52,7 @@ pub fn path_lookup(path: &Path) -> PathLookup {
     })
 }
 
-/// Returns an estimate of the longest delay on the paths in a file: latency * exp(3 `sigma`), at most 1 s.
+/// Estimates the longest delay on the emulated paths in a file: latency * exp(3 `sigma`), but at most 1 s.
 pub fn max_delay(path: &Path) -> Duration {
     let latency = |path: &EmulatedPath| path.latency.0 * (3.0 * path.sigma).exp();
     let max = EmulatedLinks::read(path).map_or(0.0, |links| {
@@ -73,14 +73,10 @@ mod tests {
         let file = folder.path().join("links.json");
         let paths = path_lookup(&file);
         assert!(paths(Some("a:1")).is_err(), "there is no file yet");
-        let (near, far) = (
-            EmulatedPath::with_latency(Seconds(0.001)),
-            EmulatedPath { sigma: 0.5, ..EmulatedPath::with_latency(Seconds(0.02)) },
-        );
-        let links = EmulatedLinks {
-            default_path: near.clone(),
-            paths_by_address: BTreeMap::from([("a:1".into(), far.clone())]),
-        };
+        let near = EmulatedPath::with_latency(Seconds(0.001));
+        let far = EmulatedPath { sigma: 0.5, ..EmulatedPath::with_latency(Seconds(0.02)) };
+        let paths_by_address = BTreeMap::from([("a:1".into(), far.clone())]);
+        let links = EmulatedLinks { default_path: near.clone(), paths_by_address };
         fs::write(&file, serde_json::to_vec(&links).expect("JSON")).expect("it is written");
         assert_eq!(paths(Some("a:1")).expect("a path"), far);
         assert_eq!(paths(Some("b:1")).expect("a path"), near);

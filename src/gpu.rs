@@ -1,4 +1,4 @@
-//! The GPU of this machine: the factory of its backends, and its measurement.
+//! The GPU of this machine: a factory of GPU backends, and the measurement of the GPU for a device profile.
 //!
 //! A build without the feature `gpu` has no GPU backend. Tuned kernels are stored in a file in the cache folder of
 //! the user; without this file, the default tiling is used.
@@ -13,15 +13,15 @@ use crate::diagnostics::Failure;
 
 #[cfg(not(feature = "gpu"))]
 pub const NO_GPU_MESSAGE: &str =
-    "this build computes on CPUs only: it was compiled without the feature `gpu`";
+    "this build of hearth computes only on CPUs: it was compiled without the feature `gpu`";
 
-/// Returns `None`: this build has no GPU backend.
+/// Returns `None`, because this build has no GPU backend.
 #[cfg(not(feature = "gpu"))]
 pub fn backend_factory(_: GpuWeightFormat) -> Option<BackendFactory> {
     None
 }
 
-/// Returns the factory of GPU backends. The GPU is opened only when a plan needs it.
+/// Returns a factory of GPU backends, which opens the GPU only if a plan has GPU layers.
 #[cfg(feature = "gpu")]
 #[allow(clippy::unnecessary_wraps)] // the build without a GPU returns `None`
 pub fn backend_factory(weights: GpuWeightFormat) -> Option<BackendFactory> {
@@ -38,7 +38,7 @@ pub fn backend_factory(weights: GpuWeightFormat) -> Option<BackendFactory> {
         let info = gpu.info();
         if info.is_software() {
             tracing::warn!(
-                "the plan has GPU layers, but `{}` is a software driver: the CPU computes them, more slowly \
+                "the plan has GPU layers, but `{}` is a software driver: the CPU computes these layers, more slowly \
                  than without the driver; make a plan with a profile of this machine",
                 info.name
             );
@@ -57,14 +57,14 @@ pub mod tuned_kernels {
 
     use hearth_gpu::tuning::TunedTilings;
 
-    /// Returns the path of the file with the tuned kernels; `None` if the user has no cache folder.
+    /// Returns the path of the file with the tuned tilings of the GPU kernels; `None` if the user has no cache folder.
     pub fn cache_file_path() -> Option<PathBuf> {
         let folder = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
         let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
         Some(cache.join("hearth").join("gpu-kernels"))
     }
 
-    /// Reads the tuned kernels; empty if the file cannot be read.
+    /// Reads the tuned tilings of the GPU kernels; the result is empty if the file cannot be read.
     pub fn load() -> TunedTilings {
         let text = cache_file_path().and_then(|path| std::fs::read_to_string(path).ok());
         TunedTilings::parse(&text.unwrap_or_default())
@@ -107,12 +107,13 @@ pub fn measure(
         None if shares_memory => device.memory.available_memory.clone(),
         // If the GPU was not requested explicitly, the device is profiled without it.
         None if args.gpu == GpuMeasurementMode::Auto => {
-            tracing::info!("`{}` is not measured: set its usable memory with --gpu-memory", facts.name);
+            let name = &facts.name;
+            tracing::info!("the GPU `{name}` is not measured: set its usable memory with --gpu-memory");
             return Ok(None);
         }
         None => {
-            let what = format!("the driver does not report the memory size of `{}`", facts.name);
-            return Err(Failure::invalid(what).with_hint("set the usable memory with --gpu-memory"));
+            let what = format!("the driver does not report the memory size of the GPU `{}`", facts.name);
+            return Err(Failure::invalid(what).with_hint("set its usable memory with --gpu-memory"));
         }
     };
     let gpu = Gpu::open(CapabilityMask::default()).map_err(Failure::failed)?;

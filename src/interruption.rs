@@ -1,7 +1,7 @@
-//! Handling of Ctrl-C: cancels work that can end early, and exits otherwise.
+//! Handling of Ctrl-C: cancels work that can end early, otherwise exits the program.
 //!
-//! The first Ctrl-C during cancellable work cancels it; any other exits the program. Commands that must clean up
-//! install their own handler ([`on_signal`]).
+//! The first Ctrl-C during cancellable work cancels the work. Any other Ctrl-C exits the program. Commands that must
+//! clean up install a separate handler ([`on_signal`]).
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,14 +10,14 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::diagnostics::ExitCode;
 
-/// Exit code after Ctrl-C: by convention 128 plus the number of the signal.
+/// Exit code after Ctrl-C: by convention 128 plus the number of the signal, which is 2 for SIGINT.
 pub const EXIT_INTERRUPTED: ExitCode = ExitCode(130);
 
 static IS_CANCELLABLE: AtomicBool = AtomicBool::new(false);
 static IS_CANCELLED: AtomicBool = AtomicBool::new(false);
 static LISTENING: Once = Once::new();
 
-/// While this value exists, Ctrl-C cancels the current work instead of exiting.
+/// A guard during whose lifetime Ctrl-C cancels the current work instead of exiting the program.
 pub struct CancellationGuard(());
 
 impl CancellationGuard {
@@ -39,7 +39,7 @@ impl Drop for CancellationGuard {
     }
 }
 
-/// Calls `handler` in a separate thread at every SIGINT and SIGTERM.
+/// Starts a thread that calls `handler` at every SIGINT and SIGTERM.
 pub fn on_signal(mut handler: impl FnMut() + Send + 'static) {
     spawn_listener(async move {
         while next_signal().await.is_ok() {
@@ -70,7 +70,7 @@ async fn exit_or_cancel() {
     }
 }
 
-/// Runs a future that waits for signals in a separate thread.
+/// Starts a thread that runs `listener`, a future that waits for signals.
 fn spawn_listener(listener: impl Future<Output = ()> + Send + 'static) {
     std::thread::spawn(move || {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };

@@ -1,7 +1,7 @@
-//! Diagnostics on standard error: warnings and notes, as text or as JSON lines.
+//! Log messages on standard error, as text or as JSON lines.
 //!
-//! Text has no timestamps, and notes (level info) have no prefix. The filter is a level, or a list of targets with
-//! levels. The default shows notes and warnings of hearth itself.
+//! Log messages as text have no timestamps, and messages of level info have no prefix. The filter is a log level, or a
+//! list of targets with log levels. The default filter shows messages of hearth itself, from level info on.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,16 +20,15 @@ use crate::diagnostics::Failure;
 
 const VARIABLE: &str = "HEARTH_LOG";
 
-/// The format of diagnostics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// Human-readable lines.
+    /// Lines of human-readable text.
     Text,
     /// One JSON object per line, with a timestamp.
     Json,
 }
 
-/// Installs the logger. `filter` is the value of `--log`.
+/// Installs the global logger. `filter` is the value of the flag `--log`.
 pub fn init(filter: Option<&str>, format: LogFormat) -> Result<(), Failure> {
     let (location, filter) = match filter {
         Some(filter) => ("--log", Some(filter.to_owned())),
@@ -40,7 +39,7 @@ pub fn init(filter: Option<&str>, format: LogFormat) -> Result<(), Failure> {
             Failure::invalid(format!("invalid log filter `{filter}`: {error}"))
                 .with_location(location)
                 .with_hint(
-                    "use a level, such as `debug` or `off`, or targets, such as `hearth=info,hyper=debug`",
+                    "use a log level, such as `debug` or `off`, or a level for each target, such as `hearth=info,hyper=debug`",
                 )
         })?,
         None => Targets::new().with_target("hearth", LevelFilter::INFO),
@@ -54,7 +53,7 @@ pub fn init(filter: Option<&str>, format: LogFormat) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Formats a message with a prefix for its level, without a timestamp.
+/// Formats a log message as text: a prefix for the log level, and no timestamp.
 struct Plain;
 
 impl<S, N> FormatEvent<S, N> for Plain

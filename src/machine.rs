@@ -1,4 +1,4 @@
-//! Measures this machine as a device, and opens its model files.
+//! This machine as a device of a scenario: measures its profile, opens model files and reads scenarios.
 
 use std::path::Path;
 
@@ -16,10 +16,11 @@ use crate::diagnostics::Failure;
 use crate::gpu;
 use crate::progress;
 
-/// Makes measurements of a device as short as possible, for tests that need no true rates.
+/// Environment variable that makes measurements of a device as short as possible, for tests that need no correct
+/// rates.
 const MINIMAL_MEASUREMENTS: &str = "HEARTH_MINIMAL_MEASUREMENTS";
 
-/// Returns how long to measure a device.
+/// Returns the options that determine for how long a device is measured.
 pub fn measurement_options(quick: bool) -> MeasurementOptions {
     if std::env::var_os(MINIMAL_MEASUREMENTS).is_some() {
         tracing::warn!("the measured rates are meaningless, because {MINIMAL_MEASUREMENTS} is set");
@@ -31,7 +32,7 @@ pub fn measurement_options(quick: bool) -> MeasurementOptions {
     }
 }
 
-/// Resolves references in scenarios by measuring this machine and opening model files.
+/// Resolves the references in a scenario: measures this machine, and opens model files.
 #[derive(Debug)]
 pub struct LocalMachineResolver;
 
@@ -53,7 +54,7 @@ impl ReferenceResolver for LocalMachineResolver {
     }
 }
 
-/// Reads a scenario whose references are resolved on this machine, and warns about deprecated keys.
+/// Reads a scenario, resolves its references on this machine, and logs a warning for each deprecated key.
 pub fn read_scenario(path: &Path) -> Result<LoadedScenario, Error> {
     let loaded = LoadedScenario::read(path, &LocalMachineResolver)?;
     for deprecation in &loaded.deprecations {
@@ -62,7 +63,7 @@ pub fn read_scenario(path: &Path) -> Result<LoadedScenario, Error> {
     Ok(loaded)
 }
 
-/// Reads a scenario and applies the planning flags and the flag `--tokens`.
+/// Reads a scenario, and applies the planning flags and the value of the flag `--tokens`.
 pub fn read_scenario_with_overrides(
     path: &Path,
     planning: &PlanningArgs,
@@ -76,7 +77,7 @@ pub fn read_scenario_with_overrides(
     Ok(loaded)
 }
 
-/// Opens a model file for the CPU and GPU of this machine; `gpu_weights` is the format of the weights on the GPU.
+/// Opens a model file for the CPU and the GPU of this machine. `gpu_weights` is the format of the weights on the GPU.
 pub fn open_model(path: &Path, gpu_weights: GpuWeightFormat) -> Result<LocalModel, Failure> {
     check_model_exists(path)?;
     let model = LocalModel::open(path).map_err(|error| Failure::from(error).with_location(path.display()))?;

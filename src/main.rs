@@ -1,4 +1,4 @@
-//! `hearth`: plan, simulate and run language models across the devices people already own.
+//! The program `hearth`: plans, simulates and runs language models across the devices people already own.
 //!
 //! Each command parses its flags, calls a library, and prints the result.
 

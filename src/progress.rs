@@ -1,4 +1,4 @@
-//! Shows the progress of long work as a bar or a spinner on standard error, if that is a terminal.
+//! Progress of long work, shown as a bar or a spinner on standard error if standard error is a terminal.
 
 use std::io::IsTerminal;
 use std::sync::OnceLock;
@@ -10,15 +10,15 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::interruption::CancellationGuard;
 
 const SPINNER: &str = "{spinner} {msg} {elapsed}";
-/// Template of a bar that counts items.
+/// Template of a progress bar that counts items.
 pub const ITEMS_TEMPLATE: &str = "{msg} [{wide_bar}] {pos}/{len} {eta}";
-/// Template of a bar that counts bytes.
+/// Template of a progress bar that counts bytes.
 pub const BYTES_TEMPLATE: &str = "{msg} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {eta}";
 
-/// Shows the progress of a workflow; Ctrl-C cancels work that can end early.
+/// Shows the progress of a workflow on the terminal. Ctrl-C cancels a workflow that can end early.
 pub struct TerminalProgress {
     bar: ProgressBar,
-    /// Set by the first call of `is_cancelled`; from then on Ctrl-C cancels the work instead of exiting.
+    /// Set by the first call of `is_cancelled`; from then on, Ctrl-C cancels the work instead of exiting the program.
     cancellation: OnceLock<CancellationGuard>,
 }
 
@@ -62,7 +62,7 @@ pub fn spinner() -> ProgressBar {
     spinner
 }
 
-/// Returns a progress bar with a message; hidden if standard error is not a terminal.
+/// Returns a progress bar with a message. The bar is hidden if standard error is not a terminal.
 pub fn progress_bar(what: &'static str, total: u64, template: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -1,4 +1,4 @@
-//! The prompts of `hearth execute`, and their tokens.
+//! Prompts of `hearth execute`, and their tokens.
 //!
 //! Prompts are texts from the command line, lines of a file, a conversation, or a fixed text with a given number of
 //! tokens.
@@ -14,25 +14,25 @@ use serde::Deserialize;
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
 
-/// Maximum size of a file of prompts or messages, in bytes.
+/// Maximum size of a file with prompts or messages, in bytes.
 /// source: assumed, far beyond the longest context of a model
 const MAX_FILE_LEN: u64 = 16 << 20;
 
-/// The text of prompts with a given number of tokens, repeated as often as needed.
+/// Text of the prompt of `--prompt-tokens`, repeated until it has the given number of tokens.
 const FIXED_TEXT: &str =
     "In the evening the four of them sat around the fire and told each other what they knew. ";
 
 pub enum Prompts {
     Texts(Vec<String>),
     Conversations(Vec<Vec<ChatMessage>>),
-    /// The first `tokens` tokens of a fixed text, in each of several sequences.
+    /// The first `tokens` tokens of the repeated [`FIXED_TEXT`], as the prompt of each of `sequences` sequences.
     Fixed {
         tokens: u32,
         sequences: u32,
     },
 }
 
-/// A JSON line in a file of prompts: a string or an object.
+/// A JSON line in a file with prompts: a string, or an object with the key `prompt`.
 #[derive(Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 enum Line {
@@ -41,13 +41,14 @@ enum Line {
 }
 
 impl Prompts {
-    /// Reads prompts from flags and from the files that they name.
+    /// Reads the prompts from the flags of `hearth execute` and from the files that the flags name.
     pub fn from_args(args: &ExecuteArgs) -> Result<Self, Failure> {
         if let Some(path) = &args.messages {
             let standard = path.as_os_str() == "-";
-            if standard && args.ring.exit_on_stdin_eof {
+            if standard && args.ring.device.exit_on_stdin_eof {
                 let what = "`--messages -` and `--exit-with-stdin` cannot both use standard input";
-                return Err(Failure::invalid(what).with_hint("give the messages in a file"));
+                return Err(Failure::invalid(what)
+                    .with_hint("write the messages to a file, and name the file with --messages"));
             }
             let text = if standard {
                 read_text_from(io::stdin(), path, MAX_FILE_LEN)?
@@ -95,8 +96,8 @@ impl Prompts {
             }
             Prompts::Fixed { tokens: count, .. } if *count > context => {
                 let what =
-                    format!("a prompt of {count} tokens does not fit in the plan's context of {context}");
-                Err(Failure::invalid(what).with_hint("use fewer tokens, or plan with a larger `context`"))
+                    format!("a prompt of {count} tokens exceeds the plan's context of {context} tokens");
+                Err(Failure::invalid(what).with_hint("use a shorter prompt, or plan with a larger `context`"))
             }
             Prompts::Fixed { tokens: count, sequences } => {
                 Ok(vec![fixed(tokenizer, *count as usize)?; *sequences as usize])
@@ -105,7 +106,7 @@ impl Prompts {
     }
 }
 
-/// Returns the first `count` tokens of the repeated fixed text.
+/// Returns the first `count` tokens of the repeated [`FIXED_TEXT`].
 fn fixed(tokenizer: &Tokenizer, count: usize) -> Result<Vec<u32>, Failure> {
     let mut text = FIXED_TEXT.to_string();
     let mut previous_len = 0;
@@ -117,7 +118,7 @@ fn fixed(tokenizer: &Tokenizer, count: usize) -> Result<Vec<u32>, Failure> {
         }
         if tokens.len() <= previous_len {
             return Err(Failure::invalid("the tokenizer of the model has no tokens for English text")
-                .with_hint("use another text with --prompt"));
+                .with_hint("give a text with --prompt instead of --prompt-tokens"));
         }
         previous_len = tokens.len();
         text = text.repeat(2);
@@ -130,14 +131,14 @@ fn conversation(path: &Path, text: &str) -> Result<Vec<ChatMessage>, Failure> {
         let reason = error.to_string();
         let place = format!(" at line {line} column {column}");
         let reason = reason.strip_suffix(&place).unwrap_or(&reason);
-        Failure::invalid(format!("this is not a list of messages: {reason}"))
+        Failure::invalid(format!("this is not a JSON list of messages: {reason}"))
             .with_location(format!("{}:{line}:{column}", path.display()))
             .with_hint(r#"write [{"role": "user", "content": "Hello"}]"#)
     })
 }
 
-/// Parses one prompt per line and skips empty lines. A line that begins with a quote or a brace must be a JSON
-/// string, or an object with the key `prompt`.
+/// Parses one prompt from each line of a text, and skips empty lines. A line that begins with a quote or a brace must
+/// be a JSON string, or an object with the key `prompt`.
 fn lines(path: &Path, text: &str) -> Result<Vec<String>, Failure> {
     let prompt = |(number, line): (usize, &str)| {
         if !line.starts_with(['"', '{']) {
@@ -147,7 +148,9 @@ fn lines(path: &Path, text: &str) -> Result<Vec<String>, Failure> {
             Line::Text(text) | Line::Named { prompt: text } => text,
         });
         read.map_err(|_| {
-            Failure::invalid("this line begins like JSON but is not a prompt")
+            let what =
+                "this line begins like JSON, but is not a JSON string or an object with the key `prompt`";
+            Failure::invalid(what)
                 .with_location(format!("{}:{}", path.display(), number + 1))
                 .with_hint(r#"write "Once upon" or {"prompt": "Once upon"}, or the text without quotes"#)
         })
@@ -155,7 +158,7 @@ fn lines(path: &Path, text: &str) -> Result<Vec<String>, Failure> {
     let non_empty = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let prompts: Vec<String> = non_empty.map(prompt).collect::<Result<_, _>>()?;
     if prompts.is_empty() {
-        let what = "this file has no prompts";
+        let what = "the file has no prompts";
         return Err(Failure::invalid(what)
             .with_location(path.display())
             .with_hint("write one prompt on each line"));

@@ -1,4 +1,4 @@
-//! Builds a ring from the flags of a head: key, emulated links, draft model, recovery, discovery.
+//! Builds a ring from the flags of the head: key, emulated links, draft model, recovery and discovery.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,33 +16,34 @@ use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::scenario::Workload;
 use hearth_workflow::{LoadedScenario, ScenarioReplanner};
 
-use crate::cli::{GpuWeightFormat, RingArgs};
+use crate::cli::{DeviceArgs, GpuWeightFormat, RingArgs};
 use crate::diagnostics::{ExitCode, Failure};
 use crate::emulation;
 use crate::machine::{open_model, read_scenario};
 
-/// Line that a head with `--mark-tokens` prints when the prompt enters the ring.
+/// Line that a head with the flag `--mark-tokens` prints when the prompt enters the ring.
 pub const PROMPT_START_LINE: &str = "begins";
 
-/// Default number of tokens drafted at a time.
+/// Default number of tokens that the draft model drafts for each pass of the main model.
 /// source: assumed; appendix A.9 of the prima.cpp paper drafts a few tokens at a time
 const DEFAULT_DRAFT_TOKENS: u32 = 4;
 
-/// Builds a ring from a plan, a model and options.
+/// Builds a ring from a plan: finds the workers that have no address, and connects all devices.
 pub struct RingBuilder {
     pub plan: Plan,
     pub model: Arc<LocalModel>,
     pub options: RingOptions,
     /// Maximum number of prompt tokens in one batch.
     pub micro_batch: u32,
-    /// Number of tokens drafted at a time; 0 without a draft model.
+    /// Number of tokens drafted for each pass of the main model; 0 without a draft model.
     pub draft_tokens: u32,
-    /// Time limit for finding workers without an address; `None` disables discovery.
+    /// Time limit for finding the workers that have no address in the plan; `None` disables discovery.
     discovery_timeout: Option<Duration>,
 }
 
 impl RingBuilder {
-    /// Creates a builder for a plan and its number of sequences, and for a model and the path of its file.
+    /// Creates a builder from the flags of the head, a plan with its number of concurrent sequences, and a model with
+    /// the path of its file.
     pub fn new(
         args: &RingArgs,
         (plan, sequences): (Plan, u32),
@@ -61,7 +62,7 @@ impl RingBuilder {
         let draft_tokens = plan.draft_model.as_ref().map_or(0, |_| drafts.unwrap_or(DEFAULT_DRAFT_TOKENS));
         let default_batch = workload.map_or(MAX_PASS_TOKENS, |workload| workload.micro_batch);
         let options = RingOptions {
-            threads: args.threads.unwrap_or(0),
+            threads: args.device.threads.unwrap_or(0),
             pass_timeout: Duration::from_secs(args.pass_timeout_seconds),
             draft_model: draft,
             recovery: recovery_policy(args, scenario, path)?,
@@ -73,7 +74,7 @@ impl RingBuilder {
         Ok(Self { plan, model, options, micro_batch, draft_tokens, discovery_timeout })
     }
 
-    /// Finds the workers without an address, if requested, and connects the ring.
+    /// Finds the workers that have no address in the plan, if discovery is enabled, and connects the ring.
     pub async fn connect<T: Transport>(&self, transport: &T) -> Result<Ring<T>, RingError> {
         let mut plan = self.plan.clone();
         if let Some(timeout) = self.discovery_timeout {
@@ -93,33 +94,24 @@ impl RingBuilder {
     }
 }
 
-/// A task that runs over the transport that the flags select.
+/// A task that communicates over the transport that the flags select.
 pub trait TransportTask {
     type Output;
 
     async fn run<T: Transport>(self, transport: T) -> Self::Output;
 }
 
-/// The flags of a command that delay what this device sends; at most one is given.
-#[derive(Debug, Clone, Copy)]
-pub struct LinkEmulationOptions<'a> {
-    /// The delay of all messages.
-    pub delay: Option<Duration>,
-    /// The file with the emulated paths to other devices.
-    pub emulated_links_file: Option<&'a Path>,
-}
-
-/// Runs a task over TCP, encrypted with the key and with emulated links, if those are given.
+/// Runs a task over TCP: encrypted if there is a key, and with emulated links or delays if `args` has them.
 pub fn run_over_transport<K: TransportTask>(
     key: Option<Key>,
-    emulation: LinkEmulationOptions<'_>,
+    args: &DeviceArgs,
     task: K,
 ) -> Result<K::Output, Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
     let output = runtime.block_on(async {
         match key {
-            Some(key) => run_emulated(EncryptedTransport::new(TcpTransport, key), emulation, task).await,
-            None => run_emulated(TcpTransport, emulation, task).await,
+            Some(key) => run_emulated(EncryptedTransport::new(TcpTransport, key), args, task).await,
+            None => run_emulated(TcpTransport, args, task).await,
         }
     });
     // A thread may still be executing a step; the process does not wait for it.
@@ -127,12 +119,8 @@ pub fn run_over_transport<K: TransportTask>(
     Ok(output)
 }
 
-async fn run_emulated<K: TransportTask>(
-    transport: impl Transport,
-    emulation: LinkEmulationOptions<'_>,
-    task: K,
-) -> K::Output {
-    let (output, delay) = match (emulation.emulated_links_file, emulation.delay) {
+async fn run_emulated<K: TransportTask>(transport: impl Transport, args: &DeviceArgs, task: K) -> K::Output {
+    let (output, delay) = match (&args.emulated_links_file, args.link_delay) {
         (Some(file), _) => {
             let transport = EmulatedTransport::new(transport, emulation::path_lookup(file));
             (task.run(transport).await, emulation::max_delay(file))
@@ -145,7 +133,7 @@ async fn run_emulated<K: TransportTask>(
     output
 }
 
-/// Returns a callback that logs, in steps of 10 %, the share of its layers that each worker has fetched.
+/// Returns a callback that logs how many bytes of layers each worker has fetched, in steps of 10 %.
 fn report_fetching() -> OnFetchProgress {
     let logged: Mutex<BTreeMap<String, u64>> = Mutex::default();
     Arc::new(move |name, done, total| {
@@ -169,7 +157,7 @@ fn recovery_policy(
     Ok(RecoveryPolicy::Replan { cluster, replanner: Arc::new(ScenarioReplanner::new(loaded)) })
 }
 
-/// Exits when standard input ends, which happens when the parent process ends.
+/// Starts a thread that exits the program at the end of standard input, which comes when the parent process ends.
 pub fn exit_on_stdin_eof() {
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());

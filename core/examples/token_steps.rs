@@ -1,4 +1,4 @@
-//! Prints the steps in which a ring computes one token.
+//! Prints the steps in which a ring of three devices computes one token.
 //!
 //! `cargo run -p hearth-core --example token_steps`: a model of 8 layers on three devices with windows of 2, 2 and 1
 //! layers, which makes two rounds, the last of them partial. One token goes around the ring, message by message.

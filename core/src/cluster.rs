@@ -1,4 +1,4 @@
-//! A scenario's devices, links and model, with the named profiles in place of the references.
+//! Cluster: the devices, links and model of a scenario, with a profile in place of each reference.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use hearth_schema::scenario::{ActivationFormat, KvFormat, Links, UnreachableDire
 #[derive(Debug, Clone, PartialEq)]
 pub struct Member {
     pub name: String,
-    /// The address (`HOST:PORT`) of the device's worker.
+    /// The address (`HOST:PORT`) of the device's worker process.
     pub address: Option<String>,
     pub device: DeviceProfile,
-    /// The residency options of the device; the planner chooses them if absent.
+    /// The options that decide which weights stay in the device's memory; the planner chooses them if `None`.
     pub residency: Option<ResidencyOptions>,
 }
 
@@ -41,7 +41,7 @@ impl LinkTable {
         Self { links }
     }
 
-    /// Returns the link between two devices for which the scenario has no entry in `links.between`.
+    /// Returns the link between any two devices for which the scenario has no entry in `links.between`.
     pub fn default_link(&self) -> &Link {
         &self.links.default_link
     }
@@ -50,7 +50,7 @@ impl LinkTable {
         self.links.wifi.as_ref()
     }
 
-    /// Returns the connection from one device to another, by name; `None` if the first cannot send to the second.
+    /// Returns the connection from the device `from` to the device `to`; `None` if `from` cannot send to `to`.
     pub fn connection(&self, from: &str, to: &str) -> Option<Connection<'_>> {
         let forward = |pair: &[String; 2]| pair[0] == from && pair[1] == to;
         let joins = |pair: &[String; 2]| forward(pair) || (pair[0] == to && pair[1] == from);
@@ -64,15 +64,12 @@ impl LinkTable {
                 return Some(Connection::Link(link));
             }
         }
-        Some(
-            self.wireless_path(from, to)
-                .map_or(Connection::Link(&self.links.default_link), Connection::Wireless),
-        )
+        let wireless = self.wireless_path(from, to).map(Connection::Wireless);
+        wireless.or(Some(Connection::Link(&self.links.default_link)))
     }
 
-    /// Returns the link from one device to another, by name; `None` if the first cannot send to the second. A Wi-Fi
-    /// path is returned as a constant link with its mean message time on idle channels
-    /// ([`WirelessPath::expected_link`]).
+    /// Returns the link from the device named `from` to the device named `to`; `None` if `from` cannot send to `to`. A
+    /// Wi-Fi path is returned as a constant link with the same mean message time ([`WirelessPath::expected_link`]).
     pub fn link_between(&self, from: &str, to: &str) -> Option<Cow<'_, Link>> {
         Some(match self.connection(from, to)? {
             Connection::Link(link) => Cow::Borrowed(link),
@@ -116,7 +113,7 @@ impl LinkTable {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the plan sends from `{sender}` to `{receiver}`, but in the scenario `{receiver}` cannot be reached from \
+    "the plan sends messages from `{sender}` to `{receiver}`, but in the scenario `{receiver}` cannot be reached from \
      `{sender}`; plan again from this scenario"
 )]
 pub struct UnreachableReceiver {
@@ -129,13 +126,13 @@ pub struct UnreachableReceiver {
 pub struct Cluster {
     /// The devices, in the order of the scenario.
     pub members: Vec<Member>,
-    /// Index of the head in `members`.
+    /// The index in `members` of the head, the device that samples the tokens.
     pub head: usize,
     pub links: LinkTable,
     pub model: ModelProfile,
     /// The draft model, if the workload uses speculative decoding.
     pub draft_model: Option<ModelProfile>,
-    /// Capacity of the key-value cache of a sequence, in tokens.
+    /// Capacity of the key-value cache of each sequence, in tokens.
     pub context_length: u32,
     pub kv_cache_format: KvFormat,
     pub activation_format: ActivationFormat,

@@ -1,14 +1,14 @@
 //! Compute cost: the time that a processor needs for a layer whose weights are in memory.
 //!
-//! A roofline for each weight format: a matmul takes the longer of its arithmetic at the processor's rate for the
+//! A roofline model for each weight format: a matmul takes the longer of its arithmetic at the processor's rate for the
 //! format and the time to read the weights at the processor's read bandwidth. A batch of tokens shares one read of
 //! the weights; for one token, a rate that was measured with weights streamed from memory covers both terms.
 //! Attention takes the longer of its arithmetic and the time to read the keys and values of all positions so far.
 //!
-//! The kernel also spends CPU time on each page that it adds to the page cache or evicts. This bounds the rate at
-//! which one thread can stream weights, however fast the disk is ([`stream_rate`]).
+//! The operating system also spends CPU time on each page that it adds to the page cache or evicts. This bounds the
+//! rate at which one thread can stream weights, even from a fast disk ([`stream_rate`]).
 //!
-//! Not here: waiting for weights and contention for the cores, which are simulated.
+//! Not here: waiting for weights and contention for the cores (`hearth_sim`).
 
 use hearth_profiles::device::{Cpu, DeviceProfile, Disk, Gpu, TransferCost, nearest_format_rate};
 use hearth_profiles::model::{FormatTotals, ModelProfile, TensorGroup};
@@ -17,11 +17,11 @@ use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, Form
 use crate::soc::SocLatencyModel;
 use hearth_schema::pass::Pass;
 
-/// CPU time of the operating system to read this many bytes ahead: it allocates, charges and queues the pages.
+/// CPU time of the operating system to read this many bytes ahead: to allocate and charge pages and to queue reads.
 /// source: measured on Linux 6.18, 28 ms for 200 MiB of `WILLNEED` calls
 pub const PAGE_INSERT_COST: (Seconds, Bytes) = (Seconds(0.028), Bytes::from_mib(200));
 
-/// CPU time of the operating system to unmap and free this many bytes with `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`.
+/// CPU time of the operating system to unmap and free this many bytes (`MADV_DONTNEED` and `POSIX_FADV_DONTNEED`).
 /// source: measured on Linux 6.18, 0.10 ms for 1 MiB
 pub const PAGE_DISCARD_COST: (Seconds, Bytes) = (Seconds(0.04), Bytes::from_mib(400));
 
@@ -30,15 +30,15 @@ pub const PAGE_DISCARD_COST: (Seconds, Bytes) = (Seconds(0.04), Bytes::from_mib(
 /// instead of 28 ms
 pub const PAGE_SCAN_COST: (Seconds, Bytes) = (Seconds(0.035), Bytes::from_mib(400));
 
-/// Returns the rate at which one thread can add pages to the page cache and evict them, without the limit of the
-/// disk: the rate in the profile, or a default from [`PAGE_INSERT_COST`] and [`PAGE_DISCARD_COST`].
+/// Returns the rate at which one thread can add pages to the page cache and evict other pages, if the disk is not the
+/// bottleneck: the rate in the disk's profile, or a default from [`PAGE_INSERT_COST`] and [`PAGE_DISCARD_COST`].
 pub fn page_replacement_rate(disk: &Disk) -> BytesPerSecond {
     let default = 1.0 / (seconds_per_byte(PAGE_INSERT_COST) + seconds_per_byte(PAGE_DISCARD_COST));
     disk.page_cache_throughput.as_ref().map_or(BytesPerSecond(default), |rate| rate.value)
 }
 
-/// Returns the rate at which a thread reads ahead while the operating system evicts: the rate of the disk, or the
-/// lower rate to which the CPU time for inserting, scanning, unmapping and freeing pages limits it.
+/// Returns the rate at which a thread reads ahead while the operating system evicts pages: the read-ahead rate of the
+/// disk, or a lower rate if the CPU time to insert, scan, unmap and free pages is the bottleneck.
 pub fn os_read_ahead_rate(disk: &Disk) -> BytesPerSecond {
     let evicting = 1.0 / (1.0 / page_replacement_rate(disk).0 + seconds_per_byte(PAGE_SCAN_COST));
     BytesPerSecond(disk.read_ahead_rate().0.min(evicting))
@@ -48,8 +48,8 @@ fn seconds_per_byte((time, bytes): (Seconds, Bytes)) -> f64 {
     time.0 / bytes.as_f64()
 }
 
-/// Returns the rate at which a device streams weights that it does not keep in memory: bounded by its disk
-/// and by [`page_replacement_rate`].
+/// Returns the rate at which a device streams weights from disk: the disk's read-ahead rate or
+/// [`page_replacement_rate`], whichever is lower.
 pub fn stream_rate(disk: &Disk) -> BytesPerSecond {
     BytesPerSecond(disk.read_ahead_rate().0.min(page_replacement_rate(disk).0))
 }
@@ -68,12 +68,12 @@ pub struct ComputeCost<'a> {
     attention: Option<FlopsPerSecond>,
     kv_copy: &'a TransferCost,
     layer_overhead: Seconds,
-    /// The latency model of the SoC that computes layers and the output matrix instead of the CPU, if there is one.
+    /// The latency model of the SoC if a SoC computes layers and output matrix; `None` for a CPU or a dedicated GPU.
     soc_model: Option<SocLatencyModel<'a>>,
 }
 
 impl<'a> ComputeCost<'a> {
-    /// Creates the cost of a device with weights in main memory: of its SoC, or of its CPU if it has none.
+    /// Creates the cost of a device with weights in main memory: of its SoC, or of its CPU if the profile has no SoC.
     pub fn for_main_memory(device: &'a DeviceProfile, model: &'a ModelProfile, kv_element: Bytes) -> Self {
         let soc_model = device.soc.as_ref().map(|soc| SocLatencyModel::new(soc, model, kv_element));
         Self { soc_model, ..Self::for_cpu(&device.cpu, model, kv_element) }
@@ -161,7 +161,7 @@ impl<'a> ComputeCost<'a> {
         longer(work / rate, seen / self.bandwidth)
     }
 
-    /// Returns the arithmetic rate for a weight format; infinite if the profile has none, which is refused earlier.
+    /// Returns the arithmetic rate for a weight format; infinite if the profile has no rate for any format.
     fn rate(&self, format: Format, tokens: u32) -> FlopsPerSecond {
         let batched = if tokens > 1 { nearest_format_rate(self.matmul, format) } else { None };
         batched.or_else(|| nearest_format_rate(self.matvec, format)).unwrap_or(FlopsPerSecond(f64::INFINITY))

@@ -8,13 +8,12 @@
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, Flops, Format};
 
-/// Whether the tensors of a group that have this format are matrices. In a group with several formats, the tensors in
-/// f32 are norms.
+/// Whether the tensors with format `format` in a group are matrices. In a group with several formats, f32 is for norms.
 pub fn is_matrix_format(group: &TensorGroup, format: Format) -> bool {
     format != Format::F32 || group.totals_by_format().count() == 1
 }
 
-/// Returns the group with its matrices converted to `format`, unchanged if `format` is `None`.
+/// Returns the tensor group with its matrices converted to `format`, or an unchanged copy if `format` is `None`.
 pub fn converted_group(group: &TensorGroup, format: Option<Format>) -> TensorGroup {
     let Some(to) = format else { return group.clone() };
     let mut result = TensorGroup::default();
@@ -35,17 +34,17 @@ pub fn converted_group(group: &TensorGroup, format: Option<Format>) -> TensorGro
     result
 }
 
-/// Returns the model with the matrices of each layer converted to the format that `of_layer` returns, and the
-/// embedding and the output matrix converted to the format `ends`; `None` converts nothing.
+/// Returns the model with the matrices of each layer converted to the format that `of_layer` returns for the layer's
+/// index, and the embedding and the output matrix converted to the format `ends`; `None` means no conversion.
 pub fn converted_model(
     model: &ModelProfile,
     ends: Option<Format>,
     of_layer: impl Fn(u32) -> Option<Format>,
 ) -> ModelProfile {
     let layers = (0..).zip(&model.layers).map(|(at, group)| converted_group(group, of_layer(at))).collect();
-    let (input, output) =
-        (converted_group(&model.input_embedding, ends), converted_group(&model.output_head, ends));
-    ModelProfile { layers, input_embedding: input, output_head: output, ..model.clone() }
+    let [input_embedding, output_head] =
+        [&model.input_embedding, &model.output_head].map(|group| converted_group(group, ends));
+    ModelProfile { layers, input_embedding, output_head, ..model.clone() }
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@
 //! cargo run --release -p hearth-halda --example solve_jsonl -- halda/tests/data/lda/small.jsonl [STRATEGY]
 //! ```
 //!
-//! A line is an instance, or an object with the key `instance`. If no plan exists, `t` is null and the reason is
-//! printed to standard error.
+//! A line of the file is an instance, or an object with an instance under the key `instance`. If an instance has no
+//! plan, `t` is null and the reason is printed to standard error.
 
 use std::error::Error;
 

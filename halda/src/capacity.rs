@@ -5,24 +5,24 @@
 //! CPU capacity + GPU capacity = x                              with Metal, where both share one memory
 //! ```
 //!
-//! Layers within the capacity (x in main memory; b' bytes each, with the cache) are not read from disk. A device
-//! fills the processor that computes a layer faster, then the other one. The time of a share is therefore convex in
-//! its size, and a GPU that is slower than the CPU of its device is filled last. If the buffers of a device (and, on
-//! the head, the output weights) alone exceed its memory, it reads for every token anyway, and its capacity is zero.
+//! Layers within the capacity are not read from disk. A layer takes b' bytes with its cache, and x layers fit in main
+//! memory. A device fills the processor that computes a layer faster, then the other one. The time of a device is
+//! therefore convex in its number of layers. If the buffers of a device (on the head, with the output weights) exceed
+//! its memory, it reads weights from disk for every token anyway, and its capacity is zero.
 
 use crate::{Assignment, LatencyModel, Proposal, StrategyError};
 
-/// The number of layers that fit in the memory of a device.
+/// The numbers of layers that fit in the GPU memory and in the main memory of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LayerCapacity {
     pub max_gpu_layers: u32,
     pub max_cpu_layers: u32,
-    /// Whether the device has a GPU that is at least as fast as its CPU.
+    /// Whether layers go to the GPU first: its memory holds a layer, and it is at least as fast as the CPU.
     pub fills_gpu_first: bool,
 }
 
 impl LayerCapacity {
-    /// Computes the capacity of each device, at most all layers on each processor; device 0 is the head.
+    /// Computes the capacity of each device with device 0 as the head; no number exceeds the layers of the model.
     pub(crate) fn of_all_devices(model: &LatencyModel) -> Vec<Self> {
         (0..model.device_count()).map(|device| Self::new(model, device, device == 0)).collect()
     }
@@ -33,18 +33,15 @@ impl LayerCapacity {
         let fit = costs.layers_that_fit(head, &model.model);
         let gpu = costs.gpu_layers_that_fit(head, &model.model, 1);
         // Without a GPU the GPU capacity is zero.
-        let gpu_first = gpu > 0 && costs.gpu_layer() <= costs.cpu_layer();
-        let (gpu, cpu) = match (costs.uses_metal, gpu_first) {
+        let fills_gpu_first = gpu > 0 && costs.gpu_layer() <= costs.cpu_layer();
+        let (gpu, cpu) = match (costs.uses_metal, fills_gpu_first) {
             _ if fit < 0 => (0, 0),
             (true, true) => (fit.min(gpu), fit - fit.min(gpu)),
             (true, false) => (0, fit),
             (false, _) => (gpu, fit),
         };
-        Self {
-            max_gpu_layers: gpu.min(most) as u32,
-            max_cpu_layers: cpu.min(most) as u32,
-            fills_gpu_first: gpu_first,
-        }
+        let [max_gpu_layers, max_cpu_layers] = [gpu, cpu].map(|layers| layers.min(most) as u32);
+        Self { max_gpu_layers, max_cpu_layers, fills_gpu_first }
     }
 
     pub(crate) fn layers(self) -> u32 {
@@ -60,8 +57,8 @@ impl LayerCapacity {
     }
 }
 
-/// Returns how many layers each device can hold. Fails if the devices together cannot hold the model, or the head
-/// cannot hold a layer.
+/// Returns the layer capacity of each device. Fails if the devices together cannot hold the model, or if device 0,
+/// the head, cannot hold a layer.
 pub(crate) fn capacities(
     model: &LatencyModel,
     strategy: &'static str,
@@ -78,7 +75,7 @@ pub(crate) fn capacities(
     Ok(capacities)
 }
 
-/// Proposes one round with these windows, each with as many layers as possible on the faster processor.
+/// Proposes a plan of one round with these windows, each with as many layers as fit on the faster processor.
 pub(crate) fn one_round(window_layers: Vec<u32>, capacities: &[LayerCapacity]) -> Proposal {
     let split = |(capacity, window): (&LayerCapacity, &u32)| capacity.gpu_layers(*window);
     let gpu_layers = capacities.iter().zip(&window_layers).map(split).collect();

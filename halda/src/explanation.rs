@@ -1,6 +1,6 @@
 //! Explanations of plans: binding constraints, dropped devices, and the gap to the optimum.
 //!
-//! `plan_document::reasons` turns an explanation into sentences.
+//! Not here: the sentences about an explanation in a plan document (`plan_document::reasons`).
 
 use crate::problem::assignment::{RoundWindow, ring_order};
 use crate::solvers::dynamic_program::RingSizeProblem;
@@ -11,29 +11,29 @@ use crate::{
     LatencyModel, Objective, OrderChoice, OverlapSearch, PlanRules, Proposal, SearchStep, Strategy,
 };
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Explanation {
-    /// The best time per token (T) for each searched number of layers per round, and so for each number of rounds.
+    /// The outcome of the search for each ring size (layers per round) and each head that was searched.
     pub search_steps: Vec<SearchStep>,
     /// One explanation for each device, in the instance's order.
     pub devices: Vec<DeviceExplanation>,
-    /// The optimal seconds per token (T) with the same objective and head; the plan's T if the strategy is optimal.
+    /// The seconds per token (T) of the optimal plan with the same objective and head; `None` if unknown.
     pub optimal_seconds_per_token: Option<f64>,
-    /// The excess of the plan's time per token (T) over the optimum: T / optimum - 1.
+    /// The relative excess of the plan's time per token (T) over the optimum: T / optimum - 1; `None` if unknown.
     pub optimality_gap: Option<f64>,
     /// What the search skipped; `None` if it covered every allowed plan.
     pub incomplete_search: Option<IncompleteSearch>,
 }
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct DeviceExplanation {
     pub name: String,
     pub binding_constraints: Vec<BindingConstraint>,
-    /// The increase in seconds per token if the window grows by one layer (one in each round), with the best GPU
-    /// split and the same windows on other devices. `None` if a wider window is not allowed.
+    /// The increase in seconds per token if the device's window grows by one layer (one in each round), with the best
+    /// GPU split and the same windows on other devices. `None` if a wider window is not allowed.
     pub extra_layer_seconds: Option<f64>,
     pub drop_reason: Option<DropReason>,
-    /// Set if the device has no layers and only forwards activations in the ring.
+    /// The place of the device in the ring if it has no layers and only forwards activations.
     pub relay: Option<RelayPlacement>,
 }
 
@@ -41,7 +41,7 @@ pub struct DeviceExplanation {
 pub struct RelayPlacement {
     pub previous_device: String,
     pub next_device: String,
-    /// Whether `from` also has a direct, slower link to `to`.
+    /// Whether the previous device also has a direct link to the next device, which is slower than the relay.
     pub has_direct_link: bool,
 }
 
@@ -63,19 +63,21 @@ pub enum BindingConstraint {
 /// Why a device has no layers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum DropReason {
-    /// The extra seconds per token of the best plan that uses the device, with the same k and head; may be negative.
+    /// The additional seconds per token of the best plan that uses the device, with the same rounds and head; may be
+    /// negative.
     Slower(f64),
     /// No ring can include the device, because links are missing.
     Unreachable,
     /// No layer of a round fits in memory, and the disk is too slow to read weights for every token.
     NoLayerFits,
-    /// No plan that uses the device is faster; the difference was not computed.
+    /// No plan that uses the device is faster. The difference was not computed.
     NotFaster,
-    /// The ring has fewer layers than devices.
+    /// A round has too few layers to give the device one.
     NoLayerLeft,
 }
 
-/// Maximum number of devices to compute [`DropReason::Slower`] for. source: measured, 64 devices, 128 layers: 2 s
+/// Maximum number of devices for which an optimal plan gets [`DropReason::Slower`], which takes one more search for
+/// each dropped device. source: measured, 64 devices and 128 layers: 2 s
 const MAX_DEVICES_COMPARED: usize = 24;
 
 pub(crate) struct PlanToExplain<'a, 'i> {
@@ -90,24 +92,20 @@ pub(crate) struct PlanToExplain<'a, 'i> {
 impl Explanation {
     pub(crate) fn new(plan: &PlanToExplain, search_steps: Vec<SearchStep>) -> Self {
         let seconds = plan.breakdown.seconds_per_token;
-        let optimum = if plan.is_optimal { Some(seconds) } else { plan.best_with_the_same_head() };
-        let gap = optimum.filter(|optimum| *optimum > 0.0).map(|optimum| seconds / optimum - 1.0);
+        let optimal_seconds_per_token =
+            if plan.is_optimal { Some(seconds) } else { plan.best_with_the_same_head() };
+        let optimum = optimal_seconds_per_token.filter(|optimum| *optimum > 0.0);
+        let optimality_gap = optimum.map(|optimum| seconds / optimum - 1.0);
         let mut tables = None;
         let devices = 0..plan.model.device_count();
         let devices = devices.map(|device| plan.explain_device(device, &mut tables)).collect();
-        Self {
-            search_steps,
-            devices,
-            optimal_seconds_per_token: optimum,
-            optimality_gap: gap,
-            incomplete_search: None,
-        }
+        Self { search_steps, devices, optimal_seconds_per_token, optimality_gap, incomplete_search: None }
     }
 }
 
 impl PlanToExplain<'_, '_> {
-    /// Returns the minimum seconds per token of plans with the same head and whole rounds, if devices may be dropped.
-    /// Returns `None` if the search was limited, or if the plan has a partial last round and is faster.
+    /// Returns the minimum seconds per token of plans with the head of this plan and whole rounds, in which devices may
+    /// be dropped. Returns `None` if the search was limited, or if this plan is faster due to a partial last round.
     fn best_with_the_same_head(&self) -> Option<f64> {
         let model = self.model;
         let rules = PlanRules { may_drop_devices: true, may_have_partial_round: false };
@@ -127,7 +125,7 @@ impl PlanToExplain<'_, '_> {
         optimum.filter(|optimum| *optimum <= self.breakdown.seconds_per_token * (1.0 + 1e-9))
     }
 
-    /// Explains one device. `tables` are computed on first use and shared by all devices.
+    /// Explains one device. `tables` are computed for the first device that needs them, and shared by all devices.
     fn explain_device(&self, device: usize, tables: &mut Option<ChoiceTables>) -> DeviceExplanation {
         let model = self.model;
         let terms = &self.breakdown.devices[device];
@@ -157,17 +155,15 @@ impl PlanToExplain<'_, '_> {
         }
     }
 
-    /// Evaluates a window that is one layer wider, with its best split and an estimate of its hops. Returns `None` if
-    /// it is not allowed.
+    /// Evaluates a window that is one layer wider than that of the plan, with the best GPU split and an estimate of the
+    /// hops. Returns `None` if the wider window is not allowed.
     fn wider_window_timing(&self, window: RoundWindow) -> Option<DeviceTiming> {
         let (model, RoundWindow { device, is_head: head, .. }) = (self.model, window);
         match self.objective {
             Objective::Paper => {
                 let share = window.share(model.model_layers(), model.best_split(window)?.gpu_layers);
-                Some(DeviceTiming {
-                    terms: model.device_latency_terms(device, head, share),
-                    disk_busy_seconds: 0.0,
-                })
+                let terms = model.device_latency_terms(device, head, share);
+                Some(DeviceTiming { terms, disk_busy_seconds: 0.0 })
             }
             // A window cannot have more layers than the model.
             Objective::SteadyState if window.window_layers > model.model_layers() => None,
@@ -187,11 +183,8 @@ impl PlanToExplain<'_, '_> {
         let position = ring.iter().position(|other| *other == device).unwrap_or(0);
         let (from, to) = (ring[(position + ring.len() - 1) % ring.len()], ring[(position + 1) % ring.len()]);
         let has_direct_link = model.hops.seconds(from, to) < f64::INFINITY;
-        RelayPlacement {
-            previous_device: model.device_name(from),
-            next_device: model.device_name(to),
-            has_direct_link,
-        }
+        let (previous_device, next_device) = (model.device_name(from), model.device_name(to));
+        RelayPlacement { previous_device, next_device, has_direct_link }
     }
 
     fn binding_constraints(

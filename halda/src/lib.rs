@@ -1,8 +1,8 @@
 //! Planners that decide which device runs which layers of a model.
 //!
-//! The crate states the layer-to-device assignment (LDA) problem of the prima.cpp paper: an `instance`, its
-//! [`latency`] model and its named `constraints`. A [`strategy`] chooses a plan, and each plan has an
-//! [`explanation`].
+//! An [`Instance`] describes the layer-to-device assignment (LDA) problem of the prima.cpp paper. A [`LatencyModel`]
+//! computes the time per token of an assignment, and [`latency::constraints`] lists the conditions that a plan must
+//! satisfy. A [`Strategy`] chooses a plan, and an [`Explanation`] describes what limits the plan.
 //!
 //! ```
 //! use hearth_halda::{ExactSearch, Instance, LatencyModel, solve};

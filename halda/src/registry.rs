@@ -8,7 +8,7 @@ use crate::{
     Strategy,
 };
 
-/// The options of all strategies. Each strategy uses those that apply to it.
+/// The options of all strategies. Each strategy ignores the options that do not apply to it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StrategyOptions {
     pub rules: PlanRules,
@@ -16,13 +16,13 @@ pub struct StrategyOptions {
     pub head: Option<usize>,
     /// Whether `overlap` and `exact` choose the head; they then ignore `head`.
     pub choose_best_head: bool,
-    /// The order of the ring for `overlap`, `exact` and `exhaustive`.
+    /// The order of the devices in the ring for the strategies `overlap`, `exact` and `exhaustive`.
     pub order: OrderChoice,
     /// The number of rounds per token (k); `None` lets the strategy choose it.
     pub rounds: Option<u32>,
     pub window_layers: Option<Vec<u32>>,
     pub gpu_layers: Option<Vec<u32>>,
-    /// The total memory of each device in bytes, in the instance's order, for `mem-total`.
+    /// The total memory of each device in bytes, in the instance's order, for the strategy `mem-total`.
     pub total_bytes_by_device: Option<Vec<u64>>,
 }
 
@@ -40,7 +40,7 @@ impl From<&PlannerOptions> for StrategyOptions {
     }
 }
 
-/// The error of an unknown strategy name or a missing option.
+/// Why no strategy is created: its name is unknown, or an option that it needs is missing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StrategyLookupError {
     #[error("no strategy is called `{name}`: use one of {}", STRATEGY_NAMES.join(", "))]
@@ -66,10 +66,7 @@ pub const STRATEGY_NAMES: [&str; 13] = [
     "exhaustive",
 ];
 
-/// Returns the strategy called `name`.
-///
-/// # Errors
-/// If there is no such strategy, or it lacks an option that it needs.
+/// Returns the strategy called `name`. Fails if there is no such strategy, or `options` lacks an option that it needs.
 pub fn strategy_by_name(
     name: &str,
     options: &StrategyOptions,
@@ -77,6 +74,7 @@ pub fn strategy_by_name(
     let StrategyOptions { rules, rounds, order, .. } = *options;
     let first = options.head.unwrap_or(0);
     let head = if options.choose_best_head { HeadChoice::Best } else { HeadChoice::Fixed(first) };
+    let missing = |strategy, needs| StrategyLookupError::MissingOption { strategy, needs };
     Ok(match name {
         "exact" => Box::new(ExactSearch { rules, head, rounds, order }),
         "overlap" => Box::new(OverlapSearch { rules, head, rounds, order }),
@@ -87,35 +85,22 @@ pub fn strategy_by_name(
         "single" => Box::new(SingleDevice { device: options.head }),
         "mem" => Box::new(MemoryProportional::Available),
         "mem-total" => {
-            let total = required(
-                "mem-total",
-                options.total_bytes_by_device.clone(),
-                "the total memory of every device",
-            )?;
-            Box::new(MemoryProportional::Total(total))
+            let no_total = || missing("mem-total", "the total memory of every device");
+            Box::new(MemoryProportional::Total(options.total_bytes_by_device.clone().ok_or_else(no_total)?))
         }
         "perf" => Box::new(PerformanceProportional),
         "edgeshard" => Box::new(EdgeShard),
         "lingualinked" => Box::new(LinguaLinked),
         "even" => Box::new(EvenWindows { rounds: rounds.unwrap_or(1) }),
-        "manual" => Box::new(ManualPlan {
-            head: first,
-            rounds,
-            window_layers: required("manual", options.window_layers.clone(), "a window for every device")?,
-            gpu_layers: options.gpu_layers.clone().unwrap_or_default(),
-            residencies: Vec::new(),
-        }),
+        "manual" => {
+            let no_windows = || missing("manual", "a window for every device");
+            let window_layers = options.window_layers.clone().ok_or_else(no_windows)?;
+            let gpu_layers = options.gpu_layers.clone().unwrap_or_default();
+            Box::new(ManualPlan { head: first, rounds, window_layers, gpu_layers, residencies: Vec::new() })
+        }
         "exhaustive" => Box::new(ExhaustiveSearch { rules, rounds, order, ..ExhaustiveSearch::default() }),
         _ => return Err(StrategyLookupError::UnknownStrategy { name: name.to_owned() }),
     })
-}
-
-fn required<T>(
-    strategy: &'static str,
-    option: Option<T>,
-    needs: &'static str,
-) -> Result<T, StrategyLookupError> {
-    option.ok_or(StrategyLookupError::MissingOption { strategy, needs })
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The runtime model of a device: residency, page cache and overheads, which prima.cpp's latency model leaves out.
 //!
-//! By default the operating system decides which weights stay in memory, and all are read again if they do not fit.
+//! By default the operating system decides which weights stay in memory; weights that do not all fit are read again
+//! from disk for every token.
 
 use hearth_schema::residency::ResidencyOptions;
 use serde::{Deserialize, Serialize};
@@ -9,16 +10,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RuntimeModel {
-    /// The residencies that a planner may choose. If several are equally fast, it chooses the first of them.
+    /// The residency policies that a planner may choose for the device. Of equally fast ones it chooses the first.
     #[serde(rename = "residencies")]
     pub allowed_residencies: Vec<ResidencyOptions>,
-    /// What the page cache reads again for each token if the weights do not fit.
+    /// Which weights the page cache reads again for each token if they do not all fit in memory.
     #[serde(rename = "rereads")]
     pub reread_scope: RereadScope,
-    /// The number of processors. The kernel keeps some pages free for each processor.
+    /// The number of CPU cores. The kernel keeps some pages free for each core.
     #[serde(rename = "processors")]
     pub cpu_count: u32,
-    /// Seconds per token that the head spends outside the layers.
+    /// The seconds per token that the device spends outside the layers if it is the head.
     #[serde(rename = "token_overhead")]
     pub token_overhead_seconds: f64,
     /// Disk read rates by access pattern; if `None`, the instance's single rate (`s_disk`) is used.
@@ -36,10 +37,10 @@ pub struct ReadRates {
     /// The rate of reading by page faults during a computation, in bytes per second.
     #[serde(rename = "fault")]
     pub fault_read_rate: f64,
-    /// The rate of reading ahead by a thread, while the operating system evicts pages, in bytes per second.
+    /// The rate of a thread that reads ahead while the operating system evicts pages, in bytes per second.
     #[serde(rename = "ahead")]
     pub read_ahead_rate: f64,
-    /// The rate of streaming by a thread, which also releases the pages, in bytes per second.
+    /// The rate of a thread that streams weights and releases their pages itself, in bytes per second.
     #[serde(rename = "stream")]
     pub stream_read_rate: f64,
 }
@@ -48,10 +49,10 @@ pub struct ReadRates {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ComputeTimes {
-    /// The seconds of each layer of the model on the CPU.
+    /// The seconds per token of each layer of the model on the CPU.
     #[serde(rename = "cpu_layers")]
     pub cpu_layer_seconds: Vec<f64>,
-    /// The seconds of each layer of the model on the GPU; empty without a GPU.
+    /// The seconds per token of each layer of the model on the GPU; empty without a GPU.
     #[serde(rename = "gpu_layers")]
     pub gpu_layer_seconds: Vec<f64>,
     /// The seconds of the output head on the CPU.
@@ -60,15 +61,15 @@ pub struct ComputeTimes {
     /// The seconds of the output head on the GPU; `None` without a GPU.
     #[serde(rename = "output_on_gpu", default)]
     pub gpu_output_seconds: Option<f64>,
-    /// The overhead of a window with layers on the CPU, in seconds.
+    /// The fixed seconds of each window that has layers on the CPU.
     #[serde(rename = "cpu_window")]
     pub cpu_window_overhead_seconds: f64,
-    /// The overhead of a window with layers on the GPU, in seconds.
+    /// The fixed seconds of each window that has layers on the GPU.
     #[serde(rename = "gpu_window")]
     pub gpu_window_overhead_seconds: f64,
 }
 
-/// What a page cache reads again for each token if the weights do not fit.
+/// Which weights a page cache reads again for each token if the weights do not all fit in memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RereadScope {

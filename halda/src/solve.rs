@@ -10,14 +10,14 @@ use crate::{
     StrategyError, violations,
 };
 
-/// A plan with its time and its explanation.
+/// A plan with its time per token and its explanation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Solution {
     pub strategy: &'static str,
     pub strategy_options: Vec<String>,
     pub assignment: Assignment,
     pub residencies: Vec<ResidencyOptions>,
-    /// The time per token and its terms, by the strategy's objective.
+    /// The time per token by the strategy's objective, and its terms.
     pub breakdown: LatencyBreakdown,
     pub explanation: Explanation,
 }
@@ -28,12 +28,10 @@ impl Solution {
     }
 }
 
-/// Runs a strategy, checks and evaluates its proposal, and explains the plan.
-///
-/// # Errors
-/// If the strategy finds no plan, or its plan violates a constraint.
+/// Runs a strategy, checks and evaluates its proposal, and explains the plan. Fails if the strategy finds no plan, or
+/// the plan violates a constraint.
 pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, StrategyError> {
-    let Proposal { assignment, mut residencies, mut search_steps, incomplete_search: limit } =
+    let Proposal { assignment, mut residencies, mut search_steps, incomplete_search } =
         strategy.propose(model)?;
     let assignment = with_relays(model, assignment);
     let (rules, objective) = (strategy.rules(), strategy.objective());
@@ -46,7 +44,7 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
         Objective::SteadyState => {
             let mut broken = ring_violations(model, &assignment, rules);
             if shape_violations(model, &assignment).is_empty() {
-                broken.extend(model.memory_violations(&assignment, &residencies));
+                broken.extend(model.timings(&assignment, &residencies).filter_map(Result::err));
             }
             (broken, model.evaluate_steady_state(&assignment, &residencies))
         }
@@ -57,19 +55,16 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
     }
     let breakdown = breakdown.map_err(|violation| breaks(vec![violation]))?;
     if search_steps.is_empty() {
-        search_steps.push(SearchStep {
-            head: assignment.head,
-            rounds: assignment.rounds,
-            layers_per_round: assignment.layers_per_round() as u32,
-            outcome: Ok(breakdown.seconds_per_token),
-        });
+        let Assignment { head, rounds, .. } = assignment;
+        let layers_per_round = assignment.layers_per_round() as u32;
+        let outcome = Ok(breakdown.seconds_per_token);
+        search_steps.push(SearchStep { head, rounds, layers_per_round, outcome });
     }
-    let is_limited = limit.as_ref().is_some_and(|limit| limit.lower_bound_seconds.is_some());
+    let is_limited = incomplete_search.as_ref().is_some_and(|limit| limit.lower_bound_seconds.is_some());
     let is_optimal = strategy.is_optimal() && !is_limited;
-    let (planned, times) = (&assignment, &breakdown);
     let explained =
-        PlanToExplain { model, assignment: planned, breakdown: times, rules, objective, is_optimal };
-    let explanation = Explanation { incomplete_search: limit, ..Explanation::new(&explained, search_steps) };
-    let (strategy, options) = (strategy.name(), strategy.options());
-    Ok(Solution { strategy, strategy_options: options, assignment, residencies, breakdown, explanation })
+        PlanToExplain { model, assignment: &assignment, breakdown: &breakdown, rules, objective, is_optimal };
+    let explanation = Explanation { incomplete_search, ..Explanation::new(&explained, search_steps) };
+    let (strategy, strategy_options) = (strategy.name(), strategy.options());
+    Ok(Solution { strategy, strategy_options, assignment, residencies, breakdown, explanation })
 }

@@ -1,7 +1,7 @@
-//! The `Strategy` trait of all planners, with its proposals and errors.
+//! The [`Strategy`] trait of all planners, and the proposals and errors that a strategy returns.
 //!
 //! A strategy only proposes an assignment. [`crate::solve()`] checks the named constraints, evaluates the latency
-//! model and explains the plan. A proposal that violates a constraint is an error that names it.
+//! model and explains the plan. If a proposal violates constraints, the error names them.
 
 use std::mem::discriminant;
 
@@ -9,52 +9,49 @@ use hearth_schema::residency::ResidencyOptions;
 
 use crate::{Assignment, LatencyModel, MemoryCase, PlanRules, Violation};
 
-/// The time per token that a strategy minimises and reports.
+/// The model of the time per token that a strategy minimises and reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Objective {
-    /// The prima.cpp paper's latency model, which adds computing and reading from disk.
+    /// The prima.cpp paper's latency model, which adds the times of computing and of reading from disk.
     #[default]
     Paper,
-    /// The steady state, in which devices read ahead ([`crate::latency::steady_state`]).
+    /// The steady state, in which devices read weights ahead ([`crate::latency::steady_state`]).
     SteadyState,
 }
 
-/// A planner, which chooses an assignment for an instance.
+/// A planner: chooses an assignment of the layers of an instance to its devices.
 pub trait Strategy {
-    /// The name that selects the strategy.
+    /// Returns the name that selects the strategy, such as `exact`.
     fn name(&self) -> &'static str;
 
-    /// Returns the optional rules of a plan. By default devices may be dropped, and all rounds are whole.
+    /// Returns the optional rules of the strategy's plans. By default devices may be dropped, and all rounds are whole.
     fn rules(&self) -> PlanRules {
         PlanRules { may_drop_devices: true, may_have_partial_round: false }
     }
 
-    /// Chooses an assignment.
-    ///
-    /// # Errors
-    /// If there is no plan, or the options do not suit the instance.
+    /// Chooses an assignment. Fails if the instance has no plan, or the strategy's options do not suit the instance.
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError>;
 
     fn objective(&self) -> Objective {
         Objective::Paper
     }
 
-    /// Returns the options of the strategy as `name=value`; a plan document records them.
+    /// Returns the options of the strategy as `name=value`, to be recorded in a plan document.
     fn options(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Returns whether the strategy's plans are optimal under its rules, so that the gap needs no further search.
+    /// Returns whether the strategy's plans are optimal under its rules, so that their optimality gap is zero.
     fn is_optimal(&self) -> bool {
         false
     }
 }
 
-/// The assignment that a strategy proposes, before it is checked.
+/// The assignment that a strategy proposes. Its constraints have not been checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Proposal {
     pub assignment: Assignment,
-    /// The residency of each device. If empty, each device gets the first residency of its runtime model.
+    /// The residency policy of each device; if empty, each device gets the first policy of its runtime model.
     pub residencies: Vec<ResidencyOptions>,
     /// The outcome of each ring size (layers per round) that was searched; empty if the strategy searches none.
     pub search_steps: Vec<SearchStep>,
@@ -62,17 +59,17 @@ pub struct Proposal {
     pub incomplete_search: Option<IncompleteSearch>,
 }
 
-/// The part of the search space that was skipped because it would take too long.
+/// The part of the search space that a strategy skipped because searching it would take too long.
 #[derive(Debug, Clone, PartialEq)]
 pub struct IncompleteSearch {
     /// Sentences that say what was skipped and why.
     pub notes: Vec<String>,
-    /// A lower bound of the time per token (T) in seconds; `None` if the skipped part contains no faster plan.
+    /// A lower bound of the seconds per token (T) of all plans; `None` if the skipped part has no faster plan.
     pub lower_bound_seconds: Option<f64>,
 }
 
 impl Proposal {
-    /// Creates a proposal that was found without a search over ring sizes (layers per round).
+    /// Creates a proposal of a strategy that searches no ring sizes (layers per round).
     pub fn new(assignment: Assignment) -> Self {
         Self { assignment, residencies: Vec::new(), search_steps: Vec::new(), incomplete_search: None }
     }
@@ -107,7 +104,10 @@ pub enum InfeasibleReason {
         "links are missing: no ring in this order connects enough devices to hold a round of {layers_per_round} layers"
     )]
     NoRoute { layers_per_round: u32 },
-    #[error("`{device}` has no possible window in memory case M{}", case.number())]
+    #[error(
+        "no number of layers per round suits `{device}` in memory case M{} of the prima.cpp paper",
+        case.number()
+    )]
     NoWindowInCase { device: String, case: MemoryCase },
     #[error(
         "a round has {layers_per_round} layers, but the memory cases that the search assumes allow \
@@ -125,7 +125,7 @@ pub enum InfeasibleReason {
     Pruned { bound: f64 },
     #[error("not searched: the limit of {limit} integer programs was reached")]
     LimitReached { limit: usize },
-    #[error("HiGHS found no optimum: {reason}")]
+    #[error("the solver HiGHS found no optimum: {reason}")]
     Solver { reason: String },
     #[error("every plan with rounds of {layers_per_round} layers violates a constraint")]
     NothingAllowed { layers_per_round: u32 },
@@ -166,7 +166,8 @@ pub enum StrategyError {
     #[error("the plan of `{strategy}` is not allowed: {}", listed(.violations, ToString::to_string))]
     ConstraintsViolated { strategy: &'static str, violations: Vec<Violation> },
     #[error(
-        "{model_layers} layers cannot be divided into {rounds} rounds; valid numbers of rounds are {valid:?}"
+        "{model_layers} layers cannot be divided into {rounds} rounds; valid numbers of rounds are {}",
+        numbers(.valid)
     )]
     Rounds { rounds: u32, model_layers: u32, valid: Vec<u32> },
     #[error("there is no device {device}: there are {devices} devices, counted from 0")]
@@ -194,7 +195,7 @@ pub enum StrategyError {
 }
 
 impl StrategyError {
-    /// Returns the error for the only ring size that was tried, with device 0 as the head.
+    /// Returns the error of a strategy that tried a single ring size, with device 0 as the head.
     pub(crate) fn no_plan(rounds: u32, layers_per_round: u32, reason: InfeasibleReason) -> Self {
         Self::Infeasible(vec![SearchStep { head: 0, rounds, layers_per_round, outcome: Err(reason) }])
     }
@@ -215,8 +216,8 @@ impl StrategyError {
             Self::ConstraintsViolated { violations, .. } => {
                 violations.first().map_or(other_strategy, Violation::hint)
             }
-            Self::Rounds { .. } => "pass one of these to `--rounds`, or omit it so that the planner chooses",
-            Self::NoSuchDevice { .. } => "name one of the scenario's devices, counted from 0",
+            Self::Rounds { .. } => "set `--rounds` to a valid number, or omit it so that the planner chooses",
+            Self::NoSuchDevice { .. } => "give the index of a device in the scenario, counted from 0",
             Self::MemoryCount { .. } => "give one memory size for each device",
             Self::NoMemory => "set `memory.available` of the devices, which is zero for all of them",
             Self::OutOfMemory { .. } => {
@@ -242,7 +243,11 @@ fn listed<T>(items: &[T], describe: impl Fn(&T) -> String) -> String {
     items.iter().map(describe).collect::<Vec<_>>().join("; ")
 }
 
-/// Formats why no step has a plan: each kind of reason once, for the first k, followed by the other values of k.
+fn numbers(all: &[u32]) -> String {
+    all.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Formats why no search step has a plan: each kind of reason once, with the numbers of rounds (k) that it applies to.
 fn reasons(steps: &[SearchStep]) -> String {
     let mut kinds: Vec<(&InfeasibleReason, Vec<u32>)> = Vec::new();
     for step in steps {
@@ -255,8 +260,7 @@ fn reasons(steps: &[SearchStep]) -> String {
     }
     listed(&kinds, |(reason, rounds)| match rounds.as_slice() {
         [first, more @ ..] if !more.is_empty() => {
-            let more: Vec<String> = more.iter().map(u32::to_string).collect();
-            format!("k = {first}: {reason} (also for k = {})", more.join(", "))
+            format!("k = {first}: {reason} (also for k = {})", numbers(more))
         }
         rounds => format!("k = {}: {reason}", rounds.first().copied().unwrap_or_default()),
     })

@@ -1,4 +1,4 @@
-//! Prints the sizes of the shipped models, or of a GGUF file.
+//! Prints the sizes of all shipped models, or of the model in a GGUF file.
 //!
 //! `cargo run -p hearth-profiles --example models [FILE.gguf]`
 

@@ -1,7 +1,7 @@
-//! Weight formats: the GGUF tensor types, as blocks of `block_len` weights in `block_bytes` bytes.
+//! Weight formats: the GGUF tensor types, with the number of weights and of bytes in a block.
 //!
-//! Numbers and sizes are those of the GGUF format (ggml.h, `enum ggml_type`, and the block structs of ggml-common.h).
-//! Decoding is in the kernels.
+//! The type numbers and block sizes are those of GGUF (ggml.h, `enum ggml_type`, and the block structs of
+//! ggml-common.h). The kernels decode the blocks.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,17 +13,16 @@ use crate::units::Bytes;
 
 macro_rules! formats {
     ($(#[doc = $doc:literal] $name:ident = $id:literal, $text:literal, $len:literal, $bytes:literal;)+) => {
-        /// A GGUF tensor type.
+        /// A weight format: a GGUF tensor type.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
         pub enum Format {
             $(#[doc = $doc] #[serde(rename = $text)] $name,)+
         }
 
         impl Format {
-            /// All known formats.
             pub const ALL: &'static [Format] = &[$(Format::$name,)+];
 
-            /// Returns the format with this ggml type number, `None` if it is unknown.
+            /// Returns the format with this ggml type number, or `None` if the number is unknown.
             pub fn from_ggml_id(id: u32) -> Option<Format> {
                 match id {
                     $($id => Some(Format::$name),)+
@@ -31,22 +30,22 @@ macro_rules! formats {
                 }
             }
 
-            /// Returns the ggml type number, which GGUF files contain.
+            /// Returns the ggml type number that identifies the format in GGUF files.
             pub fn ggml_id(self) -> u32 {
                 match self { $(Format::$name => $id,)+ }
             }
 
-            /// Returns the name used in YAML documents, such as `q4_k`.
+            /// Returns the name of the format in YAML documents, such as `q4_k`.
             pub fn name(self) -> &'static str {
                 match self { $(Format::$name => $text,)+ }
             }
 
-            /// Returns the number of weights in a block.
+            /// Returns the number of weights in a block of this format.
             pub fn block_len(self) -> u64 {
                 match self { $(Format::$name => $len,)+ }
             }
 
-            /// Returns the size of a block in bytes.
+            /// Returns the size of a block of this format, in bytes.
             pub fn block_bytes(self) -> u64 {
                 match self { $(Format::$name => $bytes,)+ }
             }
@@ -55,9 +54,9 @@ macro_rules! formats {
 }
 
 formats! {
-    /// IEEE single precision.
+    /// 32-bit floating-point numbers (IEEE 754 single precision).
     F32 = 0, "f32", 1, 4;
-    /// IEEE half precision.
+    /// 16-bit floating-point numbers (IEEE 754 half precision).
     F16 = 1, "f16", 1, 2;
     /// 4-bit weights in blocks of 32 with an f16 scale.
     Q4_0 = 2, "q4_0", 32, 18;
@@ -69,29 +68,28 @@ formats! {
     Q5_1 = 7, "q5_1", 32, 24;
     /// 8-bit weights in blocks of 32 with an f16 scale.
     Q8_0 = 8, "q8_0", 32, 34;
-    /// 2-bit K-quant.
+    /// 2-bit K-quant in blocks of 256: 16 sub-blocks of 16 weights with 4-bit scales and minima.
     Q2K = 10, "q2_k", 256, 84;
-    /// 3-bit K-quant.
+    /// 3-bit K-quant in blocks of 256: 16 sub-blocks of 16 weights with 6-bit scales.
     Q3K = 11, "q3_k", 256, 110;
-    /// 4-bit K-quant: 8 sub-blocks of 32 with 6-bit scales and minima.
+    /// 4-bit K-quant in blocks of 256: 8 sub-blocks of 32 weights with 6-bit scales and minima.
     Q4K = 12, "q4_k", 256, 144;
-    /// 5-bit K-quant.
+    /// 5-bit K-quant in blocks of 256: 8 sub-blocks of 32 weights with 6-bit scales and minima.
     Q5K = 13, "q5_k", 256, 176;
-    /// 6-bit K-quant: 16 sub-blocks of 16 with 8-bit scales.
+    /// 6-bit K-quant in blocks of 256: 16 sub-blocks of 16 weights with 8-bit scales.
     Q6K = 14, "q6_k", 256, 210;
-    /// 1.56-bit codebook quantisation.
+    /// 1.56-bit weights in blocks of 256, stored as indices into a codebook.
     Iq1S = 19, "iq1_s", 256, 50;
-    /// 4-bit non-linear quantisation in blocks of 32 weights.
+    /// 4-bit weights in blocks of 32, quantised to 16 unevenly spaced levels.
     Iq4Nl = 20, "iq4_nl", 32, 18;
-    /// 4-bit non-linear quantisation in blocks of 256 weights.
+    /// 4-bit weights in blocks of 256, quantised to 16 unevenly spaced levels.
     Iq4Xs = 23, "iq4_xs", 256, 136;
-    /// bfloat16.
+    /// bfloat16: the upper 16 bits of a 32-bit floating-point number.
     Bf16 = 30, "bf16", 1, 2;
 }
 
 impl Format {
-    /// Returns the size of a row of `len` weights; `None` on overflow or if the row is not a whole number of
-    /// blocks.
+    /// Returns the size of a row of `len` weights; `None` on overflow or if the row is not a whole number of blocks.
     pub fn row_bytes(self, len: u64) -> Option<Bytes> {
         let blocks = len.is_multiple_of(self.block_len()).then(|| len / self.block_len())?;
         blocks.checked_mul(self.block_bytes()).map(Bytes)
@@ -113,7 +111,6 @@ impl fmt::Display for Format {
     }
 }
 
-/// The error for a name that is not a weight format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a weight format: use one of {known}", known = Format::names())]
 pub struct UnknownFormat(pub String);

@@ -1,4 +1,4 @@
-//! Units, device and link profiles, model shapes, and measurements of this machine, for all other crates.
+//! Quantities with units, profiles of devices, links and models, GGUF headers, and measurements of this machine.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 

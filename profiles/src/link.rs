@@ -1,8 +1,8 @@
-//! Links: latency and bandwidth of messages between devices.
+//! Links between devices: latency, bandwidth, and the time of a message.
 //!
-//! `t_comm` of the latency model is [`Link::message_time`] of one activation vector (4 bytes times the embedding length).
-//! [`wifi`] describes Wi-Fi channels, and [`wifi_path`] computes the mean time of a message on an otherwise idle channel.
-//! Contention is simulated (`hearth_sim`).
+//! `t_comm` of the latency model is [`Link::message_time`] of one activation vector (4 bytes times the embedding
+//! length). [`wifi`] describes Wi-Fi channels, and [`wifi_path`] computes the mean time of a message on an otherwise
+//! idle channel. The crate `hearth_sim` simulates several messages that compete for a channel.
 
 pub mod wifi;
 pub mod wifi_path;
@@ -27,13 +27,13 @@ pub struct Link {
 }
 
 impl Link {
-    /// Returns the time of a message of `bytes`, from the first byte sent to the last byte received.
+    /// Returns the time of a message of size `bytes`, from the first byte sent to the last byte received.
     pub fn message_time(&self, bytes: Bytes) -> Seconds {
         self.latency.value + bytes / self.bandwidth.value
     }
 }
 
-/// A measured link to a named device.
+/// A measured link to another device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PeerLink {

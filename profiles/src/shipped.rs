@@ -1,16 +1,15 @@
 //! Shipped documents: YAML files that are compiled into the program.
 
-/// The error for a name that no shipped document has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no {kind} `{name}` is shipped: use one of {known_names}")]
 pub struct UnknownDocument {
     pub kind: &'static str,
     pub name: String,
-    /// All names of shipped documents of this kind, separated by commas.
+    /// The names of all shipped documents of this `kind`, separated by commas.
     pub known_names: String,
 }
 
-/// Defines `shipped_names` and `shipped_yaml` for a list of documents.
+/// Defines `shipped_names` and `shipped_yaml` for a list of YAML files in a folder.
 macro_rules! shipped {
     ($kind:literal in $folder:literal: $($document:literal),+ $(,)?) => {
         const SHIPPED: &[(&str, &str)] = &[$((
@@ -18,12 +17,12 @@ macro_rules! shipped {
             include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/", $folder, "/", $document, ".yaml")),
         )),+];
 
-        /// Returns the names of all shipped documents of this kind.
+        #[doc = concat!("Returns the names of all shipped ", $kind, " documents.")]
         pub fn shipped_names() -> impl Iterator<Item = &'static str> {
             SHIPPED.iter().map(|&(name, _)| name)
         }
 
-        /// Returns the text of a shipped document.
+        #[doc = concat!("Returns the YAML text of a shipped ", $kind, " document.")]
         pub fn shipped_yaml(name: &str) -> Result<&'static str, $crate::UnknownDocument> {
             let found = SHIPPED.iter().find(|&&(shipped, _)| shipped == name);
             found.map(|&(_, text)| text).ok_or_else(|| $crate::UnknownDocument {

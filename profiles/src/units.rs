@@ -1,7 +1,8 @@
-//! Units: a newtype for every quantity, with the arithmetic that its dimension allows.
+//! Quantities with units: one newtype for each kind of quantity, with parsing, formatting and arithmetic.
 //!
-//! Bytes divided by a rate are seconds, and so is work divided by a speed. Documents write a
-//! quantity with its unit (`2.98 GB/s`, `4.1 GiB`, `5 ms`); a bare number is an error, because its unit is ambiguous.
+//! Only arithmetic with a meaningful unit is defined: bytes divided by a transfer rate are seconds. Documents write a
+//! quantity with its unit (`2.98 GB/s`, `4.1 GiB`, `5 ms`); a number without a unit is an error, because the number is
+//! ambiguous.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,15 +14,12 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::ser::{Serialize, Serializer};
 
-/// A number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Bytes(pub u64);
 
-/// A time span in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
 pub struct Seconds(pub f64);
 
-/// A transfer rate in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
 pub struct BytesPerSecond(pub f64);
 
@@ -33,7 +31,6 @@ pub struct Flops(pub f64);
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
 pub struct FlopsPerSecond(pub f64);
 
-/// A number of model layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Layers(pub u32);
 
@@ -41,11 +38,10 @@ pub struct Layers(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
 pub struct PerSecond(pub f64);
 
-/// Power in watts.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
 pub struct Watts(pub f64);
 
-/// A fraction of a whole. Documents write it in percent.
+/// A fraction of a whole (0.5 is one half). Documents write fractions in percent.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
 pub struct Fraction(pub f64);
 
@@ -55,22 +51,21 @@ pub enum UnitError {
     /// A number without a unit.
     #[error("`{text}` has no unit: write for example `{example}`")]
     MissingUnit { text: String, example: &'static str },
-    /// An unknown unit, or the unit of another quantity. `known` is a suggestion: the unit that was probably
-    /// meant, or all units of this kind.
+    /// An unknown unit, or the unit of another kind of quantity. `known` suggests the unit that was probably meant, or
+    /// lists all units of the expected kind.
     #[error("`{unit}` is not a unit of {kind}: {known}")]
     UnknownUnit { unit: String, kind: &'static str, known: String },
     /// The number cannot be parsed, is not finite, or is negative.
-    #[error("`{text}` is not {kind}: write a finite number, not below zero, and a unit, as in `{example}`")]
+    #[error("`{text}` is not {kind}: write a finite number, not below zero, and its unit, as in `{example}`")]
     Number { text: String, kind: &'static str, example: &'static str },
 }
 
-/// Smallest number that is written with a unit other than the base unit.
+/// Minimum number that is written with a unit other than the base unit of the quantity.
 const MIN_NUMBER: f64 = 1e-3;
 
 /// A quantity that can be rounded for display.
 pub trait RoundForDisplay {
-    /// Rounds to the value with the shortest decimal text of at most four significant digits, which is finer than the
-    /// precision of a measurement.
+    /// Rounds to at most four significant digits, so that the text is short. Measurements are less precise than that.
     #[must_use]
     fn rounded(self) -> Self;
 }
@@ -85,11 +80,11 @@ impl<Q: Unit> RoundForDisplay for Q {
     }
 }
 
-/// Parsing and formatting of one kind of quantity.
+/// A kind of quantity, which can be parsed from a text with a unit and formatted as such a text.
 trait Unit: Sized {
     const KIND: &'static str;
     const EXAMPLE: &'static str;
-    /// Names of the units and their factors to the base unit. The base unit is first.
+    /// Names of the units of this quantity, each with its factor to the base unit. The base unit is first.
     const UNITS: &'static [(&'static str, f64)];
     fn from_base(value: f64) -> Option<Self>;
     fn to_base(&self) -> f64;
@@ -125,13 +120,13 @@ trait Unit: Sized {
         Self::from_base(base).ok_or_else(bad)
     }
 
-    /// Returns a regular expression that matches the accepted texts.
+    /// Returns a regular expression for the accepted texts of this quantity.
     fn pattern() -> String {
         let units = Self::UNITS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join("|");
         format!(r"^\s*\+?[0-9._]+([eE][+-]?[0-9]+)?\s*({units})\s*$")
     }
 
-    /// Returns the shortest text, with its unit, that parses to exactly this value.
+    /// Returns the shortest text with a unit that parses to exactly this value.
     fn spell(&self) -> String {
         let base = self.to_base();
         let spell = |name: &str, factor: f64| format!("{} {name}", over(base, factor));
@@ -152,8 +147,8 @@ trait Unit: Sized {
     }
 }
 
-/// Returns whether `written` probably means the unit `name`: they differ only in case, or `written` is a rate with
-/// `ps` for `/s` and `b` for bits, such as `Mbps`.
+/// Returns whether `written` probably means the unit `name`: both differ only in upper and lower case, or `written` is
+/// a rate with `ps` for `/s` and `b` for bits, such as `Mbps`.
 fn is_likely(name: &str, written: &str) -> bool {
     let rate =
         written.strip_suffix("ps").or(written.strip_suffix("/s")).map(|of| match of.strip_suffix('b') {
@@ -169,12 +164,12 @@ fn times(number: f64, factor: f64) -> f64 {
     if factor < 1.0 { number / (1.0 / factor).round() } else { number * factor }
 }
 
-/// Returns `number / factor`, computed in the same way as [`times`].
+/// Returns `number / factor`. A factor below one is treated as in [`times`].
 fn over(number: f64, factor: f64) -> f64 {
     if factor < 1.0 { number * (1.0 / factor).round() } else { number / factor }
 }
 
-/// Returns the sort key of the shortest text: its length, then the number of digits before the point.
+/// Returns the sort key for the shortest text: the length, then the number of digits before the decimal point.
 fn length(text: &str) -> (usize, Option<usize>) {
     (text.len(), text.find(['.', ' ']))
 }
@@ -271,7 +266,7 @@ quantity! {
     FlopsPerSecond, "a speed in operations per second", "40 GFLOP/s", Some, [
         ("FLOP/s", 1.0), ("MFLOP/s", 1e6), ("GFLOP/s", 1e9), ("TFLOP/s", 1e12),
     ];
-    Layers, "a number of layers", "80 layers",
+    Layers, "a whole number of layers", "80 layers",
         |v| whole(v, 4.0e9).filter(|&whole| whole == v).map(|v| v as u32),
         [("layers", 1.0), ("layer", 1.0)];
     PerSecond, "a number of times per second", "0.15 /s", Some, [("/s", 1.0), ("/min", 1.0 / 60.0)];
@@ -353,7 +348,6 @@ impl Mul<Layers> for Bytes {
 impl Bytes {
     pub const ZERO: Bytes = Bytes(0);
 
-    /// Creates a size of `count` MiB.
     pub const fn from_mib(count: u64) -> Bytes {
         Bytes(count << 20)
     }
@@ -362,7 +356,6 @@ impl Bytes {
         self.0 as f64
     }
 
-    /// Subtracts; returns zero if `other` is larger.
     #[must_use]
     pub fn saturating_sub(self, other: Bytes) -> Bytes {
         Bytes(self.0.saturating_sub(other.0))
@@ -403,7 +396,7 @@ quotients! {
     Flops / Seconds = FlopsPerSecond;
 }
 
-/// Writes a value with three significant digits and the largest unit in which it is at least one.
+/// Writes a value with three significant digits, in the largest unit in which the value is at least 1.
 fn human(f: &mut fmt::Formatter<'_>, value: f64, steps: &[(&str, f64)]) -> fmt::Result {
     let (name, factor) =
         steps.iter().find(|(_, factor)| value.abs() >= *factor).or(steps.last()).expect("a unit to print in");

@@ -1,7 +1,6 @@
 //! Types of values in documents: a value with its source, and a map from weight formats to values.
 //!
-//! The source of a quantity is a citation, a measurement, or the word `assumed`. [`FormatMap`] refuses duplicate
-//! keys; a plain map would silently keep the second value.
+//! The source of a value is a citation, the description of a measurement, or the word `assumed` with a reason.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,45 +14,47 @@ use serde::{Deserialize, Serialize};
 use crate::format::Format;
 use crate::units::Fraction;
 
-/// A quantity and its source.
+/// A value and its source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[serde(expecting = "a value and where it comes from, such as `{value: 5 ms, source: \"measured\"}`")]
 pub struct Sourced<T> {
-    /// The quantity, with its unit.
+    /// The value, with its unit.
     pub value: T,
-    /// Where the value comes from: a citation, how it was measured, or `assumed` and why.
+    /// Source of the value: a citation, the description of a measurement, or `assumed` with a reason.
     #[serde(deserialize_with = "non_empty")]
     pub source: String,
-    /// Relative spread of the repeated measurements: half the interquartile range divided by the median.
+    /// Relative spread of repeated measurements of the value: half the interquartile range divided by the median.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spread: Option<Fraction>,
 }
 
 impl<T> Sourced<T> {
-    /// Creates a quantity without a known spread.
+    /// Creates a value from its source, without a spread.
     pub fn new(value: T, source: impl Into<String>) -> Self {
         Self { value, source: source.into(), spread: None }
     }
 
-    /// Converts the quantity and keeps its source and spread.
+    /// Returns the converted value with the same source and spread.
     pub fn map<U>(&self, derive: impl FnOnce(&T) -> U) -> Sourced<U> {
         Sourced { value: derive(&self.value), source: self.source.clone(), spread: self.spread }
     }
 }
 
-/// Deserializes a source, which must not be empty.
+/// Deserializes the source of a value, which must not be empty.
 fn non_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let source = String::deserialize(deserializer)?;
     if source.trim().is_empty() {
         return Err(de::Error::custom(
-            "`source` is empty: write a citation, how it was measured, or `assumed`",
+            "`source` is empty: write a citation, how the value was measured, or `assumed` and why",
         ));
     }
     Ok(source)
 }
 
 /// A map from weight formats to values. Not every format has a value.
+///
+/// Duplicate keys in a document are errors; a plain map would silently keep the second value.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct FormatMap<T>(pub BTreeMap<Format, T>);

@@ -1,4 +1,4 @@
-//! The files of a report on traces.
+//! A report on traces, as a list of files.
 //!
 //! `index.html` has the whole report. The other files are the same report in Markdown, the comparison as CSV and
 //! JSON, each figure as an SVG file, and timelines for trace viewers.
@@ -24,7 +24,7 @@ const MAX_DEVICES: usize = 1024;
 /// The reason why no report can be made from the traces.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReportError {
-    #[error("no trace to report on; name at least one")]
+    #[error("no trace to report on; name at least one trace")]
     NoTraces,
     #[error("trace {trace} has {devices} devices; a report can have at most {MAX_DEVICES}")]
     TooManyDevices { trace: usize, devices: usize },
@@ -52,20 +52,16 @@ impl Report {
         Ok(Report { traces, comparison, sweeps: Vec::new() })
     }
 
-    /// Adds the published results of the same scenarios: those of `system`, or of all systems if `system` is `None`.
+    /// Adds the published results of the scenarios of the runs, for `system`, or for all systems if `system` is `None`.
     pub fn with_published_results(
         mut self,
         published: &PublishedResults,
         system: Option<&str>,
     ) -> Result<Report, MatchError> {
-        self.comparison.published_cells.extend(matching::find_cells(
-            published,
-            system,
-            &self.comparison.runs,
-        )?);
-        self.comparison
-            .caveats
-            .extend(published.caveats.iter().map(|caveat| escape::sanitize_paragraph(caveat)));
+        let cells = matching::find_cells(published, system, &self.comparison.runs)?;
+        self.comparison.published_cells.extend(cells);
+        let caveats = published.caveats.iter().map(|caveat| escape::sanitize_paragraph(caveat));
+        self.comparison.caveats.extend(caveats);
         Ok(self)
     }
 
@@ -76,7 +72,7 @@ impl Report {
         self
     }
 
-    /// Returns all files: names relative to the report's folder, and contents.
+    /// Returns all files of the report: the names relative to the folder of the report, and the contents.
     pub fn render_files(&self) -> Vec<(String, Vec<u8>)> {
         let mut files = sections::build_document(&self.comparison, &self.traces, &self.sweeps).render_files();
         files.push(("comparison.csv".to_owned(), csv::export_comparison(&self.comparison)));
@@ -85,7 +81,7 @@ impl Report {
             files.push((format!("{}.perfetto.json", run.label), perfetto::export(&[(None, trace)])));
         }
         for pair in &self.comparison.run_comparisons {
-            let both = [pair.predicted_run_index, pair.measured_run_index];
+            let both = pair.run_indices();
             let labels = both.map(|run| self.comparison.runs[run].label.as_str());
             let traces = both.map(|run| (Some(self.comparison.runs[run].label.as_str()), &self.traces[run]));
             files.push((format!("{}.perfetto.json", labels.join("-")), perfetto::export(&traces)));

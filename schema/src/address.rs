@@ -12,10 +12,9 @@ use core::net::Ipv6Addr;
 /// ```
 pub fn split_host_port(address: &str) -> Option<(&str, u16)> {
     let (host, port) = address.rsplit_once(':')?;
-    let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).is_some_and(|inside| {
-        let address = inside.split_once('%').map_or(inside, |(address, _)| address);
-        address.parse::<Ipv6Addr>().is_ok()
-    });
+    let inside = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let address = inside.map(|inside| inside.split_once('%').map_or(inside, |(address, _)| address));
+    let bracketed = address.is_some_and(|address| address.parse::<Ipv6Addr>().is_ok());
     let named =
         !host.is_empty() && !host.contains([':', '[', ']', '/', '@']) && !host.contains(char::is_whitespace);
     // `parse` would accept a sign before the number.
@@ -23,12 +22,10 @@ pub fn split_host_port(address: &str) -> Option<(&str, u16)> {
     (digits && (bracketed || named)).then(|| Some((host, port.parse().ok()?)))?
 }
 
-/// Returns an address from the command line if it is valid; the error explains the format.
+/// Returns an address from the command line if it is valid; the error explains the format of an address.
 pub fn validate(address: &str) -> Result<String, String> {
-    match split_host_port(address) {
-        Some(_) => Ok(address.to_owned()),
-        None => Err("write HOST:PORT, such as 127.0.0.1:9001, with a port up to 65535".into()),
-    }
+    let error = "write HOST:PORT, such as 127.0.0.1:9001, with a port up to 65535";
+    split_host_port(address).map(|_| address.to_owned()).ok_or_else(|| error.into())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Digests of documents: the first 64 bits of the SHA-256 of the text, as `sha256:` and 16 hexadecimal digits.
+//! Digests of documents: `sha256:` and the first 64 bits of the text's SHA-256, as 16 hexadecimal digits.
 
 use sha2::{Digest as _, Sha256};
 

@@ -13,7 +13,7 @@ use crate::{Plan, Scenario};
 /// The kinds of documents that have a JSON Schema for editors.
 pub const DOCUMENT_KINDS: [&str; 4] = ["scenario", "plan", "device", "model"];
 
-/// Returns the JSON Schema of a document kind, `None` if it has none.
+/// Returns the JSON Schema of a kind of document; `None` if this kind has no schema.
 pub fn json_schema(kind: &str) -> Option<Schema> {
     match kind {
         "scenario" => Some(of::<Scenario>()),
@@ -33,7 +33,7 @@ fn of<D: Document + JsonSchema>() -> Schema {
     schema
 }
 
-/// Extends the JSON Schema of a map such that a document may have a string instead of the map.
+/// Extends the JSON Schema of a map such that a document may have a string with the schema `text` instead of the map.
 pub(crate) fn or_text(map: &mut Schema, text: &Schema) {
     let (description, described) = (map.remove("description"), map.clone());
     *map = json_schema!({"anyOf": [text, described]});

@@ -1,8 +1,8 @@
 //! Events of a scenario: changes to the devices during a run.
 //!
 //! Each event has a time (`at`, from the start of the run, or after the k-th `token`), optionally a duration (`for`),
-//! and exactly one change. Overlapping `load` and `memory` events add up. Events with another change must not
-//! overlap.
+//! and exactly one change. Overlapping `load` and `memory` events add up. Other events with the same change of a device
+//! must not overlap.
 //!
 //! ```
 //! use hearth_schema::events::Event;
@@ -24,15 +24,13 @@ use serde::{Deserialize, Serialize};
 use crate::editor::or_text;
 use crate::shorthand::map_or_text;
 
-/// Maximum number of events in a scenario, larger than in any scenario written by hand, and small enough to scan all
-/// events for every change.
+/// Maximum number of events in a scenario: more than a person writes, and few enough to scan all for every change.
 const MAX_EVENTS: usize = 1000;
-/// Maximum time or duration of an event: longer than any request, and so short that sums in nanoseconds do not
-/// overflow.
+/// Maximum start time or duration of an event: longer than any request, and short enough that sums do not overflow.
 const MAX_TIME: Seconds = Seconds(30.0 * 86_400.0);
-/// Maximum number of threads of a load, larger than the number of threads of the programs on any device.
+/// Maximum number of threads of a CPU load, larger than the number of threads of the programs on any device.
 const MAX_THREADS: u32 = 1024;
-/// Minimum share of a clock rate, a GPU or a disk that remains for the run; with 0 the run would never end.
+/// Minimum share of a clock rate, a GPU or a disk that remains for the run. With a share of 0 the run would never end.
 const MIN_SHARE_LEFT: f64 = 0.01;
 
 /// A change to a device or its links during a run.
@@ -40,16 +38,16 @@ const MIN_SHARE_LEFT: f64 = 0.01;
 #[serde(deny_unknown_fields)]
 #[serde(expecting = "an event, such as `{at: 3 s, for: 10 s, device: laptop, load: 4 threads}`")]
 pub struct Event {
-    /// The time of the event from the start of the run.
+    /// The start time of the event, measured from the start of the run.
     #[serde(rename = "at", default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Seconds>,
-    /// The number of generated tokens, over all sequences, after which the event happens.
+    /// The number of generated tokens, over all sequences, after which the event starts.
     #[serde(rename = "token", default, skip_serializing_if = "Option::is_none")]
     pub after_tokens: Option<u32>,
-    /// The duration of the event; it lasts until the end of the run if absent.
+    /// The duration of the event; until the end of the run if absent.
     #[serde(default, rename = "for", skip_serializing_if = "Option::is_none")]
     pub duration: Option<Seconds>,
-    /// The name of the device. Only `stalls` can omit it; then all links stall.
+    /// The name of the affected device. It can be omitted only with `stalls`: then the links of all devices stall.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// Other programs use CPU and GPU.
@@ -58,7 +56,7 @@ pub struct Event {
     /// Other programs take memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryLoad>,
-    /// The system swaps out memory of other programs, which frees memory.
+    /// The operating system swaps out memory of other programs, which frees memory.
     #[serde(rename = "swap", default, skip_serializing_if = "Option::is_none")]
     pub compressed_swap: Option<CompressedSwap>,
     /// The share of the clock rate of CPU and GPU that remains, for example during thermal throttling.
@@ -70,7 +68,7 @@ pub struct Event {
     /// Whether the device leaves: from then on it neither sends nor receives messages.
     #[serde(rename = "leaves", default, skip_serializing_if = "std::ops::Not::not")]
     pub leaves_ring: bool,
-    /// A device that had left returns; the value says when it rejoins the ring.
+    /// The device, which has left before, returns. The value says when it rejoins the ring.
     #[serde(rename = "returns", default, skip_serializing_if = "Option::is_none")]
     pub rejoin_time: Option<RejoinTime>,
     /// Whether messages to and from the device are delayed until the event ends.
@@ -85,12 +83,12 @@ pub struct Event {
 pub struct ProcessorLoad {
     /// The number of threads of other programs that are always runnable.
     pub threads: u32,
-    /// The share of the GPU that remains for the run; all of it if absent.
+    /// The share of the GPU that remains for the run; 100 % if absent.
     #[serde(default, rename = "gpu", skip_serializing_if = "Option::is_none")]
     pub available_gpu_fraction: Option<Fraction>,
 }
 
-/// Memory that other programs allocate. A document may give the size alone: `memory: 2 GiB`.
+/// The memory that other programs allocate. A document may give the size alone: `memory: 2 GiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, remote = "Self")]
 #[schemars(!remote, transform = or_size)]
@@ -98,8 +96,8 @@ pub struct MemoryLoad {
     /// The size of the allocated memory.
     #[serde(rename = "taken")]
     pub size: Bytes,
-    /// The time over which the memory is allocated at a constant rate (a ramp); it is allocated at once (a step) if
-    /// absent. It is freed at the end of the event.
+    /// The time over which the memory is allocated at a constant rate (a ramp). If absent, all memory is allocated at
+    /// once (a step). The memory is freed at the end of the event.
     #[serde(default, rename = "over", skip_serializing_if = "Option::is_none")]
     pub ramp_time: Option<Seconds>,
 }
@@ -120,13 +118,13 @@ pub struct CompressedSwap {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RejoinTime {
-    /// The ring plans again before the next token and recomputes all tokens so far.
+    /// The ring is planned again before the next token, and all tokens so far are recomputed.
     BetweenTokens,
-    /// The ring plans again before the next request.
+    /// The ring is planned again before the next request.
     NextRequest,
 }
 
-/// What an event changes. An event has exactly one change.
+/// The change of an event. An event has exactly one change.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Change {
     Load(ProcessorLoad),
@@ -156,7 +154,7 @@ impl Change {
 }
 
 impl Event {
-    /// Returns the change, `None` if the event does not have exactly one.
+    /// Returns the change of the event; `None` if the event does not have exactly one change.
     pub fn change(&self) -> Option<Change> {
         let changes = [
             self.load.map(Change::Load),
@@ -173,7 +171,7 @@ impl Event {
         first.filter(|_| changes.next().is_none())
     }
 
-    /// Returns the change of a valid event, or what is wrong with the event.
+    /// Returns the change of the event if the event is valid; the error says what is wrong with the event.
     fn validate(&self) -> Result<Change, String> {
         let Some(change) = self.change() else {
             let known =
@@ -198,7 +196,7 @@ impl Event {
         let has_no_duration = matches!(change, Change::Leaves | Change::Returns(_) | Change::Swap(_));
         match self.duration {
             Some(_) if has_no_duration => {
-                Err(format!("`{key}` cannot have `for`: end it with a later event"))
+                Err(format!("`{key}` cannot have `for`: end its effect with a later event"))
             }
             None if change == Change::Stalls => Err(format!("`{key}` needs `for`, a duration")),
             Some(duration) if duration.0 <= 0.0 => Err("`for` is 0 s: give a longer duration".into()),
@@ -236,7 +234,7 @@ impl Event {
         }
     }
 
-    /// Returns start and end in seconds from the start of the run, `None` for an event that happens after a token.
+    /// Returns start and end in seconds from the start of the run; `None` for an event that starts after a token.
     fn span(&self) -> Option<(f64, f64)> {
         let at = self.start_time?.0;
         Some((at, self.duration.map_or(f64::INFINITY, |duration| at + duration.0)))
@@ -245,20 +243,19 @@ impl Event {
 
 /// Checks the events of a scenario. `names` are the names of its devices.
 pub fn validate(events: &[Event], names: &BTreeSet<&str>) -> Result<(), DocumentError> {
+    let refuse = |what: String| Err(DocumentError::invalid_document(what));
     if events.len() > MAX_EVENTS {
-        let what = format!("`events` has {} entries; the maximum is {MAX_EVENTS}", events.len());
-        return Err(DocumentError::invalid_document(what));
+        return refuse(format!("`events` has {} entries; the maximum is {MAX_EVENTS}", events.len()));
     }
     let mut changes = Vec::new();
     for (index, event) in events.iter().enumerate() {
-        let place = format!("events[{index}]");
         if let Some(name) = event.device.as_deref().filter(|name| !names.contains(name)) {
-            let what = format!("{place} names `{name}`, which is not a device of this scenario");
-            return Err(DocumentError::invalid_document(what));
+            return refuse(format!("events[{index}] names `{name}`, which is not a device of this scenario"));
         }
-        let change =
-            event.validate().map_err(|what| DocumentError::invalid_document(format!("{place}: {what}")))?;
-        changes.push(change);
+        match event.validate() {
+            Ok(change) => changes.push(change),
+            Err(what) => return refuse(format!("events[{index}]: {what}")),
+        }
     }
     validate_overlaps(events, &changes)?;
     validate_presence(events, &changes)
@@ -278,7 +275,8 @@ fn validate_overlaps(events: &[Event], changes: &[Change]) -> Result<(), Documen
             let is_same = same_device && their.key() == change.key();
             if is_same && other.span().is_some_and(|(begins, ends)| from < ends && begins < to) {
                 return Err(DocumentError::invalid_document(format!(
-                    "events[{index}]: `{}` overlaps that of events[{earlier}]: shorten one (`for`) or merge them",
+                    "events[{index}]: `{}` overlaps the same change in events[{earlier}]: shorten one event (`for`) or \
+                     merge the events",
                     change.key()
                 )));
             }
@@ -287,8 +285,8 @@ fn validate_overlaps(events: &[Event], changes: &[Change]) -> Result<(), Documen
     Ok(())
 }
 
-/// Checks that a device leaves only while it is present and returns only after it has left. Events by time and events
-/// by token have no known order, so devices with both are not checked.
+/// Checks that a device leaves only while it is present and returns only after it has left. The order of events by time
+/// and events by token is not known, so devices with both are not checked.
 fn validate_presence(events: &[Event], changes: &[Change]) -> Result<(), DocumentError> {
     let mut moves: BTreeMap<&str, Vec<(f64, usize)>> = BTreeMap::new();
     for (index, (event, change)) in events.iter().zip(changes).enumerate() {
@@ -401,7 +399,7 @@ mod tests {
             ("- {at: 1 s, for: 0 s, device: a, slow: 50 %}", "`for` is 0 s"),
             (
                 "- {at: 1 s, device: a, slow: 50 %}\n- {at: 2 s, device: a, slow: 30 %}",
-                "overlaps that of events[0]",
+                "overlaps the same change in events[0]",
             ),
             (
                 "- {at: 1 s, for: 2 s, stalls: true}\n- {at: 2 s, for: 1 s, device: a, stalls: true}",

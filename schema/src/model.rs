@@ -24,12 +24,10 @@ pub struct ModelRef {
 impl ModelRef {
     /// Checks that either `profile` or `file` is set. `place` is the key of the reference in the document.
     pub(crate) fn validate(&self, place: &str) -> Result<(), DocumentError> {
-        if self.profile.is_some() == self.file.is_some() {
-            return Err(DocumentError::invalid_document(format!(
-                "`{place}` needs either `profile` or `file`"
-            )));
+        if self.profile.is_some() != self.file.is_some() {
+            return Ok(());
         }
-        Ok(())
+        Err(DocumentError::invalid_document(format!("`{place}` needs either `profile` or `file`")))
     }
 }
 
@@ -37,7 +35,7 @@ impl ModelRef {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Processor {
-    /// The CPU, with weights from the mapped file.
+    /// The CPU, with weights from the memory-mapped model file.
     #[default]
     Cpu,
     /// The GPU, with weights in GPU memory.
@@ -56,7 +54,6 @@ pub enum KvFormat {
 }
 
 impl KvFormat {
-    /// Returns the bytes per element.
     pub fn bytes_per_element(self) -> u64 {
         match self {
             KvFormat::F16 => 2,
@@ -77,7 +74,7 @@ pub enum ActivationFormat {
 }
 
 impl ActivationFormat {
-    /// Returns the size of the activations of one token in a message, in bytes.
+    /// Returns the size in bytes of the activations of one token in a message.
     pub fn bytes_per_token(self, shape: &ModelShape) -> Bytes {
         let wide = shape.hidden_state_bytes();
         match self {

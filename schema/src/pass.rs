@@ -26,8 +26,7 @@ pub struct Pass {
     /// The index of the sequence, from 0.
     #[serde(rename = "sequence", default, skip_serializing_if = "is_default")]
     pub sequence_index: u32,
-    /// The number of drafted tokens. They are the last tokens of the pass, and a token is sampled after each of them
-    /// too.
+    /// The number of drafted tokens. They are the last tokens of the pass; a token is also sampled after each draft.
     #[serde(default, skip_serializing_if = "is_default")]
     pub drafted: u32,
 }
@@ -43,14 +42,8 @@ impl Pass {
         Self { index, first_position, tokens, has_output: output, sequence_index: 0, drafted: 0 }
     }
 
-    /// Returns the number of positions after which a token is sampled: 0 without `output`, else the last one
-    /// and one for each drafted token.
+    /// Returns the number of positions after which a token is sampled: 0 without an output, else 1 plus `drafted`.
     pub fn output_count(&self) -> u32 {
         if self.has_output { self.drafted.saturating_add(1) } else { 0 }
-    }
-
-    /// Returns the position after the last token, `None` if it overflows.
-    pub fn end_position(&self) -> Option<u32> {
-        self.first_position.checked_add(self.tokens)
     }
 }

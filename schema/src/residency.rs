@@ -23,19 +23,19 @@ use crate::shorthand::map_or_text;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Residency {
-    /// The operating system evicts pages. It is advised of the next window in chunks that the kernel reads
-    /// completely.
+    /// The operating system evicts pages. The device requests the next window (`madvise`) in chunks that the kernel
+    /// reads completely.
     #[default]
     Os,
-    /// The operating system evicts pages. A helper thread populates the next window within a budget.
+    /// The operating system evicts pages. A helper thread reads the next window into memory, up to `prefetch_budget`.
     Windowed,
     /// The device itself evicts pieces of weights. It keeps a set of pieces in memory; the other pieces are read
     /// ahead into a buffer and evicted after use.
     Managed,
     /// Nothing is evicted: the weights are copied into anonymous memory. Simulated only.
     Pinned,
-    /// The device keeps a sliding window of blocks in anonymous memory and loads the next ones ahead, as in TPI-LLM.
-    /// Simulated only.
+    /// The device keeps a sliding window of blocks in anonymous memory and loads the next blocks ahead of their use
+    /// (TPI-LLM paper). Simulated only.
     Sliding,
 }
 
@@ -55,29 +55,28 @@ pub struct ResidencyOptions {
     /// `os`, `windowed`: whether the next window is prefetched. `managed` always prefetches.
     #[serde(default = "default_prefetch", skip_serializing_if = "is_yes")]
     pub prefetch: bool,
-    /// `os`, `windowed`: maximum number of bytes of the next window to prefetch, from its start; all of them if
-    /// absent.
+    /// `os`, `windowed`: the maximum number of bytes of the next window to prefetch; the whole window if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefetch_budget: Option<Bytes>,
-    /// `os`: whether the next window is advised in one call, as in the paper's implementation. The kernel then reads
-    /// only one read-ahead window. Used for comparisons.
+    /// `os`: whether the next window is announced in one `madvise` call, as in the implementation of the prima.cpp
+    /// paper. The kernel then reads only one read-ahead window. Used for comparisons.
     #[serde(rename = "one_call", default, skip_serializing_if = "std::ops::Not::not")]
     pub prefetch_in_one_call: bool,
     /// `os`, `windowed`: whether a window is evicted after its computation. `managed` evicts the pieces that it does
     /// not keep.
     #[serde(rename = "release", default, skip_serializing_if = "std::ops::Not::not")]
     pub evict_after_use: bool,
-    /// `managed`: the size of the buffer for streamed pieces; [`DEFAULT_STREAM_BUFFER`] if absent.
+    /// `managed`: the size of the buffer for streamed pieces of weights; 8 MiB if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_buffer: Option<Bytes>,
-    /// `managed`: the maximum size of the kept set; limited only by the available memory if absent.
+    /// `managed`: the maximum size of the weights that stay in memory; limited only by the available memory if absent.
     #[serde(rename = "kept", default, skip_serializing_if = "Option::is_none")]
     pub kept_set_limit: Option<Bytes>,
-    /// `pinned`, `sliding`: the format to which matrices are converted; not converted if absent.
+    /// `pinned`, `sliding`: the format to which matrices are converted; no conversion if absent.
     #[serde(rename = "weights_as", default, skip_serializing_if = "Option::is_none")]
     pub conversion_format: Option<Format>,
     /// `pinned`: the format to which layers on the GPU are converted; a copy in the format `weights_as` stays in main
-    /// memory. If absent, they are stored only in GPU memory.
+    /// memory. If absent, the layers are stored only in GPU memory.
     #[serde(rename = "gpu_weights_as", default, skip_serializing_if = "Option::is_none")]
     pub gpu_conversion_format: Option<Format>,
     /// `sliding`: the number of blocks in memory at the same time; a layer has two blocks.
@@ -85,7 +84,7 @@ pub struct ResidencyOptions {
     pub resident_blocks: Option<u32>,
 }
 
-/// Default size of a managed device's stream buffer, so that some pieces can be in flight while others are in use.
+/// Default size of a managed device's stream buffer: eight pieces, so that some are being read while others are in use.
 /// source: assumed
 pub const DEFAULT_STREAM_BUFFER: Bytes = Bytes::from_mib(8);
 
@@ -98,8 +97,8 @@ const MAX_STREAM_BUFFER: Bytes = Bytes(1 << 40);
 /// Maximum number of blocks in memory under `sliding`, larger than the number of blocks of any model.
 const MAX_BLOCKS: u32 = 20_000;
 
-/// Maximum size of a piece of weights: small relative to the stream buffer, and so large that reading it
-/// takes long relative to the latency of a disk.
+/// Maximum size of a piece of weights: small relative to the stream buffer, and so large that reading a piece takes
+/// long relative to the latency of a disk.
 const MAX_PIECE_BYTES: u64 = 1 << 20;
 
 /// Extends the JSON Schema of the options such that a policy name may replace the map.
@@ -145,7 +144,7 @@ impl ResidencyOptions {
         }
     }
 
-    /// Creates the options for weights copied into anonymous memory, converted to `weights_as` if it is given.
+    /// Creates the options for weights copied into anonymous memory, and converted to `weights_as` if it is given.
     pub const fn pinned(weights_as: Option<Format>) -> Self {
         Self { conversion_format: weights_as, ..Self::with_policy(Residency::Pinned) }
     }
@@ -156,7 +155,6 @@ impl ResidencyOptions {
         Self { prefetch: false, ..self }
     }
 
-    /// Whether weights are prefetched.
     pub fn prefetches(&self) -> bool {
         match self.policy {
             Residency::Os | Residency::Windowed => self.prefetch && self.prefetch_budget != Some(Bytes::ZERO),
@@ -181,17 +179,16 @@ impl ResidencyOptions {
         matches!(self.policy, Residency::Pinned | Residency::Sliding)
     }
 
-    /// Returns the format to which matrices are converted, on the GPU if `gpu` is true; `None` for no conversion.
+    /// Returns the format to which matrices on the GPU (if `gpu`) or the CPU are converted; `None` for no conversion.
     pub fn weight_format(&self, gpu: bool) -> Option<Format> {
         if gpu { self.gpu_conversion_format.or(self.conversion_format) } else { self.conversion_format }
     }
 
-    /// Whether weights are evicted after use.
     pub fn evicts_after_use(&self) -> bool {
         self.policy == Residency::Managed || self.evict_after_use
     }
 
-    /// Returns the size of the stream buffer of a managed device: the option or its default.
+    /// Returns the size of the stream buffer of a managed device: the given size or its default.
     pub fn stream_buffer_bytes(&self) -> Bytes {
         self.stream_buffer.unwrap_or(DEFAULT_STREAM_BUFFER)
     }
@@ -201,13 +198,13 @@ impl ResidencyOptions {
         self.kept_set_limit.map_or(share, |kept| kept.0.min(share))
     }
 
-    /// Returns the size of a piece, the unit in which weights are kept, streamed and evicted: an eighth of the
-    /// buffer, so that some pieces are in flight while others are in use, but at most 1 MiB; a multiple of 64 KiB.
+    /// Returns the size of a piece, the unit in which weights are kept, streamed and evicted: an eighth of the stream
+    /// buffer, so that some pieces are being read while others are in use, but at most 1 MiB; a multiple of 64 KiB.
     pub fn piece_bytes(&self) -> Bytes {
         Bytes((self.stream_buffer_bytes().0 / 8).min(MAX_PIECE_BYTES) >> 16 << 16)
     }
 
-    /// Checks the options in a scenario, in which `pinned` and `sliding` are errors. `place` is the key.
+    /// Checks the options in a scenario, in which `pinned` and `sliding` are errors. `place` is the key of the options.
     pub fn validate_in_scenario(&self, place: &str) -> Result<(), DocumentError> {
         if self.uses_anonymous_memory() {
             return Err(DocumentError::invalid_document(format!(
@@ -219,27 +216,32 @@ impl ResidencyOptions {
         self.validate(place)
     }
 
-    /// Checks that the options do not contradict each other. `place` is the key in the document.
+    /// Checks that the options do not contradict each other. `place` is the key of the options in the document.
     pub fn validate(&self, place: &str) -> Result<(), DocumentError> {
-        self.validate_pinned(place)?;
         let refuse = |what: String| Err(DocumentError::invalid_document(format!("{place}: {what}")));
-        let managed = self.policy == Residency::Managed;
-        let (stray, policies) = if managed {
-            let stray =
-                [("prefetch: false", !self.prefetch), ("prefetch_budget", self.prefetch_budget.is_some())];
-            (stray, "`os` and `windowed`")
-        } else {
-            let stray =
-                [("stream_buffer", self.stream_buffer.is_some()), ("kept", self.kept_set_limit.is_some())];
-            (stray, "`managed`")
-        };
-        if let Some((name, _)) = stray.into_iter().find(|(_, present)| *present) {
+        let (policy, anonymous) = (self.policy, self.uses_anonymous_memory());
+        let [managed, pinned, sliding] =
+            [Residency::Managed, Residency::Pinned, Residency::Sliding].map(|other| policy == other);
+        let paged = "`os` and `windowed`";
+        let misplaced_keys = [
+            ("weights_as", self.conversion_format.is_some() && !anonymous, "`pinned` and `sliding`"),
+            ("gpu_weights_as", self.gpu_conversion_format.is_some() && !pinned, "`pinned`"),
+            ("blocks", self.resident_blocks.is_some() && !sliding, "`sliding`"),
+            ("prefetch: false", !self.prefetch && (managed || anonymous), paged),
+            ("prefetch_budget", self.prefetch_budget.is_some() && (managed || anonymous), paged),
+            ("release", self.evict_after_use && anonymous, paged),
+            ("stream_buffer", self.stream_buffer.is_some() && !managed, "`managed`"),
+            ("kept", self.kept_set_limit.is_some() && !managed, "`managed`"),
+        ];
+        if let Some((key, _, policies)) = misplaced_keys.into_iter().find(|(_, present, _)| *present) {
             return refuse(format!(
-                "`{name}` is for {policies}, but the policy is `{}`: remove it or change the policy",
-                self.policy
+                "`{key}` is for {policies}, but the policy is `{policy}`: remove it or change the policy"
             ));
         }
-        if self.prefetch_in_one_call && self.policy != Residency::Os {
+        if sliding && !self.resident_blocks.is_some_and(|blocks| (1..=MAX_BLOCKS).contains(&blocks)) {
+            return refuse(format!("`sliding` needs `blocks`, from 1 to {MAX_BLOCKS}"));
+        }
+        if self.prefetch_in_one_call && policy != Residency::Os {
             return refuse("`one_call` is for `os`: remove it".into());
         }
         if managed && self.evict_after_use {
@@ -250,36 +252,6 @@ impl ResidencyOptions {
             return refuse(format!(
                 "`stream_buffer` is {buffer}, but must be {MIN_STREAM_BUFFER} to {MAX_STREAM_BUFFER}"
             ));
-        }
-        Ok(())
-    }
-
-    /// Checks that `pinned` and `sliding` have only keys that apply to them, and that no other policy has their keys.
-    fn validate_pinned(&self, place: &str) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid_document(format!("{place}: {what}")));
-        let (pinned, sliding) = (self.policy == Residency::Pinned, self.policy == Residency::Sliding);
-        let stray = [
-            (
-                "weights_as",
-                self.conversion_format.is_some() && !self.uses_anonymous_memory(),
-                "`pinned` and `sliding`",
-            ),
-            ("gpu_weights_as", self.gpu_conversion_format.is_some() && !pinned, "`pinned`"),
-            ("blocks", self.resident_blocks.is_some() && !sliding, "`sliding`"),
-            ("prefetch", !self.prefetch && self.uses_anonymous_memory(), "`os` and `windowed`"),
-            (
-                "prefetch_budget",
-                self.prefetch_budget.is_some() && self.uses_anonymous_memory(),
-                "`os` and `windowed`",
-            ),
-            ("release", self.evict_after_use && self.uses_anonymous_memory(), "`os` and `windowed`"),
-        ];
-        if let Some((key, _, policies)) = stray.into_iter().find(|(_, present, _)| *present) {
-            let policy = self.policy;
-            return refuse(format!("`{key}` is for {policies}, but the policy is `{policy}`: remove it"));
-        }
-        if sliding && !self.resident_blocks.is_some_and(|blocks| (1..=MAX_BLOCKS).contains(&blocks)) {
-            return refuse(format!("`sliding` needs `blocks`, from 1 to {MAX_BLOCKS}"));
         }
         Ok(())
     }

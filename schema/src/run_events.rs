@@ -59,7 +59,7 @@ impl RunEventKind {
 pub struct RunEvent {
     #[serde(alias = "sort")]
     pub kind: RunEventKind,
-    /// The name of the device; absent if all devices are affected.
+    /// The name of the affected device; absent if all devices are affected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// Start in nanoseconds from the start of the run.

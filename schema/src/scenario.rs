@@ -24,7 +24,7 @@ pub use crate::workload::{Speculation, Workload};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a scenario document, which begins with `schema: scenario/1`")]
 pub struct Scenario {
-    /// `scenario/1`.
+    /// The type and version of the document: `scenario/1`.
     pub schema: String,
     /// Short name of the scenario.
     pub name: String,
@@ -32,23 +32,21 @@ pub struct Scenario {
     #[serde(default = "default_seed")]
     pub seed: u64,
     pub model: ModelRef,
-    /// Capacity of the key-value cache of a sequence, in tokens.
+    /// Capacity of the key-value cache of each sequence, in tokens.
     #[serde(rename = "context")]
     pub context_length: u32,
-    /// The element format of the key-value cache.
     #[serde(rename = "kv_cache", default)]
     pub kv_cache_format: KvFormat,
-    /// The format of activations in messages between devices.
     #[serde(rename = "activations", default, skip_serializing_if = "is_default")]
     pub activation_format: ActivationFormat,
     pub workload: Workload,
-    /// The devices; the first is the head unless another says `head: true`.
+    /// The devices. The first device is the head unless another device has `head: true`.
     pub devices: Vec<DeviceEntry>,
     pub links: Links,
-    /// Planner options. Flags of the command line override them.
+    /// Planner options. Command-line flags override them.
     #[serde(default)]
     pub planner: PlannerOptions,
-    /// Residency of all devices without a residency of their own. If neither is set, the planner chooses.
+    /// The residency of all devices without the key `residency`. If both are absent, the planner chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<ResidencyOptions>,
     /// Events during the run. Planners do not use them.
@@ -75,13 +73,13 @@ pub struct DeviceEntry {
     /// Whether the device is the head, which computes embedding and output and samples tokens.
     #[serde(rename = "head", default, skip_serializing_if = "std::ops::Not::not")]
     pub is_head: bool,
-    /// Residency of this device; the residency of the scenario if absent.
+    /// The residency of this device; the residency of the scenario if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<ResidencyOptions>,
-    /// Options for the GPU and NPU of a SoC; the options of its profile if absent.
+    /// Options for the GPU and NPU of a SoC; the options in the device's profile if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soc: Option<SocOptions>,
-    /// The limits of the device in the lab.
+    /// The resource limits of the device in `hearth lab`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<ResourceLimits>,
 }
@@ -99,15 +97,15 @@ impl DeviceEntry {
     }
 }
 
-/// Resource limits of a device in the lab.
+/// Resource limits of a device in `hearth lab`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "limits, such as `{memory: 2 GiB, threads: 2}`")]
 pub struct ResourceLimits {
-    /// Memory limit as a share of the weights that the plan assigns to the device, in addition to the other memory of
-    /// its process. Planners cannot use it.
+    /// Memory limit for weights, as a share of the weights that the plan assigns to the device. The other memory of the
+    /// process is added to the limit. Planners ignore this limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_share: Option<Fraction>,
-    /// Absolute memory limit. Planners use it.
+    /// Absolute memory limit. Planners consider this limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
     /// Maximum rate of disk reads.
@@ -116,7 +114,7 @@ pub struct ResourceLimits {
     /// The number of computing threads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<u32>,
-    /// Maximum CPU time of all threads together, in processors: `0.5` is half of a processor.
+    /// Maximum CPU time of all threads together, as a number of processors: `0.5` is half of a processor.
     #[serde(rename = "cpu", default, skip_serializing_if = "Option::is_none")]
     pub cpu_cores: Option<f64>,
     /// The numbers of the processors of this machine on which the device can run.
@@ -178,17 +176,17 @@ pub struct Links {
     /// Links between two named devices, in both directions.
     #[serde(rename = "between", default, skip_serializing_if = "Vec::is_empty")]
     pub pair_links: Vec<PairLink>,
-    /// Wi-Fi channels and their stations. Stations use Wi-Fi for all devices to which `between` has no link. Other
-    /// devices are wired to the access point with the default link.
+    /// Wi-Fi channels and their stations. Stations use Wi-Fi to reach all devices to which they have no link in
+    /// `between`. Other devices are wired to the access point with the default link.
     #[serde(default, alias = "air", skip_serializing_if = "Option::is_none")]
     pub wifi: Option<Wifi>,
-    /// Whether the lab emulates these links. Otherwise it uses the loopback of this machine for all links.
+    /// Whether `hearth lab` emulates these links. If not, all links are the loopback interface of this machine.
     #[serde(rename = "emulated", default, skip_serializing_if = "std::ops::Not::not")]
     pub is_emulated: bool,
 }
 
 impl Links {
-    /// Creates links with the latency and the bandwidth of `default` between any two devices, without Wi-Fi.
+    /// Creates the links of a cluster in which any two devices have the link `default`, without Wi-Fi.
     pub fn uniform(default: Link) -> Self {
         Self { default_link: default, pair_links: Vec::new(), wifi: None, is_emulated: false }
     }
@@ -206,15 +204,15 @@ impl Links {
     }
 }
 
-/// Minimum bandwidth of a link. With less, a run would last longer than a clock of nanoseconds can count.
+/// Minimum bandwidth of a link. With a lower bandwidth, the duration of a run in nanoseconds could overflow.
 /// source: assumed
 const MIN_BANDWIDTH: BytesPerSecond = BytesPerSecond(125.0);
 
-/// Maximum latency of a link. With more, a run would last longer than a clock of nanoseconds can count.
+/// Maximum latency of a link. With a higher latency, the duration of a run in nanoseconds could overflow.
 /// source: assumed
 const MAX_LATENCY: Seconds = Seconds(3600.0);
 
-/// Checks that a link is not so slow that times could overflow. `place` is the key in the document.
+/// Checks that a link is not so slow that times could overflow. `place` is the key of the link in the document.
 fn validate_link(place: &str, link: &Link) -> Result<(), DocumentError> {
     let (latency, bandwidth) = (link.latency.value, link.bandwidth.value);
     if bandwidth < MIN_BANDWIDTH {
@@ -231,14 +229,14 @@ fn validate_link(place: &str, link: &Link) -> Result<(), DocumentError> {
     Ok(())
 }
 
-/// The link between two named devices. The first entry for a pair applies.
+/// The link between two named devices. If a pair has several entries, the first one applies.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[serde(expecting = "a pair and its link, such as `{devices: [one, other], unreachable: both}`")]
 pub struct PairLink {
     /// The names of the two devices.
     pub devices: [String; 2],
-    /// Latency and bandwidth of every direction that is not `unreachable`; the default link if absent.
+    /// Latency and bandwidth in every direction that is not `unreachable`; the default link if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Link>,
     /// The directions in which the devices cannot send; none if absent.
@@ -246,14 +244,13 @@ pub struct PairLink {
     pub unreachable_directions: Option<UnreachableDirections>,
 }
 
-/// The directions in which a pair cannot send.
+/// The directions in which a pair of devices cannot send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum UnreachableDirections {
     /// Neither device can send to the other.
     Both,
-    /// The first device cannot connect to the second, for example because the second is behind NAT; the second can
-    /// connect to the first.
+    /// The first device cannot connect to the second, for example because of NAT; the second can connect to the first.
     Forward,
 }
 
@@ -288,10 +285,10 @@ pub struct PlannerOptions {
     /// The number of rounds, for strategies with this option.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds: Option<u32>,
-    /// Layers in the window of each device, in ring order, for the strategy `manual`.
+    /// The number of layers in the window of each device, in ring order, for the strategy `manual`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub windows: Option<Vec<u32>>,
-    /// GPU layers in the window of each device, in ring order, for the strategy `manual`.
+    /// The number of GPU layers in the window of each device, in ring order, for the strategy `manual`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_layers: Option<Vec<u32>>,
     /// Whether every device must have at least one layer.
@@ -300,18 +297,17 @@ pub struct PlannerOptions {
     /// The order of the devices in the ring; the order of the scenario if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<RingOrder>,
-    /// Whether the strategies `overlap` and `exact` choose the head, instead of the head of the scenario.
+    /// Whether the strategies `overlap` and `exact` choose the head, instead of using the head of the scenario.
     #[serde(rename = "best_head", default, skip_serializing_if = "std::ops::Not::not")]
     pub choose_best_head: bool,
-    /// Disk bandwidth below which a device must have all its weights in memory; 0.1 GB/s if absent (the default of
-    /// the public implementation).
+    /// Disk bandwidth below which a device must have all its weights in memory; 0.1 GB/s if absent, as in prima.cpp.
     #[serde(rename = "slow_disk", default, skip_serializing_if = "Option::is_none")]
     pub slow_disk_threshold: Option<BytesPerSecond>,
     /// The format to which the strategies `tpi-llm`, `hepti`, `galaxy` and `airinfer` convert weights; the format of
     /// the original system if absent.
     #[serde(rename = "weights_as", default, skip_serializing_if = "Option::is_none")]
     pub weight_format: Option<Format>,
-    /// `airinfer`: the time of one all-reduce.
+    /// The time of one all-reduce, for the strategy `airinfer`.
     #[serde(rename = "air_time", default, skip_serializing_if = "Option::is_none")]
     pub all_reduce_time: Option<Seconds>,
 }
@@ -323,7 +319,7 @@ pub enum RingOrder {
     /// The order of the scenario.
     #[default]
     Given,
-    /// The best order that the planner finds, if the strategy can change the order.
+    /// The best order that the planner finds; the order of the scenario if the strategy cannot change the order.
     Best,
 }
 

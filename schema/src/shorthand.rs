@@ -1,7 +1,7 @@
 //! Maps in documents that a text can replace, such as `load: 4 threads` instead of `load: {threads: 4}`.
 
-/// Implements `Serialize` and `Deserialize` for a type that has `#[serde(remote = "Self")]`. It is written as a map,
-/// and read from a map or a text, which `from_text` of the type converts. `$expected` describes both for users.
+/// Implements `Serialize` and `Deserialize` for a type that has `#[serde(remote = "Self")]`. A value is written as a
+/// map, and read from a map or a text, which `from_text` of the type converts. `$expected` describes both for users.
 macro_rules! map_or_text {
     ($type:ident, $expected:literal) => {
         impl serde::Serialize for $type {

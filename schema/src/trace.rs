@@ -23,11 +23,11 @@ use crate::pass::{Pass, is_default};
 use crate::plan::Parallelism;
 use crate::run_events::RunEvent;
 
-/// Maximum length of a line, in bytes.
+/// Maximum length of a line of a trace file, in bytes.
 const MAX_LINE_BYTES: u64 = 1 << 20;
-/// Maximum number of run events: several for each event of the largest scenario.
+/// Maximum number of run events in a trace file: several for each event of the largest scenario.
 const MAX_RUN_EVENTS: usize = 5000;
-/// Maximum number of lines, enough for two hours of a fast ring.
+/// Maximum number of lines of a trace file, enough for two hours of a fast ring.
 const MAX_LINES: usize = 50_000_000;
 
 /// Whether the simulator or the executor wrote a trace.
@@ -47,7 +47,7 @@ pub struct TracedDevice {
     /// Digest of the device's profile, if there is one.
     #[serde(default, rename = "profile", skip_serializing_if = "Option::is_none")]
     pub profile_digest: Option<String>,
-    /// Total memory in bytes. Memory pressure is relative to it.
+    /// Total main memory in bytes, to which memory pressure is relative.
     #[serde(rename = "memory_total")]
     pub total_memory_bytes: u64,
     /// Operating system and kernel version of a measured device.
@@ -65,19 +65,16 @@ pub struct TracedDevice {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Header {
-    /// `trace/1`.
+    /// The type and version of the file: `trace/1`.
     pub schema: String,
     pub origin: Origin,
-    /// The name of the scenario.
     #[serde(rename = "scenario")]
     pub scenario_name: String,
-    /// The digest of the plan.
     #[serde(rename = "plan")]
     pub plan_digest: String,
-    /// The name of the model.
     #[serde(rename = "model")]
     pub model_name: String,
-    /// The kind of the plan. In a `tensor` trace the `round` of a step is the index of its block, two per layer.
+    /// The kind of the plan. In a `tensor` trace the `round` of a step is the index of its block (two per layer).
     #[serde(rename = "kind", default, skip_serializing_if = "Parallelism::is_ring")]
     pub parallelism: Parallelism,
     pub seed: u64,
@@ -95,15 +92,14 @@ pub enum Resource {
     #[default]
     Cpu,
     Gpu,
-    /// The NPU of a SoC.
     Npu,
     /// The disk, while a computation waits for it.
     DiskDemand,
     /// The disk, for prefetched data.
     DiskPrefetch,
-    /// Sending on the network.
+    /// The network, while a message is sent.
     Tx,
-    /// Receiving from the network, waiting included.
+    /// The network, while a message is awaited and received.
     Rx,
 }
 
@@ -128,11 +124,11 @@ pub enum StepKind {
     Copy,
     /// The draft model drafts tokens or processes a batch of the prompt.
     Draft,
-    /// A GPU kernel or an NPU graph of a SoC runs, as a part of a `compute` or `output` line. Its round is the index
+    /// A GPU kernel or an NPU graph of a SoC runs, as a part of a `compute` or `output` step. The `round` is the index
     /// of the interval between two synchronisations in the layer.
     Kernel,
-    /// The CPU of a SoC synchronises GPU and NPU, as a part of a `compute` or `output` line. Its `cpu` cost is the
-    /// time of polling, its `copy` cost the time of the synchronisation events.
+    /// The CPU of a SoC synchronises GPU and NPU, as a part of a `compute` or `output` step. The `cpu` cost is the time
+    /// of polling, the `copy` cost the time of the synchronisation events.
     Synchronise,
     /// Graphs for the NPU of a SoC are built at run time.
     Prepare,
@@ -142,13 +138,13 @@ pub enum StepKind {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepCost {
-    /// CPU time of the thread on the critical path.
+    /// CPU time of the thread on the critical path, in nanoseconds.
     #[serde(rename = "cpu")]
     pub cpu_ns: u64,
-    /// Run-queue delay: time for which the thread on the critical path was runnable but not running.
+    /// Run-queue delay: nanoseconds for which the thread on the critical path was runnable but not running.
     #[serde(rename = "queue")]
     pub queue_ns: u64,
-    /// Time of memory copies.
+    /// Time of memory copies, in nanoseconds.
     #[serde(rename = "copy", default, skip_serializing_if = "is_default")]
     pub copy_ns: u64,
     /// Bytes of the step's weights that were in memory.
@@ -180,10 +176,10 @@ pub struct StepRecord {
     /// End in nanoseconds from the start of the run.
     #[serde(rename = "end")]
     pub end_ns: u64,
-    /// Bytes of the weights used, the message sent or received, or the data prefetched or copied.
+    /// Size in bytes of the weights used, the message sent or received, or the data prefetched or copied.
     #[serde(default, skip_serializing_if = "is_default")]
     pub bytes: u64,
-    /// The device at the other end of a message, or the device whose message started the step.
+    /// The index of the device at the other end of a message, or of the device whose message started the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<u16>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -191,7 +187,7 @@ pub struct StepRecord {
 }
 
 impl StepRecord {
-    /// Returns whether the step is work of a processor, as opposed to disk reads, messages and waiting.
+    /// Whether the step is work of a processor, as opposed to disk reads, messages and waiting.
     pub fn is_processor_work(&self) -> bool {
         matches!(
             self.kind,
@@ -204,12 +200,11 @@ impl StepRecord {
         )
     }
 
-    /// Returns the duration in nanoseconds.
     pub fn duration_ns(&self) -> u64 {
         self.end_ns.saturating_sub(self.start_ns)
     }
 
-    /// Returns the layers as a range, empty if there are none.
+    /// Returns the layers that the step works on; an empty range if the step is not for layers.
     pub fn layer_range(&self) -> Range<u32> {
         self.layers.map_or(0..0, |[start, end]| start..end)
     }
@@ -224,15 +219,15 @@ pub enum Counter {
     /// Bytes of the device's weights that are in memory.
     Resident,
     /// Bytes that the kernel cannot reclaim under memory pressure: key-value cache and buffers. If the process has no
-    /// memory limit, it is measured as the decrease of the machine's available memory since the start of the run.
+    /// memory limit, the value is the decrease of the machine's available memory since the start of the run.
     Unreclaimable,
     /// Bytes of file pages that were reclaimed while in use and read again.
     Refaults,
-    /// The number of drafted tokens of the pass that the large model accepted.
+    /// The number of drafted tokens of the pass that the target model accepted.
     Accepted,
 }
 
-/// The value of a counter at a point in time.
+/// The value of a counter of a device at a point in time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CounterReading {
@@ -240,17 +235,17 @@ pub struct CounterReading {
     #[serde(rename = "device")]
     pub device_index: u16,
     pub counter: Counter,
-    /// The pass after which the counter was read.
+    /// The index of the pass after which the counter was read.
     #[serde(rename = "pass")]
     pub pass_index: u32,
-    /// Time in nanoseconds from the start of the run.
+    /// The time at which the counter was read, in nanoseconds from the start of the run.
     #[serde(rename = "at")]
     pub time_ns: u64,
     /// The value: a number of tokens for [`Counter::Accepted`], a number of bytes for every other counter.
     pub value: u64,
 }
 
-/// The kind of memory that was too small.
+/// The kind of memory of which a device has too little.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemoryKind {
@@ -276,7 +271,7 @@ pub struct Shortage {
     pub available_bytes: u64,
 }
 
-/// How a run ended.
+/// The outcome of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
@@ -330,7 +325,7 @@ pub struct Trace {
     /// The steps, ordered by start time within each device.
     pub records: Vec<StepRecord>,
     pub readings: Vec<CounterReading>,
-    /// Devices with too little memory, if the run ended out of memory.
+    /// The devices with too little memory, if the run ended because a device ran out of memory.
     pub shortages: Vec<Shortage>,
     /// The run events, ordered by start time.
     pub run_events: Vec<RunEvent>,
@@ -348,7 +343,7 @@ pub enum TraceError {
     /// The trace has no end line, because its writer was stopped.
     #[error("the trace has no end line: the run that wrote it was stopped; run it again")]
     Truncated,
-    /// Reading or writing failed.
+    /// Reading or writing the trace failed.
     #[error(transparent)]
     Io(#[from] std::io::Error),
 }
@@ -400,12 +395,8 @@ impl Trace {
             }
             match (line, &header) {
                 (Line::Header(found), None) if found.schema == Self::SCHEMA => header = Some(found),
-                (Line::Header(found), None) => {
-                    return Err(fail(format!(
-                        "the schema is `{}` instead of `{}`",
-                        found.schema,
-                        Self::SCHEMA
-                    )));
+                (Line::Header(Header { schema, .. }), None) => {
+                    return Err(fail(format!("the schema is `{schema}` instead of `{}`", Self::SCHEMA)));
                 }
                 (Line::Header(_), Some(_)) => return Err(fail("this is a second header".into())),
                 (_, None) => return Err(fail("the first line must be the header".into())),

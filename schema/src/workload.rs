@@ -1,9 +1,9 @@
 //! Workload: the requests of a run, with their prompt lengths, batches and numbers of generated tokens.
 //!
-//! With `speculation` a small model drafts tokens that the large model verifies in one batch (Leviathan et al., 2023;
+//! With `speculation` a small model drafts tokens that the target model verifies in one batch (Leviathan et al., 2023;
 //! prima.cpp paper, appendix A.9).
 //!
-//! Not here: the profile of the draft model (`hearth_core::Cluster::draft`), and the passes of a workload
+//! Not here: the profile of the draft model (`hearth_core::Cluster::draft_model`), and the passes of a workload
 //! (`hearth_core::schedule::Generation`).
 
 use hearth_profiles::document::DocumentError;
@@ -14,8 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::{ModelRef, Processor};
 use crate::pass::MAX_PASS_TOKENS;
 
-/// Maximum number of concurrent sequences: larger than in any home, and so small that products of counts do not
-/// overflow.
+/// Maximum number of concurrent sequences: more than a home needs, and so few that products of counts do not overflow.
 /// source: assumed
 pub const MAX_SEQUENCES: u32 = 1024;
 
@@ -23,13 +22,13 @@ pub const MAX_SEQUENCES: u32 = 1024;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a workload, such as `{prompt: 32, generate: 16}`")]
 pub struct Workload {
-    /// The number of tokens in a prompt.
+    /// The number of tokens in the prompt of each request.
     #[serde(rename = "prompt")]
     pub prompt_tokens: u32,
     /// The number of tokens to generate per request.
     #[serde(rename = "generate")]
     pub generated_tokens: u32,
-    /// The number of requests of this size, which all start when the run begins.
+    /// The number of requests, which all have this size and start when the run begins.
     #[serde(default = "number::<1>", skip_serializing_if = "is_number::<1>")]
     pub sequences: u32,
     /// Maximum number of prompt tokens in one batch.
@@ -40,21 +39,21 @@ pub struct Workload {
     pub speculation: Option<Speculation>,
 }
 
-/// Speculative decoding: a small model on the head drafts tokens, which the large model verifies in one batch.
+/// Speculative decoding: a small model on the head drafts tokens, which the target model verifies in one batch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a draft, such as `{draft: {profile: llama-8b}, tokens: 4, acceptance: {value: 70 %, source: \"assumed\"}}`"
 )]
 pub struct Speculation {
-    /// The draft model. It must have the vocabulary of the large model. The head stores the whole draft model.
+    /// The draft model, which the head stores completely. It must have the vocabulary of the target model (`model`).
     #[serde(rename = "draft")]
     pub draft_model: ModelRef,
-    /// The number of tokens drafted for one pass of the large model.
+    /// The number of tokens drafted for one pass of the target model.
     pub tokens: u32,
-    /// The probability that the large model accepts a drafted token, given that it accepted the previous ones.
+    /// The probability that the target model accepts a drafted token, given that it accepted all previous drafts.
     pub acceptance: Sourced<Fraction>,
-    /// The processor of the draft model; if absent, the head's GPU if its memory suffices, else the CPU.
+    /// The processor of the draft model. If absent, the head's GPU if its memory suffices, else the head's CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processor: Option<Processor>,
 }
@@ -71,7 +70,7 @@ pub(crate) fn is_number<const N: u32>(number: &u32) -> bool {
 }
 
 impl Workload {
-    /// Creates a workload of one request with the largest batches, without a draft model.
+    /// Creates a workload of one request with batches of the maximum size, without a draft model.
     pub const fn new(prompt: u32, generate: u32) -> Self {
         Self {
             prompt_tokens: prompt,
@@ -100,23 +99,29 @@ impl Workload {
                  `generate`"
             ));
         }
-        let (sequences, batch) = (self.sequences, self.micro_batch);
-        if !(1..=MAX_SEQUENCES).contains(&sequences) {
-            return refuse(format!("`workload.sequences` is {sequences}: it must be 1 to {MAX_SEQUENCES}"));
-        }
-        let positions = u64::from(sequences) * u64::from(context);
-        if positions > u64::from(u32::MAX) {
-            return refuse(format!(
-                "`workload.sequences` ({sequences}) times `context` ({context}) is {positions} positions: at \
-                 most {} are possible",
-                u32::MAX
-            ));
-        }
+        validate_sequences("workload.sequences", self.sequences, context)?;
+        let batch = self.micro_batch;
         if !(1..=MAX_PASS_TOKENS).contains(&batch) {
             return refuse(format!("`workload.micro_batch` is {batch}: it must be 1 to {MAX_PASS_TOKENS}"));
         }
         self.speculation.as_ref().map_or(Ok(()), Speculation::validate)
     }
+}
+
+/// Checks that `sequences` contexts of `context` tokens are not too many. `key` is the key of `sequences` for errors.
+pub(crate) fn validate_sequences(key: &str, sequences: u32, context: u32) -> Result<(), DocumentError> {
+    let positions = u64::from(sequences) * u64::from(context);
+    let what = if !(1..=MAX_SEQUENCES).contains(&sequences) {
+        format!("`{key}` is {sequences}: it must be 1 to {MAX_SEQUENCES}")
+    } else if positions > u64::from(u32::MAX) {
+        let most = u32::MAX;
+        format!(
+            "`{key}` ({sequences}) times `context` ({context}) is {positions} positions: at most {most} are possible"
+        )
+    } else {
+        return Ok(());
+    };
+    Err(DocumentError::invalid_document(what))
 }
 
 impl Speculation {

@@ -1,7 +1,8 @@
-//! Access control: the bearer token, and the `Host` header on loopback.
+//! Access control by bearer token or, on loopback, by `Host` header.
 //!
-//! With a token, every API request must carry it. Without one the server listens on loopback only and accepts only
-//! requests whose `Host` names this machine, so that no web page can reach it through DNS rebinding.
+//! If the server has a bearer token, every API request must contain the token. A server without a token listens on
+//! loopback only, and refuses requests whose `Host` header is not a loopback address, so that a web page cannot use
+//! DNS rebinding to access the server.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use crate::AppState;
 use crate::error::{ApiError, excerpt};
 
-/// Rejects requests whose `Host` header does not name this machine, unless the server requires a bearer token.
+/// Refuses requests whose `Host` header is not a loopback address, unless the server requires a bearer token.
 pub async fn check_host(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     if state.bearer_token.is_some() || is_loopback_host(host) {
@@ -22,12 +23,13 @@ pub async fn check_host(State(state): State<Arc<AppState>>, request: Request, ne
     }
     let host = excerpt(host);
     let message = format!(
-        "`{host}` is not a loopback address: use localhost or 127.0.0.1, or start the server with --token"
+        "the `Host` header `{host}` is not a loopback address: use localhost or 127.0.0.1, or start the server \
+         with `--token FILE`"
     );
     ApiError::new(StatusCode::FORBIDDEN, "wrong_host", message).into_response()
 }
 
-/// Rejects requests that lack the bearer token, if the server requires one.
+/// Refuses requests without the bearer token if the server requires a bearer token.
 pub async fn check_token(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
     let Some(token) = &state.bearer_token else { return next.run(request).await };
     let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
@@ -37,8 +39,8 @@ pub async fn check_token(State(state): State<Arc<AppState>>, request: Request, n
     if bearer.is_some_and(|(_, given)| equal_in_constant_time(given.trim(), token)) {
         return next.run(request).await;
     }
-    let message = "the token is missing or wrong: send `Authorization: Bearer TOKEN`, or set the token as the \
-                   API key of the client";
+    let message = "the bearer token is missing or wrong: send the header `Authorization: Bearer TOKEN`, or set the \
+                   token as the API key of the client";
     ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message).into_response()
 }
 
@@ -55,7 +57,7 @@ fn equal_in_constant_time(given: &str, token: &str) -> bool {
     difference == 0 && given.len() == token.len()
 }
 
-/// Whether a text can be sent as a bearer token.
+/// Returns whether a text can be sent as a bearer token.
 pub fn is_valid_bearer_token(text: &str) -> bool {
     HeaderValue::from_str(text).is_ok() && !text.contains(char::is_whitespace)
 }
@@ -81,10 +83,6 @@ mod tests {
         assert!(equal_in_constant_time("secret", "secret"));
         assert!(!equal_in_constant_time("secre", "secret") && !equal_in_constant_time("secrets", "secret"));
         assert!(!equal_in_constant_time("", "secret"));
-        assert!(
-            is_valid_bearer_token("abc-DEF_123")
-                && !is_valid_bearer_token("a b")
-                && !is_valid_bearer_token("a\nb")
-        );
+        assert_eq!(["abc-DEF_123", "a b", "a\nb"].map(is_valid_bearer_token), [true, false, false]);
     }
 }

@@ -1,7 +1,8 @@
-//! Connections: accepts them up to a limit and closes those of slow clients.
+//! HTTP connections: accepts connections up to a maximum number, and closes those of slow clients.
 //!
-//! A connection is closed if a request does not arrive in time, or if the client reads nothing of a response for too
-//! long. There is no deadline while a response is computed. Connections above the limit wait to be accepted.
+//! A connection is closed if a request does not arrive within its time limit, or if the client reads nothing of a
+//! response for [`WRITE_DEADLINE`]. The time to compute a response is not limited. Connections above the maximum number
+//! wait until another connection is closed.
 
 use std::io;
 use std::pin::Pin;
@@ -24,18 +25,19 @@ use crate::error::ApiError;
 
 /// Maximum number of open connections. source: assumed, below the usual limit of 1024 open files
 const MAX_CONNECTIONS: usize = 512;
-/// The time limit for the head of a request to arrive, from the start of the connection or the previous response.
+/// Maximum time until the head of a request (request line and headers) has arrived, counted from the start of the
+/// connection or from the end of the previous response.
 /// source: assumed; clients keep connections open for their next request
 const HEAD_DEADLINE: Duration = Duration::from_mins(1);
-/// The time limit for the body of a request to arrive, from the end of its head. source: assumed
+/// Maximum time until the body of a request has arrived, counted from the end of the head. source: assumed
 const BODY_DEADLINE: Duration = Duration::from_secs(30);
-/// The time limit for a client to read some bytes when all send buffers are full.
+/// Maximum time in which a client reads nothing while all send buffers are full.
 /// source: assumed; a client program reads its socket without waiting for its user
 const WRITE_DEADLINE: Duration = Duration::from_mins(1);
-/// The pause after a failed accept. source: assumed
+/// The pause before the next attempt if a connection cannot be accepted. source: assumed
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Accepts and serves connections; never returns.
+/// Accepts and serves connections without end.
 pub async fn serve(listener: TcpListener, router: Router) {
     let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
@@ -51,17 +53,17 @@ pub async fn serve(listener: TcpListener, router: Router) {
             let mut http = hyper::server::conn::http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(HEAD_DEADLINE);
             let stream = WriteTimeout { stream, deadline: None };
-            // The client sees that its connection ended.
+            // An error needs no handling: the client sees that its connection was closed.
             let _ = http.serve_connection(TokioIo::new(stream), service).await;
             drop(permit);
         });
     }
 }
 
-/// A stream that fails if the peer reads nothing for [`WRITE_DEADLINE`].
+/// A stream whose writes fail if the peer reads nothing for [`WRITE_DEADLINE`].
 struct WriteTimeout<S> {
     stream: S,
-    /// The timer, which runs while no bytes can be written.
+    /// The timer until the current write fails; `None` while the stream accepts bytes.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
@@ -101,7 +103,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     }
 }
 
-/// Extracts a JSON body, which must arrive within [`BODY_DEADLINE`].
+/// An axum extractor for a JSON body, which must arrive within [`BODY_DEADLINE`].
 pub struct JsonBody<T>(pub Result<T, ApiError>);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
@@ -115,7 +117,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
                 Err(ApiError::new(rejection.status(), "invalid_request", rejection.body_text()))
             }
             Err(_) => {
-                let message = format!("the request did not arrive within {} s", BODY_DEADLINE.as_secs());
+                let seconds = BODY_DEADLINE.as_secs();
+                let message = format!("the request body did not arrive within {seconds} s: send it again");
                 Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message))
             }
         }))

@@ -1,34 +1,34 @@
-//! Errors of the API, in the format of OpenAI's API.
+//! Error responses in the format of OpenAI's API.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-/// The reason why a request was refused or has failed.
+/// An error response: the reason why a request was refused or failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
     pub status: StatusCode,
-    /// The problem, and how to fix it.
+    /// The description of the problem and how to fix it.
     pub message: String,
-    /// The invalid field of the request; `None` if the error does not concern a single field.
+    /// The name of the invalid request field; `None` if the error is not about a single field.
     pub param: Option<&'static str>,
-    /// The machine-readable identifier of the error.
+    /// The machine-readable error code, such as `model_not_found`.
     pub code: &'static str,
 }
 
 impl ApiError {
-    /// Creates an error that does not concern a single field.
+    /// Creates an error that is not about a single field of the request.
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), param: None, code }
     }
 
-    /// Creates the error for an invalid value of the field `param`.
+    /// Creates the error for an invalid value of the request field `param`.
     pub fn invalid(param: &'static str, message: impl Into<String>) -> Self {
         Self { param: Some(param), ..Self::new(StatusCode::BAD_REQUEST, "invalid_value", message) }
     }
 
-    /// Returns the JSON document of the error.
+    /// Returns the JSON body of the error response.
     pub fn to_json(&self) -> Value {
         let kind = if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };
         json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
@@ -45,7 +45,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// Shortens text from a client for an error message, and replaces control characters.
+/// Returns the first 60 characters of a client's text for an error message, with `?` for each control character.
 pub fn excerpt(text: &str) -> String {
     text.chars().take(60).map(|letter| if letter.is_control() { '?' } else { letter }).collect()
 }

@@ -1,8 +1,8 @@
-//! Generations: the text of a request, decoded from the ring's token events.
+//! Generation of a response: decodes the tokens from the ring into text.
 //!
-//! Text is returned as soon as it is certain. Bytes of an incomplete character, and text that may be the beginning of
-//! a stop string, are buffered. A generation ends with an end-of-text token, before a stop string, or at its token
-//! limit.
+//! Text is returned as soon as further tokens cannot change it. Bytes of an incomplete UTF-8 character, and text that
+//! may be the beginning of a stop string, are buffered. A generation ends at an end-of-generation token, before a stop
+//! string, or at its maximum number of tokens.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use tokio::sync::mpsc;
 
 use crate::metrics::{ActiveRequest, Usage};
 
-/// Why a generation ended.
+/// The reason why a generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FinishReason {
-    /// An end-of-text token or a stop string.
+    /// The model generated an end-of-generation token or a stop string.
     Stop,
-    /// The maximum number of tokens.
+    /// The maximum number of tokens was generated.
     Length,
 }
 
@@ -27,26 +27,26 @@ pub enum FinishReason {
 pub enum Chunk {
     Text(String),
     End(FinishReason),
-    /// The ring failed for this reason.
+    /// The ring failed; the value is the error message.
     Failed(String),
 }
 
-/// A running generation. Dropping it cancels the request.
+/// The running generation of the text for one prompt. Dropping a generation cancels its request to the ring.
 pub struct Generation {
     events: mpsc::UnboundedReceiver<ResponseEvent>,
     tokenizer: Arc<Tokenizer>,
     text: IncrementalDetokenizer,
     stop: StopMatcher,
-    /// The numbers of prompt, cached and generated tokens so far.
+    /// The numbers of prompt tokens, cached tokens and generated tokens so far.
     pub usage: Usage,
     active: ActiveRequest,
-    /// Why the generation ended, once it has.
+    /// The reason why the generation ended; `None` while tokens are generated.
     reason: Option<FinishReason>,
     is_done: bool,
 }
 
 impl Generation {
-    /// Creates a generation after a prompt of `prompt_tokens` tokens; its text ends before the first of the `stops`.
+    /// Creates a generation for a prompt of `prompt_tokens` tokens. The text ends before the first string of `stops`.
     pub fn new(
         events: mpsc::UnboundedReceiver<ResponseEvent>,
         tokenizer: Arc<Tokenizer>,
@@ -66,8 +66,8 @@ impl Generation {
         }
     }
 
-    /// Returns the next chunk of the response, `None` after the end. Records the time to first token and the
-    /// final usage in the metrics.
+    /// Returns the next chunk of the response, or `None` after the last chunk. Records the time to first token and the
+    /// final token usage in the metrics.
     pub async fn next(&mut self) -> Option<Chunk> {
         loop {
             if self.is_done {
@@ -116,7 +116,7 @@ impl Generation {
         text
     }
 
-    /// Empties the buffers at the end of the generation; returns their text up to the first stop string.
+    /// Returns the buffered text at the end of the generation, up to the first stop string.
     fn flush(&mut self) -> String {
         let last = std::mem::take(&mut self.text).finish();
         let (mut text, stopped) = self.stop.push(&last);
@@ -129,7 +129,7 @@ impl Generation {
     }
 }
 
-/// Finds stop strings in text that arrives in parts.
+/// A matcher that finds stop strings in text that arrives in parts.
 struct StopMatcher {
     stops: Vec<String>,
     /// Text that may be the beginning of a stop string.

@@ -1,9 +1,10 @@
-//! An OpenAI-compatible HTTP server for a ring: completions, models, health, metrics and a chat page.
+//! An OpenAI-compatible HTTP server for a ring of devices that run one model together.
 //!
-//! A handler turns an HTTP request into a request to the ring ([`hearth_ring::Request`]) and the ring's events into
-//! the response. When a client disconnects, its response is dropped, and the ring frees the request's slot.
+//! The server offers chat and text completions, the model list, health, metrics and a chat page. A handler turns an
+//! HTTP request into a request to the ring ([`hearth_ring::Request`]), and the events from the ring into the HTTP
+//! response. When a client disconnects, its response is dropped, and the ring frees the slot of the request.
 //!
-//! Not here: connecting the ring and reconnecting it after failures (the command `hearth serve`).
+//! The command `hearth serve` connects the ring, and reconnects it after failures.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 
@@ -42,17 +43,17 @@ use self::metrics::Usage;
 use self::request::{ChatRequest, CommonFields, CompletionRequest, GenerationParams, Prompt};
 use self::response::{ResponseKind, ResponseMetadata};
 
-/// Maximum size of a request body, in bytes. source: assumed, a context of a hundred thousand tokens as text
+/// Maximum size of a request body, in bytes. source: assumed, enough for a text of a hundred thousand tokens
 const MAX_BODY_BYTES: usize = 4 << 20;
-/// Maximum number of running and waiting requests; further ones are refused. source: assumed, far more than a home
-/// needs
+/// Maximum number of running and waiting requests; further requests are refused.
+/// source: assumed, far more than a home needs
 const MAX_ACTIVE_REQUESTS: u64 = 512;
 /// Default of `max_tokens` for text completions. source: OpenAI's API reference
 const DEFAULT_COMPLETION_TOKENS: u32 = 16;
 
 const CHAT_PAGE: &str = include_str!("page.html");
 
-/// The state that all handlers share.
+/// The state shared by all request handlers.
 pub struct AppState {
     pub request_tx: mpsc::UnboundedSender<RingRequest>,
     pub tokenizer: Arc<Tokenizer>,
@@ -64,9 +65,9 @@ pub struct AppState {
     pub context_length: u32,
     pub vocab_size: u32,
     pub metrics: Arc<Metrics>,
-    /// The bearer token that clients must send; only a server on loopback may have none.
+    /// The bearer token that clients must send; `None` only for a server that listens on loopback.
     pub bearer_token: Option<String>,
-    /// The plan of the running ring.
+    /// The plan of the running ring: the layers of each device.
     pub plan: Mutex<Plan>,
     /// The time at which the server started, as a Unix timestamp in seconds.
     pub start_unix_time: u64,
@@ -79,7 +80,7 @@ pub fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Builds the routes of the server.
+/// Returns the router with all paths of the server.
 pub fn router(state: Arc<AppState>) -> Router {
     let protected = Router::new()
         .route("/v1/chat/completions", post(create_chat_completion))
@@ -102,8 +103,8 @@ pub fn router(state: Arc<AppState>) -> Router {
 
 async fn unknown_path(request: Request) -> ApiError {
     let message = format!(
-        "there is no `{} {}`: use /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics, or / for the \
-         chat page",
+        "there is no endpoint `{} {}`: use /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics, or \
+         / for the chat page",
         request.method(),
         excerpt(request.uri().path())
     );
@@ -113,17 +114,17 @@ async fn unknown_path(request: Request) -> ApiError {
 /// Returns the error for a path that does not support the request's method; axum adds the `Allow` header.
 async fn method_not_allowed(request: Request) -> ApiError {
     let path = excerpt(request.uri().path());
-    let message =
-        format!("`{path}` does not support {}: the `Allow` header lists its methods", request.method());
+    let message = format!(
+        "`{path}` does not support the method {}: use a method from the `Allow` header",
+        request.method()
+    );
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }
 
 async fn get_health(State(state): State<Arc<AppState>>) -> Response {
-    if state.metrics.is_ring_up() {
-        Json(json!({"status": "ok"})).into_response()
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, Json(json!({"status": "the ring is down"}))).into_response()
-    }
+    let is_up = state.metrics.is_ring_up();
+    let code = if is_up { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (code, Json(json!({"status": if is_up { "ok" } else { "the ring is down" }}))).into_response()
 }
 
 async fn get_metrics(State(state): State<Arc<AppState>>) -> Response {
@@ -184,7 +185,7 @@ async fn create_completion(
     respond(&state, ResponseKind::Completion, id, parsed).await
 }
 
-/// Starts a generation for each prompt. Returns the response, streamed or complete.
+/// Starts a generation for each prompt, and returns the HTTP response, either streamed or complete.
 async fn respond(
     state: &Arc<AppState>,
     kind: ResponseKind,
@@ -212,8 +213,8 @@ async fn respond(
     response
 }
 
-/// Waits for all generations concurrently, so that the time to first token of each is measured correctly. Dropping
-/// the future cancels them.
+/// Waits for all generations concurrently, so that the time to first token of each generation is measured correctly.
+/// Dropping the returned future cancels the generations.
 async fn collect_all(
     header: &ResponseMetadata,
     generations: Vec<Generation>,
@@ -232,7 +233,7 @@ async fn collect_all(
     Ok(Json(header.response_json(texts, usages.into_iter().sum())))
 }
 
-/// Waits for a generation to end. Returns its text, its finish reason and its usage, or the reason of a failure.
+/// Waits until a generation ends. Returns its text, finish reason and token usage, or the error message of the ring.
 async fn collect(mut generation: Generation) -> Result<((String, FinishReason), Usage), String> {
     let (mut text, mut reason) = (String::new(), FinishReason::Length);
     while let Some(chunk) = generation.next().await {
@@ -246,7 +247,7 @@ async fn collect(mut generation: Generation) -> Result<((String, FinishReason), 
 }
 
 impl AppState {
-    /// Replaces the plan that `/ring` shows.
+    /// Replaces the plan that the path `/ring` returns.
     pub fn set_plan(&self, plan: &Plan) {
         self.plan.lock().unwrap_or_else(PoisonError::into_inner).clone_from(plan);
     }
@@ -290,10 +291,11 @@ impl AppState {
             Prompt::Tokens(tokens) => tokens,
         };
         if tokens.is_empty() {
-            return Err(ApiError::invalid("prompt", "the prompt is empty: give some text"));
+            return Err(ApiError::invalid("prompt", "the prompt has no tokens: send some text"));
         }
         if let Some(token) = tokens.iter().find(|&&token| token >= self.vocab_size) {
-            let message = format!("there is no token {token}: the vocabulary has {} tokens", self.vocab_size);
+            let count = self.vocab_size;
+            let message = format!("there is no token {token} in the vocabulary: use token ids below {count}");
             return Err(ApiError::invalid("prompt", message));
         }
         Ok(tokens)
@@ -303,13 +305,11 @@ impl AppState {
         let unavailable =
             |code, message: &str| Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message));
         if !self.metrics.is_ring_up() {
-            return unavailable(
-                "ring_down",
-                "the ring is down and reconnects as soon as its devices are reachable: try again later",
-            );
+            let message = "the ring of devices is down: try again when all devices are reachable";
+            return unavailable("ring_down", message);
         }
         if self.metrics.active_requests() + prompts.len() as u64 > MAX_ACTIVE_REQUESTS {
-            return unavailable("overloaded", "too many requests are waiting: try again later");
+            return unavailable("overloaded", "too many requests are running or waiting: try again later");
         }
         let sampler = Sampler::new(params.sampler).map_err(|error| {
             let param = if let ExecError::Sampling { name, .. } = &error { *name } else { "temperature" };
@@ -325,7 +325,7 @@ impl AppState {
             let request = RingRequest { prompt, max_new_tokens, sampler, response_tx };
             // The ring's side is closed only while the server shuts down.
             if let Err(mpsc::error::SendError(request)) = self.request_tx.send(request) {
-                let _ = request.response_tx.send(ResponseEvent::Failed("the server is stopping".into()));
+                let _ = request.response_tx.send(ResponseEvent::Failed("the server is shutting down".into()));
             }
             let (tokenizer, stops) = (self.tokenizer.clone(), params.stop_strings.clone());
             Generation::new(events, tokenizer, prompt_tokens, stops, self.metrics.start_request())
@@ -333,15 +333,15 @@ impl AppState {
         Ok((0..).zip(prompts.into_iter().zip(limits)).map(start).collect())
     }
 
-    /// Returns the number of tokens to generate after a prompt of `prompt` tokens.
+    /// Returns the maximum number of tokens to generate after a prompt of `prompt` tokens.
     fn tokens_to_generate(&self, prompt: u64, params: &GenerationParams) -> Result<u32, ApiError> {
         let context = u64::from(self.context_length);
         let left = context.saturating_sub(prompt);
         let wanted = params.max_tokens.map_or(left, u64::from);
         if left == 0 || wanted > left {
             let message = format!(
-                "a prompt of {prompt} tokens and {wanted} generated tokens do not fit in the context of {context} tokens: \
-                 shorten the prompt or lower `max_tokens`"
+                "a prompt of {prompt} tokens and {wanted} generated tokens do not fit in the context of {context} \
+                 tokens: shorten the prompt or lower `max_tokens`"
             );
             let error = ApiError::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message);
             return Err(ApiError { param: Some("max_tokens"), ..error });

@@ -1,6 +1,6 @@
 //! Metrics of a server: Prometheus metrics for `/metrics`, and a snapshot for the chat page.
 //!
-//! Device times come from the traces that the running ring reports. No data of individual requests are stored.
+//! The device times come from the traces that the running ring reports. No data of single requests are stored.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64};
@@ -16,7 +16,7 @@ use prometheus_client::registry::{Metric, Registry, Unit};
 use serde::Serialize;
 use tokio::time::Instant;
 
-/// The numbers of tokens of a request.
+/// The token counts of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[expect(clippy::struct_field_names, reason = "the names of the API")]
 pub struct Usage {
@@ -36,8 +36,8 @@ impl std::iter::Sum for Usage {
     }
 }
 
-/// Upper bounds of the buckets of the time to first token, in seconds.
-/// source: assumed, from a short prompt on a fast ring to a long one on a slow one
+/// Upper bounds of the histogram buckets for the time to first token, in seconds.
+/// source: assumed, from a short prompt on a fast ring to a long prompt on a slow ring
 const TTFT_BUCKETS: [f64; 9] = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0];
 
 type FloatCounter = Counter<f64, AtomicU64>;
@@ -62,18 +62,18 @@ pub struct Metrics {
     devices: Mutex<BTreeMap<String, DeviceActivity>>,
 }
 
-/// How a device has spent its time since the server started.
+/// Totals of a device since the server started, and its weights in memory.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct DeviceActivity {
-    /// Seconds for which the CPU or the GPU computed.
+    /// Time for which the CPU or the GPU computed, in seconds.
     pub computing_s: f64,
-    /// Seconds for which computations waited for weights from disk.
+    /// Time for which computations waited for weights from disk, in seconds.
     pub disk_wait_s: f64,
-    /// Seconds for which the device waited for activations from its predecessor in the ring.
+    /// Time for which the device waited for activations from its predecessor in the ring, in seconds.
     #[serde(rename = "waiting_s")]
     pub receive_wait_s: f64,
     pub read_bytes: u64,
-    /// Bytes of weights in memory at the last sample.
+    /// Weights in memory at the last counter sample, in bytes.
     pub resident_bytes: u64,
 }
 
@@ -88,7 +88,7 @@ pub struct Snapshot {
     /// Number of tokens generated since the server started.
     #[serde(rename = "generated")]
     pub generated_tokens: u64,
-    /// Seconds since the server started.
+    /// Time since the server started, in seconds.
     pub uptime_s: f64,
     pub devices: BTreeMap<String, DeviceActivity>,
 }
@@ -97,9 +97,9 @@ impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("hearth");
         let all = &mut registry;
-        let states = "Time of a device by state: computing, waiting for its disk, waiting for activations";
-        let token_kinds = "Tokens of prompts, of these found in the cache, and generated";
-        let cancelled = "Requests whose client disconnected before the end";
+        let states = "Time of a device by state: computing, waiting for the disk, waiting for activations";
+        let token_kinds = "Tokens by kind: prompt tokens, prompt tokens found in the cache, generated tokens";
+        let cancelled = "Requests whose client disconnected before the response was complete";
         let ttft = Histogram::new(TTFT_BUCKETS);
         let help = "Time from a request to its first token";
         all.register_with_unit("time_to_first_token", help, Unit::Seconds, ttft.clone());
@@ -110,8 +110,8 @@ impl Default for Metrics {
             active: metric(all, "requests_active", "Requests running or waiting", None),
             tokens: metric(all, "tokens", token_kinds, None),
             ttft,
-            rings: metric(all, "rings", "Rings that came up", None),
-            ring_up: metric(all, "ring_up", "Whether the ring takes requests", None),
+            rings: metric(all, "rings", "Times that the ring of devices was connected", None),
+            ring_up: metric(all, "ring_up", "Whether the ring of devices accepts requests", None),
             uptime: metric(all, "uptime", "Time since the server started", Some(Unit::Seconds)),
             device_seconds: metric(all, "device", states, Some(Unit::Seconds)),
             device_read_bytes: metric(all, "device_read", "Weights read from disk", Some(Unit::Bytes)),
@@ -159,12 +159,12 @@ impl Metrics {
         }
     }
 
-    /// Whether the ring accepts requests.
     pub fn is_ring_up(&self) -> bool {
         self.ring_up.get() != 0
     }
 
-    /// Adds the times, the bytes read and the resident bytes of a part of a device's trace to its activity.
+    /// Adds a part of a device's trace to the totals of the device: the times and the bytes read of the steps in
+    /// `records`. Also updates the resident bytes from `readings`.
     pub fn record_device_activity(&self, device: &str, records: &[StepRecord], readings: &[CounterReading]) {
         let mut added = DeviceActivity::default();
         for record in records {
@@ -183,29 +183,25 @@ impl Metrics {
                 _ => {}
             }
         }
-        let states = [
-            ("computing", added.computing_s),
-            ("disk", added.disk_wait_s),
-            ("waiting", added.receive_wait_s),
-        ];
-        for (state, seconds) in states {
+        let mut devices = self.devices();
+        let total = devices.entry(device.to_owned()).or_default();
+        for (state, seconds, total_seconds) in [
+            ("computing", added.computing_s, &mut total.computing_s),
+            ("disk", added.disk_wait_s, &mut total.disk_wait_s),
+            ("waiting", added.receive_wait_s, &mut total.receive_wait_s),
+        ] {
             let labels = [("device", device.to_owned()), ("state", state.to_owned())];
             self.device_seconds.get_or_create(&labels).inc_by(seconds);
+            *total_seconds += seconds;
         }
         self.device_read_bytes.get_or_create(&[("device", device.to_owned())]).inc_by(added.read_bytes);
-        let mut devices = self.devices();
-        let activity = devices.entry(device.to_owned()).or_default();
-        activity.computing_s += added.computing_s;
-        activity.disk_wait_s += added.disk_wait_s;
-        activity.receive_wait_s += added.receive_wait_s;
-        activity.read_bytes += added.read_bytes;
+        total.read_bytes += added.read_bytes;
         let resident = readings.iter().rev().find(|reading| reading.counter == TraceCounter::Resident);
         if let Some(reading) = resident {
-            activity.resident_bytes = reading.value;
+            total.resident_bytes = reading.value;
         }
     }
 
-    /// Returns the current state of the server.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             is_ring_up: self.is_ring_up(),
@@ -236,20 +232,20 @@ pub struct ActiveRequest {
 }
 
 impl ActiveRequest {
-    /// Records that text was produced; the first call records the time to first token.
+    /// Records the time to first token on the first call. Further calls have no effect.
     pub fn observe_ttft(&mut self) {
         if !std::mem::replace(&mut self.has_text, true) {
             self.metrics.ttft.observe(self.started.elapsed().as_secs_f64());
         }
     }
 
-    /// Marks the request as finished, whether it succeeded or failed. A request that is dropped unfinished counts as
-    /// cancelled.
+    /// Marks the request as finished, whether it succeeded or failed. A request that is dropped without this mark
+    /// counts as cancelled.
     pub fn finish(&mut self) {
         self.is_finished = true;
     }
 
-    /// Counts the tokens of a finished request.
+    /// Adds the token counts of a finished request to the metrics.
     pub fn record_usage(&self, Usage { prompt_tokens, cached_tokens, generated_tokens }: Usage) {
         for (kind, count) in
             [("prompt", prompt_tokens), ("cached", cached_tokens), ("generated", generated_tokens)]

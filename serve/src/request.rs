@@ -1,7 +1,7 @@
 //! Request bodies of OpenAI's completion endpoints, parsed and validated.
 //!
-//! Unsupported fields that would change the result are refused by name. Fields without effect (`user`, `metadata`,
-//! ...) are ignored.
+//! A request with an unsupported field that would change the result is refused, and the error names the field. Fields
+//! that do not change the result, such as `user` and `metadata`, are ignored.
 
 use hearth_runtime::{ChatMessage, SamplerOptions};
 use serde::Deserialize;
@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 
 use crate::error::{ApiError, excerpt};
 
-/// Maximum number of stop strings of a request. source: assumed; OpenAI's API allows 4
+/// Maximum number of stop strings in a request. source: assumed; OpenAI's API allows 4
 const MAX_STOP_STRINGS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
-/// Maximum number of prompts of a completion request. source: assumed
+/// Maximum number of prompts in a completion request. source: assumed
 const MAX_PROMPTS: usize = 64;
 
-/// The fields that chat and text completions share.
+/// The request fields that chat completions and text completions share.
 #[derive(Debug, Deserialize)]
 pub struct CommonFields {
     pub model: Option<String>,
@@ -24,7 +24,7 @@ pub struct CommonFields {
     max_completion_tokens: Option<u32>,
     temperature: Option<f32>,
     top_p: Option<f32>,
-    /// Top-k sampling, which other APIs have but OpenAI's does not.
+    /// The number of most probable tokens to sample from (top-k), which OpenAI's API does not have.
     top_k: Option<usize>,
     seed: Option<i64>,
     stop: Option<StopField>,
@@ -108,7 +108,7 @@ pub enum Prompt {
     Tokens(Vec<u32>),
 }
 
-/// Validated parameters of a generation.
+/// The validated parameters of a generation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerationParams {
     /// Maximum number of generated tokens; `None` generates until the context is full.
@@ -117,7 +117,7 @@ pub struct GenerationParams {
     pub stop_strings: Vec<String>,
     /// Whether the response is streamed.
     pub stream: bool,
-    /// Whether a streamed response ends with its token usage.
+    /// Whether a streamed response ends with the token usage.
     pub include_usage: bool,
 }
 
@@ -133,8 +133,7 @@ impl MessageField {
             ("text", Some(text)) => Ok(text),
             (kind, _) => {
                 let kind = excerpt(kind);
-                let message =
-                    format!("content of type `{kind}` is not supported: this model reads text only");
+                let message = format!("message content of type `{kind}` is not supported: send only text");
                 Err(ApiError::invalid("messages", message))
             }
         };
@@ -157,10 +156,10 @@ impl CompletionRequest {
             Some(PromptField::TokenLists(lists)) => lists.into_iter().map(Prompt::Tokens).collect(),
         };
         match prompts.len() {
-            0 => Err(ApiError::invalid("prompt", "the prompt is missing: give a text or a list of texts")),
+            0 => Err(ApiError::invalid("prompt", "the prompt is missing: send a text or a list of texts")),
             1..=MAX_PROMPTS => Ok(prompts),
             count => {
-                let message = format!("{count} prompts at once: give at most {MAX_PROMPTS}");
+                let message = format!("the request has {count} prompts: send at most {MAX_PROMPTS}");
                 Err(ApiError::invalid("prompt", message))
             }
         }
@@ -168,8 +167,8 @@ impl CompletionRequest {
 }
 
 impl CommonFields {
-    /// Validates the fields. A request that has no seed gets `seed`.
-    pub fn to_generation_params(&self, seed: u64) -> Result<GenerationParams, ApiError> {
+    /// Validates the fields and returns the generation parameters. A request without a seed gets `default_seed`.
+    pub fn to_generation_params(&self, default_seed: u64) -> Result<GenerationParams, ApiError> {
         self.check_supported()?;
         let default = SamplerOptions::default();
         // OpenAI's default temperature is 1.
@@ -177,11 +176,11 @@ impl CommonFields {
             temperature: self.temperature.unwrap_or(1.0),
             top_k: self.top_k.unwrap_or(default.top_k),
             top_p: self.top_p.unwrap_or(default.top_p),
-            seed: self.seed.map_or(seed, i64::cast_unsigned),
+            seed: self.seed.map_or(default_seed, i64::cast_unsigned),
         };
         let max_tokens = self.max_completion_tokens.or(self.max_tokens);
         if max_tokens == Some(0) {
-            return Err(ApiError::invalid("max_tokens", "`max_tokens` must be at least 1"));
+            return Err(ApiError::invalid("max_tokens", "`max_tokens` is 0: set it to at least 1"));
         }
         let stop_strings = match &self.stop {
             None => vec![],
@@ -191,7 +190,7 @@ impl CommonFields {
         let is_invalid = |text: &String| text.is_empty() || text.len() > MAX_STOP_BYTES;
         if stop_strings.len() > MAX_STOP_STRINGS || stop_strings.iter().any(is_invalid) {
             let message = format!(
-                "`stop` may have at most {MAX_STOP_STRINGS} strings, each of 1 to {MAX_STOP_BYTES} bytes"
+                "`stop` is invalid: send at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_BYTES} bytes each"
             );
             return Err(ApiError::invalid("stop", message));
         }

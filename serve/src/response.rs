@@ -1,7 +1,7 @@
-//! Response bodies of OpenAI's completion endpoints, as one document or as server-sent events.
+//! Response bodies of OpenAI's completion endpoints, as one JSON document or as server-sent events (SSE).
 //!
-//! The objects are `chat.completion`, `chat.completion.chunk` and `text_completion`. While there are no tokens, a
-//! stream sends comments, so that proxies keep the connection open.
+//! The bodies are the objects `chat.completion`, `chat.completion.chunk` and `text_completion` of OpenAI's API. While
+//! no token is ready, a stream sends SSE comments, so that proxies keep the connection open.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -21,10 +21,10 @@ use crate::error::ApiError;
 use crate::generation::{Chunk, FinishReason, Generation};
 use crate::metrics::Usage;
 
-/// The time between comments in an idle stream.
-/// source: assumed, below the minute after which proxies close idle connections
+/// The interval between SSE comments in an idle stream.
+/// source: assumed, shorter than the minute after which proxies close idle connections
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// Maximum number of events that are buffered for a slow client. Further tokens wait in the request's event channel.
+/// Maximum number of server-sent events buffered for a slow client. Further tokens wait in the channel from the ring.
 const STREAM_BUFFER_EVENTS: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub enum ResponseKind {
     Completion,
 }
 
-/// The fields that all chunks of a response have in common.
+/// The fields that are the same in all chunks of a response.
 #[derive(Debug, Clone)]
 pub struct ResponseMetadata {
     pub kind: ResponseKind,
@@ -44,7 +44,13 @@ pub struct ResponseMetadata {
 }
 
 impl ResponseMetadata {
-    fn document(&self, object: &str, choices: &[Value], usage: Option<Usage>) -> Value {
+    /// Returns a complete response or, if `is_chunk`, a streamed chunk. The last chunk has the usage and no choices.
+    fn document(&self, is_chunk: bool, choices: &[Value], usage: Option<Usage>) -> Value {
+        let object = match (self.kind, is_chunk) {
+            (ResponseKind::Chat, false) => "chat.completion",
+            (ResponseKind::Chat, true) => "chat.completion.chunk",
+            (ResponseKind::Completion, _) => "text_completion",
+        };
         let mut document = json!({
             "id": self.id,
             "object": object,
@@ -63,16 +69,7 @@ impl ResponseMetadata {
         document
     }
 
-    /// Returns a chunk of a streamed response; the chunk with the usage is the last one and has no choices.
-    fn chunk(&self, choices: &[Value], usage: Option<Usage>) -> Value {
-        let object = match self.kind {
-            ResponseKind::Chat => "chat.completion.chunk",
-            ResponseKind::Completion => "text_completion",
-        };
-        self.document(object, choices, usage)
-    }
-
-    /// Returns a complete response with the text and finish reason of each choice.
+    /// Returns the complete response with the text and the finish reason of each choice.
     pub fn response_json(&self, texts: Vec<(String, FinishReason)>, usage: Usage) -> Value {
         let choice = |(index, (text, finish)): (usize, (String, FinishReason))| {
             let (key, content) = match self.kind {
@@ -83,16 +80,12 @@ impl ResponseMetadata {
             };
             choice_object(index, key, &content, Some(finish))
         };
-        let object = match self.kind {
-            ResponseKind::Chat => "chat.completion",
-            ResponseKind::Completion => "text_completion",
-        };
         let choices: Vec<Value> = texts.into_iter().enumerate().map(choice).collect();
-        self.document(object, &choices, Some(usage))
+        self.document(false, &choices, Some(usage))
     }
 
-    /// Returns a chunk with text or with the finish reason. Without both, it is the first chunk of a chat, with the
-    /// role.
+    /// Returns the chunk with a text, or the chunk with the finish reason. If both are `None`, returns the first chunk
+    /// of a chat response, which has the role of the message.
     fn text_chunk(&self, index: usize, text: Option<&str>, finish: Option<FinishReason>) -> Value {
         let (key, content) = match (self.kind, text, finish) {
             (ResponseKind::Completion, ..) => ("text", text.unwrap_or_default().into()),
@@ -100,7 +93,7 @@ impl ResponseMetadata {
             (ResponseKind::Chat, Some(text), None) => ("delta", json!({"content": text})),
             (ResponseKind::Chat, None, None) => ("delta", json!({"role": "assistant", "content": ""})),
         };
-        self.chunk(&[choice_object(index, key, &content, finish)], None)
+        self.document(true, &[choice_object(index, key, &content, finish)], None)
     }
 }
 
@@ -108,14 +101,14 @@ fn choice_object(index: usize, key: &str, content: &Value, finish: Option<Finish
     json!({"index": index, (key): content, "logprobs": null, "finish_reason": finish})
 }
 
-/// Streams generations as server-sent events. The events of several generations are interleaved.
+/// Returns a response that streams all generations as server-sent events, interleaved.
 pub fn stream(header: ResponseMetadata, generations: Vec<Generation>, include_usage: bool) -> Response {
     let (event_tx, event_rx) = mpsc::channel(STREAM_BUFFER_EVENTS);
     tokio::spawn(send_all(header, generations, include_usage, event_tx));
     Sse::new(EventStream(event_rx)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
 }
 
-/// Sends the chunks of all generations. Stops, and cancels them, when the client disconnects or one of them fails.
+/// Sends the chunks of all generations. Cancels all generations if the client disconnects or one generation fails.
 async fn send_all(
     header: ResponseMetadata,
     generations: Vec<Generation>,
@@ -138,12 +131,12 @@ async fn send_all(
         usages.push(usage);
     }
     if include_usage {
-        let _ = event_tx.send(header.chunk(&[], Some(usages.into_iter().sum())).to_string()).await;
+        let _ = event_tx.send(header.document(true, &[], Some(usages.into_iter().sum())).to_string()).await;
     }
     let _ = event_tx.send("[DONE]".into()).await;
 }
 
-/// Sends the chunks of one generation. Returns its usage, or `None` if it was cancelled or failed.
+/// Sends the chunks of one generation. Returns the token usage, or `None` if the generation failed or was cancelled.
 async fn send_one(
     header: &ResponseMetadata,
     index: usize,
@@ -168,7 +161,7 @@ async fn send_one(
     Some(generation.usage)
 }
 
-/// A stream of the server-sent events from a channel.
+/// A stream of server-sent events whose data come from a channel.
 struct EventStream(mpsc::Receiver<String>);
 
 impl Stream for EventStream {

@@ -1,8 +1,8 @@
 //! Event queue and clock of a simulation.
 //!
-//! A binary heap of (nanoseconds, sequence, event). The sequence breaks ties: events of the same instant are
-//! handled in the order in which they were scheduled, so two runs with the same input write identical traces.
-//! An event is any value that the simulation chooses, in practice one enum.
+//! The queue is a binary heap of entries with a time, a sequence number and an event. Sequence numbers break ties:
+//! events of the same instant are handled in the order in which they were scheduled, so two runs with the same input
+//! write identical traces. The event type is a parameter of the queue.
 //!
 //! The completion time of a shared resource changes whenever a job starts or ends, so its pending event must be
 //! replaced. The resource uses a [`Timer`]: setting a timer increments its generation, which makes its entry in the
@@ -11,27 +11,27 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// An instant of simulated time, in integer nanoseconds since the start.
+/// An instant of simulated time, in nanoseconds since the start of the run.
 pub type Nanos = u64;
 
 /// Maximum simulated time in nanoseconds: about three years, far below the largest value of the clock.
 pub const MAX_SIM_TIME: Nanos = 100_000_000_000_000_000;
 
-/// The pending events of a simulation, and its clock.
+/// The event queue and the clock of a simulation; `E` is the type of the events.
 #[derive(Debug)]
 pub struct Engine<E> {
     now: Nanos,
     sequence: u64,
     heap: BinaryHeap<Entry<E>>,
-    /// Current generation of each timer; entries of an older generation are stale.
+    /// Current generation of each timer; a heap entry with an older generation is stale.
     generations: Vec<u32>,
 }
 
-/// A timer with at most one pending event.
+/// The handle of a timer, which has at most one pending event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timer(u32);
 
-/// The timer number of entries that belong to no timer and are never stale.
+/// Timer number of the heap entries that belong to no timer; such an entry is never stale.
 const NO_TIMER: u32 = u32::MAX;
 
 #[derive(Debug)]
@@ -48,34 +48,31 @@ impl<E> Engine<E> {
         Self { now: 0, sequence: 0, heap: BinaryHeap::new(), generations: Vec::new() }
     }
 
-    /// Returns the time of the last event handled.
+    /// Returns the current simulated time, which is the time of the last handled event.
     pub fn now(&self) -> Nanos {
         self.now
     }
 
     /// Creates a timer that is not set.
-    ///
-    /// # Panics
-    /// If there are more timers than `u32` can count.
     pub fn new_timer(&mut self) -> Timer {
         let slot = u32::try_from(self.generations.len()).ok().filter(|&slot| slot != NO_TIMER);
         self.generations.push(0);
         Timer(slot.expect("fewer timers than u32 can count"))
     }
 
-    /// Schedules an event that cannot be cancelled. An instant in the past is replaced by the current time.
+    /// Schedules an event at the time `at`, or now if `at` is in the past. The event cannot be cancelled.
     #[inline]
     pub fn schedule_at(&mut self, at: Nanos, event: E) {
         self.push(at, NO_TIMER, 0, event);
     }
 
-    /// Schedules an event that cannot be cancelled after a delay.
+    /// Schedules an event after a delay. The event cannot be cancelled.
     #[inline]
     pub fn schedule_after(&mut self, delay: Nanos, event: E) {
         self.push(self.now.saturating_add(delay), NO_TIMER, 0, event);
     }
 
-    /// Schedules the event of a timer, and cancels the event that was pending.
+    /// Schedules a timer's event at the time `at`, and cancels the pending event of the timer.
     pub fn set_timer(&mut self, timer: Timer, at: Nanos, event: E) {
         let generation = &mut self.generations[timer.0 as usize];
         *generation = generation.wrapping_add(1);
@@ -88,7 +85,7 @@ impl<E> Engine<E> {
         self.heap.clear();
     }
 
-    /// Moves the clock to the next event and returns it; `None` if nothing is pending.
+    /// Advances the clock to the next event and returns that event; `None` if no event is pending.
     #[inline]
     pub fn next_event(&mut self) -> Option<E> {
         while let Some(entry) = self.heap.pop() {
@@ -116,7 +113,7 @@ impl<E> Default for Engine<E> {
 }
 
 impl<E> Ord for Entry<E> {
-    /// Reversed, because the standard heap pops its greatest entry first.
+    /// Compares in reverse order of time, because [`BinaryHeap`] pops its greatest entry first.
     #[inline]
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.sequence).cmp(&(self.at, self.sequence))
@@ -145,11 +142,7 @@ mod tests {
     use super::*;
 
     fn drain(mut engine: Engine<u32>) -> Vec<(Nanos, u32)> {
-        let mut out = Vec::new();
-        while let Some(event) = engine.next_event() {
-            out.push((engine.now(), event));
-        }
-        out
+        std::iter::from_fn(|| engine.next_event().map(|event| (engine.now(), event))).collect()
     }
 
     #[test]

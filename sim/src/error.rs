@@ -13,8 +13,8 @@ pub enum SimError {
     #[error("the plan is invalid: {0}")]
     InvalidPlan(#[from] DocumentError),
     #[error(
-        "plan devices[{index}] is `{name}`, but the scenario has no such device; make a new plan from this \
-         scenario"
+        "the plan's devices[{index}] is `{name}`, but the scenario has no device of that name; make a new plan \
+         from this scenario"
     )]
     UnknownDevice { index: usize, name: String },
     #[error(
@@ -23,15 +23,15 @@ pub enum SimError {
     )]
     OtherModel { planned: String, given: String },
     #[error(
-        "plan devices[{index}] `{name}` has {layers} GPU layers per window, but its profile {missing}; set \
-         `gpu_layers: 0` or complete the profile"
+        "the plan's devices[{index}], `{name}`, has {layers} GPU layers per window, but its device profile \
+         {missing}; set `gpu_layers: 0` in the plan, or complete the profile"
     )]
     NoGpu { index: usize, name: String, layers: u32, missing: &'static str },
     #[error("the chunk size is {bytes} bytes; it must be from 128 KiB to 8 MiB")]
     UnsupportedChunkSize { bytes: u64 },
     #[error(
-        "plan devices[{index}] streams the model in too many pieces, because each has only {bytes} bytes; \
-         set a larger `stream_buffer`"
+        "the plan's devices[{index}] streams the model in too many pieces, because a piece has only {bytes} \
+         bytes; set a larger `stream_buffer` for this device"
     )]
     TooManyPieces { index: usize, bytes: u64 },
     #[error(
@@ -40,26 +40,29 @@ pub enum SimError {
     )]
     EventsWithoutRing { why: String },
     #[error(
-        "an event swaps out memory of `{device}`, but its profile has no `memory.can_swap` or no swap space; \
-         add them or remove the event"
+        "an event swaps out memory of `{device}`, but its device profile has no `memory.can_swap` or no \
+         `memory.swap_available`; add both keys, or remove the event"
     )]
     NoSwap { device: String },
     #[error(
         "an event swaps out memory of `{device}`, but its page cache (`memory.page_cache`) already swaps \
-         automatically; remove the event, or choose a page cache that does not swap, such as `two-list`"
+         automatically; remove the event, or set a page cache that does not swap, such as `two-list`"
     )]
     AutomaticSwap { device: String },
     #[error(
-        "the simulated run has taken {at} for {tokens} tokens and is still not complete; check the rates \
-         of the devices and links, one of which is far too low"
+        "the simulated run has taken {at} for {tokens} tokens and is not complete; check the rates of the \
+         devices and links in the scenario, because one of these rates is far too low"
     )]
     RunTooLong { tokens: u32, at: Seconds },
     /// Every device waits for a message from another device: a defect of the simulator.
-    #[error("the simulated ring is deadlocked after {tokens} tokens, at {at}")]
+    #[error(
+        "the simulated ring is deadlocked after {tokens} tokens, at {at}; please report this defect of the \
+         simulator with the scenario and the plan"
+    )]
     Deadlock { tokens: u32, at: Seconds },
     #[error(transparent)]
     UnreachableReceiver(#[from] UnreachableReceiver),
-    /// Plan and scenario differ in draft model or sequences, or the draft model cannot be used.
+    /// The plan and the scenario have different draft models or numbers of sequences, or the draft model is unusable.
     #[error(transparent)]
     Draft(#[from] DraftError),
     /// A pass returned tokens that no sequence expected: a defect of the simulator.

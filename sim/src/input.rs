@@ -1,4 +1,4 @@
-//! Input and result of a simulation, and the checks before it starts.
+//! Input and result of a simulation, and the checks of the input.
 
 use hearth_core::Cluster;
 use hearth_core::memory::draft;
@@ -14,13 +14,12 @@ use hearth_schema::trace::Trace;
 use crate::error::SimError;
 use crate::page_cache::CHUNK_BYTES;
 
-/// Maximum number of pieces into which managed residency divides the weights of a model: more than a model of
-/// 1 TB has with the default stream buffer.
+/// Maximum number of pieces of a model: more than a model of 1 TB has with the default stream buffer.
 const MAX_PIECES: u64 = 1 << 24;
 
 #[derive(Debug, Clone, Copy)]
 pub struct Input<'a> {
-    /// The scenario, with the profiles of its devices and its model loaded.
+    /// The devices, links, model and workload of the scenario.
     pub cluster: &'a Cluster,
     pub plan: &'a Plan,
     pub options: &'a Options,
@@ -28,19 +27,17 @@ pub struct Input<'a> {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// Chunk size of the page cache, except on devices with managed residency. A smaller size is slower to simulate
-    /// and closer to the kernel.
+    /// Chunk size of the simulated page cache, except on devices with managed residency, whose chunks are pieces. A
+    /// smaller size is slower to simulate and closer to the kernel.
     pub chunk_size: Bytes,
-    /// Whether the page cache starts in the state in which earlier tokens would have left it.
+    /// Whether each page cache initially contains the weights that earlier tokens would have left in it.
     pub starts_warm: bool,
     /// Whether to run plans that need more memory than the devices have.
     pub ignore_memory_shortages: bool,
-    /// Maximum memory of a device's process beyond what its profile states; the seed determines the actual amount. If
-    /// the weights of a device only just fit, this amount and the position of a token's first fault (the embedding
-    /// row, which aligns the read-ahead) determine how much is read for a token.
+    /// Maximum memory of a device's process that its profile does not include; the random seed determines the actual
+    /// amount. The amount matters if the weights of a device only just fit in its memory.
     pub max_extra_process_memory: Bytes,
-    /// Whether a fault at an embedding row also reads the pages around it, as in an engine that does not call
-    /// `madvise`.
+    /// Whether a fault at an embedding row also reads the pages around it, as without a call of `madvise`.
     pub read_around_embedding_rows: bool,
 }
 
@@ -60,7 +57,7 @@ impl Default for Options {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ScenarioEvents<'a> {
     pub events: &'a [hearth_schema::events::Event],
-    /// Makes a new plan when a device is lost. Without a replanner the run ends.
+    /// The planner that makes a new plan when a device is lost; if `None`, the loss ends the run.
     pub replanner: Option<&'a dyn Replanner>,
 }
 
@@ -121,7 +118,7 @@ pub fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a DeviceProfile>, SimError> 
     Ok(devices)
 }
 
-/// Checks that the events can be simulated with this plan and these devices.
+/// Checks that the events of the scenario can be simulated with the plan and the devices of the input.
 pub fn check_events(input: &Input, scenario_events: &ScenarioEvents) -> Result<(), SimError> {
     if let Some(why) = input.plan.simulation_only_reason().filter(|_| !scenario_events.events.is_empty()) {
         return Err(SimError::EventsWithoutRing { why });

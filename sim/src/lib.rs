@@ -1,7 +1,6 @@
 //! Discrete-event simulator: predicts the time per token of a plan and the activity of every device.
 //!
-//! [`simulate`] takes a resolved scenario and a plan. It interprets the same schedule as the executor and writes a
-//! trace in the same format.
+//! [`simulate`] interprets the same schedule of a plan as the executor, and writes a trace in the same format.
 //!
 //! | module | contents |
 //! |---|---|

@@ -18,7 +18,7 @@
 use hearth_profiles::model::ModelShape;
 use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond};
 
-/// The format of the weights (ML Drift paper, section 4.2). The scale of each channel is not counted.
+/// The weight format (ML Drift paper, section 4.2). Byte counts do not include the scales of the channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightFormat {
     Q8,
@@ -34,7 +34,7 @@ pub struct MobileGpu {
     pub bandwidth: BytesPerSecond,
 }
 
-/// Measured speeds of one model in tokens per second.
+/// Measured prefill and decode speed of one model in one weight format.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MeasuredSpeeds {
     pub weight_format: WeightFormat,
@@ -42,35 +42,27 @@ pub struct MeasuredSpeeds {
     pub decode_tokens_per_second: f64,
 }
 
-struct WeightCounts {
-    attention: f64,
-    feed_forward: f64,
-    embedding: f64,
-}
-
-fn weight_counts(shape: &ModelShape) -> WeightCounts {
+/// Returns the numbers of weights in attention, in the feed-forward blocks and in the embedding.
+fn weight_counts(shape: &ModelShape) -> [f64; 3] {
     let (layers, wide) = (f64::from(shape.layers.0), f64::from(shape.embedding));
     let mixed = f64::from(shape.heads) * f64::from(shape.value_length);
     let rows = (shape.query_width() + shape.key_width() + shape.value_width()) as f64;
-    WeightCounts {
-        attention: layers * wide * (rows + mixed),
-        feed_forward: layers * 3.0 * wide * f64::from(shape.feed_forward_length),
-        embedding: f64::from(shape.vocab_size) * wide,
-    }
+    let feed_forward = layers * 3.0 * wide * f64::from(shape.feed_forward_length);
+    [layers * wide * (rows + mixed), feed_forward, f64::from(shape.vocab_size) * wide]
 }
 
-/// Returns the bytes of weights that are read for a token: W in the equations of this module.
+/// Returns the bytes of the weights that a token reads: W in the equations of this module.
 pub fn weight_bytes(shape: &ModelShape, weights: WeightFormat) -> f64 {
-    let WeightCounts { attention, feed_forward, embedding } = weight_counts(shape);
+    let [attention, feed_forward, embedding] = weight_counts(shape);
     match weights {
         WeightFormat::Q8 => attention + feed_forward + embedding,
         WeightFormat::Mixed => attention + 0.5 * (feed_forward + embedding),
     }
 }
 
-/// Returns the operations of the prefill of a prompt.
+/// Returns the floating-point operations of the prefill of a prompt with `prompt` tokens.
 pub fn prefill_flops(shape: &ModelShape, prompt: u32) -> Flops {
-    let WeightCounts { attention, feed_forward, embedding } = weight_counts(shape);
+    let [attention, feed_forward, embedding] = weight_counts(shape);
     let (layers, prompt) = (f64::from(shape.layers.0), f64::from(prompt));
     let scores = 4.0 * layers * shape.query_width() as f64 * prompt * prompt;
     Flops(2.0 * (attention + feed_forward) * prompt + 2.0 * embedding + scores)
@@ -83,8 +75,7 @@ fn cache_bytes(shape: &ModelShape, position: u32) -> f64 {
 
 impl MobileGpu {
     /// Fits the rates of a GPU to measured speeds with a prompt of `prompt` tokens and a mean position of `position`
-    /// in decoding. Both rates are geometric means over the measurements, because speeds are ratios. Returns `None`
-    /// without a measurement.
+    /// in decoding. Both rates are geometric means, because speeds are ratios. Returns `None` without a measurement.
     pub fn fit(
         shape: &ModelShape,
         measured: &[MeasuredSpeeds],
@@ -106,7 +97,6 @@ impl MobileGpu {
         })
     }
 
-    /// Returns the prefill speed in tokens per second.
     pub fn prefill_tokens_per_second(&self, shape: &ModelShape, weights: WeightFormat, prompt: u32) -> f64 {
         let work = prefill_flops(shape, prompt).0 / self.arithmetic_rate.0;
         let reading = weight_bytes(shape, weights) / self.bandwidth.0;

@@ -16,7 +16,7 @@ use crate::resource::link::{Delivery, NetworkLinks, SendOutcome, WiredLink};
 #[derive(Debug)]
 pub struct NetworkSim<E> {
     pub links: NetworkLinks,
-    /// The arrival event and the index of the send record of each message whose delivery is not known yet.
+    /// By message number: the arrival event and the index of the send record, if the delivery is not known yet.
     in_flight: BTreeMap<u64, (E, usize)>,
     timer: Timer,
 }
@@ -27,8 +27,8 @@ impl<E> NetworkSim<E> {
         Self { links: cluster_links(cluster, plan), in_flight: BTreeMap::new(), timer }
     }
 
-    /// Sends a message, whose send record is the last of `records`; `event` occurs at its arrival. Returns
-    /// whether the delivery is known already; if not, call [`NetworkSim::schedule_arrivals`].
+    /// Sends a message, whose send record is the last of `records`; `event` occurs when the message arrives. Returns
+    /// whether the delivery time is known already; if not, call [`NetworkSim::schedule_arrivals`].
     pub fn send(
         &mut self,
         engine: &mut Engine<E>,
@@ -50,8 +50,7 @@ impl<E> NetworkSim<E> {
         }
     }
 
-    /// Schedules the arrivals of messages whose delivery is known by now, and `wifi` at the links' next
-    /// event.
+    /// Schedules the arrivals of messages with known delivery, and the event `wifi` at the links' next event time.
     pub fn schedule_arrivals(&mut self, engine: &mut Engine<E>, records: &mut [StepRecord], wifi: E) {
         while let Some((number, delivery)) = self.links.pop_delivery(engine.now()) {
             // Dropped messages have no event.
@@ -64,7 +63,7 @@ impl<E> NetworkSim<E> {
         }
     }
 
-    /// Drops all messages whose delivery is not known yet. Their bytes still occupy the channel.
+    /// Drops all messages whose delivery time is not known yet. The bytes of these messages still occupy the channel.
     pub fn drop_pending_messages(&mut self) {
         self.in_flight.clear();
     }
@@ -75,8 +74,8 @@ fn schedule_arrival<E>(engine: &mut Engine<E>, record: &mut StepRecord, event: E
     engine.schedule_at(delivery.arrival, event);
 }
 
-/// Returns the members of the cluster in the order in which the links number them: the plan's devices in ring order,
-/// then the other members, which a later plan may use.
+/// Returns the indices of the cluster's members in the order in which the links number the members: the plan's devices
+/// in ring order, then the other members, which a later plan may use.
 pub fn member_order(cluster: &Cluster, plan: &Plan) -> Vec<usize> {
     let members = &cluster.members;
     let planned = |device: &PlannedDevice| members.iter().position(|member| member.name == device.name);

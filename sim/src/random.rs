@@ -1,12 +1,11 @@
-//! Random streams: one for each (seed, purpose, subject) of a run.
+//! Random streams: one for each purpose, sequence and subject of a run.
 //!
-//! The subject is a sequence, a position, a device or a channel. A further draw from one stream changes no other
-//! stream.
+//! The subject is a position, a device or a channel. An additional draw from one stream does not change the others.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// Bit offset of the purpose in a stream's number; the bits below it are the subject.
+/// Bit offset of the purpose in a stream's number; the lower bits are the subject.
 const PURPOSE_SHIFT: u32 = 40;
 /// Bit offset of the sequence in a stream's number.
 const SEQUENCE_SHIFT: u32 = 44;
@@ -16,16 +15,16 @@ pub enum StreamPurpose {
     EmbeddingRow = 1,
     /// Whether a draft is accepted.
     Acceptance = 2,
-    /// The memory of a process beyond what the device's profile states.
+    /// How much memory of a device's process the device profile does not include.
     Process = 3,
     Wifi = 4,
-    /// The chunk that the random page cache evicts.
+    /// Which chunk the random page cache evicts.
     Eviction = 5,
     /// Whether a page boundary lies inside a load instruction.
     PageBoundary = 6,
 }
 
-/// Returns the random stream of a position, device or channel (`subject`); without sequences `sequence` is 0.
+/// Returns the random stream of a `subject` (position, device or channel) in a sequence; 0 stands for no sequence.
 pub fn stream(seed: u64, purpose: StreamPurpose, sequence: u32, subject: u64) -> ChaCha8Rng {
     let mut stream = ChaCha8Rng::seed_from_u64(seed);
     let below = subject & ((1 << PURPOSE_SHIFT) - 1);
@@ -33,12 +32,12 @@ pub fn stream(seed: u64, purpose: StreamPurpose, sequence: u32, subject: u64) ->
     stream
 }
 
-/// Draws a number from [0, 1).
+/// Draws a uniformly distributed number from [0, 1).
 pub fn uniform(stream: &mut impl Rng) -> f64 {
     (stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Draws the first number of the random stream that [`stream`] returns, from [0, 1).
+/// Draws the first number of the random stream that [`stream`] returns: uniformly distributed in [0, 1).
 pub fn draw(seed: u64, purpose: StreamPurpose, sequence: u32, subject: u64) -> f64 {
     uniform(&mut stream(seed, purpose, sequence, subject))
 }

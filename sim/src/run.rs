@@ -1,4 +1,4 @@
-//! Entry points: select the simulation for a plan and run it.
+//! Entry points of the simulator: select the simulation for a plan and run it.
 
 use hearth_core::memory::DeviceMemory;
 use hearth_core::schedule::passes;
@@ -34,25 +34,18 @@ pub fn simulate_with_events(
     let short =
         !input.options.ignore_memory_shortages && memories.iter().any(|memory| !memory.shortages.is_empty());
     if short || !drafts_fit {
-        // The passes that do not depend on the acceptance of drafts.
+        // Without drafts, because the passes of a run with drafts depend on which drafts are accepted.
         let passes = passes(&Workload { speculation: None, ..input.cluster.workload.clone() });
         let pins = input.plan.simulation_only_reason().is_some();
         let unreclaimable = memories.iter().filter(|_| pins).map(|memory| memory.unreclaimable_memory);
         let shortages = memories.iter().flat_map(|memory| memory.shortages.clone()).collect();
-        return Ok(SimulationResult {
-            trace: trace::out_of_memory_trace(header, passes, unreclaimable, shortages),
-            new_plans: vec![],
-            unreached_event_indices: (0..scenario_events.events.len()).collect(),
-        });
+        let trace = trace::out_of_memory_trace(header, passes, unreclaimable, shortages);
+        let unreached_event_indices = (0..scenario_events.events.len()).collect();
+        return Ok(SimulationResult { unreached_event_indices, ..SimulationResult::without_events(trace) });
     }
-    if let Some(soc) = soc::standalone_soc(input, scenario_events, devices[0], &memories[0]) {
-        return Ok(SimulationResult::without_events(soc::simulate(
-            input,
-            soc,
-            devices[0],
-            &memories[0],
-            header,
-        )?));
+    let (device, memory) = (devices[0], &memories[0]);
+    if let Some(soc) = soc::standalone_soc(input, scenario_events, device, memory) {
+        return soc::simulate(input, soc, device, memory, header).map(SimulationResult::without_events);
     }
     ring::simulate(input, scenario_events, &devices, memories, header)
 }

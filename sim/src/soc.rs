@@ -1,12 +1,12 @@
-//! A phone with a GPU and an NPU that runs a model alone.
+//! Simulation of a phone that runs a model alone on its GPU and NPU.
 //!
 //! Each sync interval runs its kernels on the GPU and its graphs on the NPU in parallel; the CPU waits for the later
 //! of the two and starts the next interval. `hearth_core::soc` defines the intervals; the weights are in memory when
 //! the run begins. The trace has a `compute` record for each pass, and a record for every kernel and wait, up to
 //! [`MAX_DETAIL_RECORDS`].
 //!
-//! Not here: a phone in a ring, or one with too little memory for the model. For these a layer takes the total time
-//! of its intervals, and weights may have to be read from disk ([`crate::device`]).
+//! Not here: a phone in a ring, or a phone with too little memory for the model ([`crate::device`]). There a layer
+//! takes the total time of its intervals, and weights may have to be read from disk.
 
 use hearth_core::compute_cost::ComputeCost;
 use hearth_core::memory::DeviceMemory;
@@ -18,17 +18,15 @@ use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::pass::{MAX_PASS_TOKENS, Pass};
 use hearth_schema::plan::Processor;
 use hearth_schema::scenario::Workload;
-use hearth_schema::trace::{
-    Counter, CounterReading, Header, Outcome, Resource, StepCost, StepKind, StepRecord, Trace,
-};
+use hearth_schema::trace::{Counter, Header, Outcome, Resource, StepCost, StepKind, StepRecord, Trace};
 
 use crate::engine::{Engine, MAX_SIM_TIME, Nanos};
 use crate::error::SimError;
 use crate::input::{Input, ScenarioEvents};
 use crate::speculation::{AcceptanceSampler, Drafter};
-use crate::trace::{TraceCollector, memory_readings, new_record};
+use crate::trace::{TraceCollector, counter_reading, memory_readings, new_record};
 
-/// Maximum number of records of kernels and waits: enough for a few hundred passes of an 8B model.
+/// Maximum number of trace records of kernels and waits: enough for a few hundred passes of an 8B model.
 const MAX_DETAIL_RECORDS: usize = 400_000;
 
 /// Returns the SoC of a plan's only device, if no events occur and all weights are in memory from the start.
@@ -46,7 +44,7 @@ pub fn standalone_soc<'a>(
     device.soc.as_ref().filter(|_| is_alone && is_in_memory && is_plain)
 }
 
-/// The processors that run kernels.
+/// The processors that run kernels; [`Event::Kernel`] has an index of this list.
 const PROCESSORS: [Resource; 2] = [Resource::Gpu, Resource::Npu];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,21 +94,13 @@ pub fn simulate(
         let bytes = [Bytes::ZERO, cluster.model.total_bytes(), memory.unreclaimable_memory];
         readings.extend(memory_readings(0, pass.index, at, bytes));
         if pass.drafted > 0 {
-            let (counter, value) = (Counter::Accepted, u64::from(accepted));
-            readings.push(CounterReading {
-                device_index: 0,
-                counter,
-                pass_index: pass.index,
-                time_ns: at,
-                value,
-            });
+            readings.push(counter_reading(0, Counter::Accepted, pass.index, at, u64::from(accepted)));
         }
     }
     Ok(TraceCollector { header, records: run.records, readings }.finish(passes, Outcome::Ok))
 }
 
-/// Returns the workload with the largest micro-batch that the NPU graphs allow, unless the scenario limits the
-/// micro-batch.
+/// Returns the workload; without a limit by the scenario, with the largest micro-batch of the NPU graphs.
 fn with_graph_batches(workload: &Workload, largest: u64) -> Workload {
     let largest = u32::try_from(largest).unwrap_or(u32::MAX);
     let micro_batch = if workload.micro_batch < MAX_PASS_TOKENS { workload.micro_batch } else { largest };
@@ -123,7 +113,7 @@ struct SocSimulation<'a> {
     bytes: Bytes,
     work: ComputeCost<'a>,
     latency_model: SocLatencyModel<'a>,
-    /// Shortest sleep of a CPU thread.
+    /// Minimum duration of a sleep of a CPU thread.
     sleep: Seconds,
     drafter: Option<Drafter<'a>>,
     engine: Engine<Event>,
@@ -163,7 +153,7 @@ impl SocSimulation<'_> {
         self.engine.now()
     }
 
-    /// Runs a step of known duration while the other processors are idle.
+    /// Simulates a step of known duration, during which the other processors are idle.
     fn step(&mut self, kind: StepKind, resource: Resource, pass: Pass, time: Seconds) {
         let (start, step) = (self.engine.now(), (pass.index, 0));
         self.run_cpu(time.to_nanos());
@@ -173,7 +163,7 @@ impl SocSimulation<'_> {
         self.records.push(StepRecord { end_ns: end, cost, ..new_record(0, resource, kind, step, start) });
     }
 
-    /// Runs the kernels of a sync interval until the CPU can continue.
+    /// Simulates the kernels of a sync interval, until the CPU can start the next interval.
     fn run_interval(&mut self, interval: &SyncInterval, pass: Pass, index: u32, layers: Option<[u32; 2]>) {
         let begin = self.engine.now();
         let (kernels, mut next) = ([&interval.gpu_times, &interval.npu_times], [0, 0]);

@@ -3,17 +3,15 @@
 //! The draft model first processes the part of the sequence that is not in its key-value cache, as one batch. Then it
 //! generates one token after another, each in a pass through all its layers and its output matrix. After a step whose
 //! drafts were all accepted, the last draft is not in the cache, so the next step begins with two tokens; rejected
-//! tokens are removed from the cache. The weights of the draft model are in memory: a pass takes the time of
-//! [`ComputeCost`], the fixed cost of a window and, on a GPU with its own memory, the upload of the token IDs and the
-//! download of the logits.
+//! tokens are removed from the cache. The weights of the draft model are in memory. A pass takes the time of
+//! [`ComputeCost`], the fixed cost of a window and, on a GPU with its own memory, the time to upload the token IDs and
+//! to download the logits.
 //!
 //! Each drafted position is accepted with the workload's probability if all drafts before it were (Leviathan et al.,
 //! 2023, section 2.3: acceptances as independent draws). A draw belongs to a sequence and a position, and each
-//! position is drawn once, because after a rejection the token comes from the large model. So the number of drafts
-//! does not change the draws.
+//! position is drawn once, because after a rejection the large model gives the token. More drafts change no draw.
 //!
-//! Deviation: the fixed cost of a token on the head (`cpu.token_overhead`) is charged for tokens of the large model
-//! only. It includes all other costs of a ring.
+//! Deviation: only tokens of the large model have the fixed cost of a token (`cpu.token_overhead`) on the head.
 //!
 //! Not here: the memory of the draft model (`hearth_core::memory::draft`).
 
@@ -29,7 +27,7 @@ use hearth_schema::scenario::Workload;
 
 use crate::random::{self, StreamPurpose};
 
-/// Bytes of a token ID, and of a logit.
+/// Size of a token ID, and of a logit.
 const ELEMENT_BYTES: Bytes = Bytes(4);
 
 #[derive(Debug, Clone)]
@@ -38,7 +36,7 @@ pub struct Drafter<'a> {
     model: &'a ModelProfile,
     kv_element: Bytes,
     pub processor: Processor,
-    /// Number of positions in the key-value cache, for each sequence.
+    /// Number of positions in the draft model's key-value cache, by sequence index.
     cached: BTreeMap<u32, u32>,
 }
 
@@ -85,7 +83,7 @@ impl<'a> Drafter<'a> {
     }
 }
 
-/// Decides at random which drafts of a run are accepted.
+/// Samples which drafts of a run are accepted.
 #[derive(Debug, Clone, Copy)]
 pub struct AcceptanceSampler {
     seed: u64,
@@ -99,7 +97,6 @@ impl AcceptanceSampler {
         Self { seed, probability }
     }
 
-    /// Returns how many of a pass's drafts are accepted.
     pub fn accepted_drafts(&self, pass: Pass) -> u32 {
         let is_accepted = |&draft: &u32| {
             let position = u64::from(pass.first_position + draft);

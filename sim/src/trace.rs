@@ -1,4 +1,4 @@
-//! Trace collection: how every kind of simulation builds its records, readings and trace.
+//! Trace collection: builds the records, the counter readings and the trace of a simulation.
 
 use hearth_profiles::device::{DeviceProfile, Gpu};
 use hearth_profiles::{Bytes, Document, Seconds};
@@ -29,7 +29,7 @@ impl TraceCollector {
     }
 }
 
-/// Returns a record that starts and ends at `now`. The caller sets the end, the cost and the other fields.
+/// Returns the record of a step that starts and ends at `now`. The caller sets the end, the cost and the other fields.
 pub fn new_record(
     device: usize,
     resource: Resource,
@@ -55,8 +55,8 @@ pub fn new_record(
 /// Consecutive steps of known duration.
 pub type TimedSteps = Vec<(StepRecord, Seconds)>;
 
-/// Returns an upload of `up` bytes, a step on a GPU, and a download of `down` bytes; the records of both copies are
-/// made from `copy`. With unified memory nothing is copied.
+/// Returns three steps: an upload of `up` bytes, a step on a GPU, and a download of `down` bytes. The records of both
+/// copies are made from `copy`. With unified memory nothing is copied, so only the GPU step is returned.
 pub fn gpu_step_with_copies(
     gpu: &Gpu,
     step: (StepRecord, Seconds),
@@ -72,7 +72,7 @@ pub fn gpu_step_with_copies(
     vec![(copy(up), gpu.upload.transfer_time(up)), step, (copy(down), gpu.download.transfer_time(down))]
 }
 
-/// Records steps of known duration, one after another from `now` on. Returns the end of the last step.
+/// Records steps of known duration, one after another from `now` on. Returns the end time of the last step.
 pub fn record_steps(records: &mut Vec<StepRecord>, now: Nanos, steps: TimedSteps) -> Nanos {
     steps.into_iter().fold(now, |start, (record, time)| {
         let end = start.saturating_add(time.to_nanos());
@@ -81,33 +81,28 @@ pub fn record_steps(records: &mut Vec<StepRecord>, now: Nanos, steps: TimedSteps
     })
 }
 
-/// Returns the readings of a device after a pass: bytes read from disk, weights in memory, and unreclaimable memory.
-pub fn memory_readings(device: usize, pass: u32, at: Nanos, bytes: [Bytes; 3]) -> [CounterReading; 3] {
-    let [read, resident, unreclaimable] = bytes;
-    [(Counter::BytesRead, read), (Counter::Resident, resident), (Counter::Unreclaimable, unreclaimable)].map(
-        |(counter, bytes)| CounterReading {
-            device_index: device as u16,
-            counter,
-            pass_index: pass,
-            time_ns: at,
-            value: bytes.0,
-        },
-    )
+/// Returns the value of a counter of a device after a pass.
+pub fn counter_reading(device: usize, counter: Counter, pass: u32, at: Nanos, value: u64) -> CounterReading {
+    CounterReading { device_index: device as u16, counter, pass_index: pass, time_ns: at, value }
 }
 
-/// Returns the trace of a plan that does not fit in memory: the shortages, and the unreclaimable memory of each
-/// device.
+/// Returns a device's readings after a pass: bytes read from disk, bytes of weights in memory, unreclaimable bytes.
+pub fn memory_readings(device: usize, pass: u32, at: Nanos, bytes: [Bytes; 3]) -> [CounterReading; 3] {
+    let [read, resident, unreclaimable] = bytes;
+    [(Counter::BytesRead, read), (Counter::Resident, resident), (Counter::Unreclaimable, unreclaimable)]
+        .map(|(counter, bytes)| counter_reading(device, counter, pass, at, bytes.0))
+}
+
+/// Returns the trace of a plan that does not fit in memory: memory shortages and unreclaimable memory of each device.
 pub fn out_of_memory_trace(
     header: Header,
     passes: Vec<Pass>,
     unreclaimable: impl Iterator<Item = Bytes>,
     shortages: Vec<Shortage>,
 ) -> Trace {
-    let reading = |(device, bytes): (u16, Bytes)| {
-        let (counter, value) = (Counter::Unreclaimable, bytes.0);
-        CounterReading { device_index: device, counter, pass_index: 0, time_ns: 0, value }
-    };
-    let readings = (0..).zip(unreclaimable).map(reading).collect();
+    let reading =
+        |(device, bytes): (usize, Bytes)| counter_reading(device, Counter::Unreclaimable, 0, 0, bytes.0);
+    let readings = unreclaimable.enumerate().map(reading).collect();
     let collector = TraceCollector { header, records: Vec::new(), readings };
     Trace { shortages, ..collector.finish(passes, Outcome::OutOfMemory) }
 }

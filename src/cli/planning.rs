@@ -1,4 +1,5 @@
-//! Flags of `hearth plan`, `hearth simulate`, `hearth lint` and `hearth whatif`, and planning flags in general.
+//! Flags of `hearth plan`, `hearth simulate`, `hearth lint` and `hearth whatif`, and the planning flags that other
+//! commands share.
 
 use std::path::PathBuf;
 
@@ -10,11 +11,11 @@ use hearth_workflow::{Progress, ScenarioOverrides, SearchBudget};
 
 use super::choice;
 
-/// Default time limit of a search in seconds.
+/// Default time limit of the plan search of the strategy `refine`, in seconds.
 /// source: assumed, an acceptable waiting time
 const REFINE_SECONDS: u64 = 30;
 
-/// Names of the flags of [`PlanningArgs`], which conflict with `--plan`.
+/// Ids of the flags of [`PlanningArgs`] that conflict with `--plan`.
 pub(super) const PLANNING_FLAGS: [&str; 13] = [
     "strategy",
     "rounds",
@@ -31,13 +32,13 @@ pub(super) const PLANNING_FLAGS: [&str; 13] = [
     "air_time",
 ];
 
-/// The planning flags, which override the scenario.
+/// The planning flags, which override the planner options of the scenario.
 #[derive(Debug, Clone, Args)]
 pub struct PlanningArgs {
     /// Plan with this strategy: overlap (default), exact, halda, halda-shipped, single, mem, mem-total, perf,
     /// edgeshard, lingualinked, even, manual or exhaustive. `refine` improves the plan of overlap (or manual) by
-    /// simulating similar plans. The plans of other systems can only be simulated: exo, dllama, tpi-llm, hepti,
-    /// galaxy, airinfer.
+    /// simulating similar plans. The strategies of other systems make plans that can be simulated but not executed:
+    /// exo, dllama, tpi-llm, hepti, galaxy, airinfer.
     #[arg(long)]
     pub strategy: Option<String>,
     /// Set the number of rounds around the ring for one token.
@@ -46,41 +47,42 @@ pub struct PlanningArgs {
     /// Set the number of layers in the window of each device, in ring order; implies `--strategy manual`.
     #[arg(long, value_delimiter = ',')]
     pub windows: Option<Vec<u32>>,
-    /// Set the number of layers of each window that are on the GPU, for `manual`.
+    /// Set the number of layers that the GPU computes in the window of each device, for the strategy `manual`.
     #[arg(long, value_delimiter = ',')]
     pub gpu_layers: Option<Vec<u32>>,
     /// Give every device at least one layer.
     #[arg(id = "keep_all", long = "keep-all")]
     pub keep_all_devices: bool,
-    /// Let `overlap` and `exact` choose the head.
+    /// Let the strategies `overlap` and `exact` choose which device is the head.
     #[arg(id = "best_head", long = "best-head")]
     pub choose_best_head: bool,
-    /// Keep the scenario's order of devices, or let `overlap` and `exact` find the best one.
+    /// Set the order of the devices in the ring; only the strategies `overlap` and `exact` can find the best order.
     #[arg(long, value_parser = choice(&ORDERS))]
     pub order: Option<RingOrder>,
-    /// Limit the search of `refine` to this many seconds. Ctrl-C ends it earlier and keeps the best plan so far.
+    /// Limit the search of the strategy `refine` to this many seconds. Ctrl-C ends the search early and keeps the
+    /// best plan found.
     #[arg(long, default_value_t = REFINE_SECONDS, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub refine_seconds: u64,
-    /// Limit `refine` to this many simulated plans; the result is then the same on every machine, given enough
-    /// seconds.
+    /// Limit the search of the strategy `refine` to this many simulated plans. If the search reaches this limit before
+    /// its time limit, the result is the same on every machine.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub refine_evaluations: Option<u64>,
-    /// Set the residency policy of every device. By default `overlap` chooses one for each device, and other
-    /// strategies use `os`.
+    /// Set the residency policy of every device, which decides which weights stay in memory. By default, the strategy
+    /// `overlap` chooses a policy for each device, and other strategies use `os`.
     #[arg(long, value_parser = choice(&RESIDENCY_POLICIES))]
     pub residency: Option<Residency>,
-    /// Set the stream buffer of each `managed` device, such as `16 MiB`; at least 512 KiB. By default `overlap`
-    /// chooses it, and other strategies use 8 MiB.
+    /// Set the size of the buffer for streamed weights on each device with `managed` residency, such as `16 MiB`; at
+    /// least 512 KiB. By default, the strategy `overlap` chooses the size, and other strategies use 8 MiB.
     #[arg(long, allow_hyphen_values = true)]
     pub stream_buffer: Option<Bytes>,
-    /// Set the weight format in the plans of `tpi-llm`, `hepti`, `galaxy` and `airinfer`, such as `q4_0` [default:
-    /// f32].
+    /// Set the weight format in the plans of the strategies `tpi-llm`, `hepti`, `galaxy` and `airinfer`, such as `q4_0`
+    /// [default: f32].
     #[arg(id = "weights_as", long = "weights-as", value_name = "FORMAT")]
     pub weight_format: Option<Format>,
-    /// Set the time of one over-the-air all-reduce, such as `2ms`; `airinfer` needs it.
+    /// Set the time of one over-the-air all-reduce, such as `2ms`; required by the strategy `airinfer`.
     #[arg(id = "air_time", long = "air-time", value_name = "DURATION", allow_hyphen_values = true)]
     pub all_reduce_time: Option<Seconds>,
-    /// Read the model from this GGUF file instead of the scenario's model.
+    /// Use the model in this GGUF file, instead of the model of the scenario.
     #[arg(long, value_name = "GGUF")]
     pub model: Option<PathBuf>,
 }
@@ -91,9 +93,9 @@ const ORDERS: [(&str, &str, RingOrder); 2] = [
 ];
 
 const RESIDENCY_POLICIES: [(&str, &str, Residency); 3] = [
-    ("os", "Page cache of the operating system, with `madvise` for the next window", Residency::Os),
-    ("windowed", "Page cache of the operating system; the next window is read ahead", Residency::Windowed),
-    ("managed", "hearth keeps what fits in memory and streams the rest", Residency::Managed),
+    ("os", "The operating system evicts weights; `madvise` announces the next window", Residency::Os),
+    ("windowed", "The operating system evicts weights; hearth reads one window ahead", Residency::Windowed),
+    ("managed", "hearth keeps the weights that fit in memory and streams the rest", Residency::Managed),
 ];
 
 impl PlanningArgs {
@@ -113,13 +115,13 @@ impl PlanningArgs {
         ScenarioOverrides { planner, residency: self.residency, stream_buffer: self.stream_buffer }
     }
 
-    /// Returns the search budget of `refine`.
+    /// Returns the search limits of the strategy `refine`, and where the search reports its progress.
     pub fn budget<'p>(&self, progress: &'p dyn Progress) -> SearchBudget<'p> {
         SearchBudget { max_seconds: self.refine_seconds, max_evaluations: self.refine_evaluations, progress }
     }
 }
 
-/// A plan file, or the planning flags.
+/// The source of the plan: a plan file, or the flags for making a plan.
 #[derive(Debug, Clone, Args)]
 pub struct PlanSource {
     /// Read the plan from FILE instead of planning.
@@ -135,8 +137,8 @@ pub struct PlanArgs {
     pub scenario: PathBuf,
     #[command(flatten)]
     pub planning: PlanningArgs,
-    /// Compare all strategies, except `exhaustive` and those of other systems, by a short simulation of their plans.
-    /// No plan is written.
+    /// Compare the plans of all strategies by a short simulation, except the strategy `exhaustive` and the strategies
+    /// of other systems. No plan is written.
     #[arg(long, conflicts_with_all = ["output", "strategy"])]
     pub compare: bool,
     /// Write the plan to FILE instead of standard output.
@@ -150,22 +152,23 @@ pub struct SimulateArgs {
     pub scenario: PathBuf,
     #[command(flatten)]
     pub source: PlanSource,
-    /// Set the random seed instead of the scenario's.
+    /// Use this random seed, instead of the seed in the scenario.
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Generate this many tokens instead of the scenario's.
+    /// Generate this many tokens, instead of the number in the scenario.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
-    /// Ignore memory sizes, to see the speed of a plan that does not fit.
+    /// Ignore the memory sizes of the devices, to predict the speed of a plan that does not fit in memory.
     #[arg(long)]
     pub ignore_memory: bool,
-    /// Start with the weights in memory, as after earlier tokens.
+    /// Start with as many weights in memory as fit, as after earlier tokens, instead of reading all weights from disk.
     #[arg(long)]
     pub warm: bool,
-    /// Estimate the uncertainty of the time per token from this many random draws of all parameters; 0 turns it off.
+    /// Estimate the uncertainty of the time per token from this many simulations with random device and link
+    /// parameters; 0 disables the estimate.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100_000))]
     pub draws: u32,
-    /// Write the trace to FILE.
+    /// Write the trace of the simulated run to FILE.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 }
@@ -184,10 +187,10 @@ pub struct WhatifArgs {
     pub scenario: PathBuf,
     #[command(flatten)]
     pub planning: PlanningArgs,
-    /// Generate this many tokens instead of the scenario's.
+    /// Generate this many tokens, instead of the number in the scenario.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
-    /// Simulate with this many threads; the results are the same [default: all cores].
+    /// Simulate with this many CPU threads, which do not change the results [default: one per core].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub jobs: Option<u32>,
 }

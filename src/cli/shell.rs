@@ -9,20 +9,20 @@ use hearth_schema::editor;
 
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
-    /// The shell.
+    /// The shell in which the completions are used.
     #[arg(value_enum)]
     pub shell: Shell,
 }
 
 #[derive(Debug, Args)]
 pub struct ManArgs {
-    /// The folder to write to; it is created if needed.
+    /// The folder for the man pages, which is created if it does not exist.
     pub folder: PathBuf,
 }
 
 #[derive(Debug, Args)]
 pub struct SchemaArgs {
-    /// The kind of document.
+    /// The kind of document that the schema describes.
     #[arg(value_parser = PossibleValuesParser::new(editor::DOCUMENT_KINDS))]
     pub kind: String,
 }

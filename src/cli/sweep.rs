@@ -20,25 +20,25 @@ pub struct SweepArgs {
     #[arg(required = true)]
     pub scenario: Option<PathBuf>,
     /// Vary a field: `PATH=A,B,C` or `PATH=FROM..TO/COUNT`, with `/log` at the end for logarithmic steps. Can be
-    /// given twice. PATH is the path of a field in the scenario, or in a device profile under the name of the device,
-    /// such as `devices.d2.memory.available`.
+    /// given twice, to vary two fields. PATH is the path of a field in the scenario, or of a field in the profile of a
+    /// device after the name of the device, such as `devices.d2.memory.available`.
     #[arg(long, required = true, value_name = "PATH=VALUES", allow_hyphen_values = true)]
     pub vary: Vec<String>,
     #[command(flatten)]
     pub source: PlanSource,
-    /// Generate this many tokens instead of the scenario's.
+    /// Generate this many tokens, instead of the number in the scenario.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
-    /// Simulate each point with this many consecutive seeds, starting with the scenario's.
+    /// Simulate each combination of values with this many consecutive random seeds, from the seed of the scenario on.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub repeat: u32,
-    /// Simulate with this many threads; the results are the same [default: all cores].
+    /// Simulate with this many CPU threads, which do not change the results [default: one per core].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub jobs: Option<u32>,
-    /// Compute only rows I, I + N, I + 2 N and so on, counted from 1.
+    /// Compute only the rows I, I + N, I + 2 N and so on of the table, counted from 1: part I of N parts of the sweep.
     #[arg(long, value_name = "I/N", conflicts_with = "chart", value_parser = parse_shard)]
     pub shard: Option<(usize, usize)>,
-    /// Write the table to FILE instead of standard output.
+    /// Write the table as CSV to FILE instead of standard output.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Write a chart of the time per token over the first field to FILE (SVG), with a line for each value of the
@@ -49,14 +49,14 @@ pub struct SweepArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum SweepCommand {
-    /// Merge the tables of all shards.
+    /// Merge the tables of all shards of a sweep into one table.
     #[command(after_help = "Example: hearth sweep merge part-1.csv part-2.csv -o out.csv --chart out.svg")]
     Merge(MergeArgs),
 }
 
 #[derive(Debug, Args)]
 pub struct MergeArgs {
-    /// The table files.
+    /// The table files of the shards.
     #[arg(required = true)]
     pub tables: Vec<PathBuf>,
     /// Write the merged table to FILE instead of standard output.
@@ -72,6 +72,6 @@ fn parse_shard(text: &str) -> Result<(usize, usize), String> {
     let numbers = text.split_once('/').map(|(number, count)| (number.parse().ok(), count.parse().ok()));
     match numbers {
         Some((Some(number), Some(count))) if 1 <= number && number <= count => Ok((number, count)),
-        _ => Err("write I/N with 1 <= I <= N, such as 2/8".to_owned()),
+        _ => Err("expected I/N with 1 <= I <= N, such as 2/8".to_owned()),
     }
 }

@@ -6,19 +6,20 @@ use clap::Args;
 
 #[derive(Debug, Args)]
 pub struct SynthArgs {
-    /// Start from this shape: tiny, 120m, 1b, 3b, 8b, 70b, or a shipped model.
+    /// Start from the shape of this preset (tiny, 120m, 1b, 3b, 8b, 70b) or of this model profile that ships with
+    /// hearth, such as `llama-8b`. Flags such as --layers change this shape.
     #[arg(long, default_value = "tiny")]
     pub preset: String,
-    /// Set the architecture: llama, qwen2, qwen3, gemma, gemma2 or internlm2.
+    /// Set the model architecture: llama, qwen2, qwen3, gemma, gemma2 or internlm2.
     #[arg(long)]
     pub arch: Option<String>,
     /// Set the number of layers.
     #[arg(long)]
     pub layers: Option<u32>,
-    /// Set the embedding length.
+    /// Set the embedding length, which is the width of the hidden state.
     #[arg(long)]
     pub dim: Option<u32>,
-    /// Set the feed-forward length.
+    /// Set the feed-forward length, which is the inner width of the feed-forward block.
     #[arg(long)]
     pub ffn: Option<u32>,
     /// Set the number of attention heads.
@@ -30,25 +31,25 @@ pub struct SynthArgs {
     /// Set the head dimension of keys and values [default: embedding length / heads].
     #[arg(id = "head_length", long = "head-length", value_name = "ELEMENTS")]
     pub head_dim: Option<u32>,
-    /// Set the context length; the window of gemma2 is half of it.
+    /// Set the context length in tokens; the sliding window of gemma2 is half as long.
     #[arg(long)]
     pub context: Option<u32>,
-    /// Set the size of the vocabulary.
+    /// Set the number of tokens in the vocabulary.
     #[arg(long)]
     pub vocab: Option<u32>,
-    /// Use the embedding as the output matrix; gemma and gemma2 always do.
+    /// Use the input embedding as the output matrix (tied embeddings), as gemma and gemma2 models always do.
     #[arg(id = "tied", long = "tied")]
     pub tied_embeddings: bool,
-    /// Add factors to the rotary frequencies, as in Llama 3.1.
+    /// Add a tensor of factors for the rotary frequencies, as in Llama 3.1.
     #[arg(long)]
     pub rope_factors: bool,
-    /// Scale the weights; with a factor below 1, each layer changes its input less.
+    /// Multiply the random weights by this factor; below 1, each layer changes the hidden state less.
     #[arg(long, default_value_t = 1.0)]
     pub gain: f32,
-    /// Set the weight format, or a mix such as q4_k_m [default: the preset's].
+    /// Set the weight format, or a mix of formats such as q4_k_m [default: the format of the preset].
     #[arg(long)]
     pub quant: Option<String>,
-    /// Set the seed of the weights.
+    /// Set the random seed of the weights.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Write the model to FILE.

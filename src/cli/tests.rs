@@ -1,6 +1,6 @@
-//! Tests that every command in the help and in the documents is valid.
+//! Tests that every command line in the help texts and in the documents can be parsed.
 //!
-//! The commands are only parsed; `tests/it/examples.rs` runs the examples of the help that can run on any machine.
+//! The command lines are not run; `tests/it/examples.rs` runs the examples of the help that can run on any machine.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use clap::{Command, CommandFactory, Parser};
 
 use super::Cli;
 
-/// Splits a line into words like a shell: quotes group words, but nothing is substituted.
+/// Splits a line into words as a shell does, with quotes but without substitutions.
 fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     for c in line.chars() {
@@ -26,7 +26,7 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// Checks that a command line of `hearth` can be parsed; pipes and redirections after it are ignored.
+/// Checks that `hearth` can parse a command line; pipes and redirections at the end of the line are ignored.
 fn assert_parses(line: &str, location: &str) {
     let end = |word: &String| matches!(word.as_str(), "&" | "|" | ">" | "#" | ";" | "&&" | "<" | "2>");
     let words: Vec<String> = words(line).into_iter().take_while(|word| !end(word)).collect();
@@ -36,7 +36,7 @@ fn assert_parses(line: &str, location: &str) {
     }
 }
 
-/// Returns the examples in the help of a command.
+/// Returns the command lines of the examples in the help of a command.
 fn examples(command: &Command) -> Vec<String> {
     let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     help.lines().filter_map(|line| line.trim().strip_prefix("Example: ")).map(str::to_owned).collect()

@@ -1,7 +1,7 @@
 //! `hearth bench`: measures the speed of a model with hearth and with llama.cpp.
 //!
-//! The engines run alternately, each in its own process, on the same file with the same number of threads. Ratios are
-//! the speed of hearth divided by that of llama.cpp.
+//! hearth and llama.cpp run alternately, each run in a separate process, with the same model file and the same number
+//! of threads. Ratios are the speed of hearth divided by the speed of llama.cpp.
 
 use std::io::Read;
 use std::path::Path;
@@ -23,27 +23,27 @@ use crate::output::say;
 use crate::progress;
 
 const LLAMA_CPP_SCRIPT: &str = include_str!("bench/llama_cpp.py");
-/// The default of `--peer`, and the Python interpreter that runs llama.cpp if `--peer` has this value.
+/// The default value of the flag `--peer`, and the Python interpreter that this value selects.
 const DEFAULT_PYTHON: (&str, &str) = ("llama.cpp", "python3");
 /// Exit code of [`LLAMA_CPP_SCRIPT`] if the Python package `llama_cpp` is not installed.
 const MISSING_PACKAGE: i32 = 77;
-/// Time between two checks whether an engine has exited. source: assumed, short compared to a run
+/// Time between two checks whether a benchmark process has exited. source: assumed, short compared to a run
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Time limit for reading the remaining output after an engine has exited. source: assumed, long compared to reading
-/// a pipe
+/// Time limit for reading the remaining output of a benchmark process that has exited. source: assumed, long compared
+/// to reading a pipe
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The result for one thread count, as `--json` prints it.
+/// The benchmark results for one number of threads, as `--json` prints them.
 #[derive(Debug, Serialize)]
 struct Comparison {
     model: String,
     file_bytes: u64,
     threads: u32,
     decode_tokens_per_s: f64,
-    /// Prefill speed for the longest prompt.
+    /// Prefill speed of hearth for the longest prompt.
     prefill_tokens_per_s: Option<f64>,
-    /// Bandwidth of reading weights while decoding, as a share of the bandwidth that the same threads reach when they
-    /// only read memory.
+    /// Bandwidth at which hearth reads weights while decoding, as a share of the bandwidth that the same threads reach
+    /// when they only read memory.
     bandwidth_share: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio: Option<Ratio>,
@@ -52,7 +52,7 @@ struct Comparison {
     llama_cpp: Option<InferenceSpeed>,
 }
 
-/// The speeds of hearth divided by those of llama.cpp.
+/// The speeds of hearth divided by the speeds of llama.cpp.
 #[derive(Debug, Serialize)]
 struct Ratio {
     decode: f64,
@@ -90,7 +90,7 @@ fn longest_prefill(speed: &InferenceSpeed) -> Option<&PrefillSpeed> {
     speed.prefill_speeds.iter().max_by_key(|prefill| prefill.tokens)
 }
 
-/// Returns the bandwidth that a decode speed requires, as a share of the read bandwidth that hearth measured.
+/// Returns the memory bandwidth that a decode speed requires, as a share of the read bandwidth that hearth measured.
 fn share_of_reading(hearth: &InferenceSpeed, tokens_per_s: f64) -> Option<f64> {
     let needed = tokens_per_s * hearth.weight_bytes_per_token? as f64;
     Some(needed / hearth.memory_read_bytes_per_s?)
@@ -112,11 +112,8 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
         .sum::<Result<u64, _>>()?;
     let all = std::thread::available_parallelism().map_or(1, |threads| threads.get() as u32);
     let threads = if args.threads.is_empty() { vec![all] } else { args.threads.clone() };
-    let bar = progress::progress_bar(
-        "runs",
-        u64::from(args.repeats) * threads.len() as u64,
-        progress::ITEMS_TEMPLATE,
-    );
+    let run_count = u64::from(args.repeats) * threads.len() as u64;
+    let bar = progress::progress_bar("runs", run_count, progress::ITEMS_TEMPLATE);
     let (mut comparisons, mut no_llama_cpp) =
         (Vec::new(), (args.llama_cpp_python == "none").then(String::new));
     for &threads in &threads {
@@ -143,7 +140,7 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
     if let Some(why) = no_llama_cpp.filter(|why| !why.is_empty()) {
         tracing::info!("note: some runs of llama.cpp have no result: {why}");
         tracing::info!(
-            "hint:  use --peer to select a Python with the package llama-cpp-python, or `--peer none`"
+            "hint:  select a Python interpreter with the package llama-cpp-python with --peer, or use `--peer none`"
         );
     }
     Ok(ExitCode::SUCCESS)
@@ -178,7 +175,7 @@ fn joined(numbers: &[u32]) -> String {
     numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Runs an engine and parses its result. The error is the reason why there is no result.
+/// Runs a benchmark process and parses its result. The error is the reason why there is no result.
 fn run_engine(mut command: Command, args: &BenchArgs) -> Result<InferenceSpeed, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
@@ -210,7 +207,7 @@ fn run_engine(mut command: Command, args: &BenchArgs) -> Result<InferenceSpeed, 
     let (output, errors) = (text(output), text(errors));
     if status.code() == Some(MISSING_PACKAGE) {
         return Err(format!(
-            "`{name}` has no package llama_cpp; install it with `pip install llama-cpp-python`"
+            "`{name}` has no package llama_cpp; install the package with `pip install llama-cpp-python`"
         ));
     }
     if !status.success() {
@@ -230,7 +227,7 @@ fn read_in_background(mut from: impl Read + Send + 'static) -> Receiver<String> 
     text_rx
 }
 
-/// Returns the median of each measured value, except that the read bandwidth is the maximum.
+/// Returns the median of each measured value over the runs, and the maximum of the memory read bandwidth.
 fn median(runs: &[InferenceSpeed]) -> Option<InferenceSpeed> {
     let first = runs.first()?;
     let of =
@@ -269,14 +266,8 @@ fn table(comparison: &Comparison) -> String {
         let ratio = ratio.map_or(String::new(), |number| format!("{number:.2}"));
         lines.push(format!("{name:<28}{ours:>10.digits$}{theirs:>11}{ratio:>8}").trim_end().to_string());
     };
-    let load = llama_cpp.map(|speed| speed.first_logits_s);
-    row(
-        "time to first token, s",
-        2,
-        hearth.first_logits_s,
-        load,
-        load.map(|load| load / hearth.first_logits_s),
-    );
+    let (ours, theirs) = (hearth.first_logits_s, llama_cpp.map(|speed| speed.first_logits_s));
+    row("time to first token, s", 2, ours, theirs, theirs.map(|theirs| theirs / ours));
     for (at, prefill) in hearth.prefill_speeds.iter().enumerate() {
         let theirs =
             llama_cpp.and_then(|speed| speed.prefill_speeds.get(at)).map(|prefill| prefill.tokens_per_s);

@@ -21,15 +21,12 @@ use crate::machine::open_model;
 use crate::output::run::{RunSummary, table};
 use crate::output::{run_events, say};
 use crate::prompts;
-use crate::ring::{
-    LinkEmulationOptions, PROMPT_START_LINE, RingBuilder, TransportTask, exit_on_stdin_eof,
-    run_over_transport,
-};
+use crate::ring::{PROMPT_START_LINE, RingBuilder, TransportTask, exit_on_stdin_eof, run_over_transport};
 
 /// The result of `hearth execute`, as `--json` prints it.
 #[derive(Serialize)]
 struct Output {
-    /// The token ids of the first sequence.
+    /// The ids of the generated tokens of the first sequence.
     token_ids: Vec<u32>,
     text: String,
     sequences: Vec<Sequence>,
@@ -47,13 +44,13 @@ struct Sequence {
 
 pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let ring = &args.ring;
-    let inputs = [&args.prompts_file, &args.messages, &ring.draft_model, &ring.key, &ring.scenario];
+    let inputs = [&args.prompts_file, &args.messages, &ring.draft_model, &ring.device.key, &ring.scenario];
     check_run_outputs(args.trace.as_ref(), inputs.into_iter().flatten().chain([&args.plan, &args.model]))?;
-    let key = Key::from_file_or_env(ring.key.as_deref())?;
+    let key = Key::from_file_or_env(ring.device.key.as_deref())?;
     let inputs = prompts::Prompts::from_args(args)?;
     let plan = read_plan(&args.plan)?;
-    let model = Arc::new(open_model(&args.model, ring.gpu_weights)?);
-    if ring.exit_on_stdin_eof {
+    let model = Arc::new(open_model(&args.model, ring.device.gpu_weights)?);
+    if ring.device.exit_on_stdin_eof {
         exit_on_stdin_eof();
     }
     let tokenizer = Arc::new(Tokenizer::new(&model.weights.model().metadata)?);
@@ -64,11 +61,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     request.to_generation(&builder.plan)?;
     let print = !json && inputs.count() == 1;
     let run = Run { builder, request, tokenizer: tokenizer.clone(), print, mark: args.print_token_lines };
-    let emulation = LinkEmulationOptions {
-        delay: ring.link_delay,
-        emulated_links_file: ring.emulated_links_file.as_deref(),
-    };
-    let (generated, error) = match run_over_transport(key, emulation, run)? {
+    let (generated, error) = match run_over_transport(key, &ring.device, run)? {
         Ok(generated) => (Some(generated), None),
         Err(FailedRequest { error, partial_result }) => (partial_result.map(|result| *result), Some(error)),
     };
@@ -163,9 +156,9 @@ struct Run {
     builder: RingBuilder,
     request: GenerationRequest,
     tokenizer: Arc<Tokenizer>,
-    /// Whether to print the text of the tokens.
+    /// Whether to print the text of each token as soon as it is generated.
     print: bool,
-    /// Whether to print a line for each token, for the lab.
+    /// Whether to print a line for each token, which `hearth lab` reads.
     mark: bool,
 }
 

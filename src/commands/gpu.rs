@@ -30,7 +30,7 @@ mod listing {
     use crate::diagnostics::{ExitCode, Failure};
     use crate::gpu::{Tiling, tuned_kernels};
 
-    /// An adapter as `--json` prints it. The first adapter is used.
+    /// A GPU adapter as `--json` prints it. hearth computes on the first adapter.
     #[derive(Serialize)]
     struct Adapter {
         name: String,
@@ -46,9 +46,9 @@ mod listing {
         binding_bytes: u64,
         shared_bytes: u32,
         group_threads: u32,
-        /// Usable memory, only of the first adapter, and only if it shares the memory of the machine.
+        /// Usable memory of the first adapter, if the adapter shares the memory of the machine.
         memory_bytes: Option<u64>,
-        /// The selected kernels, only of the first adapter.
+        /// The selected kernel variant of the first adapter.
         kernels: Option<Kernels>,
         #[serde(skip_serializing_if = "Option::is_none")]
         cannot_open: Option<String>,
@@ -56,16 +56,16 @@ mod listing {
 
     #[derive(Serialize, Clone)]
     struct Kernels {
-        /// `measured` if tuning selected these kernels, `usual` if they are the default.
+        /// `measured` if tuning selected this kernel variant, `usual` for the default variant.
         choice: &'static str,
         layout: &'static str,
         slices: u32,
         splits: u32,
-        /// Time of a matmul with a 2048 x 2048 weight matrix in microseconds: the geometric mean over weight formats,
-        /// for one token and for a batch.
+        /// Time of a matmul with a 2048 x 2048 weight matrix, in microseconds: the geometric mean over all weight
+        /// formats, for one token and for a batch of tokens.
         #[serde(skip_serializing_if = "Option::is_none")]
         product_us: Option<f64>,
-        /// `product_us` with the best kernels for the naive weight layout.
+        /// Time of the same matmul in microseconds, with the best kernel variant for the naive weight layout.
         #[serde(skip_serializing_if = "Option::is_none")]
         naive_product_us: Option<f64>,
     }
@@ -128,10 +128,9 @@ mod listing {
         let naive = timed.iter().find(|timed| timed.tiling.weight_order == WeightOrder::ByOutput);
         let micros = |timed: &TimedTiling| (timed.geometric_mean_seconds() * 1e7).round() / 10.0;
         let Some(best) = timed.first() else {
-            let what = "the GPU supports too few threads per workgroup for all kernel variants";
-            return Err(
-                Failure::failed(what).with_hint("omit --tune: the default layout needs fewer threads")
-            );
+            let what = "the GPU supports too few threads per workgroup for any kernel variant";
+            return Err(Failure::failed(what)
+                .with_hint("omit --tune: the default kernel variant needs fewer threads per workgroup"));
         };
         let mut choices = tuned_kernels::load();
         choices.set(gpu, best.tiling);
@@ -163,7 +162,7 @@ mod listing {
         text
     }
 
-    /// Returns the labels and values of the lines about an adapter.
+    /// Returns the labels and the values of the lines that describe an adapter.
     fn rows(adapter: &Adapter, is_used: bool) -> Vec<(&'static str, String)> {
         let yes = |has: bool| if has { "yes" } else { "no" }.to_owned();
         let lanes = adapter.subgroups.map_or("no".to_owned(), |(min, max)| {

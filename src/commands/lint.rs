@@ -1,4 +1,4 @@
-//! `hearth lint`: lists errors and implausible values of a scenario and its plan.
+//! `hearth lint`: lists errors and implausible values in a scenario and in a plan.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! The commands, one module each: parse flags, call a library, print the result.
+//! The commands of `hearth`, one module for each: parse flags, call a library, print the result.
 
 mod bench;
 mod execute;
@@ -49,7 +49,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Prints a result as JSON or as text.
+/// Prints the result of a command as JSON or as text.
 fn print_result<T: Serialize>(
     json: bool,
     result: &T,

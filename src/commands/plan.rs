@@ -21,13 +21,13 @@ use crate::progress::TerminalProgress;
 /// A row of the comparison of strategies (`--compare`) as `--json` prints it.
 #[derive(Serialize)]
 struct Row {
-    /// The strategy, if there is no plan; otherwise the keys of the plan include it.
+    /// The name of the strategy, if there is no plan. A plan already contains the name.
     #[serde(skip_serializing_if = "Option::is_none")]
     strategy: Option<&'static str>,
     #[serde(flatten)]
     plan: Option<PlanSummary>,
     simulated: Option<PlanScore>,
-    /// Whether no other plan is faster in the simulator.
+    /// Whether no other plan of the comparison is faster in the simulation.
     best: bool,
     /// The reason why there is no plan, or why it was not simulated.
     refused: Option<String>,

@@ -1,4 +1,4 @@
-//! `hearth profile`: measures this machine, or corrects a profile with a measured run.
+//! `hearth profile`: measures this machine, or corrects a profile with the trace of a run.
 
 use hearth_halda::lint;
 use hearth_profiles::{DeviceProfile, Document};
@@ -27,8 +27,8 @@ pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
             let predicted = read_trace(predicted)?;
             if !is_prediction_of(&device, &predicted) {
                 tracing::warn!(
-                    "the prediction was made with another profile, or with limits of its scenario; simulate again \
-                     with this profile, otherwise the correction is applied twice"
+                    "the predicted trace was made with another profile, or with resource limits of the scenario; \
+                     simulate again with this profile, otherwise the correction is applied twice"
                 );
             }
             let (device, factor) = recalibrate(device, &predicted, &read_trace(measured)?)?;

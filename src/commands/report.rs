@@ -1,4 +1,4 @@
-//! `hearth report`: compares traces in one report.
+//! `hearth report`: writes a report that compares traces.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use super::print_result;
 use crate::cli::ReportArgs;
 use crate::diagnostics::{ExitCode, Failure};
 
-/// Reads a document of published numbers: a shipped one by its name, or a file.
+/// Reads a document of published numbers, given by the name of a document that ships with hearth or by a path.
 fn published(name: &str) -> Result<PublishedResults, Failure> {
     if let Some(document) = shipped_yaml(name) {
         return PublishedResults::from_yaml(document)
@@ -23,9 +23,8 @@ fn published(name: &str) -> Result<PublishedResults, Failure> {
     if path.extension().is_none() && !path.exists() {
         let what = format!("no document of published numbers is called `{name}`");
         let known = SHIPPED_DOCUMENTS.map(|(name, _)| name).join(", ");
-        return Err(
-            Failure::invalid(what).with_hint(format!("use one of {known}, or the path of a document"))
-        );
+        let hint = format!("use one of {known}, or the path of a document");
+        return Err(Failure::invalid(what).with_hint(hint));
     }
     Ok(read_document(path)?)
 }

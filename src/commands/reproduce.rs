@@ -1,4 +1,4 @@
-//! `hearth reproduce`: simulates published experiments and compares the results.
+//! `hearth reproduce`: simulates published experiments and compares the results with the published numbers.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ use crate::machine::LocalMachineResolver;
 use crate::output::say;
 use crate::progress::TerminalProgress;
 
-/// Folder of the shipped documents in a clone of the repository.
+/// Folder of the documents of published numbers in a clone of the repository.
 const SHIPPED_FOLDER: &str = "reports/published";
 
 /// The scores of a document of published numbers as `--json` prints them.
@@ -64,7 +64,7 @@ pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
 
 fn shipped_paths() -> Result<Vec<PathBuf>, Error> {
     let folder = Path::new(SHIPPED_FOLDER);
-    let hint = "run the command in a clone of the repository, or name the documents";
+    let hint = "run the command in a clone of the repository, or name the documents of published numbers";
     let entries =
         std::fs::read_dir(folder).map_err(|error| Error::folder(folder, "open", &error).with_hint(hint))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();

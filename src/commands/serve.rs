@@ -1,6 +1,7 @@
 //! `hearth serve`: serves a ring over HTTP.
 //!
-//! If the ring fails, its requests fail. The server connects a new ring as soon as the devices are reachable again.
+//! If the ring fails, all active requests fail. The server connects a new ring as soon as the devices are reachable
+//! again.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -24,31 +25,31 @@ use crate::diagnostics::{ExitCode, Failure};
 use crate::interruption::termination_signal;
 use crate::machine::open_model;
 use crate::output::say;
-use crate::ring::{LinkEmulationOptions, RingBuilder, TransportTask, exit_on_stdin_eof, run_over_transport};
+use crate::ring::{RingBuilder, TransportTask, exit_on_stdin_eof, run_over_transport};
 
 const TOKEN_VARIABLE: &str = "HEARTH_TOKEN";
 /// Minimum length of the API key, in bytes. source: assumed; 16 random characters cannot be guessed remotely
 const MIN_TOKEN_LEN: usize = 16;
 /// Maximum size of the file with the API key, in bytes.
 const MAX_TOKEN_FILE_LEN: u64 = 4096;
-/// Time between two attempts to connect a new ring. source: assumed
+/// Time between two attempts to connect a new ring after a failure. source: assumed
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
-/// Maximum time for active requests to receive an error when the server stops. source: assumed
+/// Time limit for sending an error to the clients of active requests when the server stops. source: assumed
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let ring = &args.ring;
-    let key = Key::from_file_or_env(ring.key.as_deref())?;
+    let key = Key::from_file_or_env(ring.device.key.as_deref())?;
     let token = token(args.api_key_file.as_deref())?;
     if token.is_none() && !args.listen.ip().is_loopback() {
-        let what = format!("other machines can reach {}, but there is no token", args.listen);
+        let what = format!("other machines can reach {}, but no API key is required", args.listen);
         return Err(Failure::invalid(what).with_hint(
-            "set --token FILE (make it with `openssl rand -hex 32 > token`), or listen on 127.0.0.1",
+            "set --token FILE (make the file with `openssl rand -hex 32 > token`), or listen on 127.0.0.1",
         ));
     }
     let plan = read_plan(&args.plan)?;
-    let model = Arc::new(open_model(&args.model, ring.gpu_weights)?);
-    if ring.exit_on_stdin_eof {
+    let model = Arc::new(open_model(&args.model, ring.device.gpu_weights)?);
+    if ring.device.exit_on_stdin_eof {
         exit_on_stdin_eof();
     }
     let sequences = args.sequences.unwrap_or(plan.sequences);
@@ -75,14 +76,10 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let shared = state.clone();
     builder.options.on_run_event = Some(Arc::new(move |event, plan| report_event(&shared, event, plan)));
     let task = ServeTask { args, builder, state, request_rx, json };
-    let emulation = LinkEmulationOptions {
-        delay: ring.link_delay,
-        emulated_links_file: ring.emulated_links_file.as_deref(),
-    };
-    run_over_transport(key, emulation, task)?.map(|()| ExitCode::SUCCESS)
+    run_over_transport(key, &ring.device, task)?.map(|()| ExitCode::SUCCESS)
 }
 
-/// Logs an event of the ring, and updates the plan that `/ring` shows.
+/// Logs an event of the ring, and updates the plan that the HTTP path `/ring` shows.
 fn report_event(state: &AppState, run_event: &RunEvent, plan: Option<&Plan>) {
     let RunEvent { kind, device, details: what, .. } = run_event;
     match (kind, device) {
@@ -108,10 +105,10 @@ fn token(path: Option<&Path>) -> Result<Option<String>, Failure> {
     };
     let text = text.trim().to_owned();
     if text.len() < MIN_TOKEN_LEN || !is_valid_bearer_token(&text) {
-        let what = format!("the token must be one word of at least {MIN_TOKEN_LEN} printable characters");
+        let what = format!("the API key must be one word of at least {MIN_TOKEN_LEN} printable characters");
         return Err(Failure::invalid(what)
             .with_location(location)
-            .with_hint("make one with `openssl rand -hex 32 > token`"));
+            .with_hint("make an API key with `openssl rand -hex 32 > token`"));
     }
     Ok(Some(text))
 }
@@ -126,7 +123,7 @@ struct ServeTask<'a> {
     json: bool,
 }
 
-/// The line that `--json` prints when the server accepts requests.
+/// The line that `hearth serve --json` prints as soon as the server accepts requests.
 #[derive(Serialize)]
 struct Ready<'a> {
     listening: &'a str,
@@ -154,7 +151,7 @@ impl TransportTask for ServeTask<'_> {
         let ServeTask { args, builder, state, request_rx, json } = self;
         let listener = TcpListener::bind(args.listen).await.map_err(|error| {
             Failure::failed(format!("cannot listen on {}: {error}", args.listen))
-                .with_hint("choose another port with --listen, or stop the program that uses it")
+                .with_hint("choose another port with --listen, or stop the program that uses this port")
         })?;
         let address = listener.local_addr().map_err(Failure::failed)?;
         let ring = tokio::select! {
@@ -192,7 +189,7 @@ struct RingSupervisor<'a> {
 }
 
 impl RingSupervisor<'_> {
-    /// Serves requests and replaces the ring if it fails. Returns only if it cannot continue.
+    /// Serves requests, and replaces the ring after a failure. Returns only if the server cannot continue.
     async fn run<T: Transport>(&self, transport: &T, mut ring: Ring<T>, mut request_rx: Requests) -> Failure {
         loop {
             let (back, ended) = ring.serve(self.serve_options(), request_rx).await;
@@ -214,7 +211,7 @@ impl RingSupervisor<'_> {
         self.state.set_plan(&self.builder.plan);
     }
 
-    /// Connects a new ring as soon as the devices are reachable. Requests fail until then.
+    /// Connects a new ring as soon as the devices are reachable. Until the new ring is connected, requests fail.
     async fn reconnect<T: Transport>(&self, transport: &T, request_rx: &mut Requests) -> Ring<T> {
         loop {
             tokio::time::sleep(RETRY_INTERVAL).await;
@@ -244,7 +241,7 @@ impl RingSupervisor<'_> {
         }
     }
 
-    /// Cancels active requests and waits, for a limited time, until their clients have received the error.
+    /// Cancels the active requests, and waits until their clients have received the error, at most [`SHUTDOWN_GRACE`].
     async fn shut_down(&self) {
         if let Some(cancel_handle) = self.cancel_handle.borrow().as_ref() {
             cancel_handle.cancel();

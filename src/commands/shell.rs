@@ -1,6 +1,6 @@
 //! `hearth completions`, `hearth man` and `hearth schema`: generate files for shells, `man` and editors.
 //!
-//! They are generated from the definitions of the command line and of the documents.
+//! The files are generated from the definitions of the command line and of the document types.
 
 use clap::CommandFactory;
 use hearth_schema::editor;
@@ -14,14 +14,14 @@ use crate::diagnostics::{ExitCode, Failure};
 
 const NAME: &str = "hearth";
 
-/// The output of `completions --json`.
+/// The output of `hearth completions --json`.
 #[derive(Serialize)]
 struct Completions {
     shell: String,
     script: String,
 }
 
-/// The output of `man --json`.
+/// The output of `hearth man --json`.
 #[derive(Serialize)]
 struct Pages {
     folder: String,
@@ -36,7 +36,7 @@ pub fn print_completions(args: &CompletionsArgs, json: bool) -> Result<ExitCode,
     print_result(json, &Completions { shell, script }, |completions| completions.script.clone())
 }
 
-/// Runs `hearth schema`, whose output is always JSON.
+/// Prints the schema of `hearth schema`, which is always JSON.
 pub fn print_schema(args: &SchemaArgs) -> Result<ExitCode, Failure> {
     let schema = editor::json_schema(&args.kind)
         .ok_or_else(|| Failure::invalid(format!("no kind of document is called `{}`", args.kind)))?;
@@ -54,7 +54,7 @@ pub fn write_man_pages(args: &ManArgs, json: bool) -> Result<ExitCode, Failure> 
     print_result(json, &pages, |Pages { folder, pages }| format!("wrote {} pages to {folder}\n", pages.len()))
 }
 
-/// Adds the names of the man pages of a command and its subcommands.
+/// Adds the file names of the man pages of a command and of its subcommands to `pages`.
 fn page_names(command: &clap::Command, name: &str, pages: &mut Vec<String>) {
     for one in command.get_subcommands().filter(|one| !one.is_hide_set()) {
         page_names(one, &format!("{name}-{}", one.get_name()), pages);

@@ -17,11 +17,11 @@ use crate::output::run::{self, RunSummary};
 use crate::output::{plan, run_events, say, soc};
 use crate::progress::{self, TerminalProgress};
 
-/// The note that is printed before the results of a run with `--ignore-memory`.
+/// The note that is printed before the results of a simulation with `--ignore-memory`.
 const MEMORY_IGNORED: &str =
     "memory ignored: every device has all its weights in memory, even if they do not fit\n";
 
-/// Ratio of the times per token by planner and simulator above which a note is printed.
+/// Ratio of the times per token that planner and simulator predict, above which a note is printed.
 /// source: assumed; over random scenarios half of all plans are within 1.1 and nine of ten within 1.4
 const MAX_PLANNER_RATIO: f64 = 1.5;
 
@@ -63,15 +63,9 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     if args.draws > 0 && trace.outcome == Outcome::Ok {
         let spinner = progress::spinner();
         spinner.set_message("drawing the parameters of devices and links");
-        let draws = args.draws as usize;
-        output.prediction_interval = Some(uncertainty::estimate_prediction_interval(
-            &plan,
-            &cluster,
-            &loaded.scenario,
-            memory,
-            &events,
-            draws,
-        )?);
+        let (scenario, draws) = (&loaded.scenario, args.draws as usize);
+        let estimate = uncertainty::estimate_prediction_interval;
+        output.prediction_interval = Some(estimate(&plan, &cluster, scenario, memory, &events, draws)?);
         spinner.finish_and_clear();
     }
     if json {

@@ -16,7 +16,7 @@ use crate::machine::read_scenario;
 use crate::output::say;
 use crate::progress::TerminalProgress;
 
-/// A sweep as `--json` prints it.
+/// The result of `hearth sweep` as `--json` prints it.
 #[derive(Serialize)]
 struct Output<'s> {
     digest: &'s str,
@@ -107,7 +107,7 @@ fn merge_tables(args: &MergeArgs, json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Summarises the outcomes of the rows and names the fastest one.
+/// Summarises the outcomes of the rows and names the fastest row.
 fn summary(sweep: &Sweep, rows: &[SweepRow]) -> String {
     let ran = rows.iter().filter(|row| row.evaluation.is_ok()).count();
     let mut text = format!("{} rows, {ran} of them ok", rows.len());

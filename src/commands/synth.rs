@@ -12,7 +12,7 @@ use crate::diagnostics::{ExitCode, Failure};
 use crate::interruption::{self, EXIT_INTERRUPTED};
 use crate::progress;
 
-/// The written model as `--json` prints it.
+/// A summary of the written model, as `--json` prints it.
 #[derive(Serialize)]
 struct Output {
     path: String,
@@ -86,14 +86,14 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
     Ok(options)
 }
 
-/// Returns the failure for an error, with the flag that causes it and a hint.
+/// Converts an error into a failure that names the flag that causes the error, and has a hint.
 fn with_flag(error: &SynthError) -> Failure {
     let (flag, hint) = match error {
         SynthError::KeyLength { .. } => {
             ("--head-length", "use an even length, or change `--dim` and `--heads`")
         }
         SynthError::Gain { .. } => ("--gain", "use a number from 0.001 to 1000, such as 1"),
-        SynthError::Vocabulary { .. } => ("--vocab", "use a number in this range"),
+        SynthError::Vocabulary { .. } => ("--vocab", "use a number of tokens in the range of the message"),
         SynthError::RopeFactors { .. } => ("--rope-factors", "omit this flag, or use `--arch llama`"),
         SynthError::Block(_) => {
             ("--quant", "use dimensions that are multiples of the block size, or `--quant f16`")

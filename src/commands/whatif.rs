@@ -13,14 +13,14 @@ use crate::diagnostics::{EXIT_INCOMPLETE, ExitCode, Failure};
 use crate::machine::read_scenario_with_overrides;
 use crate::progress::TerminalProgress;
 
-/// A ranking as `--json` prints it.
+/// The ranking of the variants of a scenario, as `--json` prints it.
 #[derive(Serialize)]
 struct Output<'o> {
     scenario: &'o str,
     seed: u64,
     /// The evaluation of the unchanged scenario.
     base: &'o Evaluation,
-    /// The variants, sorted by saved time; variants without a time are last.
+    /// The variants, sorted by saved time per token; variants without a simulated time are last.
     variants: &'o [RankedVariant],
     /// Whether Ctrl-C stopped the command early.
     stopped: bool,

@@ -16,23 +16,19 @@ use crate::gpu;
 use crate::interruption::termination_signal;
 use crate::machine::open_model;
 use crate::output::say;
-use crate::ring::{LinkEmulationOptions, TransportTask, exit_on_stdin_eof, run_over_transport};
+use crate::ring::{TransportTask, exit_on_stdin_eof, run_over_transport};
 
 pub fn run(args: &WorkerArgs, json: bool) -> Result<ExitCode, Failure> {
-    let key = Key::from_file_or_env(args.key.as_deref())?;
+    let key = Key::from_file_or_env(args.device.key.as_deref())?;
     let source = match (&args.fetch_folder, &args.model) {
         (Some(folder), _) => ModelSource::Fetch(folder.clone()),
-        (None, Some(model)) => ModelSource::File(Arc::new(open_model(model, args.gpu_weights)?)),
-        (None, None) => return Err(Failure::invalid("neither --model nor --fetch is given")),
+        (None, Some(model)) => ModelSource::File(Arc::new(open_model(model, args.device.gpu_weights)?)),
+        (None, None) => return Err(Failure::invalid("the worker needs --model or --fetch")),
     };
-    if args.exit_on_stdin_eof {
+    if args.device.exit_on_stdin_eof {
         exit_on_stdin_eof();
     }
-    let emulation = LinkEmulationOptions {
-        delay: args.link_delay,
-        emulated_links_file: args.emulated_links_file.as_deref(),
-    };
-    run_over_transport(key, emulation, WorkerTask { args, source, json })?.map(|()| ExitCode::SUCCESS)
+    run_over_transport(key, &args.device, WorkerTask { args, source, json })?.map(|()| ExitCode::SUCCESS)
 }
 
 struct WorkerTask<'a> {
@@ -41,15 +37,15 @@ struct WorkerTask<'a> {
     json: bool,
 }
 
-/// The line that `--json` prints when the worker accepts connections.
+/// The line that `hearth worker --json` prints as soon as the worker accepts connections.
 #[derive(Serialize)]
 struct Ready<'a> {
     listening: &'a str,
-    /// The name of the model, if the worker has its file.
+    /// The name of the model, if the worker has a model file.
     model: Option<&'a str>,
-    /// The folder of fetched layers, if the worker has no model file.
+    /// The folder for the layers that the worker fetches, if it has no model file.
     fetch: Option<&'a Path>,
-    /// The name by which the worker is announced.
+    /// The name under which multicast DNS announces the worker, if it is announced.
     announced: Option<&'a str>,
 }
 
@@ -76,8 +72,8 @@ impl TransportTask for WorkerTask<'_> {
             say!("listening on {address} with {with}{announced_as}\n");
         }
         let options = WorkerOptions {
-            threads: args.threads.unwrap_or(0),
-            backend_factory: gpu::backend_factory(args.gpu_weights),
+            threads: args.device.threads.unwrap_or(0),
+            backend_factory: gpu::backend_factory(args.device.gpu_weights),
             ..WorkerOptions::default()
         };
         let worker = Worker::with_options(transport, source, options);
@@ -96,7 +92,7 @@ impl TransportTask for WorkerTask<'_> {
     }
 }
 
-/// Announces this worker, if the flags allow it, until the announcement is dropped.
+/// Announces this worker until the returned announcement is dropped; `None` if the worker is not announced.
 fn announce(
     args: &WorkerArgs,
     listening: &str,
@@ -115,12 +111,11 @@ fn announce(
     }
     let Some(name) = args.name.clone().or_else(host_name) else {
         if args.announce == AnnouncePolicy::Auto {
-            tracing::info!("not announced: this machine has no host name; set a name with --name");
+            tracing::info!("the worker is not announced: this machine has no host name; set --name");
             return Ok(None);
         }
-        return Err(
-            Failure::invalid("this machine has no host name to announce").with_hint("set a name with --name")
-        );
+        let what = "the worker cannot be announced, because this machine has no host name";
+        return Err(Failure::invalid(what).with_hint("set a name with --name"));
     };
     match Announcement::start(&name, address, MdnsScope { loopback_only: loopback, ..MdnsScope::default() }) {
         Ok(announcement) => Ok(Some((name, announcement))),
@@ -129,7 +124,7 @@ fn announce(
             Err(Failure::invalid(&error).with_hint(error.hint()))
         }
         Err(error) => {
-            tracing::info!("not announced: {error}");
+            tracing::info!("the worker is not announced: {error}");
             Ok(None)
         }
     }

@@ -1,11 +1,12 @@
-//! Kernel counters of each device in a lab run, as a table and as warnings.
+//! Formats the kernel counters of each device in a lab run as a table and as warnings.
 
 use std::fmt::Write;
 
 use hearth_lab::DeviceUsage;
 use hearth_profiles::Bytes;
 
-/// Returns a table with a line for each device: bytes read per token by disk throttle and by trace, memory counters.
+/// Returns a table with a line for each device: bytes read per token as counted by the disk throttle and by the trace,
+/// and memory counters.
 pub fn table(devices: &[DeviceUsage]) -> String {
     let mut text = String::from(
         "device        read/token      by trace   memory limit   unreclaimable     refaulted   oom kills\n",
@@ -34,8 +35,8 @@ pub fn measurement_warnings(device: &DeviceUsage) -> Vec<String> {
     let mut found = Vec::new();
     if let Some(difference) = device.relative_counter_difference() {
         found.push(format!(
-            "the trace of `{name}` has {:.0} % {} bytes read than the disk throttle counted: {} instead \
-             of {} per token",
+            "the trace of device `{name}` counts {:.0} % {} read bytes than the disk throttle: {} instead of {} \
+             per token",
             difference.abs() * 100.0,
             if difference < 0.0 { "fewer" } else { "more" },
             Bytes(device.traced_read_bytes_per_token as u64),
@@ -44,13 +45,13 @@ pub fn measurement_warnings(device: &DeviceUsage) -> Vec<String> {
     }
     if device.resident_bytes_before > 0 {
         found.push(format!(
-            "`{name}` did not start cold: {} of its copy of the model were in memory; another program may be \
-             reading the file",
+            "device `{name}` did not start with all weights on disk: {} of its copy of the model were in memory; \
+             another program may be reading the file",
             Bytes(device.resident_bytes_before)
         ));
     }
     if device.oom_kills.is_some_and(|kills| kills > 0) {
-        found.push(format!("`{name}` ran out of memory: raise its limit or lower `context`"));
+        found.push(format!("device `{name}` ran out of memory: raise its memory limit or lower `context`"));
     }
     found
 }

@@ -1,4 +1,4 @@
-//! Formats results and prints them to standard output.
+//! Formats the results of commands and prints them to standard output.
 //!
 //! If standard output is a closed pipe, the program exits silently. Other errors, such as a full disk, are reported.
 
@@ -13,17 +13,17 @@ use std::io::{self, Write};
 
 use crate::diagnostics::{ExitCode, Failure};
 
-/// Prints to standard output; exits if the pipe is closed.
+/// Prints text to standard output. Exits the program if standard output is a closed pipe.
 pub fn print(text: fmt::Arguments) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_fmt(text).and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS.exit(),
-        Err(error) => Err(Failure::failed(format!("cannot write the output: {error}"))),
+        Err(error) => Err(Failure::failed(format!("cannot write to standard output: {error}"))),
         Ok(()) => Ok(()),
     }
 }
 
-/// Prints formatted text to standard output; returns from the calling function on an error.
+/// Prints formatted text to standard output. Returns the error from the calling function if printing fails.
 macro_rules! say {
     ($($part:tt)*) => {
         $crate::output::print(format_args!($($part)*))?

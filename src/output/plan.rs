@@ -17,7 +17,7 @@ pub struct PlanSummary {
     pub rounds: u32,
     #[serde(rename = "predicted")]
     pub prediction: PlannerPrediction,
-    /// The devices, in ring order.
+    /// The devices of the plan, in ring order.
     pub devices: Vec<DeviceSummary>,
     dropped: Vec<DroppedDevice>,
     explanation: Vec<String>,
@@ -35,15 +35,16 @@ pub struct DeviceSummary {
     window: u32,
     gpu_layers: u32,
     residency: ResidencyOptions,
-    /// Maximum number of bytes of weights that are read ahead; null means a whole window of layers.
+    /// Maximum number of bytes of weights that the device reads ahead; null means a whole window of layers.
     budget: Option<u64>,
-    /// The part of every layer that the device computes; only for tensor-parallel plans.
+    /// The part of every layer that the device computes; only in tensor-parallel plans.
     #[serde(skip_serializing_if = "Option::is_none")]
     slice: Option<Slice>,
 }
 
 impl DeviceSummary {
-    /// Returns the name of the device and its window size, with the number of GPU layers in brackets.
+    /// Returns the name of the device and the number of layers in its window, with the number of GPU layers in
+    /// brackets.
     pub fn window_label(&self) -> String {
         match self.gpu_layers {
             0 => format!("{} {}", self.name, self.window),
@@ -101,11 +102,8 @@ pub fn table(plan: &Plan) -> String {
         let layers = match plan.kind.tensor_plan() {
             None => windows.join(" "),
             Some(tensor) => {
-                let slice = &tensor.slices[index];
-                format!(
-                    "{} KV heads and {} feed-forward rows of each layer",
-                    slice.kv_heads, slice.feed_forward_rows
-                )
+                let Slice { kv_heads, feed_forward_rows, .. } = &tensor.slices[index];
+                format!("{kv_heads} KV heads and {feed_forward_rows} feed-forward rows of each layer")
             }
         };
         let _ = writeln!(text, "  {name:<14} {role:<7} {window:>6} {gpu:>5}  {policy:<9} {layers}");

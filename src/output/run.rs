@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use hearth_core::metrics::sequences::SpeculationMetrics;
 use hearth_core::metrics::{self, Metrics};
 use hearth_core::soc::SocMetrics;
 use hearth_profiles::Bytes;
@@ -12,10 +13,10 @@ use serde::Serialize;
 
 use super::run_events::{self, EventSummary};
 
-/// Maximum number of sequences for which the table has a line.
+/// Maximum number of sequences that the table lists.
 const MAX_SEQUENCES: usize = 16;
 
-/// A run as `--json` prints it.
+/// The metrics of a run as `--json` prints them.
 #[derive(Serialize)]
 pub struct RunSummary {
     #[serde(flatten)]
@@ -25,7 +26,7 @@ pub struct RunSummary {
     pub event_count: usize,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub run_events: Vec<EventSummary>,
-    /// The uncertainty of the time per token, if requested.
+    /// The uncertainty of the predicted time per token, if the flag `--draws` requests an estimate.
     #[serde(rename = "spread", skip_serializing_if = "Option::is_none")]
     pub prediction_interval: Option<PredictionInterval>,
     #[serde(rename = "soc", skip_serializing_if = "Option::is_none")]
@@ -44,7 +45,7 @@ impl RunSummary {
     }
 }
 
-/// Formats a number with one digit after the decimal point, or a dash if there is none.
+/// Formats a number with one digit after the decimal point; a missing number is a dash.
 fn number(value: Option<f64>) -> String {
     value.map_or("-".to_string(), |value| format!("{value:.1}"))
 }
@@ -64,20 +65,17 @@ fn sequences(text: &mut String, metrics: &Metrics) {
         let _ = writeln!(text, "  and {} more sequences", metrics.sequences.len() - MAX_SEQUENCES);
     }
     if let Some(drafting) = &metrics.speculation {
+        let SpeculationMetrics { tokens_per_step, steps, acceptance, draft_ms, verify_ms, .. } = drafting;
         let _ = writeln!(
             text,
-            "  drafting: {:.2} tokens per step over {} steps, {:.0} % of the verified drafts accepted; {:.2} ms drafting \
-             and {:.2} ms verifying per token",
-            drafting.tokens_per_step,
-            drafting.steps,
-            100.0 * drafting.acceptance,
-            drafting.draft_ms,
-            drafting.verify_ms
+            "  drafting: {tokens_per_step:.2} tokens per step over {steps} steps, {:.0} % of the verified drafts \
+             accepted; {draft_ms:.2} ms drafting and {verify_ms:.2} ms verifying per token",
+            100.0 * acceptance
         );
     }
 }
 
-/// Returns the first line of the text: the outcome and the times of the run, or why there are no times.
+/// Returns the first line of the output: the outcome and the times of the run, or the reason why there are no times.
 fn headline(metrics: &Metrics) -> String {
     let outcome = metrics.outcome.label();
     let has_failed = metrics.outcome != Outcome::Ok;
@@ -104,13 +102,8 @@ fn headline(metrics: &Metrics) -> String {
 
 pub fn table(metrics: &Metrics) -> String {
     let mut text = format!("{}\n{}", headline(metrics), shortages(metrics));
-    let terms: Vec<String> = metrics
-        .terms_ms
-        .named_terms()
-        .iter()
-        .filter(|(_, ms)| *ms >= 0.005)
-        .map(|(name, ms)| format!("{} {ms:.2}", name.replace('_', " ")))
-        .collect();
+    let terms = metrics.terms_ms.named_terms().into_iter().filter(|(_, ms)| *ms >= 0.005);
+    let terms: Vec<String> = terms.map(|(name, ms)| format!("{} {ms:.2}", name.replace('_', " "))).collect();
     if !terms.is_empty() {
         let (terms, hidden) = (terms.join(", "), metrics.terms_ms.hidden_disk);
         let _ = writeln!(text, "  terms in ms: {terms}; hidden disk {hidden:.2}");

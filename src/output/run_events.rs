@@ -8,7 +8,7 @@ use hearth_schema::Trace;
 use hearth_schema::run_events::{RunEvent, RunEventKind};
 use serde::Serialize;
 
-/// An event as `--json` prints it.
+/// An event of a run and its effect on the time per token, as `--json` prints them.
 #[derive(Debug, Serialize)]
 pub struct EventSummary {
     #[serde(flatten)]
@@ -25,7 +25,7 @@ pub fn summaries(trace: &Trace) -> Vec<EventSummary> {
     trace.run_events.iter().map(summary).collect()
 }
 
-/// Returns the events as text; empty if there were none.
+/// Formats the events of a run as text; empty if the run had no events.
 pub fn format_events(trace: &Trace) -> String {
     let mut text = String::new();
     for EventSummary { run_event, impact } in summaries(trace) {
@@ -38,12 +38,8 @@ pub fn format_events(trace: &Trace) -> String {
         if matches!(kind, RunEventKind::Silent | RunEventKind::NotReplanned | RunEventKind::OutOfMemory) {
             continue;
         }
-        let _ = writeln!(
-            text,
-            "    ms per token: {}; longest token: {}",
-            phases(&impact.tpot_ms, 1.0),
-            phases(&impact.max_tpot_ms, 1.0)
-        );
+        let (mean, longest) = (phases(&impact.tpot_ms, 1.0), phases(&impact.max_tpot_ms, 1.0));
+        let _ = writeln!(text, "    ms per token: {mean}; longest token: {longest}");
         if *kind == RunEventKind::Memory {
             let _ = writeln!(text, "    memory pressure in %: {}", phases(&impact.memory_pressure, 100.0));
         }

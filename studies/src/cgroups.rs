@@ -1,7 +1,7 @@
-//! Limits and resource counters of a child process, with the cgroup (v1) controllers memory, blkio and cpu.
+//! Cgroups of a child process: limits and resource counters, with the cgroup v1 controllers memory, blkio and cpu.
 //!
-//! This module also creates a file in place of a device's weights, and calls `madvise` on its mapping. All
-//! cgroups and files are removed at the end, also after Ctrl-C.
+//! This module also creates a file that replaces the weights of a device, and calls `madvise` on the mapping of the
+//! file. All cgroups and files are removed at the end, also after Ctrl-C.
 //!
 //! Not here: the measured work. Each study has its own reader or busy loop.
 
@@ -20,12 +20,12 @@ use crate::StudyError;
 
 pub const MIB: usize = 1 << 20;
 pub const PAGE_SIZE: usize = 4096;
-/// The environment variable with the name of the cgroups of a child.
+/// The environment variable that passes the name of the cgroups to a child process.
 const GROUPS: &str = "HEARTH_GROUPS";
 const ROOT: &str = "/sys/fs/cgroup";
 
 pub fn parse_number<T: FromStr>(text: &str) -> Result<T, StudyError> {
-    text.parse().map_err(|_| format!("`{text}` is not a number of the expected kind").into())
+    text.parse().map_err(|_| format!("`{text}` is not a valid number").into())
 }
 
 /// Returns an error if this process cannot create the cgroups of the studies.
@@ -34,21 +34,21 @@ pub fn require_cgroup_access() -> Result<(), StudyError> {
     let user = unsafe { libc::geteuid() };
     let has = |path: &str| Path::new(ROOT).join(path).exists();
     if user != 0 {
-        return Err("needs root, to create cgroups".into());
+        return Err("this study creates cgroups, which needs root; run it as root".into());
     }
     if !has("memory/memory.stat") || !has("blkio/cgroup.procs") || !has("cpu/cpu.cfs_quota_us") {
-        return Err("needs cgroup v1 controllers memory, blkio and cpu at /sys/fs/cgroup".into());
+        return Err("cgroup v1 controllers are missing; mount memory, blkio and cpu in /sys/fs/cgroup".into());
     }
     if !has("blkio/blkio.throttle.read_bps_device") {
-        return Err("needs a kernel with blkio throttling (CONFIG_BLK_DEV_THROTTLING)".into());
+        return Err("the kernel has no blkio throttling; enable CONFIG_BLK_DEV_THROTTLING".into());
     }
     Ok(())
 }
 
-/// A file that replaces the weights of a device; removed on drop.
+/// A file that replaces the weights of a device. The file is removed when this value is dropped.
 pub struct WeightFile {
     pub path: PathBuf,
-    /// The path as a command-line argument.
+    /// The path as text, for a command-line argument.
     pub path_text: String,
 }
 
@@ -56,7 +56,7 @@ impl WeightFile {
     /// Creates a file of `mib` MiB, without holes.
     pub fn create(directory: &Path, mib: usize) -> Result<Self, StudyError> {
         let path = directory.join(format!("hearth-share-{}.bin", std::process::id()));
-        let name = path.to_str().ok_or("the directory's name is not UTF-8")?.to_owned();
+        let name = path.to_str().ok_or("the folder's path is not UTF-8; use another folder")?.to_owned();
         let file = Self { path, path_text: name };
         let mut out = OpenOptions::new().write(true).create_new(true).open(&file.path)?;
         let mut block = vec![0u8; MIB];
@@ -75,7 +75,7 @@ impl Drop for WeightFile {
     }
 }
 
-/// The limits of a child process; zero or `None` means no limit.
+/// The resource limits of a child process; zero or `None` means no limit.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct CgroupLimits {
     pub memory_bytes: usize,
@@ -85,7 +85,7 @@ pub struct CgroupLimits {
     pub cpu_quota: Option<(u64, u64)>,
 }
 
-/// The cgroups of one experiment; removed on drop.
+/// The cgroups of one experiment. They are removed when this value is dropped.
 pub struct Cgroups {
     name: String,
 }
@@ -113,20 +113,18 @@ impl Cgroups {
         Ok(groups)
     }
 
-    /// Moves this process into the cgroups that its parent created for it with [`Cgroups::run_child`]. The parent removes
-    /// them.
+    /// Moves this process into the cgroups of [`Cgroups::run_child`]. The parent process removes these cgroups.
     pub fn join() -> Result<std::mem::ManuallyDrop<Self>, StudyError> {
-        // SAFETY: restores the default action; see `run`.
+        // SAFETY: restoring the default action installs no handler and accesses no memory of this process.
         unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
-        let groups = Self { name: std::env::var(GROUPS).map_err(|_| "--child is only for internal use")? };
+        let groups = Self { name: std::env::var(GROUPS).map_err(|_| "`--child` is internal; omit it")? };
         for group in groups.all() {
             fs::write(group.join("cgroup.procs"), std::process::id().to_string())?;
         }
         Ok(std::mem::ManuallyDrop::new(groups))
     }
 
-    /// Runs this program again inside new cgroups with limits and returns its output. The limited disk is the one
-    /// that stores `file`.
+    /// Runs this program in new cgroups and returns its output. The disk limit applies to the disk that stores `file`.
     pub fn run_child(limits: CgroupLimits, file: &Path, arguments: &[String]) -> Result<String, StudyError> {
         let groups = Self::create(limits, file)?;
         // Ctrl-C must end the child but not this process, which removes the cgroups.
@@ -135,7 +133,7 @@ impl Cgroups {
         let mut command = Command::new(std::env::current_exe()?);
         let output = command.args(arguments).env(GROUPS, &groups.name).stderr(Stdio::inherit()).output()?;
         if !output.status.success() {
-            return Err(format!("the child failed: {}", output.status).into());
+            return Err(format!("the child process of the study failed: {}", output.status).into());
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
@@ -163,7 +161,7 @@ impl Drop for Cgroups {
     }
 }
 
-/// Returns the `major:minor` of the disk that stores a file. Throttles apply to whole disks, not to partitions.
+/// Returns the device number (`major:minor`) of the disk that stores a file. A throttle applies to a whole disk.
 fn whole_disk(file: &Path) -> Result<String, StudyError> {
     let device = fs::metadata(file)?.dev();
     let (major, minor) = (libc::major(device), libc::minor(device));
@@ -173,8 +171,7 @@ fn whole_disk(file: &Path) -> Result<String, StudyError> {
     Ok(fs::read_to_string(&source).map_err(|e| format!("{source}: {e}"))?.trim().to_string())
 }
 
-/// Maps a file and drops it from the page cache, because cached pages are charged to the first process that reads
-/// them.
+/// Maps a file and drops its cached pages, because a page is charged to the process that reads it from disk.
 pub fn map_cold(file: &File) -> Result<&'static Mmap, StudyError> {
     // SAFETY: this process created the file, and nobody writes to it while it is mapped.
     let map = unsafe { Mmap::map(file)? };
@@ -182,7 +179,7 @@ pub fn map_cold(file: &File) -> Result<&'static Mmap, StudyError> {
     Ok(Box::leak(Box::new(map)))
 }
 
-/// Drops the pages of a range that are not mapped, with `POSIX_FADV_DONTNEED`.
+/// Drops the unmapped pages of a range of a file from the page cache, with `POSIX_FADV_DONTNEED`.
 pub fn drop_from_cache(file: &File, offset: usize, length: usize) {
     // SAFETY: a valid descriptor, and the advice has no effect on memory.
     unsafe {
@@ -197,17 +194,17 @@ pub fn advise(piece: &[u8], advice: i32) {
     unsafe { libc::madvise(piece.as_ptr().cast_mut().cast(), piece.len(), advice) };
 }
 
-/// Advises the kernel of the order in which a mapping will be accessed: random, or the default.
+/// Advises the kernel of the order in which a mapping will be accessed: `MADV_RANDOM` or `MADV_NORMAL`.
 pub fn advise_access_pattern(map: &[u8], random: bool) {
     advise(map, if random { libc::MADV_RANDOM } else { libc::MADV_NORMAL });
 }
 
-/// Returns whether a piece of a file is kept if `kept` of its `pieces` pieces are kept, spread evenly.
+/// Whether a piece of a file is in the kept set, if `kept` of the `pieces` pieces, spread evenly, are kept.
 pub fn is_kept(piece: usize, kept: usize, pieces: usize) -> bool {
     (piece + 1) * kept / pieces > piece * kept / pieces
 }
 
-/// Returns for each page of a part of a mapping whether it is in the page cache.
+/// Returns for each page of a part of a mapping whether the page is in the page cache.
 pub fn page_residency(piece: &[u8]) -> Vec<bool> {
     let mut pages = vec![0u8; piece.len().div_ceil(PAGE_SIZE)];
     // SAFETY: the range is mapped and page aligned, and `pages` has a byte for each of its pages.
@@ -220,33 +217,33 @@ pub fn missing_page_count(piece: &[u8]) -> usize {
     page_residency(piece).into_iter().filter(|resident| !resident).count()
 }
 
-/// Returns the wrapping sum of all 64-bit words of `bytes`, to read every page.
+/// Returns the wrapping sum of all 64-bit words of `bytes`, so that every page is read.
 pub fn checksum(bytes: &[u8]) -> u64 {
     let (words, _) = bytes.as_chunks::<8>();
     words.iter().fold(0, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word)))
 }
 
-/// Returns the median, the upper one of an even number of values; NaN without values.
+/// Returns the median of the values (the upper median of an even number of values); NaN without values.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// The resource counters of the cgroups, since their creation.
+/// The resource counters of the cgroups since their creation.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct CgroupCounters {
-    /// Bytes read through the disk throttle.
+    /// Number of bytes read from the limited disk.
     pub bytes_read: u64,
     pub major_faults: u64,
     /// Number of pages that were reclaimed and read again.
     pub refaulted_pages: u64,
-    /// Bytes of file pages on the kernel's active LRU list: the current value.
+    /// Current bytes of file pages on the kernel's active LRU list.
     pub active_file_bytes: u64,
     /// Number of times that the memory limit was hit.
     pub memory_limit_hits: u64,
-    /// Bytes charged to the cgroup: the current value.
+    /// Current bytes of memory charged to the cgroup.
     pub memory_usage_bytes: u64,
-    /// Bytes of kernel memory, such as page tables, in `used_bytes`.
+    /// Current bytes of kernel memory, such as page tables; included in `memory_usage_bytes`.
     pub kernel_memory_bytes: u64,
 }
 
@@ -273,7 +270,7 @@ impl CgroupCounters {
         })
     }
 
-    /// Returns the counts since `before`. The active, used and kernel bytes are the current values.
+    /// Returns the difference to the counters `before`; fields with a current value keep this value.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Code that several studies share: cgroups for a child process, processor time, and instances for the planners.
+//! Library of the studies: cgroups for a child process, processor time, and planning instances.
 
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ pub mod cgroups;
 
 pub type StudyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Runs a study with the command-line arguments and prints its error, if it fails.
+/// Runs a study with the command-line arguments. If the study fails, prints the error.
 pub fn run_study(study: impl FnOnce(&[String]) -> Result<(), StudyError>) -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match study(&arguments) {
@@ -24,7 +24,7 @@ pub fn run_study(study: impl FnOnce(&[String]) -> Result<(), StudyError>) -> Exi
     }
 }
 
-/// Returns the processor time of this thread in seconds, which other programs disturb less than wall-clock time.
+/// Returns the processor time of this thread in seconds, which other programs affect less than wall-clock time.
 pub fn thread_cpu_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes one `timespec`, which `time` is, and keeps no reference to it.
@@ -33,14 +33,14 @@ pub fn thread_cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Runs a function and returns its result and its processor time in seconds.
+/// Runs a function. Returns its result and its processor time in seconds.
 pub fn measure_cpu_seconds<T>(run: impl FnOnce() -> T) -> (T, f64) {
     let started = thread_cpu_seconds();
     let result = run();
     (result, thread_cpu_seconds() - started)
 }
 
-/// Returns the model of 80 layers in `halda/tests/data/lda/medium.jsonl`, and the devices of all its instances.
+/// Returns the model with 80 layers in `halda/tests/data/lda/medium.jsonl`, and the devices of all instances there.
 pub fn medium_model_and_devices() -> Result<(Model, Vec<Device>), StudyError> {
     let mut instances: Vec<Instance> = Vec::new();
     for line in include_str!("../../halda/tests/data/lda/medium.jsonl").lines() {
@@ -52,7 +52,7 @@ pub fn medium_model_and_devices() -> Result<(Model, Vec<Device>), StudyError> {
     Ok((model, instances.into_iter().flat_map(|instance| instance.devices).collect()))
 }
 
-/// Returns a planning instance with `count` of the given devices, a different selection for each `run`.
+/// Returns a planning instance with `count` of the given devices; each `run` selects other devices.
 pub fn planning_instance(model: &Model, devices: &[Device], run: usize, count: usize) -> Instance {
     Instance {
         name: format!("{count}x{}", model.model_layers),
@@ -63,18 +63,13 @@ pub fn planning_instance(model: &Model, devices: &[Device], run: usize, count: u
     }
 }
 
-/// Returns a plan with these windows and GPU layers for the devices of a cluster, in the same order. Devices without
-/// a layer are omitted.
+/// Returns a plan with these windows and GPU layers, in the order of the devices; devices without layers are omitted.
 pub fn manual_plan(cluster: &Cluster, rounds: u32, windows: &[u32], gpu_layers: &[u32]) -> Plan {
     let layers = windows.iter().zip(gpu_layers);
-    let device = |(place, (&window, &gpu_layers)): (usize, (&u32, &u32))| PlannedDevice {
-        name: cluster.members[place].name.clone(),
-        address: None,
-        role: if place == 0 { Role::Head } else { Role::Worker },
-        window,
-        gpu_layers,
-        residency: cluster.members[place].residency.unwrap_or_default(),
-        predicted_terms: None,
+    let device = |(place, (&window, &gpu_layers)): (usize, (&u32, &u32))| {
+        let (member, role) = (&cluster.members[place], if place == 0 { Role::Head } else { Role::Worker });
+        let residency = member.residency.unwrap_or_default();
+        PlannedDevice { gpu_layers, residency, ..PlannedDevice::new(&member.name, role, window) }
     };
     let origin = ScenarioRecord { name: "study".into(), digest: String::new() };
     let planner = PlannerRecord { strategy: "manual".into(), options: vec![] };

@@ -18,7 +18,7 @@ use crate::processes::expect_array;
 use crate::repository::{TextFile, repository_root, rust_files, text_files};
 
 /// The workspace crates that each crate may depend on, without the prefix `hearth-`. The root package may depend on
-/// all; no crate depends on the experiments in `studies`.
+/// all crates except `studies`, on whose experiments no crate depends.
 const ALLOWED: [(&str, &str); 14] = [
     ("profiles", ""),
     ("schema", "profiles"),

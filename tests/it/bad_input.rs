@@ -127,7 +127,7 @@ fn invalid_arguments_are_refused_with_a_hint() {
     let cases: [(&[&str], &[&str]); 8] = [
         (&["plan", &file, "--model", "llama-8b"], &["`model: {profile: llama-8b}`"]),
         (&["worker", "--listen", "0.0.0.0:0", "--model", &weights], &["0.0.0.0:0", "key"]),
-        (&["simulate", &weights], &["this is a model"]),
+        (&["simulate", &weights], &["this file is a model"]),
         (&["simulate", &binary], &["byte 9 is not UTF-8"]),
         (&["simulate", &phone, "--strategy", "hetero-tensor"], &["soc: {strategy: hetero-tensor}"]),
         (&["bench", "no-such.gguf", "--peer", "none"], &["no-such.gguf"]),
@@ -191,7 +191,7 @@ fn text_may_begin_with_gguf_but_a_model_is_refused() {
     let weights = model_path("q4_k");
     let flags = |file| execute_arguments(&plan, &weights, &["--tokens", "1", "--prompts", file]);
     run_successfully(&flags(&prompts));
-    assert_refused(&flags(&weights), &["this is a model"]);
+    assert_refused(&flags(&weights), &["this file is a model"]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Tests of `hearth bench`: measured speeds, and failures of llama.cpp.
 
 use crate::folder::Folder;
-use crate::processes::{expect_array, model_path, parse_json, run_json, run_with_code};
+use crate::processes::{expect_array, integer_values, model_path, parse_json, run_json, run_with_code};
 
 const SHORT: [&str; 9] =
     ["--repeats", "1", "--tokens", "3", "--prompts", "5,9", "--threads", "1,2", "--json"];
@@ -9,14 +9,11 @@ const SHORT: [&str; 9] =
 #[test]
 fn model_is_timed_for_each_number_of_threads() {
     let runs = run_json(&[&["bench", &model_path("q4_k"), "--peer", "none"], &SHORT[..8]].concat());
-    assert_eq!(
-        expect_array(&runs).iter().map(|run| run["threads"].as_u64()).collect::<Vec<_>>(),
-        [Some(1), Some(2)]
-    );
+    assert_eq!(integer_values(&runs, "threads"), [1, 2]);
     for run in expect_array(&runs) {
         let speed = &run["hearth"];
         let prompts = expect_array(&speed["prefill"]);
-        assert_eq!(prompts.iter().map(|p| p["tokens"].as_u64()).collect::<Vec<_>>(), [Some(5), Some(9)]);
+        assert_eq!(integer_values(&speed["prefill"], "tokens"), [5, 9]);
         for number in [&speed["decode_tokens_per_s"], &speed["load_s"], &prompts[1]["tokens_per_s"]] {
             assert!(number.as_f64().expect("a number") > 0.0, "{run}");
         }

@@ -23,7 +23,7 @@ use crate::processes::{model_path, plan_yaml};
 /// A step without its times: pass, round, kind, layers and peer.
 type Step = (u32, u32, StepKind, Option<[u32; 2]>, Option<u16>);
 
-/// Returns the sorted steps of a device. They are sorted because a reply may precede the record of its message.
+/// Returns the sorted steps of a device. Sorting is needed because a reply may be recorded before its message.
 fn steps(trace: &Trace, device: u16) -> Vec<Step> {
     let own = trace
         .records

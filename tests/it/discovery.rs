@@ -21,7 +21,7 @@ fn start_announced(name: &str, key: &str) -> Process {
     process
 }
 
-/// Returns whether this process receives its own announcement by multicast.
+/// Returns whether this process receives its own multicast announcements.
 fn multicast_works(key: &str, name: &str) -> bool {
     let worker =
         Worker::with_flags(&["--listen", "127.0.0.1:0", "--model", &model_path("q4_k"), "--key", key]);
@@ -33,7 +33,7 @@ fn multicast_works(key: &str, name: &str) -> bool {
     runtime.block_on(discovery::find_workers(&transport, &names, Duration::from_secs(10), scope)).is_ok()
 }
 
-/// Returns a plan with the given names and without addresses.
+/// Returns a plan whose workers have the given names and no addresses.
 fn plan_without_addresses(windows: &[u32], names: &[&str]) -> String {
     let addresses = vec!["127.0.0.1:1"; names.len()];
     let mut text = plan_yaml("q4_k", windows, &addresses, 64).replace("address: '127.0.0.1:1', ", "");
@@ -54,22 +54,21 @@ fn workers_are_found_by_name_and_missing_ones_are_named() {
     let (b, c) = (format!("b {process}"), format!("c.{process}"));
     let _workers = [start_announced(&b, &key), start_announced(&c, &key)];
     let plan = folder.write("plan.yaml", plan_without_addresses(&[2, 3, 3], &[&b, &c]));
-    let flags = ["--prompt", "And", "--tokens", "4", "--key", &key];
-    let (_, stderr) =
-        run_with_code(&execute_arguments(&plan, &q4_k, &[&flags[..], &["--discover", "30"]].concat()), 0);
+    let command = |plan: &str, more: &[&str]| {
+        let flags = ["--prompt", "And", "--tokens", "4", "--key", &key];
+        execute_arguments(plan, &q4_k, &[&flags[..], more].concat())
+    };
+    let (_, stderr) = run_with_code(&command(&plan, &["--discover", "30"]), 0);
     assert!(stderr.contains(&format!("found {b} at 127.0.0.1:")), "{stderr}");
     // Discovery is off by default.
     let parts = [&format!("worker `{b}` has no address in the plan"), "--discover"];
-    assert_refused(&execute_arguments(&plan, &q4_k, &flags), &parts);
+    assert_refused(&command(&plan, &[]), &parts);
     let missing = format!("nobody-{process}");
     let plan = folder.write("other.yaml", plan_without_addresses(&[2, 3, 3], &[&b, &missing]));
-    let text = run_failing_with_code(
-        &execute_arguments(&plan, &q4_k, &[&flags[..], &["--discover", "3"]].concat()),
-        1,
-    );
+    let text = run_failing_with_code(&command(&plan, &["--discover", "3"]), 1);
     assert!(text.contains(&format!("not found within 3 s: `{missing}` (no worker with this name")), "{text}");
     assert!(text.contains(&format!("Found: `{b}` at 127.0.0.1:")), "{text}");
-    assert!(text.contains("hint:  start them with the same --key"), "{text}");
+    assert!(text.contains("hint:  start the workers with the same --key"), "{text}");
 }
 
 #[test]

@@ -17,9 +17,9 @@ use crate::repository::{TextFile, repository_root, rust_files, text_files};
 /// A document whose commands the test runs as a script, with the changes to the script.
 struct Document {
     path: &'static str,
-    /// Texts and their replacements. `PORT1` to `PORT3` stand for free ports, `MODEL` for a small trained model.
+    /// Texts in the script and their replacements. `PORT1` to `PORT3` are free ports, `MODEL` is a small trained model.
     replaced: &'static [(&'static str, &'static str)],
-    /// Beginnings of lines that are left out, with the reason.
+    /// Beginnings of the lines that are left out of the script, each with the reason.
     left_out: &'static [(&'static str, &'static str)],
 }
 
@@ -97,7 +97,7 @@ fn commands(text: &str) -> Vec<String> {
     indented.filter(|line| !line.trim().is_empty()).map(str::to_owned).collect()
 }
 
-/// Returns the indented lines of a document as a script, with the replacements made.
+/// Returns the indented lines of a document as a script, with the changes of [`Document`].
 fn script(document: &Document, ports: &[u16]) -> String {
     let text = fs::read_to_string(repository_root().join(document.path)).expect("a document");
     let mut lines = commands(&text);

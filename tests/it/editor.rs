@@ -1,7 +1,7 @@
 //! Tests that the JSON Schemas for editors agree with the readers of documents.
 //!
 //! Every document of the repository and plans of several strategies are valid under the schema of their kind.
-//! Documents with mistakes are not.
+//! Documents with mistakes are invalid.
 
 use regex::Regex;
 use serde_json::Value;
@@ -14,7 +14,7 @@ use crate::repository::{TextFile, text_files};
 const IGNORED: [&str; 9] =
     ["$schema", "$defs", "title", "description", "default", "format", "minimum", "maximum", "deprecated"];
 
-/// Checks a value against a schema; the error is the reason why it is invalid.
+/// Checks a JSON value against a JSON Schema; the error is the reason why the value is invalid.
 fn check_value(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
     let Some(rules) = schema.as_object() else {
         return if *schema == Value::Bool(false) { Err("no value is allowed".into()) } else { Ok(()) };

@@ -1,4 +1,4 @@
-//! Tests that `hearth simulate` predicts the cost of events, compared with manually derived values.
+//! Tests that `hearth simulate` predicts the cost of events: the results agree with manually derived values.
 //!
 //! Each run of a scenario in `scenarios/home` is compared with the same run without events.
 
@@ -40,7 +40,7 @@ fn simulate_without_events(name: &str, folder: &Folder) -> Value {
     simulate(&folder.write("without-events.yaml", before), &[], folder).0
 }
 
-/// Returns a metric of a run event (`tpot_ms`, `max_ms` or `pressure`) before, during or after it.
+/// Returns a metric (`tpot_ms`, `max_ms` or `pressure`) before, during or after the run event with this index.
 fn impact(json: &Value, index: usize, metric: &str, phase: &str) -> f64 {
     let run_event = &json["run_events"][index];
     run_event[metric][phase].as_f64().unwrap_or_else(|| panic!("{metric} {phase} of {run_event}"))
@@ -50,12 +50,8 @@ fn impact(json: &Value, index: usize, metric: &str, phase: &str) -> f64 {
 fn read_per_token(trace: &Trace, device: u16, from: u32, to: u32) -> f64 {
     let at = |pass| {
         let key = (device, Counter::BytesRead, pass);
-        trace
-            .readings
-            .iter()
-            .find(|it| (it.device_index, it.counter, it.pass_index) == key)
-            .expect("counted")
-            .value
+        let mut readings = trace.readings.iter();
+        readings.find(|it| (it.device_index, it.counter, it.pass_index) == key).expect("counted").value
     };
     (at(to) - at(from)) as f64 / f64::from(to - from)
 }
@@ -162,10 +158,8 @@ fn cost_of_memory_pressure_depends_on_residency() {
         let (json, trace) = simulate(&home("memory-step"), &["--residency", residency], &folder);
         let total = trace.header.devices[1].total_memory_bytes as f64;
         let more = impact(&json, 0, "pressure", "during") - impact(&json, 0, "pressure", "before");
-        assert!(
-            near(more, Bytes::from_mib(1024).as_f64() / total, 0.001),
-            "1 GiB of {total} bytes are {more}"
-        );
+        let taken = Bytes::from_mib(1024).as_f64();
+        assert!(near(more, taken / total, 0.001), "{taken} of {total} bytes are {more}");
         let (before, after) = (impact(&json, 0, "tpot_ms", "before"), impact(&json, 0, "tpot_ms", "after"));
         // A managed device needs a few tokens to load the evicted weights again.
         let within = if residency == "managed" { 0.1 } else { 0.01 };

@@ -18,15 +18,14 @@ impl Folder {
         Folder(tempfile::tempdir().expect("a temporary folder"))
     }
 
-    /// Creates a folder with a scenario of [`TWO_DEVICES`], and returns the path of the scenario too.
+    /// Creates a folder with a scenario of [`TWO_DEVICES_YAML`], and also returns the path of the scenario.
     pub fn with_two_device_scenario() -> (Folder, String) {
         let folder = Folder::new();
         let path = folder.write("s.yaml", scenario_yaml(TWO_DEVICES_YAML));
         (folder, path)
     }
 
-    /// Creates a folder in the build directory, because an in-memory file system has no disk whose speed can be
-    /// limited.
+    /// Creates a folder on a disk whose speed can be limited: in the build directory, as `/tmp` may be in memory.
     pub fn on_disk() -> Folder {
         Folder(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder"))
     }
@@ -65,7 +64,7 @@ impl Folder {
         path
     }
 
-    /// Writes `plan.yaml` for the q4_k test model, see [`plan`].
+    /// Writes a plan for the q4_k test model ([`plan_yaml`]) to `plan.yaml`, and returns the path of the file.
     pub fn write_plan(&self, windows: &[u32], addresses: &[&str], context: u32) -> String {
         self.write("plan.yaml", plan_yaml("q4_k", windows, addresses, context))
     }
@@ -92,7 +91,7 @@ impl Folder {
     }
 }
 
-/// Returns a scenario with llama-8b over Ethernet; `devices` are lines of YAML.
+/// Returns a scenario with the model llama-8b and one link for all devices; `devices` are lines of YAML.
 pub fn scenario_yaml(devices: &str) -> String {
     format!(
         "schema: scenario/1
@@ -111,7 +110,7 @@ links:
     )
 }
 
-/// Returns a [`scenario`] over a fast link, with the given context and workload.
+/// Returns the scenario of [`scenario_yaml`] with a fast link, and with the given context and workload.
 pub fn fast_link_scenario_yaml(devices: &str, context: u32, workload: &str) -> String {
     let text = scenario_yaml(devices).replace("2 ms", "50 us").replace("400 Mbit/s", "1 GB/s");
     let text = text.replace("context: 512", &format!("context: {context}"));

@@ -1,4 +1,4 @@
-//! Tests that plans with GPU layers give the same tokens as plans without.
+//! Tests that plans with GPU layers give the same tokens as plans without GPU layers.
 //!
 //! Any adapter is used, including a software driver. Without an adapter the tests print `SKIPPED` and pass.
 
@@ -12,12 +12,12 @@ use crate::processes::{
     parse_json, plan_yaml, plan_yaml_for_model, run_command, run_successfully, run_with_code, test_data_path,
 };
 
-/// Returns the GPU adapters as JSON; GPU libraries may print to standard error.
+/// Returns the GPU adapters as JSON. Standard error is not checked, because GPU libraries may print to it.
 fn adapters() -> Value {
     parse_json(&run_successfully(&["gpu", "--json"]))
 }
 
-/// Returns the GPU adapters; `None` if there are none, so that the test must be skipped.
+/// Returns the GPU adapters; `None` if this machine has none, so that the test must be skipped.
 fn adapters_for(test: &str) -> Option<Value> {
     let found = Some(adapters()).filter(|adapters| !expect_array(adapters).is_empty());
     if found.is_none() {
@@ -63,7 +63,7 @@ fn tuned_kernels_are_saved() {
     assert_eq!(kernels(&[])["choice"], "usual");
 }
 
-/// Returns a golden prompt and its expected tokens, up to the first one whose logit is close to the second best.
+/// Returns a golden prompt and its expected tokens, up to the first token whose two best logits are close.
 fn golden(file: &str) -> (String, Vec<u64>) {
     let text = fs::read_to_string(test_data_path("models/golden.json")).expect("the golden texts");
     let golden = parse_json(&text);
@@ -74,7 +74,7 @@ fn golden(file: &str) -> (String, Vec<u64>) {
     (first["prompt"].as_str().expect("a prompt").to_owned(), sure.take(24).collect())
 }
 
-/// Runs a plan with layers on a GPU and returns the generated tokens.
+/// Runs a plan with GPU layers and returns the generated tokens.
 fn tokens_of(plan: &str, format: &str, prompt: &str, count: usize, flags: &[&str]) -> Vec<u64> {
     let folder = Folder::new();
     let path = folder.write("plan.yaml", plan);
@@ -116,8 +116,7 @@ fn converted_weights_give_most_golden_tokens() {
     let (prompt, wanted) = golden("psalm-7m-f16.gguf");
     let count = wanted.len().min(8);
     for weights in ["q8", "8/4/4"] {
-        let flags = ["--gpu-weights", weights];
-        let tokens = tokens_of(&all_on_gpu("f16"), "f16", &prompt, count, &flags);
+        let tokens = tokens_of(&all_on_gpu("f16"), "f16", &prompt, count, &["--gpu-weights", weights]);
         assert_eq!(tokens.len(), count);
         // After the first different token the texts diverge, so only the tokens before it are compared.
         let same = tokens.iter().zip(&wanted).take_while(|(own, wanted)| own == wanted).count();

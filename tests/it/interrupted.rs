@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use hearth_schema::trace::Outcome;
 
-use crate::folder::{Folder, TWO_DEVICES_YAML, scenario_yaml};
+use crate::folder::Folder;
 use crate::processes::{
     Head, Worker, assert_refused, hearth_command, model_path, output_texts, send_signal, wait_until,
 };
@@ -25,9 +25,8 @@ fn unfinished_model_is_removed() {
 
 #[test]
 fn interrupted_sweep_keeps_its_rows() {
-    let folder = Folder::new();
-    let (file, table) =
-        (folder.write("s.yaml", scenario_yaml(TWO_DEVICES_YAML)), folder.path_of("table.csv"));
+    let (folder, file) = Folder::with_two_device_scenario();
+    let table = folder.path_of("table.csv");
     // Overlapping seeds are refused, so another way to get many rows is used.
     let overlapping = ["sweep", &file, "--vary", "seed=1,100000", "--repeat", "50000", "-o", &table];
     assert_refused(&overlapping, &["seed"]);

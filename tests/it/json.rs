@@ -8,7 +8,7 @@ use crate::folder::{Folder, TWO_DEVICES_YAML, scenario_yaml};
 use crate::processes::{Worker, model_path, run_json, run_successfully, scenario_path};
 use crate::repository::repository_root;
 
-/// Returns the rows of docs/reference/json.md: commands and their keys.
+/// Returns the rows of the table in docs/reference/json.md: each command and its keys.
 fn documented() -> Vec<(String, Vec<String>)> {
     let text = fs::read_to_string(repository_root().join("docs/reference/json.md")).expect("the document");
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `hearth ")?.split_once("` | "));

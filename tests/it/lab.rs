@@ -10,10 +10,10 @@ use serde_json::Value;
 use crate::folder::{Folder, fast_link_scenario_yaml};
 use crate::processes::{
     Process, expect_array, expect_number, hearth_command, mean_tpot_ms, model_path, parse_json,
-    run_with_code, send_signal, wait_until,
+    run_successfully, send_signal, wait_until,
 };
 
-/// Writes a scenario of two measured devices; `limits` is YAML that is added to the limits of both.
+/// Writes a scenario of two measured devices; `limits` is YAML that is added to the limits of both devices.
 fn write_scenario(folder: &Folder, limits: &str) -> String {
     let profile = format!("profile: measured, limits: {{threads: 1{limits}}}");
     let devices = format!("  - {{name: a, {profile}}}\n  - {{name: b, {profile}}}");
@@ -23,17 +23,16 @@ fn write_scenario(folder: &Folder, limits: &str) -> String {
     folder.write("scenario.yaml", text + planner + "residency: {policy: windowed, prefetch: true}\n")
 }
 
-/// Runs the lab, checks its results, and returns its JSON.
-fn check(folder: &Folder, limits: &str) -> Value {
-    let (file, model) = (write_scenario(folder, limits), model_path("q8_0"));
+/// Runs `hearth lab` with a report in the folder `report`, and returns the JSON that it prints.
+pub fn run_lab(folder: &Folder, scenario: &str, model: &str) -> Value {
     let (scratch, report) = (folder.path_of(""), folder.path_of("report"));
-    let result = parse_json(
-        &run_with_code(
-            &["lab", &file, "--model", &model, "--scratch", &scratch, "--report", &report, "--json"],
-            0,
-        )
-        .0,
-    );
+    let flags = ["--model", model, "--scratch", &scratch, "--report", &report, "--json"];
+    parse_json(&run_successfully(&[&["lab", scenario], &flags[..]].concat()))
+}
+
+/// Runs `hearth lab`, checks its results, and returns the JSON that it prints.
+fn check(folder: &Folder, limits: &str) -> Value {
+    let result = run_lab(folder, &write_scenario(folder, limits), &model_path("q8_0"));
     for run in ["predicted", "measured"] {
         let run = &result[run];
         assert_eq!(run["outcome"], "ok");
@@ -67,7 +66,7 @@ pub fn memory_cgroup_folder(test: &str) -> Option<PathBuf> {
     Some(groups)
 }
 
-/// Starts a lab with a slow disk. Also returns the prefix of the names of its files and control groups.
+/// Starts `hearth lab` with a slow disk. Also returns the prefix of the names of its files and control groups.
 fn start_slow_lab(folder: &Folder) -> (Child, String) {
     let file = write_scenario(folder, ", disk_read: 10 MB/s");
     let scratch = folder.path_of("");

@@ -23,9 +23,8 @@ fn suite_skips_finished_and_failed_scenarios() {
     let models = repository_root().join("tests/data/models").display().to_string();
     fs::create_dir(folder.path().join("suite")).expect("a folder");
     for file in fs::read_dir(repository_root().join("scenarios/lab/ci")).expect("the folder").flatten() {
-        let text = fs::read_to_string(file.path())
-            .expect("a scenario")
-            .replace("../../../tests/data/models", &models);
+        let text = fs::read_to_string(file.path()).expect("a scenario");
+        let text = text.replace("../../../tests/data/models", &models);
         let name = file.file_name().display().to_string();
         if name == "ci-links.yaml" {
             let broken = text.replace("psalm-7m-q8_0", "none").replace("ci-links", "ci-broken");
@@ -39,11 +38,8 @@ fn suite_skips_finished_and_failed_scenarios() {
             run_with_code(&["lab", "--suite", &suite, "--scratch", &scratch, "-o", &out, "--json"], 3);
         let result = parse_json(&stdout);
         assert_eq!(string_values(&result["failed"], "name"), ["ci-broken"], "{stderr}");
-        assert_eq!(
-            string_values(&result["cases"], "name"),
-            ["ci-dies", "ci-drafts", "ci-links", "ci-weak"],
-            "{stderr}"
-        );
+        let names = string_values(&result["cases"], "name");
+        assert_eq!(names, ["ci-dies", "ci-drafts", "ci-links", "ci-weak"], "{stderr}");
         (result, stderr)
     };
     let (result, _) = run_suite();

@@ -1,5 +1,6 @@
 //! Tests that `hearth lint` finds the errors with which a run would end, and returns the right exit code.
 
+use hearth_schema::digest::digest_text;
 use serde_json::Value;
 
 use crate::folder::{Folder, TWO_DEVICES_YAML, scenario_yaml};
@@ -53,10 +54,8 @@ fn memory_errors_predict_runs_out_of_memory() {
                 let file = folder.write("s.yaml", &text);
                 let plan =
                     run_successfully(&["plan", &ample_file, "--windows", "16,16", "--gpu-layers", gpu]);
-                let plan = plan.replace("context: 512", &format!("context: {context}")).replace(
-                    &hearth_schema::digest::digest_text(&ample),
-                    &hearth_schema::digest::digest_text(&text),
-                );
+                let plan = plan.replace("context: 512", &format!("context: {context}"));
+                let plan = plan.replace(&digest_text(&ample), &digest_text(&text));
                 let plan = folder.write("p.yaml", plan);
                 let simulate = ["simulate", &file, "--plan", &plan, "--tokens", "2", "--json"];
                 let fails = run(&simulate).status.code() == Some(3);

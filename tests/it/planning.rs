@@ -7,11 +7,11 @@ use serde_json::Value;
 
 use crate::folder::{Folder, scenario_yaml};
 use crate::processes::{
-    assert_refused, expect_array, expect_number, mean_tpot_ms, parse_json, run_json, run_successfully,
-    run_with_code, scenario_path, string_values,
+    assert_refused, expect_array, expect_number, integer_values, mean_tpot_ms, parse_json, run_json,
+    run_successfully, run_with_code, scenario_path, string_values,
 };
 
-/// Writes a scenario of two desktops; `limits` is YAML for the second, `more` is appended to the scenario.
+/// Writes a scenario of two desktops; `limits` is YAML for the second desktop, `more` is appended to the scenario.
 fn two_desktops(folder: &Folder, limits: &str, more: &str) -> String {
     let devices = format!("  - {{name: a, profile: d2}}\n  - {{name: b, profile: d3{limits}}}");
     let text = scenario_yaml(&devices).replace("generate: 4", "generate: 12");
@@ -19,11 +19,8 @@ fn two_desktops(folder: &Folder, limits: &str, more: &str) -> String {
 }
 
 fn windows(plan: &Value) -> BTreeMap<&str, u64> {
-    let window = |device: &'_ Value| device["window"].as_u64().expect("a window");
-    string_values(&plan["devices"], "name")
-        .into_iter()
-        .zip(expect_array(&plan["devices"]).iter().map(window))
-        .collect()
+    let devices = &plan["devices"];
+    string_values(devices, "name").into_iter().zip(integer_values(devices, "window")).collect()
 }
 
 #[test]
@@ -59,10 +56,8 @@ fn comparison_has_a_plan_or_a_reason_for_every_strategy() {
         assert!(time != reason, "{row}");
     }
     let row = expect_array(&rows).iter().find(|row| row["strategy"] == "mem-total").expect("a row");
-    let windows: Vec<u64> =
-        expect_array(&row["devices"]).iter().filter_map(|it| it["window"].as_u64()).collect();
     // 11 and 8 GiB on GPUs, 8 and 8 GiB of RAM: 80 layers * (11, 19, 27, 35) / 35 = 25.14, 43.43, 61.71, 80.
-    assert_eq!(windows, [25, 18, 19, 18]);
+    assert_eq!(integer_values(&row["devices"], "window"), [25, 18, 19, 18]);
 }
 
 #[test]
@@ -156,12 +151,12 @@ fn wrong_search_flags_are_refused() {
     }
 }
 
-/// Maximum ratio of the simulated time of a plan to that of the best plan for a slower disk. A plan is the fastest
-/// only by the latency model of the planner, which differs from the simulator.
+/// Maximum ratio of the simulated time of a plan to the simulated time of the best plan for a slower disk. It exceeds 1
+/// because a plan is the fastest only by the planner's latency model, which differs from the simulator.
 const TOLERANCE: f64 = 1.03;
 
 /// Plans and simulates scenarios over a range of disk rates. If the simulator had a limit that the planner does not
-/// know, a device with a faster disk would get more weights than it can read.
+/// know, the planner would assign more weights to a device with a faster disk than the device can read.
 #[test]
 fn faster_disk_never_makes_a_new_plan_slower() {
     let home = scenario_path("home/llama-70b-on-four");

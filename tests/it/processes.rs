@@ -17,10 +17,10 @@ use crate::repository::repository_root;
 
 pub const PROMPT: &str = "The Lord is my";
 
-/// The tests need no true rates of this machine; `./run-demo` measures them.
+/// The environment variable that shortens measurements: the tests need no exact rates of this machine.
 const MINIMAL_MEASUREMENTS: (&str, &str) = ("HEARTH_MINIMAL_MEASUREMENTS", "1");
 
-/// Returns the path of the program under test: `HEARTH_PROGRAM` if that is set, else the `hearth` of this build.
+/// Returns the path of the program under test: `HEARTH_PROGRAM` if it is set, else the `hearth` of this build.
 pub fn program_path() -> String {
     std::env::var("HEARTH_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_hearth").into())
 }
@@ -50,7 +50,7 @@ pub fn run_command(command: &mut Command, code: i32) -> (String, String) {
     (stdout, stderr)
 }
 
-/// Runs a script of bash in a folder, in which `hearth` is the program under test, and checks that it succeeds.
+/// Runs a bash script in a folder and checks that it succeeds. In the script `hearth` is the program under test.
 pub fn run_script(folder: &Folder, name: &str, limit_seconds: u32, script: &str) {
     // A link in PATH instead of a shell function, so that a process started with `&` is the program and ends with the
     // script.
@@ -69,7 +69,7 @@ pub fn run_script(folder: &Folder, name: &str, limit_seconds: u32, script: &str)
     assert!(status.success(), "{name}: {status}\n{}", folder.read("log"));
 }
 
-/// Runs the program and checks its exit code, as [`finish`] does.
+/// Runs the program, checks its exit code, and returns standard output and standard error.
 pub fn run_with_code<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> (String, String) {
     run_command(&mut hearth_command(arguments), code)
 }
@@ -79,7 +79,7 @@ pub fn run_successfully<S: AsRef<OsStr>>(arguments: &[S]) -> String {
     run_with_code(arguments, 0).0
 }
 
-/// Runs the program with `--json`, checks the exit code and that standard error is empty.
+/// Runs the program with `--json`, checks the exit code and that standard error is empty, and returns the JSON.
 pub fn run_json_with_code<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> Value {
     let (stdout, stderr) = run_command(hearth_command(arguments).arg("--json"), code);
     assert!(stderr.is_empty(), "{stderr}");
@@ -102,14 +102,20 @@ pub fn expect_number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("not a number: {value}"))
 }
 
-/// Returns the mean time per token of a run, in milliseconds.
+/// Returns the mean time per token in the JSON of a run, in milliseconds.
 pub fn mean_tpot_ms(run: &Value) -> f64 {
     expect_number(&run["tpot_ms"]["mean"])
 }
 
-/// Returns the strings under `key` in the elements of a JSON list that have this key.
+/// Returns the strings under `key` in the elements of a JSON list. Elements without a string under `key` are left out.
 pub fn string_values<'a>(value: &'a Value, key: &str) -> Vec<&'a str> {
     expect_array(value).iter().filter_map(|element| element[key].as_str()).collect()
+}
+
+/// Returns the integers under `key` in the elements of a JSON list. Each element must have one.
+pub fn integer_values(value: &Value, key: &str) -> Vec<u64> {
+    let integer = |element: &Value| element[key].as_u64().unwrap_or_else(|| panic!("no `{key}`: {element}"));
+    expect_array(value).iter().map(integer).collect()
 }
 
 /// Runs the program, checks that it fails with this exit code, and returns standard error.
@@ -120,7 +126,7 @@ pub fn run_failing_with_code<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> Str
     text
 }
 
-/// Checks that the program refuses its input (exit code 2) with a message that has all the given parts.
+/// Checks that the program refuses its input (exit code 2) with a message that contains all the given parts.
 pub fn assert_refused<S: AsRef<OsStr>>(arguments: &[S], parts: &[&str]) {
     let text = run_failing_with_code(arguments, 2);
     for part in parts {
@@ -232,13 +238,13 @@ pub fn execute_arguments(plan: &str, model: &str, more: &[&str]) -> Vec<String> 
     words.iter().chain(more).map(|&word| word.to_owned()).collect()
 }
 
-/// Returns a transport that encrypts with the key in a file.
+/// Returns a TCP transport that encrypts with the key in the file `key`.
 pub fn encrypted_transport(key: &str) -> EncryptedTransport<TcpTransport> {
     let key = Key::from_file_or_env(Some(key.as_ref())).expect("a key").expect("ours");
     EncryptedTransport::new(TcpTransport, key)
 }
 
-/// The tokens, the other output and the exit code of a head process.
+/// The tokens, other output and exit code of a head process.
 #[derive(Debug, Default)]
 pub struct HeadOutput {
     pub tokens: Vec<u32>,
@@ -319,13 +325,12 @@ impl Head {
     }
 }
 
-/// Returns a plan with these windows for the test model in a weight format, see [`plan_for`].
+/// Returns a plan with these windows for the test model in a weight format, as [`plan_yaml_for_model`] does.
 pub fn plan_yaml(format: &str, windows: &[u32], addresses: &[&str], context: u32) -> String {
     plan_yaml_for_model(&model_path(format), windows, addresses, context)
 }
 
-/// Returns a plan with these windows for a model file. The first device is the head, the others are workers at
-/// `addresses`.
+/// Returns a plan with these windows for a model file. The first device is the head; workers listen at `addresses`.
 pub fn plan_yaml_for_model(model: &str, windows: &[u32], addresses: &[&str], context: u32) -> String {
     let profile = hearth_ring::LocalModel::open(Path::new(model)).expect("a model").profile;
     let (digest, shape_digest, layers) = (&profile.digest, profile.shape_digest(), profile.shape.layers.0);

@@ -10,11 +10,12 @@ pub struct Proxy {
     state: Arc<State>,
 }
 
+#[derive(Default)]
 struct State {
     drops: AtomicBool,
-    /// Number of bytes received from the target so far.
+    /// Number of bytes that the proxy has received from the target so far.
     received: AtomicU64,
-    /// Number of received bytes after which all connections are closed.
+    /// Number of bytes received from the target after which the proxy closes all connections.
     limit: u64,
     open: Mutex<Vec<TcpStream>>,
 }
@@ -24,16 +25,11 @@ impl Proxy {
         Self::with_byte_limit(target, u64::MAX)
     }
 
-    /// Creates a proxy that closes all connections after `limit` bytes from the target.
+    /// Creates a proxy that closes all connections after it has received `limit` bytes from the target.
     pub fn with_byte_limit(target: &str, limit: u64) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("bound").to_string();
-        let state = Arc::new(State {
-            drops: AtomicBool::new(false),
-            received: AtomicU64::new(0),
-            limit,
-            open: Mutex::default(),
-        });
+        let state = Arc::new(State { limit, ..State::default() });
         let (target, shared) = (target.to_owned(), state.clone());
         std::thread::spawn(move || {
             while let Ok((near, _)) = listener.accept() {

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::processes::{expect_array, expect_number, run_json};
 use crate::repository::repository_root;
 
-/// The claims about Fig. 2 of the prima.cpp paper that do not hold; the caveats of the documents explain them.
+/// The claims about Fig. 2 of the prima.cpp paper that the simulator contradicts; the document's caveats explain why.
 const FIG_2_FAILED: [&str; 1] = ["65B: two rounds take about half"];
 const FIG_8_FAILED: [&str; 3] = [
     "{D1, D2, D3, D4} is slower than {D2, D3, D5}",
@@ -17,7 +17,7 @@ const FIG_8_FAILED: [&str; 3] = [
     "All six are slower than {D2, D3, D5}",
 ];
 const FIG_10_FAILED: usize = 4;
-/// The claim of the HeteroLLM paper that does not hold; it contradicts other numbers of the paper.
+/// The claim of the HeteroLLM paper that does not hold in the simulator; it contradicts other numbers of the paper.
 const HETEROLLM_FAILED: [&str; 1] =
     ["256 tokens: 3.3 % more energy than layer-level, which contradicts the powers and speeds beside it"];
 
@@ -78,7 +78,7 @@ fn phone_with_gpu_and_npu_is_within_its_tolerances() {
     assert_eq!(failed_claims(&scores), HETEROLLM_FAILED);
 }
 
-/// Maximum mean relative errors (fractions) of the roofline model of mobile GPUs: prefill of 1024 tokens, decode.
+/// Maximum mean relative errors (fractions) of the roofline model of mobile GPUs: prefill of 1024 tokens, decoding.
 const MAX_MEAN_ERRORS: [f64; 2] = [0.08, 0.05];
 
 #[test]
@@ -121,18 +121,15 @@ fn mobile_gpu_parameters_follow_from_the_fitted_rows() {
         for row in &rows {
             let (run, cell) =
                 (row.gpu_run.as_ref().expect("a run on one GPU"), &row.cells_by_system[&system.name]);
-            let weights = if run.quantisation == ChannelQuantisation::Q8 {
-                WeightFormat::Q8
-            } else {
-                WeightFormat::Mixed
+            let weight_format = match run.quantisation {
+                ChannelQuantisation::Q8 => WeightFormat::Q8,
+                ChannelQuantisation::Mixed => WeightFormat::Mixed,
             };
-            let [prefill, decode] =
+            let [prefill_tokens_per_second, decode_tokens_per_second] =
                 [cell.prefill_speed, cell.decode_speed].map(|speed| speed.expect("a speed").0);
-            measured.push(MeasuredSpeeds {
-                weight_format: weights,
-                prefill_tokens_per_second: prefill,
-                decode_tokens_per_second: decode,
-            });
+            let speeds =
+                MeasuredSpeeds { weight_format, prefill_tokens_per_second, decode_tokens_per_second };
+            measured.push(speeds);
             let text = std::fs::read_to_string(folder.join(&run.model)).expect("a model");
             shape = Some(ModelDocument::from_yaml(&text).expect("a model").to_shape());
         }

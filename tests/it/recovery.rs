@@ -19,7 +19,7 @@ use crate::processes::{Head, HeadOutput, Worker, assert_refused, model_path};
 use crate::proxy::Proxy;
 use crate::rejoining::suspend_worker;
 
-/// A fault of a worker or of its link. A stopped worker is resumed after the run, a suspended one during the run.
+/// A fault of a worker or of its link. A stopped worker is resumed after the run, a suspended worker during the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     Killed,
@@ -98,7 +98,7 @@ pub fn single_process_tokens(count: usize) -> Vec<u32> {
     observed.tokens
 }
 
-/// Runs `plan.yaml` in a folder, and kills a worker when 20 tokens are generated.
+/// Runs `plan.yaml` in a folder and kills the worker `victim` after 20 tokens.
 fn run_with_loss(folder: &Folder, tokens: usize, flags: &[&str], mut victim: Worker) -> (HeadOutput, Trace) {
     let [plan, trace] = ["plan.yaml", "run.trace"].map(|name| folder.path_of(name));
     let mut head = Head::start(&plan, tokens, &[&["--trace", &trace], flags].concat());
@@ -112,7 +112,7 @@ fn run_with_loss(folder: &Folder, tokens: usize, flags: &[&str], mut victim: Wor
     (observed, folder.read_trace("run.trace"))
 }
 
-/// Returns the event in a trace that says that the ring received another plan.
+/// Returns the run event in a trace that says that the ring adopted a new plan.
 pub fn replanned_event(trace: &Trace) -> &RunEvent {
     trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned).expect("another plan")
 }
@@ -132,11 +132,8 @@ fn trials(count: u64, first: u64, faults: &[Fault]) {
         let differing = tokens.iter().zip(&expected).filter(|(own, expected)| own != expected).count();
         wrong += differing;
         if differing > 0 || tokens.len() != expected.len() || observed.timed_out {
-            println!(
-                "seed {seed}, {fault:?}: {} tokens, {differing} wrong: {}",
-                tokens.len(),
-                observed.other_output
-            );
+            let (count, output) = (tokens.len(), &observed.other_output);
+            println!("seed {seed}, {fault:?}: {count} tokens, {differing} wrong: {output}");
         }
         gaps.push((fault, observed.max_token_gap));
     }
@@ -178,15 +175,9 @@ fn recovery_is_in_the_trace_and_its_plan_is_written() {
     assert_eq!((trace.outcome, kinds), (Outcome::Ok, vec![RunEventKind::Silent, RunEventKind::Replanned]));
     let replanned = &trace.run_events[1];
     assert_eq!(replanned.device.as_deref(), Some("d2"));
-    assert!(
-        replanned.end_ns.is_some() && replanned.details.starts_with("d0 3, d1 1; "),
-        "{}",
-        replanned.details
-    );
-    assert_eq!(
-        replanned.plan_digest,
-        Some(hearth_schema::digest::digest_text(&folder.read("run.plan-1.yaml")))
-    );
+    assert!(replanned.end_ns.is_some() && replanned.details.starts_with("d0 3, d1 1; "), "{replanned:?}");
+    let digest = hearth_schema::digest::digest_text(&folder.read("run.plan-1.yaml"));
+    assert_eq!(replanned.plan_digest, Some(digest));
     let has_records = |device: u16| trace.records.iter().any(|record| record.device_index == device);
     assert!(has_records(0) && has_records(1), "the remaining devices send their traces");
     assert!(observed.other_output.contains("\"trace_lost\": true"), "{}", observed.other_output);
@@ -232,12 +223,8 @@ fn worker_without_the_model_fetches_its_layers() {
     for session in ["fetched", "cached"] {
         let observed = Head::run(&plan, 8, &[]);
         assert_eq!(observed.tokens, expected, "{}", observed.other_output);
-        assert_eq!(
-            observed.other_output.contains("d1 has fetched"),
-            session == "fetched",
-            "{}",
-            observed.other_output
-        );
+        let has_fetched = observed.other_output.contains("d1 has fetched");
+        assert_eq!(has_fetched, session == "fetched", "{}", observed.other_output);
     }
     let partial = cache.path_of(&format!("{}/model.gguf", cache.file_names()[0]));
     assert_refused(&["worker", "--listen", "127.0.0.1:0", "--model", &partial], &["only some layers"]);

@@ -32,7 +32,7 @@ struct Session<T: Transport> {
     prompt: Vec<u32>,
 }
 
-/// Returns a plan with these windows, whose workers are at these addresses.
+/// Returns a plan with these windows for the test model in a weight format, with workers at these addresses.
 fn parsed_plan(format: &str, windows: &[u32], addresses: &[&str]) -> Plan {
     Plan::from_yaml(&plan_yaml(format, windows, addresses, 512)).expect("a plan")
 }
@@ -48,7 +48,7 @@ impl<T: Transport> Session<T> {
         Ok(Session { runtime, ring, prompt })
     }
 
-    /// Generates `count` tokens, with a pause before each token. Calls `on_token` with the number of tokens so far.
+    /// Generates `count` tokens, each after a pause, and calls `on_token` after each with the number of tokens so far.
     fn request(
         &mut self,
         count: usize,
@@ -73,9 +73,8 @@ impl<T: Transport> Session<T> {
         let ended = self.runtime.block_on(async { tokio::time::timeout(limit, response).await });
         let times = times.lock().expect("no panic");
         let gaps = times.windows(2).map(|pair| (pair[1] - pair[0]).saturating_sub(pause));
-        let mut observed =
-            HeadOutput { max_token_gap: gaps.max().unwrap_or_default(), ..HeadOutput::default() };
-        observed.timed_out = ended.is_err();
+        let (max_token_gap, timed_out) = (gaps.max().unwrap_or_default(), ended.is_err());
+        let mut observed = HeadOutput { max_token_gap, timed_out, ..HeadOutput::default() };
         let generated = match ended {
             Ok(Ok(generated)) => Some(generated),
             Ok(Err(unfinished)) => {
@@ -111,7 +110,7 @@ fn lost_devices(trace: &Trace) -> Vec<&str> {
     silent.filter_map(|it| it.device.as_deref()).collect()
 }
 
-/// Stops a worker at token `at` and resumes it after `duration`, while the run continues. Returns the run, and
+/// Stops a worker at token `at` and resumes it after `duration`, while the run continues. Returns the run's output, and
 /// whether the worker was lost only once and rejoined the ring at the next request, which gave the expected tokens.
 pub fn suspend_worker(victim: usize, at: usize, duration: Duration, expected: &[u32]) -> (HeadOutput, bool) {
     let workers: Vec<Worker> = (0..3).map(|_| Worker::start(&model_path("q4_k"))).collect();
@@ -223,7 +222,7 @@ fn reconnected_worker_rejoins_at_the_next_request() {
 
 #[derive(Clone, Default)]
 struct ProxiedTransport {
-    /// Number of bytes after which the proxy closes all connections.
+    /// Number of bytes received by the proxy after which it closes all connections.
     limit: u64,
     proxy: Arc<Mutex<Option<Proxy>>>,
 }

@@ -7,8 +7,8 @@ use hearth_schema::trace::{Outcome, StepKind};
 use crate::folder::{Folder, scenario_yaml};
 use crate::processes::{assert_refused, run_successfully};
 
-/// Returns a scenario in which the desktop cannot connect to the laptop, as with network address translation
-/// (NAT). The phone, which is too slow to compute a layer, can connect to both.
+/// Returns a scenario in which the desktop cannot connect to the laptop, for example because the laptop is behind NAT.
+/// The phone, which is too slow to compute a layer, can connect to both.
 fn scenario_with_relay() -> String {
     let devices = [("desktop", "d3"), ("phone", "d4"), ("laptop", "d2")];
     let device = |(name, profile)| format!("  - {{name: {name}, profile: {profile}}}");
@@ -46,7 +46,7 @@ fn relay_forwards_every_message() {
     let mut direct = plan;
     direct.devices.remove(1);
     folder.write("plan.yaml", direct.to_yaml());
-    let reason = "the plan sends from `desktop` to `laptop`, but in the scenario `laptop` cannot";
+    let reason = "the plan sends messages from `desktop` to `laptop`, but in the scenario `laptop` cannot";
     assert_refused(&["simulate", &file, "--plan", &planned], &[reason]);
 }
 

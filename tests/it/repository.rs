@@ -18,8 +18,7 @@ impl TextFile {
         Path::new(&self.path).extension().and_then(|extension| extension.to_str()).unwrap_or_default()
     }
 
-    /// Returns whether the file is test data, a lock file or otherwise generated, so that its formatting is not
-    /// checked.
+    /// Returns whether the file is test data or generated (such as a lock file), so that its formatting is not checked.
     pub fn is_data(&self) -> bool {
         self.path.split('/').any(|part| matches!(part, "data" | "golden" | "snapshots" | "fixtures"))
             || self.extension() == "proptest-regressions"
@@ -59,7 +58,7 @@ fn tracked() -> Option<Vec<String>> {
     (output.status.success() && !paths.is_empty()).then_some(paths)
 }
 
-/// Returns the paths of all files in a folder and its subfolders, each with a prefix.
+/// Returns the paths of all files in a folder and its subfolders, each with `prefix` in front.
 fn files_below(folder: &Path, prefix: &str) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {

@@ -1,4 +1,4 @@
-//! Tests that a device with managed residency reads only what it does not keep, and yields memory to other programs.
+//! Tests that a managed device reads only weights that it does not keep, and yields memory to other programs.
 //!
 //! A synthetic model of 64 MiB runs within the limits of a control group, with memory for about three quarters of the
 //! weights that a token uses. The tests check tokens and bytes read, which do not depend on the load of the machine.
@@ -14,20 +14,20 @@ use hearth_schema::Trace;
 use hearth_schema::trace::{Counter, CounterReading, Outcome, StepKind};
 
 use crate::folder::{Folder, fast_link_scenario_yaml};
-use crate::lab::memory_cgroup_folder;
-use crate::processes::{execute_arguments, expect_array, parse_json, run_successfully, run_with_code};
+use crate::lab::{memory_cgroup_folder, run_lab};
+use crate::processes::{execute_arguments, expect_array, parse_json, run_successfully};
 
-/// Memory limit. A token uses 57 of the 64 MiB of the model; the process needs 9 MiB, and the stream buffer 2 MiB.
+/// Memory limit of the run. A token uses 57 MiB of the model; the process needs 9 MiB, and the stream buffer 2 MiB.
 const MEMORY: Bytes = Bytes::from_mib(54);
 const HOG_MEMORY: Bytes = Bytes::from_mib(27);
-/// Read rate of the disk, at which the streamed weights of a token take about 50 ms.
+/// Limit of the disk's read rate, at which the streamed weights of a token take about 50 ms.
 const DISK: BytesPerSecond = BytesPerSecond(300e6);
 /// Number of generated tokens, enough that the run continues for some seconds after [`MemoryHog`] has exited.
 const TOKENS: &str = "100";
-/// Number of tokens after [`MemoryHog`] exits until the kept set has grown back to its full size, in four steps.
+/// Number of tokens from the exit of [`MemoryHog`] until the kept set has grown back to its full size, in four steps.
 const SETTLING: usize = 12;
 
-/// Serialises limited runs, because their control groups are named after the process.
+/// Serialises runs with limits, because their control groups are named after the test process.
 static LIMITED_RUN: Mutex<()> = Mutex::new(());
 
 fn hog(memory: Bytes, [delay, duration]: [Duration; 2]) -> MemoryHog {
@@ -45,17 +45,14 @@ fn write_scenario(folder: &Folder, devices: &str, more: &str) -> String {
     folder.write("scenario.yaml", text.replace("profile: llama-8b", "file: model.gguf") + more)
 }
 
-/// Writes a plan of one device with managed residency and returns the arguments that execute it.
+/// Writes a plan of one device with managed residency and returns the arguments that execute the plan.
 fn execution(folder: &Folder, tokens: &str) -> Vec<String> {
     let scenario = write_scenario(folder, "  - {name: a, profile: d3}", "");
     let [plan, model, trace] = ["plan.yaml", "model.gguf", "run.trace"].map(|name| folder.path_of(name));
     let flags = ["--windows", "12", "--residency", "managed", "--stream-buffer", "2 MiB"];
     run_successfully(&[&["plan", &scenario, "--output", &plan], &flags[..]].concat());
-    execute_arguments(
-        &plan,
-        &model,
-        &["--prompt-tokens", "4", "--tokens", tokens, "--json", "--trace", &trace],
-    )
+    let flags = ["--prompt-tokens", "4", "--tokens", tokens, "--json", "--trace", &trace];
+    execute_arguments(&plan, &model, &flags)
 }
 
 fn run_limited(folder: &Folder, hog: MemoryHog, deadline: Duration, arguments: &[String]) -> CommandUsage {
@@ -92,7 +89,7 @@ fn bytes_read(trace: &Trace, device: u16) -> Vec<u64> {
     totals.windows(2).map(|pair| pair[1] - pair[0]).collect()
 }
 
-/// Returns the bytes of the weights that a device uses for one token.
+/// Returns the size in bytes of the weights that a device uses for one token.
 fn share(trace: &Trace, device: u16) -> u64 {
     let own = trace.records.iter().filter(|it| (it.device_index, it.pass_index) == (device, 1));
     own.filter(|it| matches!(it.kind, StepKind::Compute | StepKind::Output)).map(|it| it.bytes).sum()
@@ -169,16 +166,9 @@ fn lab_runs_managed_devices() {
     let devices = ["a", "b", "c"].map(|name| format!("  - {{name: {name}, {limits}}}")).join("\n");
     let more =
         "planner: {strategy: manual, windows: [3, 4, 5]}\nresidency: {policy: managed, stream_buffer: 4 MiB}";
-    let scenario = write_scenario(&folder, &devices, more);
-    let (scratch, report) = (folder.path_of(""), folder.path_of("report"));
-    let arguments =
-        ["lab", &scenario, "--model", &model, "--scratch", &scratch, "--report", &report, "--json"];
-    let result = parse_json(&run_with_code(&arguments, 0).0);
-    assert!(
-        expect_array(&result["groups"]).iter().all(|group| group["oom_kills"] == 0),
-        "{}",
-        result["groups"]
-    );
+    let result = run_lab(&folder, &write_scenario(&folder, &devices, more), &model);
+    let groups = expect_array(&result["groups"]);
+    assert!(groups.iter().all(|group| group["oom_kills"] == 0), "{groups:?}");
     for name in ["predicted.trace", "measured.trace"] {
         let trace = read_trace(&folder, &format!("report/{name}"));
         assert_eq!(trace.header.devices.len(), 3);

@@ -22,7 +22,7 @@ fn ring_needs_the_same_key() {
     let command = |key: &[&str]| execute_arguments(&plan, &q4_k, &[&TWO_TOKENS[..], key].concat());
 
     let start = Instant::now();
-    assert_refused(&command(&[]), &["`d1`", "give both ends the same --key"]);
+    assert_refused(&command(&[]), &["`d1`", "give both devices the same --key"]);
     assert_refused(&command(&["--key", &other]), &["`d1`", "no key or a different key"]);
     assert!(start.elapsed() < Duration::from_secs(6), "both took {:?}", start.elapsed());
 
@@ -41,7 +41,7 @@ fn worker_without_the_key_is_refused() {
     let start = Instant::now();
     let command =
         execute_arguments(&plan, &model_path("q4_k"), &[&TWO_TOKENS[..], &["--key", &key]].concat());
-    assert_refused(&command, &["`d1`", "give both ends the same --key"]);
+    assert_refused(&command, &["`d1`", "give both devices the same --key"]);
     assert!(start.elapsed() < Duration::from_secs(6), "it took {:?}", start.elapsed());
 }
 

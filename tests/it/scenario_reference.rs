@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::repository::repository_root;
 
-/// Adds the keys of all types in a JSON Schema.
+/// Adds the keys of all types in a JSON Schema to `keys`.
 fn collect_keys(schema: &Value, keys: &mut BTreeSet<String>) {
     keys.extend(
         schema["properties"].as_object().into_iter().flat_map(|properties| properties.keys().cloned()),

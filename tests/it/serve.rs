@@ -1,4 +1,4 @@
-//! Tests of `hearth serve`: concurrent requests get the same text as a single one, and invalid requests are rejected.
+//! Tests of `hearth serve`: concurrent requests get the same text as single requests, and invalid ones are rejected.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::chat::write_model_with_template;
 use crate::folder::Folder;
 use crate::processes::{
-    Process, Worker, assert_refused, expect_array, expect_number, hearth_command, model_path, parse_json,
+    Process, Worker, assert_refused, expect_number, hearth_command, integer_values, model_path, parse_json,
     plan_yaml_for_model, run_json, wait_until,
 };
 
@@ -82,7 +82,7 @@ impl Server {
         events.into_iter().map(parse_json).collect()
     }
 
-    /// Returns the text that is generated greedily after a prompt.
+    /// Returns the text that the server generates greedily after a prompt.
     fn text(&self, prompt: &str, tokens: u32) -> String {
         let (status, response) = self.post("/v1/completions", &greedy(prompt, tokens));
         assert_eq!(status, 200, "{response}");
@@ -157,10 +157,8 @@ fn concurrent_requests_get_the_text_of_a_single_one() {
     body["stop"] = json!([word]);
     let (_, stopped) = server.post("/v1/completions", &body);
     let before = expected[0].split_once(word).expect("it is there").0;
-    assert_eq!(
-        (&stopped["choices"][0]["text"], &stopped["choices"][0]["finish_reason"]),
-        (&json!(before), &json!("stop"))
-    );
+    let choice = &stopped["choices"][0];
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!(before), &json!("stop")));
     assert_eq!(server.metric("requests_active"), 0);
 }
 
@@ -223,9 +221,8 @@ fn requests_survive_a_killed_worker() {
     // The remaining devices have all layers.
     let (_, body) = server.get("/ring");
     let ring = parse_json(&body);
-    let devices = expect_array(&ring["devices"]);
-    let layers: u64 = devices.iter().map(|device| device["layers"].as_u64().expect("a number")).sum();
-    assert_eq!((devices.len(), layers), (2, 8), "{body}");
+    let layers = integer_values(&ring["devices"], "layers");
+    assert_eq!((layers.len(), layers.iter().sum::<u64>()), (2, 8), "{body}");
 }
 
 #[test]
@@ -233,7 +230,7 @@ fn token_and_host_header_are_checked() {
     let folder = Folder::new();
     let (plan, q4_k) = (folder.write_plan(&[8], &[], 128), model_path("q4_k"));
     for (flags, part) in [
-        (["--listen", "0.0.0.0:0"], "there is no token"),
+        (["--listen", "0.0.0.0:0"], "no API key is required"),
         (["--token", &folder.write("short", "secret")], "at least 16"),
         (["--token", &folder.write("words", "two words that are long")], "one word"),
     ] {

@@ -8,7 +8,7 @@ use crate::folder::{Folder, scenario_yaml};
 use crate::processes::{assert_refused, expect_array, run_json, run_successfully, string_values};
 use crate::repository::repository_root;
 
-/// Writes a scenario and the documents of its two devices; `available` is the available memory of `d3`.
+/// Writes a scenario and the documents of its two devices; `available` is the available memory of the device `d3`.
 fn write_scenario(folder: &Folder, available: &str) -> String {
     for name in ["d2", "d3"] {
         let path = repository_root().join(format!("profiles/devices/{name}.yaml"));

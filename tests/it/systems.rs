@@ -6,17 +6,10 @@ use crate::processes::{
     run_successfully, run_with_code, scenario_path, string_values,
 };
 
-/// Writes the plan of another system and returns its path.
+/// Writes the plan of another system's strategy and returns the path of the plan.
 fn write_plan(folder: &Folder, strategy: &str) -> String {
-    let path = folder.path_of("plan.yaml");
-    run_successfully(&[
-        "plan",
-        &scenario_path("paper/llama-8b-on-d1-d4"),
-        "--strategy",
-        strategy,
-        "-o",
-        &path,
-    ]);
+    let (scenario, path) = (scenario_path("paper/llama-8b-on-d1-d4"), folder.path_of("plan.yaml"));
+    run_successfully(&["plan", &scenario, "--strategy", strategy, "-o", &path]);
     path
 }
 

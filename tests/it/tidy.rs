@@ -14,7 +14,7 @@ fn assert_none(rule: &str, places: &[String]) {
     assert!(places.is_empty(), "{rule} ({} places)\n  {}", places.len(), places.join("\n  "));
 }
 
-/// Returns the path, number and text of each line that matches.
+/// Returns the path, number and text of each line of the files that matches a regular expression.
 fn matching_lines(files: Vec<TextFile>, pattern: &Regex) -> Vec<String> {
     let mut found = Vec::new();
     for file in files {
@@ -27,11 +27,9 @@ fn matching_lines(files: Vec<TextFile>, pattern: &Regex) -> Vec<String> {
 #[test]
 fn files_are_at_most_600_lines() {
     let lines = rust_files().into_iter().map(|file| (file.text.lines().count(), file.path));
-    let long: Vec<String> = lines
-        .filter(|(lines, _)| *lines > MAX_FILE_LINES)
-        .map(|(lines, path)| format!("{path}: {lines} lines"))
-        .collect();
-    assert_none("split files with more than one concept", &long);
+    let long = lines.filter(|(lines, _)| *lines > MAX_FILE_LINES);
+    let places: Vec<String> = long.map(|(lines, path)| format!("{path}: {lines} lines")).collect();
+    assert_none("split files with more than one concept", &places);
 }
 
 #[test]
@@ -68,10 +66,8 @@ fn text_has_no_tabs_and_no_trailing_white_space() {
             found.push(format!("{}: does not end with one newline", file.path));
         }
     }
-    assert_none(
-        "remove tabs, white space at the ends of lines, and empty lines at the ends of files",
-        &found,
-    );
+    let rule = "remove tabs, white space at the ends of lines, and empty lines at the ends of files";
+    assert_none(rule, &found);
 }
 
 #[test]
@@ -81,7 +77,7 @@ fn comments_have_no_marks_of_unfinished_work() {
     assert_none("finish the work", &matching_lines(rust_files(), &mark));
 }
 
-/// Clippy requires `SAFETY:` comments too, but only in code that is compiled on this machine.
+/// Checks `SAFETY:` comments in NEON code, which clippy checks only where this code is compiled.
 #[test]
 fn neon_code_argues_every_unsafe_block() {
     let mut found = Vec::new();

@@ -1,7 +1,6 @@
 //! Compares the plans of all strategies for one scenario by simulating each for a few tokens.
 //!
-//! Two strategies are omitted: `exhaustive`, which takes too long for all but tiny problems, and `manual` without
-//! windows.
+//! Two strategies are omitted: `exhaustive`, which takes too long for most problems, and `manual` without windows.
 
 use hearth_core::Cluster;
 use hearth_halda::registry::STRATEGY_NAMES;
@@ -12,19 +11,19 @@ use crate::planning::{self, REFINE_STRATEGY};
 use crate::score::{PlanScore, score_plan};
 use crate::{Error, LoadedScenario, SearchBudget};
 
-/// The plan of one strategy and its score in a short simulation.
+/// The plan of one strategy, and the score of the plan in a short simulation.
 #[derive(Debug)]
 pub struct StrategyResult {
     pub strategy: &'static str,
     pub plan: Option<Plan>,
     pub score: Option<PlanScore>,
-    /// Whether no other plan is faster in the simulation.
+    /// Whether no plan of another strategy is faster in the simulation.
     pub is_best: bool,
-    /// Reason why there is no plan or no score.
+    /// Reason why the strategy has no plan, or the plan has no score; `None` if there is a score.
     pub refusal_reason: Option<String>,
 }
 
-/// Plans with every strategy and simulates each plan.
+/// Makes a plan of the scenario with each strategy, and scores each plan in a short simulation.
 pub fn compare_strategies(
     loaded: &LoadedScenario,
     cluster: &Cluster,

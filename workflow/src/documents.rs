@@ -1,6 +1,6 @@
 //! Reads plans, traces, tables and other documents, and writes the files of a run.
 //!
-//! Not here: scenarios, whose references must be resolved ([`crate::LoadedScenario`]), and how a file is written
+//! Not here: scenarios, whose references must be resolved ([`crate::LoadedScenario`]), and file access
 //! ([`crate::files`]).
 
 use std::fs;
@@ -18,8 +18,8 @@ use crate::files::{canonical_path, check_outputs, read_text_at_most, write, writ
 /// source: computed, about a kilobyte for each row, rounded up
 const MAX_TABLE_BYTES: u64 = 128 << 20;
 
-/// Maximum number of plan files that a run writes after the first plan; none of these files may be an input.
-/// source: assumed, more than the number of devices in a home
+/// Maximum number of plan files that a run writes for plans after the first one. The paths of all these files are
+/// compared with the inputs. source: assumed, more than the number of devices in a home
 const MAX_LATER_PLANS: usize = 64;
 
 /// Reads a text file within the size limit of documents.
@@ -45,7 +45,7 @@ pub fn read_plan(path: &Path) -> Result<Plan, Error> {
     read_document(path)
 }
 
-/// Checks that the trace of a run and the plans that are written with it would not overwrite an input.
+/// Checks that the trace of a run and the plan files that are written with the trace would not overwrite an input.
 pub fn check_run_outputs<'p>(
     trace: Option<&'p PathBuf>,
     inputs: impl IntoIterator<Item = &'p PathBuf>,
@@ -59,10 +59,10 @@ pub fn check_run_outputs<'p>(
     let Some(input) = input else { return Ok(()) };
     Err(Error::invalid("a plan made during the run would overwrite this file")
         .with_location(input.display())
-        .with_hint("give the trace another name: this plan belongs to a run whose trace has the same name"))
+        .with_hint("give the trace another name, because this file belongs to an earlier run with that name"))
 }
 
-/// Writes the trace of a run, and the plans after the first one into the same folder.
+/// Writes the trace of a run to `path`, and the plans after the first one (`plans`) into the same folder.
 pub fn write_run_outputs(path: &Path, trace: &Trace, plans: &[Plan]) -> Result<(), Error> {
     write_with(path, |path| {
         let mut out = BufWriter::new(fs::File::create(path)?);
@@ -74,8 +74,7 @@ pub fn write_run_outputs(path: &Path, trace: &Trace, plans: &[Plan]) -> Result<(
     Ok(())
 }
 
-/// Returns the path of a later plan of a run: plan 1 after the first one is `run.plan-1.yaml` for the trace
-/// `run.trace`.
+/// Returns the path of a plan made during a run: `run.plan-1.yaml` for number 1 and the trace `run.trace`.
 fn later_plan(trace: &Path, number: usize) -> PathBuf {
     let is_named_trace = trace.extension().is_some_and(|kind| kind == "trace");
     let stem = if is_named_trace { trace.with_extension("") } else { trace.into() };

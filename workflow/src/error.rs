@@ -1,16 +1,16 @@
-//! The error of every workflow: what is wrong, where, and how to fix it.
+//! The error type of this crate: what is wrong, where, and how to fix it.
 
 use std::fmt;
 use std::path::Path;
 
 use hearth_profiles::DocumentError;
 
-/// Whether the input or the run caused an error.
+/// The cause of an error: an invalid input or a failed operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The input is invalid: an argument, a document or a model.
+    /// The input is invalid, for example an argument, a document or a model.
     Invalid,
-    /// An operation failed.
+    /// An operation on valid input failed.
     Failed,
 }
 
@@ -24,17 +24,15 @@ pub struct Error {
 }
 
 impl Error {
-    /// Creates the error of a failed operation.
     pub fn failed(what: impl fmt::Display) -> Self {
         Self { kind: ErrorKind::Failed, what: what.to_string(), location: None, hint: None }
     }
 
-    /// Creates the error for an invalid input.
     pub fn invalid(what: impl fmt::Display) -> Self {
         Self { kind: ErrorKind::Invalid, ..Self::failed(what) }
     }
 
-    /// Creates the error for an invalid document, with the line and column in the file.
+    /// Creates the error for an invalid document. The location is the path of the file with the line and column.
     pub fn from_document_error(path: &Path, error: &DocumentError) -> Self {
         let position = error.location().map_or(String::new(), |(line, column)| format!(":{line}:{column}"));
         Self::invalid(error.message()).with_location(format!("{}{position}", path.display()))
@@ -60,14 +58,13 @@ impl Error {
         Self::invalid(format!("cannot {action}: {error}")).with_location(path.display()).with_hint(hint)
     }
 
-    /// Sets the location of the error: a file, a line, or a flag.
+    /// Sets the location of the error, for example a file, a line of a file, or a flag.
     #[must_use]
     pub fn with_location(mut self, location: impl fmt::Display) -> Self {
         self.location = Some(location.to_string());
         self
     }
 
-    /// Sets the hint, which says how to fix the error.
     #[must_use]
     pub fn with_hint(mut self, hint: impl fmt::Display) -> Self {
         self.hint = Some(hint.to_string());
@@ -78,7 +75,7 @@ impl Error {
         self.kind
     }
 
-    /// Returns the message on one line.
+    /// Returns the message with line breaks replaced by spaces.
     pub fn one_line_message(&self) -> String {
         self.what.replace('\n', " ")
     }
@@ -92,7 +89,6 @@ impl Error {
         self.location.as_deref()
     }
 
-    /// Returns the hint, which says how to fix the error.
     pub fn hint_text(&self) -> Option<&str> {
         self.hint.as_deref()
     }

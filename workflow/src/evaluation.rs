@@ -2,7 +2,7 @@
 //!
 //! The rows of a sweep and the variants of `hearth whatif` are evaluated here in the same way as the run of `hearth
 //! simulate`: with the same planner or a given plan, the limits and events of the scenario, and the same simulator.
-//! An error is an outcome, and the results before it are kept: a run that ends out of memory has a plan.
+//! An error is an outcome of the evaluation, which keeps earlier results: a run that ends out of memory has a plan.
 
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::Bytes;
@@ -14,8 +14,7 @@ use serde::Serialize;
 use crate::simulation::{MemoryOptions, simulate_with_events};
 use crate::{Error, ErrorKind, LoadedScenario, ScenarioReplanner, SearchBudget, limits, planning};
 
-/// Runs a plan in the simulator with the limits and the events of its scenario. When a device is lost, a new plan is
-/// made.
+/// Runs a plan in the simulator with the limits and events of its scenario. After the loss of a device it plans again.
 pub fn simulate_scenario(
     loaded: &LoadedScenario,
     mut cluster: Cluster,
@@ -28,29 +27,29 @@ pub fn simulate_scenario(
     simulate_with_events(&cluster, plan, scenario, MemoryOptions::default(), &events)
 }
 
-/// The result of planning and simulating. Unknown values are `None`.
+/// The result of planning and simulating a cluster. Unknown values are `None`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Evaluation {
     pub strategy: Option<String>,
     pub rounds: Option<u32>,
-    /// The devices with their window sizes in ring order, and the number of GPU layers in brackets.
+    /// The devices in ring order, each with the number of layers in its window and, in brackets, of its GPU layers.
     pub windows: Option<String>,
     /// Mean time of the tokens after the first, in milliseconds.
     pub tpot_ms: Option<f64>,
     /// Time to the first token, in milliseconds.
     pub ttft_ms: Option<f64>,
-    /// Tokens after the first, per second.
+    /// Generated tokens per second, without the first token.
     pub tokens_per_s: Option<f64>,
-    /// Bytes that all devices together read from disk per token after the first.
+    /// Bytes that all devices together read from disk per token, without the first token.
     pub bytes_read_per_token: Option<f64>,
-    /// Maximum over the devices of the memory pressure: unreclaimable bytes divided by total memory.
+    /// Maximum memory pressure of a device: its unreclaimable bytes divided by its total memory.
     pub memory_pressure: Option<f64>,
-    /// `ok`, or a description of the error.
+    /// `ok`, or the reason why there is no plan or the run did not succeed.
     pub outcome: String,
 }
 
 impl Evaluation {
-    /// Evaluates a cluster: makes a plan, unless one is given, and simulates it.
+    /// Evaluates a cluster: makes a plan, unless `given` is a plan, and simulates the plan.
     pub fn new(loaded: &LoadedScenario, mut cluster: Cluster, given: Option<&Plan>) -> Self {
         limits::apply_absolute_memory_limits(&loaded.scenario, &mut cluster);
         let make = || planning::make_plan(loaded, &cluster, &loaded.scenario.planner, SearchBudget::NONE);
@@ -85,12 +84,12 @@ impl Evaluation {
         }
     }
 
-    /// Returns the result for an input that is refused before planning.
+    /// Returns the result for an input that is invalid, so that it is not planned; `why` is the reason.
     pub fn refused(why: &str) -> Self {
         Self::default().ended(&format!("refused: {why}"))
     }
 
-    /// Sets the outcome, on one line because it is a cell of a table.
+    /// Sets the outcome, with line breaks replaced by spaces because the outcome is a cell of a table.
     fn ended(self, outcome: &str) -> Self {
         Self { outcome: outcome.replace('\n', " "), ..self }
     }

@@ -1,7 +1,7 @@
 //! Reads files of limited size and writes files atomically.
 //!
-//! A file is written as a whole or not at all. Before long work, a command checks that its outputs can be written:
-//! the folders exist, no input is overwritten, and no two outputs are the same file.
+//! A file is written as a whole or not at all. Before it starts long work, a command checks that its outputs can be
+//! written: the folders exist, no input is overwritten, and no two outputs are the same file.
 //!
 //! Not here: the content of a file ([`crate::documents`]).
 
@@ -13,34 +13,30 @@ use crate::Error;
 
 /// Reads a text file of at most `max` bytes. The limit also applies to pipes, whose size is unknown.
 pub fn read_text_at_most(path: &Path, max: u64) -> Result<String, Error> {
-    read_text_from(
-        fs::File::open(path).map_err(|error| Error::from_io_error(path, "open", &error))?,
-        path,
-        max,
-    )
+    let file = fs::File::open(path).map_err(|error| Error::from_io_error(path, "open", &error))?;
+    read_text_from(file, path, max)
 }
 
-/// Reads text of at most `max` bytes from an open file. `path` is used in errors.
+/// Reads text of at most `max` bytes from an open file. `path` is the location in errors.
 pub fn read_text_from(from: impl Read, path: &Path, max: u64) -> Result<String, Error> {
     let mut bytes = Vec::new();
     from.take(max + 1).read_to_end(&mut bytes).map_err(|error| Error::from_io_error(path, "read", &error))?;
     // A text can begin with these letters, too, but not with a control character after them.
     if bytes.starts_with(b"GGUF") && bytes.get(4).is_some_and(|byte| *byte < b'\t') {
-        let what = "this is a model file; a text file is expected here, such as a scenario or a plan";
+        let what = "this file is a model; a text file is expected here, such as a scenario or a plan";
         let hint = "name the model in the scenario, or give it with `--model GGUF`";
         return Err(Error::invalid(what).with_location(path.display()).with_hint(hint));
     }
+    let hint = "check that this is the right file";
+    let wrong_file = |what: String| Error::invalid(what).with_location(path.display()).with_hint(hint);
     if bytes.len() as u64 > max {
-        let what = format!("the file is larger than {max} bytes, the limit for this kind of file");
-        return Err(Error::invalid(what)
-            .with_location(path.display())
-            .with_hint("check that this is the right file"));
+        return Err(wrong_file(format!(
+            "the file is larger than {max} bytes, the limit for this kind of file"
+        )));
     }
     String::from_utf8(bytes).map_err(|error| {
         let first = error.utf8_error().valid_up_to() + 1;
-        Error::invalid(format!("this is not a text file: byte {first} is not UTF-8"))
-            .with_location(path.display())
-            .with_hint("check that this is the right file")
+        wrong_file(format!("this is not a text file: byte {first} is not UTF-8"))
     })
 }
 
@@ -48,7 +44,7 @@ fn folder_of(path: &Path) -> Option<&Path> {
     path.parent().filter(|folder| !folder.as_os_str().is_empty())
 }
 
-/// Checks that the folder of a file exists. It is not created, because its name may be mistyped.
+/// Checks that the folder of a file exists. A missing folder is not created, because its name may be mistyped.
 pub fn check_parent_folder(path: &Path) -> Result<(), Error> {
     let Some(missing) = folder_of(path).filter(|folder| !folder.is_dir()) else { return Ok(()) };
     Err(Error::invalid(format!("the folder `{}` does not exist", missing.display()))
@@ -56,7 +52,7 @@ pub fn check_parent_folder(path: &Path) -> Result<(), Error> {
         .with_hint("check the path, or create the folder first"))
 }
 
-/// Checks that outputs can be written, are not inputs, and are different files.
+/// Checks that output files can be written, are not inputs, and are all different.
 pub fn check_outputs<'p>(
     outputs: impl IntoIterator<Item = &'p PathBuf>,
     inputs: impl IntoIterator<Item = &'p PathBuf>,
@@ -85,12 +81,12 @@ pub fn canonical_path(path: &Path) -> PathBuf {
     fs::canonicalize(path).ok().or_else(made).unwrap_or_else(|| path.to_path_buf())
 }
 
-/// Writes a file atomically, so that readers see the old or the new content. A pipe or a device is written directly.
+/// Writes a file atomically: readers see the old or the new content. Pipes and device files are written directly.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     write_with(path, |path| fs::write(path, bytes))
 }
 
-/// Writes a file atomically like [`write()`]; `fill` writes the content to the path that it receives.
+/// Writes a file atomically like [`write()`]. `fill` receives a path and writes the content of the file to it.
 pub fn write_with(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), Error> {
     let Some(temporary) = temporary_path(path)? else {
         check_parent_folder(path)?;
@@ -102,30 +98,26 @@ pub fn write_with(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>) 
     })
 }
 
-/// Returns the path of a temporary file in the folder of `path`, `None` if `path` exists and is not a regular file.
+/// Returns the path of a temporary file in the folder of `path`; `None` if `path` exists and is not a regular file.
 fn temporary_path(path: &Path) -> Result<Option<PathBuf>, Error> {
     let metadata = fs::metadata(path);
     if metadata.as_ref().is_ok_and(fs::Metadata::is_dir) {
-        return Err(Error::invalid("this is a folder")
-            .with_location(path.display())
-            .with_hint("name a file in it"));
+        let error = Error::invalid("this is a folder").with_location(path.display());
+        return Err(error.with_hint("name a file in it"));
     }
     if metadata.is_ok_and(|metadata| !metadata.is_file()) {
         return Ok(None);
     }
     let target = canonical_path(path);
-    let error = || {
-        Error::invalid("this path does not name a file")
-            .with_location(path.display())
-            .with_hint("check the path")
-    };
+    let what = "this path does not name a file";
+    let error = || Error::invalid(what).with_location(path.display()).with_hint("check the path");
     let name = target.file_name().ok_or_else(error)?;
     check_parent_folder(path)?;
     let name = format!(".{}.{}.part", name.to_string_lossy(), std::process::id());
     Ok(Some(target.with_file_name(name)))
 }
 
-/// Creates a folder inside an existing one. The folder may exist already.
+/// Creates a folder inside an existing folder. Succeeds if the folder exists already.
 pub fn create_folder(folder: &Path) -> Result<(), Error> {
     check_parent_folder(folder)?;
     fs::create_dir_all(folder).map_err(|error| Error::folder(folder, "create", &error))

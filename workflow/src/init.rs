@@ -1,6 +1,6 @@
-//! Generates the text of a first scenario, a document with comments, from a few choices of the user.
+//! Generates the text of a first scenario, with comments, from a few choices of the user.
 //!
-//! Not here: the questions to the user, which are in the front end.
+//! Not here: the questions to the user, which the front end asks.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -12,42 +12,39 @@ use crate::Error;
 /// The network that connects the devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Network {
-    /// Home Wi-Fi.
     Wifi,
-    /// Cables of 1 Gbit/s.
+    /// Ethernet cables of 1 Gbit/s.
     Cable,
 }
 
-/// A device of a new scenario.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewDevice {
     pub name: String,
     /// Name of a shipped device, path of a device document, or `measured`.
     pub profile: String,
-    /// Address of the worker on the device.
+    /// Address of the worker on the device, as `HOST:PORT`.
     pub address: Option<String>,
     /// Whether the profile is a placeholder until the device is measured.
     pub is_placeholder: bool,
 }
 
-/// The content of a new scenario.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewScenario {
     pub name: String,
-    /// Name of a shipped model, or the path of a document or a GGUF file.
+    /// Name of a shipped model, or path of a model document or of a GGUF file.
     pub model: String,
-    /// The devices, with the head first.
+    /// The devices of the scenario, the head first.
     pub devices: Vec<NewDevice>,
     pub network: Network,
     /// Context length: number of positions in the KV cache.
     pub context: u32,
 }
 
-/// Number of prompt tokens and of generated tokens. source: assumed, a short question and its answer
+/// Numbers of prompt tokens and of generated tokens. source: assumed, a short question and its answer
 const WORKLOAD: [u32; 2] = [32, 64];
 
 impl NewDevice {
-    /// Parses `NAME=PROFILE[@HOST:PORT]`.
+    /// Parses the argument of `--device`: `NAME=PROFILE[@HOST:PORT]`.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let wrong = || {
             Error::invalid(format!("`{text}` is not a device"))
@@ -55,11 +52,8 @@ impl NewDevice {
                 .with_hint("write NAME=PROFILE, for example `laptop=d2`, or with an address `laptop=d2@192.168.1.7:9001`")
         };
         let (name, rest) = text.split_once('=').ok_or_else(wrong)?;
-        let (profile, address) = match rest.rsplit_once('@') {
-            Some((profile, address)) => (profile, Some(address)),
-            None => (rest, None),
-        };
-        let address = address.map(|at| at.trim().to_owned());
+        let with_address = rest.rsplit_once('@').map(|(profile, at)| (profile, Some(at.trim().to_owned())));
+        let (profile, address) = with_address.unwrap_or((rest, None));
         let bad_address = address.as_deref().is_some_and(|at| split_host_port(at).is_none());
         if name.trim().is_empty() || profile.trim().is_empty() || bad_address {
             return Err(wrong());
@@ -70,7 +64,7 @@ impl NewDevice {
 }
 
 impl NewScenario {
-    /// Returns the text of the document.
+    /// Returns the text of the scenario document.
     pub fn to_yaml(&self) -> String {
         let names: Vec<&str> = self.devices.iter().map(|device| device.name.as_str()).collect();
         let [prompt, generate] = WORKLOAD;
@@ -132,7 +126,7 @@ pub fn is_gguf_path(model: &str) -> bool {
     Path::new(model).extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf"))
 }
 
-/// Returns a text as a YAML scalar: plain if that is unambiguous, else quoted as in JSON.
+/// Returns a text as a YAML scalar: without quotes if that is unambiguous, else quoted as in JSON.
 fn quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
     let keywords = ["true", "false", "null", "yes", "no", "on", "off"];

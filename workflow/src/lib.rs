@@ -3,9 +3,9 @@
 //! All front ends (command line, server, bindings) call this crate. It never prints: long work reports to a
 //! [`Progress`], and errors are [`Error`] values with a message, a location and a hint.
 //!
-//! A scenario is read once ([`LoadedScenario`]), changed by the options of the user ([`ScenarioOverrides`]), and resolved
-//! into a [`Cluster`](hearth_core::Cluster) whose devices have the limits of the scenario ([`limits`]). Then
-//! [`planning`] makes a plan, and [`simulation`] runs it.
+//! A scenario is read once ([`LoadedScenario`]), changed by the options of the user ([`ScenarioOverrides`]), and
+//! resolved into a [`Cluster`](hearth_core::Cluster) whose devices have the limits of the scenario ([`limits`]). Then
+//! [`planning`] makes a plan, and [`simulation`] runs the plan.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 

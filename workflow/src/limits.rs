@@ -4,11 +4,11 @@
 //! - A memory limit in bytes replaces the memory of the device, also for planners.
 //! - A memory limit as a share leaves memory for that share of the weights that the plan assigns to the device, and
 //!   for everything else in its process. The limit is computed from a plan, so planners use the device's own memory.
-//! - `threads` and `affinity` apply to measurements and runs; the measured profile of the device contains their
-//!   effect.
+//! - `threads` and `affinity` apply to measurements and runs. They are not applied here, because the measured profile
+//!   of the device contains their effect.
 //!
-//! The memory of a process besides its KV cache, buffers and weights is subtracted from a limit. The lab sets the
-//! same limits on real processes, so that they mean the same in `simulate` and `lab`.
+//! The memory of a process besides its KV cache, buffers and weights is subtracted from a memory limit. The lab sets
+//! the same limits on real processes, so that a limit means the same in `hearth simulate` and `hearth lab`.
 
 use hearth_core::Cluster;
 use hearth_core::memory::{DeviceMemory, draft, process_overhead_bytes};
@@ -17,7 +17,7 @@ use hearth_profiles::{Bytes, Sourced};
 use hearth_schema::Plan;
 use hearth_schema::scenario::{ResourceLimits, Scenario};
 
-/// Applies the disk and CPU limits. The members of the cluster must be in the order of the scenario.
+/// Applies the disk and CPU limits of a scenario. The members of the cluster must be in the order of the scenario.
 pub fn apply_throttles(scenario: &Scenario, cluster: &mut Cluster) {
     let set = "set: the scenario's limit";
     for (entry, member) in scenario.devices.iter().zip(&mut cluster.members) {
@@ -32,8 +32,7 @@ pub fn apply_throttles(scenario: &Scenario, cluster: &mut Cluster) {
     }
 }
 
-/// Applies the memory limits in bytes, before planning. The members of the cluster must be in the order of the
-/// scenario.
+/// Applies memory limits in bytes, before planning. The members of the cluster must be in the order of the scenario.
 pub fn apply_absolute_memory_limits(scenario: &Scenario, cluster: &mut Cluster) {
     for (index, entry) in scenario.devices.iter().enumerate() {
         if let Some(limit) = entry.limits.as_ref().and_then(|limits| limits.memory) {
@@ -43,7 +42,7 @@ pub fn apply_absolute_memory_limits(scenario: &Scenario, cluster: &mut Cluster) 
     }
 }
 
-/// Returns the memory limit of the device with this index in the plan, `None` if it has none.
+/// Returns the memory limit of the device with the index `index` in a plan; `None` if `limits` does not limit memory.
 pub fn memory_limit(limits: &ResourceLimits, cluster: &Cluster, plan: &Plan, index: usize) -> Option<Bytes> {
     limits.memory.or_else(|| {
         let share = limits.memory_share?.0;
@@ -55,7 +54,8 @@ pub fn memory_limit(limits: &ResourceLimits, cluster: &Cluster, plan: &Plan, ind
     })
 }
 
-/// Applies all memory limits to the devices of a plan. `idle` is the memory of an idle process, which is subtracted.
+/// Applies all memory limits of a scenario to the devices of a plan. `idle` is the memory of an idle process, which is
+/// subtracted from each limit.
 pub fn apply_memory_limits(scenario: &Scenario, cluster: &mut Cluster, plan: &Plan, idle: Bytes) {
     for (index, device) in plan.devices.iter().enumerate() {
         let entry = scenario.devices.iter().position(|entry| entry.name == device.name);
@@ -67,7 +67,7 @@ pub fn apply_memory_limits(scenario: &Scenario, cluster: &mut Cluster, plan: &Pl
     }
 }
 
-/// Sets the total memory of a device to a limit, and its available memory to the limit less `process` bytes.
+/// Sets the total memory of a device to `limit`, and its available memory to `limit` less `process` bytes.
 fn set_memory(memory: &mut Memory, limit: Bytes, process: Bytes) {
     memory.total_memory = Sourced::new(limit, "set: the scenario's limit");
     memory.available_memory =

@@ -1,6 +1,6 @@
-//! Checks a scenario and a plan, and lists errors and warnings.
+//! Checks a scenario and a plan, and returns errors and warnings as findings.
 //!
-//! Not here: the rules (`hearth_halda::lint`).
+//! Not here: the lint rules (`hearth_halda::lint`).
 
 use std::path::Path;
 
@@ -12,8 +12,8 @@ use hearth_schema::Plan;
 use crate::documents::read_text;
 use crate::{Error, ErrorKind, LoadedScenario, SearchBudget, limits, planning};
 
-/// Returns the findings about a scenario and a plan, the most severe first. Without a plan file, a plan is made with
-/// the options of the scenario. `model` is a file that replaces the model of the scenario.
+/// Returns the findings about a scenario and a plan, the most severe first. Without a plan file (`plan`), a plan is
+/// made with the options of the scenario. `model` is a file that replaces the model of the scenario.
 pub fn findings(
     loaded: &LoadedScenario,
     plan: Option<&Path>,
@@ -36,7 +36,7 @@ pub fn findings(
     Ok(found)
 }
 
-/// Reads or makes the plan. Invalid values in a plan file, or an invalid scenario, give a finding as the inner error.
+/// Reads the plan file, or makes a plan. Invalid values in the file, or a scenario without a plan, give a finding.
 fn plan_or_finding(
     plan: Option<&Path>,
     loaded: &LoadedScenario,

@@ -1,4 +1,4 @@
-//! Options of the user that override the planner and residency options of a scenario.
+//! User options that override the planner options and the residency policies of a scenario.
 
 use hearth_halda::systems::SYSTEM_NAMES;
 use hearth_profiles::{Bytes, Document};
@@ -8,10 +8,10 @@ use hearth_schema::scenario::PlannerOptions;
 use crate::planning::DEFAULT_STRATEGY;
 use crate::{Error, LoadedScenario};
 
-/// Options that override those of a scenario, unless they are `None` or false.
+/// User options, each of which replaces the same option of a scenario unless it is `None` or false.
 #[derive(Debug, Clone, Default)]
 pub struct ScenarioOverrides {
-    /// The planner options. With `windows` the strategy is `manual`, unless another is given.
+    /// The planner options. With `windows` the strategy is `manual`, unless `strategy` is also given.
     pub planner: PlannerOptions,
     /// The residency policy of all devices.
     pub residency: Option<Residency>,
@@ -20,7 +20,7 @@ pub struct ScenarioOverrides {
 }
 
 impl ScenarioOverrides {
-    /// Overrides the options of a scenario with these options.
+    /// Replaces the options of a scenario with these options. Fails if an option would have no effect.
     pub fn apply(&self, loaded: &mut LoadedScenario) -> Result<(), Error> {
         let scenario = &mut loaded.scenario;
         self.check(&scenario.planner)?;
@@ -42,23 +42,18 @@ impl ScenarioOverrides {
         Ok(())
     }
 
-    /// Returns an error if a given option would have no effect.
+    /// Fails if one of these planner options would have no effect on a scenario with the planner options `scenario`.
     fn check(&self, scenario: &PlannerOptions) -> Result<(), Error> {
-        let PlannerOptions {
-            strategy,
-            windows,
-            gpu_layers,
-            weight_format: weights_as,
-            all_reduce_time: air_time,
-            ..
-        } = &self.planner;
+        let PlannerOptions { strategy, windows, gpu_layers, weight_format, all_reduce_time, .. } =
+            &self.planner;
         let named = strategy.as_deref().filter(|name| !matches!(*name, "manual" | "refine"));
         if let (Some(name), true) = (named, windows.is_some()) {
             return Err(Error::invalid(format!("--windows: strategy `{name}` chooses its own windows"))
                 .with_hint("remove `--windows`, or use strategy `manual` or `refine`"));
         }
         let strategy = strategy.as_deref().or(scenario.strategy.as_deref()).unwrap_or(DEFAULT_STRATEGY);
-        for (flag, given) in [("--weights-as", weights_as.is_some()), ("--air-time", air_time.is_some())] {
+        let flags = [("--weights-as", weight_format.is_some()), ("--air-time", all_reduce_time.is_some())];
+        for (flag, given) in flags {
             if given && !SYSTEM_NAMES.contains(&strategy) {
                 let what = format!(
                     "{flag} is for the strategies of other systems, and `{strategy}` is not one of them"

@@ -1,7 +1,7 @@
 //! Runs independent jobs on several threads until all are done or the caller cancels them.
 //!
-//! Each thread runs the next job until none remains. After a cancellation, running jobs are completed. The results
-//! are sorted by index, so that they do not depend on the number and the speed of threads. The caller can save them
+//! Each thread runs the next job until none remains. After a cancellation, running jobs are completed. The results are
+//! sorted by index, so that they do not depend on the number and the speed of threads. The caller can save the results
 //! at regular intervals, so that little is lost if the machine is switched off. Long work reports to a [`Progress`].
 
 #![allow(clippy::disallowed_methods)] // the clock determines when to save; results do not depend on it
@@ -14,17 +14,17 @@ use crate::Error;
 
 /// Receives the progress of long work and can cancel it.
 pub trait Progress: Sync {
-    /// Reports that `done` of `total` units of work are done. A `total` of 0 means that the amount is unknown.
+    /// Reports that `done` of `total` units of the work `what` are done. A `total` of 0 means that it is unknown.
     fn report(&self, what: &str, done: u64, total: u64);
 
-    /// Returns whether the work is cancelled, so that it ends early with the results so far. Only work that supports
-    /// cancellation calls this.
+    /// Returns whether the work is cancelled. Work that supports cancellation calls this method regularly, and then
+    /// ends with the results so far.
     fn is_cancelled(&self) -> bool {
         false
     }
 }
 
-/// Ignores progress and never cancels.
+/// A [`Progress`] that ignores all reports and never cancels.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoProgress;
 
@@ -32,16 +32,17 @@ impl Progress for NoProgress {
     fn report(&self, _: &str, _: u64, _: u64) {}
 }
 
-/// Minimum interval between two calls of the `save` function of [`run_jobs`].
+/// Minimum time between two calls of the `save` function of [`run_jobs`].
 const SAVE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Returns the requested number of threads, or one for each core.
+/// Returns the requested number of threads; if `None`, the number of CPU cores.
 pub fn thread_count(jobs: Option<u32>) -> usize {
     jobs.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |jobs| jobs as usize)
 }
 
-/// Runs `job` for each index below `count` and returns the results with their indices, in order. There are fewer
-/// results after a cancellation. `save` is called with the results so far at regular intervals, but not at the end.
+/// Runs `job` for each index below `count`, and returns the index and the result of each job in ascending order. After
+/// a cancellation results are missing. `save` is called with the results so far at regular intervals, but not at the
+/// end.
 pub fn run_jobs<T: Send>(
     count: usize,
     threads: usize,
@@ -60,8 +61,8 @@ pub fn run_jobs<T: Send>(
             scope.spawn(move || {
                 loop {
                     let index = next.fetch_add(1, Ordering::Relaxed);
-                    if index >= count || progress.is_cancelled() || sender.send((index, job(index))).is_err()
-                    {
+                    let ends = index >= count || progress.is_cancelled();
+                    if ends || sender.send((index, job(index))).is_err() {
                         return;
                     }
                 }

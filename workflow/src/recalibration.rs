@@ -1,11 +1,11 @@
 //! Corrects the profile of a device with the trace of a measured run.
 //!
-//! A profile is measured within seconds, but in a run of hours a device may be slower. All rates on which a pass of
-//! one token depends are corrected by the ratio of the measured to the simulated median CPU time of such a pass.
+//! A profile is measured within seconds, but in a run of hours a device may be slower. All rates on which a pass of one
+//! token depends are corrected by the ratio of the measured to the simulated median CPU time of such a pass.
 //!
-//! Rates that only prefill uses (`matmul`) do not change, and neither do disk, memory and links, because waiting for
-//! them depends on other devices, too. The recalibrated profile must be validated with another run: for the same run,
-//! its prediction is correct by construction.
+//! Rates that only prefill uses (`matmul`) do not change. The values of disk, memory and links do not change either,
+//! because the waiting time for them depends on other devices, too. The recalibrated profile must be validated with
+//! another run: for the same run, its prediction is correct by construction.
 //!
 //! Not here: measuring (`hearth_runtime::profile`).
 
@@ -19,11 +19,10 @@ use hearth_schema::trace::{Origin, Resource, StepKind};
 
 use crate::Error;
 
-/// Minimum number of passes for a meaningful median.
-/// source: assumed
+/// Minimum number of passes for a meaningful median of their times. source: assumed
 const MIN_PASSES: usize = 3;
 
-/// Returns the device with corrected rates, and the ratio of the measured to the predicted CPU time.
+/// Returns the profile of a device with corrected rates, and the ratio of the measured to the predicted CPU time.
 pub fn recalibrate(
     mut device: DeviceProfile,
     predicted: &Trace,
@@ -51,7 +50,8 @@ pub fn recalibrate(
     Ok((device, factor))
 }
 
-/// Returns whether a prediction was made with this profile, without limits; true if the trace does not say.
+/// Returns whether a predicted trace was made with this profile without limits; true if the trace has no profile
+/// digest.
 pub fn is_prediction_of(device: &DeviceProfile, predicted: &Trace) -> bool {
     let own = predicted.header.devices.iter().find(|traced| traced.name == device.name);
     let profile = own.and_then(|traced| traced.profile_digest.as_ref());
@@ -68,7 +68,7 @@ fn update<T: RoundForDisplay + Copy>(
     number.source = new_source(&number.source);
 }
 
-/// Returns the ratio of measured to predicted CPU time of a pass of one token.
+/// Returns the ratio of the measured to the predicted CPU time of the device `name` in a pass of one token.
 fn factor(name: &str, predicted: &Trace, measured: &Trace) -> Result<f64, Error> {
     for (trace, origin, flag) in
         [(predicted, Origin::Simulated, "--predicted"), (measured, Origin::Measured, "--from-trace")]
@@ -114,7 +114,7 @@ fn is_decoding(pass: &Pass) -> bool {
     pass.tokens == 1 && pass.drafted == 0
 }
 
-/// Returns the median CPU time of a device in passes of one token, in nanoseconds.
+/// Returns the median CPU time of a device in passes of one token, in nanoseconds; `None` if there are too few passes.
 fn median_time(name: &str, trace: &Trace) -> Option<f64> {
     let index = trace.header.devices.iter().position(|device| device.name == name)?;
     let mut passes: BTreeMap<u32, u64> =
@@ -207,9 +207,7 @@ planner: {strategy: manual, windows: [8, 8]}
         assert!(refused(device.clone(), &predicted, &other).contains("the prompt of the run has"));
         let other = DeviceProfile { description: "x".into(), ..device.clone() };
         assert!(is_prediction_of(&device, &predicted) && !is_prediction_of(&other, &predicted));
-        assert!(
-            refused(DeviceProfile { name: "c".into(), ..device }, &predicted, &measured)
-                .contains("device `c`")
-        );
+        let renamed = DeviceProfile { name: "c".into(), ..device };
+        assert!(refused(renamed, &predicted, &measured).contains("device `c`"));
     }
 }

@@ -25,16 +25,16 @@ use crate::scenario::ReferenceResolver;
 use crate::simulation::{self, MemoryOptions};
 use crate::{Error, LoadedScenario, NoProgress, Progress, SearchBudget, limits, planning, uncertainty};
 
-/// The search budget for a system whose planner is `refine`. Only the number of plans is limited, so that the
-/// result is the same on every machine.
+/// The search budget for a system with the strategy `refine`. Only the number of simulated plans is limited, so that
+/// the result is the same on every machine.
 const BUDGET: SearchBudget<'static> =
     SearchBudget { max_seconds: u64::MAX, max_evaluations: Some(500), progress: &NoProgress };
 
-/// The results for a document of published numbers, and its cells that could not be simulated.
+/// The results for a document of published numbers, and the cells of the document that could not be simulated.
 #[derive(Debug)]
 pub struct Reproduction {
     pub results: Results,
-    /// For each refused cell: label of the row, name of the system, and the reason why there is no time.
+    /// Label of the row, name of the system, and error of each cell without a result.
     pub refused_cells: Vec<(String, String, Error)>,
 }
 
@@ -54,14 +54,13 @@ pub fn reproduce(
         let what = format!("{} ({}, {})", published.name, entry.label, system_entry.name);
         progress.report(&what, done as u64, runs.len() as u64);
         let cell = match (&entry.scenario, &entry.gpu_run, &system_entry.gpu) {
-            (Some(scenario), ..) => simulate_cell(
-                &load(&folder.join(scenario), system_entry, resolver)?,
-                published.starts_warm,
-                draws,
-            ),
+            (Some(scenario), ..) => {
+                let loaded = load(&folder.join(scenario), system_entry, resolver)?;
+                simulate_cell(&loaded, published.starts_warm, draws)
+            }
             (None, Some(pass), Some(gpu)) => Ok(predict_by_roofline(folder, pass, gpu)?),
             // The validation of the document refuses such a row.
-            _ => Err(Error::failed(format!("`{}` has neither a scenario nor a GPU", entry.label))),
+            _ => Err(Error::failed(format!("row `{}` has neither a scenario nor a GPU", entry.label))),
         };
         let cell = cell.unwrap_or_else(|error| {
             let why = error.one_line_message();
@@ -97,13 +96,11 @@ fn simulate_cell(loaded: &LoadedScenario, warm: bool, draws: usize) -> Result<Ce
     let plan = planning::make_plan(loaded, &cluster, &loaded.scenario.planner, BUDGET)?;
     limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let trace = simulation::simulate(&cluster, &plan, &loaded.scenario, warm)?;
-    let (memory, none) =
-        (MemoryOptions { warm_start: warm, ignore_memory: false }, ScenarioEvents::default());
-    let spread = (draws > 0 && trace.outcome == Outcome::Ok)
-        .then(|| {
-            uncertainty::estimate_prediction_interval(&plan, &cluster, &loaded.scenario, memory, &none, draws)
-        })
-        .transpose()?;
+    let memory = MemoryOptions { warm_start: warm, ignore_memory: false };
+    let (scenario, none) = (&loaded.scenario, ScenarioEvents::default());
+    let estimate =
+        || uncertainty::estimate_prediction_interval(&plan, &cluster, scenario, memory, &none, draws);
+    let prediction_interval = (draws > 0 && trace.outcome == Outcome::Ok).then(estimate).transpose()?;
     let metrics = metrics::compute_metrics(&trace);
     let soc = simulation::soc_metrics(&cluster, &plan, &trace);
     let pressure = metrics.devices.iter().map(|device| (device.name.clone(), device.memory_pressure));
@@ -119,12 +116,12 @@ fn simulate_cell(loaded: &LoadedScenario, warm: bool, draws: usize) -> Result<Ce
         memory_footprints: footprint(&plan, &cluster),
         plan_summary: summary(&plan),
         unvalidated_parts: unvalidated.collect(),
-        prediction_interval: spread,
+        prediction_interval,
     }))
 }
 
-/// Predicts the times of a run on a GPU from its compute rate and its memory bandwidth. All generated tokens are
-/// computed at the mean of their positions. The path of the model document is relative to `folder`.
+/// Predicts the times of a run on a GPU from the compute rate and the memory bandwidth of the GPU. All generated tokens
+/// are computed at the mean of their positions. The path of the model document is relative to `folder`.
 fn predict_by_roofline(folder: &Path, pass: &GpuRun, gpu: &GpuPeakRates) -> Result<CellResult, Error> {
     let document: ModelDocument = read_document(&folder.join(&pass.model))?;
     let shape = document.to_shape();
@@ -148,19 +145,15 @@ fn predict_by_roofline(folder: &Path, pass: &GpuRun, gpu: &GpuPeakRates) -> Resu
     }))
 }
 
-/// Returns the needed and the available memory of the CPU and GPU of each device of a plan.
+/// Returns the needed and the available memory of the CPU, and of the GPU if there is one, of each device in a plan.
 fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<MemoryFootprint> {
     let mut footprint = Vec::new();
     for (index, planned) in plan.devices.iter().enumerate() {
         let Some(member) = cluster.member(&planned.name) else { continue };
         let memory = DeviceMemory::new(plan, index, &cluster.model, &member.device, false);
-        let mut push = |kind: &str, bytes: Bytes, available: Bytes| {
+        let mut push = |kind: &str, Bytes(required_bytes): Bytes, Bytes(available_bytes): Bytes| {
             let processor = format!("{}-{kind}", planned.name);
-            footprint.push(MemoryFootprint {
-                processor,
-                required_bytes: bytes.0,
-                available_bytes: available.0,
-            });
+            footprint.push(MemoryFootprint { processor, required_bytes, available_bytes });
         };
         push("cpu", memory.needed_memory(), memory.available_memory);
         if member.device.gpu.is_some() {
@@ -170,7 +163,7 @@ fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<MemoryFootprint> {
     footprint
 }
 
-/// Returns the number of layers of each device, with those on the GPU in brackets, and the number of rounds.
+/// Returns a plan as text: the layers of each device, in brackets how many of these are on the GPU, and the rounds.
 fn summary(plan: &Plan) -> String {
     let layers = |index: usize| plan.windows(index).iter().map(|window| window.len() as u32).sum::<u32>();
     let on_gpu =

@@ -1,7 +1,7 @@
 //! Loads a scenario and resolves its references to devices and models into a cluster.
 //!
-//! A device or a model is given by the name of a shipped one or by the path of a document, relative to the folder of
-//! the scenario. A model can also be a GGUF file, and a device can be `measured` when the scenario is loaded.
+//! A scenario names each device or model by a shipped profile or by the path of a document, relative to its own folder.
+//! A model can also be a GGUF file, and a device can be `measured` when the scenario is loaded.
 
 use std::fmt::Debug;
 use std::fs;
@@ -19,16 +19,16 @@ use hearth_schema::scenario::{DeviceEntry, ModelRef};
 use crate::documents::{read_document, read_text};
 use crate::{Error, limits};
 
-/// Resolves references of a scenario that are not documents: measured devices and model files.
+/// Resolves the references of a scenario that are not documents: measured devices and model files.
 pub trait ReferenceResolver: Debug + Send + Sync {
-    /// Measures this machine for a device with the profile `measured`.
+    /// Measures this machine, for a device whose profile in the scenario is `measured`.
     fn measure(&self, entry: &DeviceEntry) -> Result<DeviceProfile, Error>;
 
     /// Reads the profile of a model from a GGUF file.
     fn model(&self, path: &Path) -> Result<ModelProfile, Error>;
 }
 
-/// Reads the headers of model files; refuses measured devices.
+/// A resolver that reads the headers of model files and does not support measured devices.
 #[derive(Debug, Clone, Copy)]
 pub struct FileResolver;
 
@@ -51,7 +51,8 @@ pub fn read_model_profile(path: &Path) -> Result<ModelProfile, Error> {
     ModelProfile::from_gguf(&model).map_err(|error| invalid(&error))
 }
 
-/// Checks that a model file exists. If the path is the name of a shipped model, the hint says how to use that.
+/// Checks that a model file exists. If it does not, and `path` is the name of a shipped model, the hint of the error
+/// says how to use the shipped model.
 pub fn check_model_exists(path: &Path) -> Result<(), Error> {
     let Err(error) = fs::metadata(path) else { return Ok(()) };
     let name = path.to_str().filter(|name| shipped_names().any(|it| it == *name));
@@ -59,19 +60,20 @@ pub fn check_model_exists(path: &Path) -> Result<(), Error> {
         || "check the path, or make a model: `hearth synth --preset tiny --quant q4_k_m -o tiny.gguf`".into();
     let hint = name.map_or_else(make, |name| {
         format!(
-            "use the path of a file; to use the shape `{name}` without a file, write `model: {{profile: {name}}}` in a scenario"
+            "give the path of a model file; to use the shape `{name}` without a file, write `model: {{profile: {name}}}` \
+             in a scenario"
         )
     });
     Err(Error::from_io_error(path, "open", &error).with_hint(hint))
 }
 
-/// A scenario that was read from a file.
+/// A scenario that was read from a file, with what is needed to resolve its references.
 #[derive(Debug)]
 pub struct LoadedScenario {
     pub scenario: Scenario,
-    /// Name and digest of the scenario.
+    /// Name and digest of the scenario, as recorded in plans.
     pub record: ScenarioRecord,
-    /// The question that the scenario answers: the first line of the document's comment.
+    /// The question that the scenario answers: the text of the first comment line of the document.
     pub question: String,
     /// Deprecated keys that the scenario uses.
     pub deprecations: Vec<DeprecationWarning>,
@@ -87,7 +89,7 @@ impl LoadedScenario {
         Ok(Self { deprecations: Scenario::deprecations(&text), ..loaded })
     }
 
-    /// Parses the text of a scenario as if it were in the file `path`.
+    /// Parses the text of a scenario as if the file `path` had this text.
     pub fn parse(text: &str, path: &Path, resolver: &'static dyn ReferenceResolver) -> Result<Self, Error> {
         let scenario = Scenario::from_yaml(text).map_err(|error| Error::from_document_error(path, &error))?;
         let origin =
@@ -98,7 +100,7 @@ impl LoadedScenario {
         Ok(Self { scenario, record: origin, question, deprecations: Vec::new(), path, resolver })
     }
 
-    /// Sets the number of generated tokens. Fails if they do not fit in the context.
+    /// Sets the number of generated tokens. Fails if the tokens do not fit in the context.
     pub fn set_generated_tokens(&mut self, tokens: u32) -> Result<(), Error> {
         self.scenario.workload.generated_tokens = tokens;
         self.scenario.validate().map_err(Error::invalid)
@@ -112,7 +114,7 @@ impl LoadedScenario {
         self.path.parent().unwrap_or(Path::new("")).join(named)
     }
 
-    /// Returns the files that are read for the scenario: first its own, then those that it refers to.
+    /// Returns the paths of the files that are read for the scenario: first the scenario file, then those it refers to.
     pub fn input_paths(&self) -> Vec<PathBuf> {
         let scenario = &self.scenario;
         let model = scenario.model.profile.as_deref();
@@ -131,15 +133,15 @@ impl LoadedScenario {
         draft.file.as_ref().map(|file| self.path_of(file))
     }
 
-    /// Returns the cluster with all references resolved and all limits applied that do not depend on a plan. `model`
-    /// is a file that replaces the model of the scenario.
+    /// Resolves all references of the scenario and returns the cluster, with all limits that do not depend on a plan.
+    /// `model` is a file that replaces the model of the scenario.
     pub fn resolve_cluster(&self, model: Option<&Path>) -> Result<Cluster, Error> {
         let mut cluster = self.resolve_cluster_without_memory_limits(model)?;
         limits::apply_absolute_memory_limits(&self.scenario, &mut cluster);
         Ok(cluster)
     }
 
-    /// Returns the cluster with all references resolved, without memory limits; see [`Self::resolve_cluster`].
+    /// Returns the cluster of [`Self::resolve_cluster`], but without memory limits.
     pub fn resolve_cluster_without_memory_limits(&self, model: Option<&Path>) -> Result<Cluster, Error> {
         // The model is read first, so that a missing model is reported before the measurements.
         let model = self.resolve_model_profile(model)?;
@@ -147,8 +149,8 @@ impl LoadedScenario {
         self.assemble_cluster(devices, model, self.resolve_draft_model_profile()?)
     }
 
-    /// Returns the devices of the scenario. `find` is called with the index and the entry of a device, once for all
-    /// devices with equal profile and limits.
+    /// Returns the device profiles of the scenario. `find` returns the profile for the index and the entry of a device,
+    /// and is called only once for devices with the same profile and limits.
     pub fn resolve_devices(
         &self,
         mut find: impl FnMut(usize, &DeviceEntry) -> Result<DeviceProfile, Error>,
@@ -167,8 +169,7 @@ impl LoadedScenario {
         Ok(devices)
     }
 
-    /// Returns the cluster of devices that are already measured, in the order of the scenario. The memory
-    /// limits must already be applied to them.
+    /// Returns the cluster of measured devices, which must be in the scenario's order and have its memory limits.
     pub fn cluster_from_measured_devices(
         &self,
         devices: Vec<DeviceProfile>,
@@ -178,7 +179,7 @@ impl LoadedScenario {
         self.assemble_cluster(devices, model, self.resolve_draft_model_profile()?)
     }
 
-    /// Returns the profile of the scenario's model, or of the model in `file`, which replaces it.
+    /// Returns the profile of the model in `file`, or without `file` that of the scenario's model.
     pub fn resolve_model_profile(&self, file: Option<&Path>) -> Result<ModelProfile, Error> {
         match file {
             Some(path) => self.resolver.model(path),
@@ -191,7 +192,7 @@ impl LoadedScenario {
         drafts.map(|drafts| self.model(&drafts.draft_model)).transpose()
     }
 
-    /// Returns the cluster of a model, a draft model and the devices in the order of the scenario. Reads no file.
+    /// Returns the cluster for a model, a draft model, and device profiles in the order of the scenario. Reads no file.
     pub fn assemble_cluster(
         &self,
         devices: Vec<DeviceProfile>,
@@ -253,7 +254,7 @@ impl LoadedScenario {
         document.to_profile().map_err(|error| Error::from_document_error(&path, &error))
     }
 
-    /// Reads or measures the device of an entry.
+    /// Reads or measures the profile of a device of the scenario.
     pub fn resolve_device(&self, entry: &DeviceEntry) -> Result<DeviceProfile, Error> {
         let name = entry.profile.as_str();
         if name == "measured" {
@@ -290,7 +291,7 @@ fn with_soc_options(entry: &DeviceEntry, mut device: DeviceProfile) -> Result<De
     Ok(device)
 }
 
-/// Returns whether a reference is a path rather than a shipped name.
+/// Returns whether a reference to a device or model is a path, and not the name of a shipped profile.
 fn is_path(name: &str) -> bool {
     name.contains('/') || Path::new(name).extension().is_some_and(|kind| kind == "yaml" || kind == "yml")
 }

@@ -11,28 +11,27 @@ use hearth_sim::{Input, Options, ScenarioEvents, SimError, SimulationResult};
 
 use crate::Error;
 
-/// Maximum size of a model whose page cache is simulated in fine chunks. These show exactly which windows
-/// fit.
+/// Maximum size of a model whose page cache is simulated in fine chunks, which show exactly which windows fit.
 const MAX_FINE_BYTES: Bytes = Bytes::from_mib(4096);
-/// Size of a fine chunk of the simulated page cache: the unit of read-ahead advice.
+/// Size of a fine chunk of the simulated page cache: the unit of the kernel's read-ahead advice.
 const FINE_CHUNK: Bytes = Bytes(128 << 10);
 
-/// The state of memory at the beginning of a run, and whether pinned weights must fit in it.
+/// The state of memory at the beginning of a run, and whether pinned weights must fit in memory.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MemoryOptions {
-    /// Whether the run starts with the memory as earlier tokens leave it. Otherwise all weights are on disk.
+    /// Whether memory has the weights that earlier tokens leave there. Otherwise all weights are on disk.
     pub warm_start: bool,
-    /// Whether a device can pin more weights than fit in its memory.
+    /// Whether a device may pin more weights than fit in its memory.
     pub ignore_memory: bool,
 }
 
-/// Runs a plan without events. With `warm`, memory is in the state after earlier tokens.
+/// Simulates a plan without run events. With `warm`, memory has the weights that earlier tokens leave there.
 pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario, warm: bool) -> Result<Trace, Error> {
     let memory = MemoryOptions { warm_start: warm, ignore_memory: false };
     simulate_with_events(cluster, plan, scenario, memory, &ScenarioEvents::default()).map(|run| run.trace)
 }
 
-/// Runs a plan with run events. The devices of the cluster must have the limits of the scenario.
+/// Simulates a plan with run events. The limits of the scenario must already be applied to the cluster.
 pub fn simulate_with_events(
     cluster: &Cluster,
     plan: &Plan,
@@ -40,11 +39,8 @@ pub fn simulate_with_events(
     memory: MemoryOptions,
     events: &ScenarioEvents,
 ) -> Result<SimulationResult, Error> {
-    let mut options = Options {
-        starts_warm: memory.warm_start,
-        ignore_memory_shortages: memory.ignore_memory,
-        ..Options::default()
-    };
+    let MemoryOptions { warm_start: starts_warm, ignore_memory: ignore_memory_shortages } = memory;
+    let mut options = Options { starts_warm, ignore_memory_shortages, ..Options::default() };
     if cluster.model.total_bytes() <= MAX_FINE_BYTES {
         options.chunk_size = FINE_CHUNK;
     }
@@ -58,12 +54,12 @@ pub fn simulate_with_events(
     Ok(run)
 }
 
-/// Returns whether the plan has a single device and this device is a phone with a SoC.
+/// Returns whether the plan has a single device, and the profile of this device has a SoC.
 pub fn runs_on_one_soc(cluster: &Cluster, plan: &Plan) -> bool {
     only_soc(cluster, plan).is_some()
 }
 
-/// Returns the metrics of the SoC in a trace, if one SoC runs the whole plan.
+/// Returns the metrics of the SoC in a trace; `None` unless [`runs_on_one_soc`].
 pub fn soc_metrics(cluster: &Cluster, plan: &Plan, trace: &Trace) -> Option<SocMetrics> {
     let soc = only_soc(cluster, plan)?;
     SocMetrics::from_trace(trace, soc, soc.default_options.strategy)

@@ -1,10 +1,10 @@
 //! Estimates the uncertainty of a predicted time, and the parameters to which the time is most sensitive.
 //!
-//! The source of a parameter determines its uncertainty: the spread of the repeats for a measurement, the rounding
-//! for a published number, the error of the fit for an inferred one, and a large value for an assumed one. All
-//! quantities with a unit and a source are drawn together from log-normal distributions around their values, and the
-//! same plan is simulated with each draw. If the run ends out of memory, the time of the draw is infinite. Then each
-//! parameter alone is decreased and increased by its uncertainty, and those that change the time most are reported.
+//! The source of a parameter determines its uncertainty: the spread of the repeats for a measurement, the rounding for
+//! a published number, the error of the fit for an inferred one, and a large value for an assumed one. All quantities
+//! with a unit and a source are drawn together from log-normal distributions around their values, and the same plan is
+//! simulated with each draw. If the run ends out of memory, the time of the draw is infinite. Then each parameter alone
+//! is decreased and increased by its uncertainty, and those that change the time most are reported.
 //!
 //! Not here: errors of the device model. Only measured runs show them.
 
@@ -23,11 +23,11 @@ use crate::simulation::{MemoryOptions, simulate_with_events};
 
 const MAX_SENSITIVE: usize = 3;
 
-/// Random stream for the draws of the parameters.
+/// Number of the random stream for the draws of the parameters.
 const STREAM: u64 = 0x0050_4152_414d_5321;
 
-/// Uncertainty of a value by the first word of its source, as the standard deviation of the logarithm. source:
-/// assumed; own measurements repeat within 3 %; inferred values are fits to a few rows; assumed values are orders of
+/// Uncertainty of a value by the first word of its source, as the standard deviation of the logarithm. source: assumed;
+/// repeated measurements differ by up to 3 %, inferred values are fits to a few rows, and assumed values are orders of
 /// magnitude by analogy.
 const UNCERTAINTY: [(&str, f64); 5] =
     [("measured", 0.03), ("read from", 0.0), ("set", 0.0), ("inferred", 0.1), ("assumed", 0.25)];
@@ -35,20 +35,21 @@ const UNCERTAINTY: [(&str, f64); 5] =
 /// are rounded, such as 0.72 to 0.7 GB/s
 const PUBLISHED: f64 = 0.03;
 
-/// A quantity with a source in a document.
+/// A quantity of a document that has a unit and a source.
 struct Parameter {
     /// Index of the document in [`ClusterDocuments`].
     owner: usize,
-    /// Path of the quantity in the document.
+    /// Keys from the root of the document to the quantity.
     keys: Vec<String>,
     /// Standard deviation of the logarithm of the quantity.
     sigma: f64,
 }
 
-/// Names and YAML values of the devices, in the order of the cluster, and then of the links.
+/// Names and YAML values of the documents of a cluster: the devices in the order of the cluster, and then the links.
 struct ClusterDocuments(Vec<(String, Value)>);
 
-/// Returns the spread of the time per token of a plan over `draws` draws of the parameters, all with the same events.
+/// Returns the spread of the time per token of a plan over `draws` random draws of the parameters, with the same
+/// events.
 pub fn estimate_prediction_interval(
     plan: &Plan,
     cluster: &Cluster,
@@ -74,20 +75,15 @@ pub fn estimate_prediction_interval(
         times.push(time(&factors)?.unwrap_or(f64::INFINITY));
     }
     times.sort_by(f64::total_cmp);
-    let failed_draws = times.iter().filter(|time| time.is_infinite()).count();
+    let failed_draw_count = times.iter().filter(|time| time.is_infinite()).count();
     let sensitive_parameters = most_sensitive(&documents, &parameters, &time)?;
     let at = |share: f64| times.get(((times.len() as f64 - 1.0) * share).round() as usize).copied();
-    Ok(PredictionInterval {
-        p10_ms: at(0.1).unwrap_or(f64::INFINITY),
-        p90_ms: at(0.9).unwrap_or(f64::INFINITY),
-        failed_draw_count: failed_draws,
-        draw_count: draws,
-        sensitive_parameters,
-    })
+    let [p10_ms, p90_ms] = [0.1, 0.9].map(|share| at(share).unwrap_or(f64::INFINITY));
+    Ok(PredictionInterval { p10_ms, p90_ms, failed_draw_count, draw_count: draws, sensitive_parameters })
 }
 
-/// Returns the parameters to which the time per token is most sensitive, each with the relative change of that time
-/// when the parameter changes by one standard deviation: the greater of up and down.
+/// Returns the parameters to which the time per token is most sensitive. Each has the relative change of the time if
+/// the parameter changes by one standard deviation: the greater change of an increase and a decrease.
 fn most_sensitive(
     documents: &ClusterDocuments,
     parameters: &[Parameter],
@@ -141,7 +137,7 @@ impl ClusterDocuments {
         format!("{} {}", self.0[parameter.owner].0, parameter.keys.join("."))
     }
 
-    /// Returns the cluster with each parameter multiplied by its factor.
+    /// Returns a copy of the cluster with each parameter multiplied by its factor.
     fn scaled(&self, parameters: &[Parameter], factors: &[f64], cluster: &Cluster) -> Result<Cluster, Error> {
         let mut documents: Vec<Value> = self.0.iter().map(|(_, document)| document.clone()).collect();
         for (parameter, &factor) in parameters.iter().zip(factors) {
@@ -159,7 +155,7 @@ impl ClusterDocuments {
     }
 }
 
-/// Appends all quantities of a document that have a unit and a source to `found`.
+/// Appends to `found` all quantities with a unit and a source in a document, or in its part at the path `keys`.
 fn collect(value: &Value, owner: usize, keys: &mut Vec<String>, found: &mut Vec<Parameter>) {
     match value {
         Value::Mapping(map) => {
@@ -200,7 +196,7 @@ fn sigma(source: &str, spread: Option<&str>) -> f64 {
     kind.map_or(PUBLISHED, |(_, sigma)| *sigma).max(repeats.unwrap_or(0.0))
 }
 
-/// Multiplies the number of the quantity at a path and keeps its unit.
+/// Multiplies the quantity at a path of a document by a factor, and keeps its unit.
 fn multiply(document: &mut Value, keys: &[String], factor: f64) {
     let value = keys.iter().try_fold(document, |value, key| match value {
         Value::Mapping(map) => map.get_mut(key.as_str()),

@@ -1,7 +1,7 @@
-//! The memory budget of a device with mapped weights: key-value cache, buffers, and the remaining memory for weights.
+//! The memory budget of a device with memory-mapped weights: key-value cache, buffers, and the memory left for weights.
 //!
 //! The equation is in [`crate::memory`]. The buffers include a GPU's copy of weights if the GPU shares main memory.
-//! The cached weights are those of the CPU and, with Metal, those of the GPU up to Metal's working set size.
+//! The cached weights are those of the CPU and, with Metal, those of the GPU up to the size of Metal's working set.
 
 use std::ops::Range;
 
@@ -10,49 +10,41 @@ use hearth_profiles::{Bytes, DeviceProfile};
 use hearth_schema::Plan;
 use hearth_schema::plan::Processor;
 
-use super::{MIN_WEIGHT_CACHE, kv_cache_bytes};
+use super::{MIN_WEIGHT_CACHE, plan_kv_cache_bytes};
 
-/// The memory that one device with mapped weights needs for a plan.
+/// The memory that one device with memory-mapped weights needs for a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryBudget {
-    /// Main memory that a run can use.
+    /// Main memory that a run can use on the device.
     pub available_memory: Bytes,
     /// Size of the key-value cache of the CPU's layers, for the whole context of all sequences.
     pub kv_cache: Bytes,
     /// Size of the compute buffers, and of everything that a GPU stores in main memory.
     pub buffers: Bytes,
-    /// Main memory that remains for cached weights.
+    /// Main memory that remains for weights in the page cache.
     pub weight_cache: Bytes,
-    /// Whether `available` suffices for the unreclaimable memory and, if there are weights, [`MIN_WEIGHT_CACHE`].
+    /// Whether `available_memory` suffices for the unreclaimable memory and, with mapped weights, [`MIN_WEIGHT_CACHE`].
     pub fits: bool,
-    /// Weights that are read through the mapping for each token, on the head including the output matrix.
+    /// Size of the weights that are read from the mapped model file for each token, including `head_weights`.
     pub weights: Bytes,
-    /// The part of `weights` for the output matrix and one embedding row.
+    /// The part of `weights` for the output matrix and one embedding row; 0 if the device is not the head.
     pub head_weights: Bytes,
-    /// The part of `weights` that is read for the largest window of layers.
+    /// The part of `weights` for the largest window of layers.
     pub largest_window_weights: Bytes,
     /// GPU memory that the plan needs: weights, keys and values, buffers.
     pub needed_gpu_memory: Bytes,
-    /// The part of `gpu_needed` for weights that are read through the file mapping.
+    /// The part of `needed_gpu_memory` for weights that are read from the mapped model file.
     pub mapped_gpu_weights: Bytes,
-    /// Maximum size of the weights that Metal keeps wired, if the GPU uses Metal.
+    /// Maximum size of the weights that Metal keeps wired; `None` if the GPU does not use Metal.
     pub max_wired_weights: Option<Bytes>,
 }
 
 impl MemoryBudget {
-    /// Computes the budget of the device with this index in the plan.
+    /// Computes the budget of the device with index `index` in the plan.
     pub fn new(plan: &Plan, index: usize, model: &ModelProfile, device: &DeviceProfile) -> Self {
         let bytes = |layers: Range<u32>| layers.map(|layer| model.layer_bytes(layer)).sum::<Bytes>();
         let mapped = |bytes: Bytes| if device.gpu_maps_weights() { bytes } else { Bytes::ZERO };
-        let kv = |layers: usize| {
-            kv_cache_bytes(
-                &model.shape,
-                layers as u32,
-                plan.context_length,
-                plan.kv_cache_format,
-                plan.sequences,
-            )
-        };
+        let kv = |layers: usize| plan_kv_cache_bytes(plan, &model.shape, layers as u32);
         let [mut kv_cache, mut gpu_needed, mut gpu_mapped, mut weights, mut largest_window] =
             [Bytes::ZERO; 5];
         for round in 0..plan.rounds {
@@ -98,7 +90,7 @@ impl MemoryBudget {
         }
     }
 
-    /// Returns the main memory that the kernel cannot reclaim.
+    /// Returns the size of the main memory that the operating system cannot reclaim.
     pub fn unreclaimable_memory(&self) -> Bytes {
         self.kv_cache + self.buffers
     }
@@ -108,12 +100,12 @@ impl MemoryBudget {
         self.max_wired_weights.map_or(self.weight_cache, |wired| wired.min(self.weight_cache))
     }
 
-    /// Whether the weights exceed [`Self::max_resident_weights`], so that some are read from disk for every token.
+    /// Whether weights are read from disk for every token, because they exceed [`Self::max_resident_weights`].
     pub fn reloads_weights(&self) -> bool {
         self.weights > self.max_resident_weights()
     }
 
-    /// Returns the GPU memory for data that cannot be read again from disk.
+    /// Returns the GPU memory for data that cannot be read again from the mapped model file.
     pub fn pinned_gpu_memory(&self) -> Bytes {
         self.needed_gpu_memory.saturating_sub(self.mapped_gpu_weights)
     }

@@ -3,7 +3,7 @@
 //! The head stores the whole draft model, a key-value cache for the whole context of every sequence, and separate
 //! compute buffers, as a separate process would (prima.cpp paper, appendix A.9). None of this memory can be
 //! reclaimed. A draft model on the GPU uses GPU memory, a draft model on the CPU main memory; if both are the same
-//! memory, it counts in both. The large model is planned for a device profile without this memory.
+//! memory, it counts in both. The target model is planned for a device profile from which this memory is subtracted.
 //!
 //! Deviation: a draft model on the CPU is loaded, not mapped, so that it does not compete for the page cache.
 
@@ -17,7 +17,7 @@ use hearth_schema::scenario::KvFormat;
 use super::kv_cache_bytes;
 use crate::cluster::Cluster;
 
-/// Why a plan's draft model or number of sequences does not suit the scenario, the device or the large model.
+/// Why a plan's draft model or number of sequences does not suit the scenario, the device or the target model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DraftError {
     #[error(
@@ -25,28 +25,29 @@ pub enum DraftError {
     )]
     OneSided { planned: &'static str, requested: &'static str },
     #[error(
-        "the draft model of the plan is `{planned}`, but the scenario's is `{given}`; plan again from this scenario"
+        "the draft model of the plan is `{planned}`, but the draft model of the scenario is `{given}`; plan again from \
+         this scenario"
     )]
     OtherModel { planned: String, given: String },
     #[error(
-        "the draft model `{draft}` has a vocabulary of {draft_tokens} tokens, but `{model}` has {model_tokens}; name a \
-         draft model of the same family"
+        "the draft model `{draft}` has a vocabulary of {draft_tokens} tokens, but the model `{model}` has one of \
+         {model_tokens}; name a draft model of the same family"
     )]
     Vocabulary { draft: String, draft_tokens: u32, model: String, model_tokens: u32 },
     #[error(
-        "the plan drafts on the GPU of `{device}`, but its profile has no GPU with a known speed; set \
-         `workload.speculation.processor: cpu`, or complete the profile"
+        "the plan runs the draft model on the GPU of `{device}`, but the profile of this device has no GPU with a \
+         known speed; set `workload.speculation.processor: cpu`, or complete the profile"
     )]
     NoGpu { device: String },
     #[error(
-        "the workload has {requested} concurrent sequences, but the plan has caches for {planned}; plan again from this \
-         scenario"
+        "the workload has {requested} concurrent sequences, but the plan has key-value caches for {planned}; plan \
+         again from this scenario"
     )]
     Sequences { requested: u32, planned: u32 },
 }
 
-/// Returns the draft model of a plan for this cluster, if there is one. It runs on the processor that the workload
-/// names, else on the GPU if its memory suffices, else on the CPU.
+/// Returns the draft model for a plan of this cluster; `None` without speculative decoding. The draft model runs on the
+/// processor that the workload names, else on the head's GPU if its memory suffices, else on the CPU.
 pub fn planned_draft(cluster: &Cluster) -> Option<PlannedDraftModel> {
     let draft = cluster.draft_model.as_ref()?;
     let requested = cluster.workload.speculation.as_ref().and_then(|speculation| speculation.processor);
@@ -60,7 +61,7 @@ pub fn planned_draft(cluster: &Cluster) -> Option<PlannedDraftModel> {
     Some(PlannedDraftModel { model: PlannedModel::from_profile(draft), processor })
 }
 
-/// Checks that a valid plan has the scenario's draft model, and caches for the scenario's sequences.
+/// Checks that a valid plan has the draft model of the scenario, and key-value caches for all its sequences.
 pub fn check_planned_draft(plan: &Plan, cluster: &Cluster) -> Result<(), DraftError> {
     let (requested, planned) = (cluster.workload.sequences, plan.sequences);
     if requested > planned {
@@ -86,7 +87,7 @@ pub fn check_planned_draft(plan: &Plan, cluster: &Cluster) -> Result<(), DraftEr
     Ok(())
 }
 
-/// Checks that the draft model and the large model have vocabularies of the same size.
+/// Checks that the draft model and the target model have vocabularies of the same size.
 pub fn check_vocab_size(draft: &ModelProfile, model: &ModelProfile) -> Result<(), DraftError> {
     let (draft_tokens, model_tokens) = (draft.shape.vocab_size, model.shape.vocab_size);
     if draft_tokens == model_tokens {
@@ -96,8 +97,7 @@ pub fn check_vocab_size(draft: &ModelProfile, model: &ModelProfile) -> Result<()
     Err(DraftError::Vocabulary { draft, draft_tokens, model, model_tokens })
 }
 
-/// Returns the profile of the device with this index in the plan, without the memory of its draft model; `None`
-/// if the draft model does not fit.
+/// Returns the profile of a device of the plan, minus the memory of its draft model; `None` if the model does not fit.
 pub fn device_without_draft<'d>(
     plan: &Plan,
     index: usize,
@@ -113,8 +113,8 @@ pub fn device_without_draft<'d>(
     }
 }
 
-/// Returns the cluster without its draft model and without the memory that the draft model needs on the head. If the
-/// draft model does not fit, the returned head has no free GPU memory, or its compute buffers exceed its main memory.
+/// Returns the cluster without its draft model, with the memory of the draft model subtracted on the head. If the draft
+/// model does not fit, the returned head has no free GPU memory, or its compute buffers exceed its main memory.
 pub fn cluster_without_draft(cluster: &Cluster) -> Cow<'_, Cluster> {
     let Some((draft, planned)) = cluster.draft_model.as_ref().zip(planned_draft(cluster)) else {
         return Cow::Borrowed(cluster);
@@ -141,8 +141,8 @@ fn has_gpu(device: &DeviceProfile) -> bool {
     device.gpu.as_ref().is_some_and(|gpu| !gpu.matvec.is_empty())
 }
 
-/// Returns the device without `need` bytes for its draft model; `None` if they do not fit in GPU memory. Too little
-/// main memory shows up later, in the budget of the large model.
+/// Returns the device with `need` bytes subtracted for its draft model; `None` if they do not fit in GPU memory. Too
+/// little main memory is detected later, by the memory budget of the target model.
 fn without_memory(device: &DeviceProfile, need: Bytes, processor: Processor) -> Option<DeviceProfile> {
     let mut device = device.clone();
     let own = device.cpu.compute_buffer.value;

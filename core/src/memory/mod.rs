@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The key-value cache is allocated before the first token. Mapped weights may exceed the weight cache; the excess is
-//! read from disk for every token. If the unreclaimable part does not fit, the run fails before it begins.
+//! read from disk for every token. If the unreclaimable memory does not fit, the run fails before it begins.
 //!
 //! Not here: how much of the weight cache managed residency keeps ([`crate::residency`]), and the same equations in
 //! the symbols of the paper, for windows that are not part of a plan yet (`hearth_halda::latency`).
@@ -33,7 +33,7 @@ pub use pinned::{PinnedMemory, streamed_block_sizes};
 /// source: measured in the lab, 4 MiB were too little
 pub const MIN_WEIGHT_CACHE: Bytes = Bytes::from_mib(16);
 
-/// Memory of an executor's idle process on a device where it has not been measured.
+/// Memory of an executor's idle process on a device where this memory has not been measured.
 /// source: measured in the lab, 4.0 MiB with one or two threads
 const IDLE_PROCESS: Bytes = Bytes::from_mib(4);
 
@@ -58,8 +58,13 @@ pub fn kv_cache_bytes(
     Bytes(layer.saturating_mul(u64::from(layers)).saturating_mul(u64::from(sequences)))
 }
 
-/// Returns the memory of an executor's process without key-value cache, compute buffers and weights. `head`
-/// adds that of the head; `idle` is the measured memory of an idle process, 0 if unknown.
+/// Returns the size of the key-value cache of `layers` layers of a plan's model, for all sequences of the plan.
+fn plan_kv_cache_bytes(plan: &Plan, shape: &ModelShape, layers: u32) -> Bytes {
+    kv_cache_bytes(shape, layers, plan.context_length, plan.kv_cache_format, plan.sequences)
+}
+
+/// Returns the memory of an executor's process without key-value cache, compute buffers and weights. `head` says
+/// whether the process is the head, which needs more; `idle` is the measured memory of an idle process, 0 if unknown.
 pub fn process_overhead_bytes(shape: &ModelShape, head: bool, idle: Bytes) -> Bytes {
     let text = if head { HEAD_PROCESS + VOCABULARY_ENTRY * u64::from(shape.vocab_size) } else { Bytes::ZERO };
     idle.max(IDLE_PROCESS) + text
@@ -68,27 +73,27 @@ pub fn process_overhead_bytes(shape: &ModelShape, head: bool, idle: Bytes) -> By
 /// The memory that one device needs for a plan, with mapped or copied weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Size of the weights that the device reads for a token if they are mapped, or stores if they are copied.
+    /// Size of the weights: mapped weights that the device reads for a token, or copied weights that the device stores.
     pub weights: Bytes,
     /// Main memory that the device needs in addition to its weights.
     pub other_memory: Bytes,
-    /// Main memory that the kernel cannot reclaim.
+    /// Main memory that the operating system cannot reclaim.
     pub unreclaimable_memory: Bytes,
     /// Main memory that a run can use.
     pub available_memory: Bytes,
-    /// Main memory that remains for weights. Weights beyond it are read for every token, from the file or from swap.
+    /// Main memory that remains for weights. Other weights are read for every token, from the model file or from swap.
     pub weight_cache: Bytes,
     pub needed_gpu_memory: Bytes,
     pub available_gpu_memory: Bytes,
-    /// The kinds of memory, main or GPU, of which the device has less than the run needs at least.
+    /// The kinds of memory (main or GPU) of which the device has less than the minimum that the run needs.
     pub shortages: Vec<Shortage>,
-    /// Bytes that are uploaded to the GPU for every token, for each layer of the model; empty if weights are mapped.
+    /// For each layer of the model, the bytes uploaded to the GPU for every token; empty if weights are mapped.
     pub gpu_upload_per_layer: Vec<Bytes>,
 }
 
 impl DeviceMemory {
-    /// Computes the memory of the device with this index in the plan. `device` is its profile without the memory of a
-    /// draft model ([`draft::device_without_draft`]). If `unlimited` is set, pinned weights always fit.
+    /// Computes the memory of the device with index `index` in the plan. `device` is the profile minus the memory of a
+    /// draft model ([`draft::device_without_draft`]). If `unlimited` is true, pinned weights always fit.
     pub fn new(
         plan: &Plan,
         index: usize,
@@ -107,13 +112,8 @@ impl DeviceMemory {
         let gpu_available = device.gpu.as_ref().map_or(Bytes::ZERO, |gpu| gpu.memory_available.value);
         let min_cache = if budget.weights > Bytes::ZERO { MIN_WEIGHT_CACHE } else { Bytes::ZERO };
         let main = shortage(index, MemoryKind::Main, unreclaimable + min_cache, budget.available_memory);
-        let gpu = device.gpu.as_ref().and(shortage(
-            index,
-            MemoryKind::Gpu,
-            budget.pinned_gpu_memory(),
-            gpu_available,
-        ));
-        let shortages = main.into_iter().chain(gpu).collect();
+        let gpu = shortage(index, MemoryKind::Gpu, budget.pinned_gpu_memory(), gpu_available);
+        let shortages = main.into_iter().chain(gpu.filter(|_| device.gpu.is_some())).collect();
         Self {
             weights: budget.weights,
             other_memory: unreclaimable,
@@ -146,18 +146,14 @@ impl DeviceMemory {
         }
     }
 
-    /// Returns the main memory that the device would use without a limit.
+    /// Returns the main memory that the device would use if its memory were unlimited.
     pub fn needed_memory(&self) -> Bytes {
         self.weights + self.other_memory
     }
 }
 
-fn shortage(index: usize, memory: MemoryKind, needed: Bytes, available: Bytes) -> Option<Shortage> {
-    let shortage = Shortage {
-        device_index: index as u16,
-        memory_kind: memory,
-        needed_bytes: needed.0,
-        available_bytes: available.0,
-    };
+fn shortage(index: usize, memory_kind: MemoryKind, needed: Bytes, available: Bytes) -> Option<Shortage> {
+    let (device_index, needed_bytes, available_bytes) = (index as u16, needed.0, available.0);
+    let shortage = Shortage { device_index, memory_kind, needed_bytes, available_bytes };
     (needed > available).then_some(shortage)
 }

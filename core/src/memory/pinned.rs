@@ -1,10 +1,9 @@
-//! Pinned memory: the memory of a device that copies its weights into anonymous memory, whose pages are never
-//! dropped.
+//! Pinned memory: the memory of a device that copies its weights into anonymous memory, whose pages are never dropped.
 //!
-//! This is how systems work that do not map the model file (prima.cpp paper, appendix A.8). Weights are stored in
-//! the format of the computation; if they are converted on the GPU, a copy in the format of the CPU stays in main
-//! memory. The head stores the embedding and the output matrix, and may have loaded the whole model to slice it.
-//! With a sliding window of weight blocks (TPI-LLM paper), embedding rows are read on demand.
+//! Systems that do not map the model file work in this way (prima.cpp paper, appendix A.8). Weights are stored in the
+//! format of the computation; if they are converted on the GPU, a copy in the format of the CPU stays in main memory.
+//! The head stores the embedding and the output matrix, and may have loaded the whole model to slice it. With a sliding
+//! window of weight blocks (TPI-LLM paper), embedding rows are read on demand.
 //!
 //! Anonymous memory beyond the available memory is swapped, if the device has free swap space. Converted GPU
 //! layers that do not fit in GPU memory are converted again for every token, from the copy in main memory.
@@ -17,25 +16,25 @@ use hearth_schema::plan::{Plan, Processor};
 use hearth_schema::residency::Residency;
 use hearth_schema::trace::{MemoryKind, Shortage};
 
-use super::{kv_cache_bytes, shortage};
+use super::{plan_kv_cache_bytes, shortage};
 use crate::tensor::SlicedModel;
 use crate::weight_conversion::{converted_group, converted_model};
 
 /// The memory that one device with copied weights needs for a plan.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PinnedMemory {
-    /// Weights in main memory, including copies of GPU weights.
+    /// Size of the weights in main memory, including copies of GPU weights.
     pub weights: Bytes,
     /// The part of `weights` that the CPU reads for each token.
     pub cpu_weights: Bytes,
-    /// The whole model, if the head loads it to slice it.
+    /// Size of the whole model, if the device is the head and loads the whole model to slice it; 0 otherwise.
     pub loaded_model: Bytes,
-    /// Key-value cache in main memory, for the whole context.
+    /// Size of the key-value cache in main memory, for the whole context.
     pub kv_cache: Bytes,
     pub buffers: Bytes,
-    /// GPU memory in use, without weights that are converted again for every token.
+    /// GPU memory in use, without the weights that are converted again for every token.
     pub used_gpu_memory: Bytes,
-    /// Bytes of the copy in main memory that are uploaded to the GPU for every token, for each layer of the model.
+    /// For each layer of the model, the bytes that are uploaded from main memory to the GPU for every token.
     pub gpu_upload_per_layer: Vec<Bytes>,
     /// Main memory that a run can use.
     pub available_memory: Bytes,
@@ -46,8 +45,8 @@ pub struct PinnedMemory {
 }
 
 impl PinnedMemory {
-    /// Computes the memory of the device with this index in the plan, `None` if it maps its weights. With
-    /// `ignore_limits`, any size fits.
+    /// Computes the memory of the device with index `index` in the plan; `None` if the device maps its weights. With
+    /// `ignore_limits`, weights of any size fit in GPU memory.
     pub fn new(
         plan: &Plan,
         index: usize,
@@ -69,35 +68,31 @@ impl PinnedMemory {
         Some(account.memory)
     }
 
-    /// Returns the main memory that the kernel cannot reclaim.
+    /// Returns the size of the main memory that the operating system cannot reclaim.
     pub fn unreclaimable_memory(&self) -> Bytes {
         self.weights + self.loaded_model + self.kv_cache + self.buffers
     }
 
-    /// Returns the main memory needed beyond the available memory, which is swapped or missing.
+    /// Returns the needed main memory minus the available main memory, which must be swapped out; 0 if all fits.
     pub fn excess_memory(&self) -> Bytes {
         self.unreclaimable_memory().saturating_sub(self.available_memory)
     }
 
-    /// Whether main memory with swap, and dedicated GPU memory, are large enough.
+    /// Whether the main memory (including swap) and the dedicated GPU memory are large enough.
     pub fn fits(&self) -> bool {
         self.excess_memory() <= self.free_swap && self.used_gpu_memory <= self.available_gpu_memory
     }
 
-    /// Returns the kinds of memory, main or GPU, that are too small. `index` is the index of the device in the plan.
+    /// Returns the kinds of memory (main or GPU) that are too small. `index` is the index of the device in the plan.
     pub fn shortages(&self, index: usize) -> Vec<Shortage> {
-        let main = shortage(
-            index,
-            MemoryKind::Main,
-            self.unreclaimable_memory(),
-            self.available_memory + self.free_swap,
-        );
+        let available = self.available_memory + self.free_swap;
+        let main = shortage(index, MemoryKind::Main, self.unreclaimable_memory(), available);
         let gpu = shortage(index, MemoryKind::Gpu, self.used_gpu_memory, self.available_gpu_memory);
         main.into_iter().chain(gpu).collect()
     }
 }
 
-/// Adds up the memory of a device, part by part.
+/// Accumulates the memory that a device needs for its layers or slices.
 struct Account<'a> {
     memory: PinnedMemory,
     model: &'a ModelProfile,
@@ -134,8 +129,7 @@ impl<'a> Account<'a> {
 
     fn add_ring_layers(&mut self, plan: &Plan, index: usize) {
         let residency = plan.devices[index].residency;
-        let cache =
-            kv_cache_bytes(&self.model.shape, 1, plan.context_length, plan.kv_cache_format, plan.sequences);
+        let cache = plan_kv_cache_bytes(plan, &self.model.shape, 1);
         for round in 0..plan.rounds {
             let (window, gpu) = (plan.window(index, round), plan.gpu_window(index, round));
             for layer in window {
@@ -171,7 +165,7 @@ impl<'a> Account<'a> {
         let (planned, model) = (&plan.devices[index], self.model);
         let residency = planned.residency;
         let sliced = SlicedModel::new(plan, tensor, index, model);
-        let cache = kv_cache_bytes(&sliced.attention.shape, 1, plan.context_length, plan.kv_cache_format, 1);
+        let cache = plan_kv_cache_bytes(plan, &sliced.attention.shape, 1);
         if planned.gpu_layers > 0 {
             for layer in 0..model.shape.layers.0 {
                 let weights =
@@ -193,16 +187,14 @@ impl<'a> Account<'a> {
         }
         if index == 0 && tensor.head_weights == HeadWeights::Model {
             let whole = converted_model(model, residency.conversion_format, |_| residency.conversion_format);
-            let input = converted_group(
-                &model.input_embedding,
-                tensor.embedding_format.or(residency.conversion_format),
-            );
+            let format = tensor.embedding_format.or(residency.conversion_format);
+            let input = converted_group(&model.input_embedding, format);
             let input = if model.shape.has_tied_embeddings { Bytes::ZERO } else { input.bytes() };
             self.memory.loaded_model = whole.all_layers_bytes() + whole.output_head_bytes() + input;
         }
     }
 
-    /// Adds the memory of a layer on the GPU. `copy` is the size of its copy in main memory, if there is one.
+    /// Adds the memory of a layer on the GPU. `copy` is the size of the layer's copy in main memory, if it has a copy.
     fn add_gpu_layer(&mut self, layer: u32, weights: Bytes, cache: Bytes, copy: Option<Bytes>) {
         if !self.has_gpu_memory() {
             self.memory.weights += weights;
@@ -222,7 +214,7 @@ impl<'a> Account<'a> {
     }
 }
 
-/// Returns the size of the embedding, 0 if it is tied to the output matrix.
+/// Returns the size of the embedding, 0 if the embedding is tied to the output matrix.
 fn embedding(model: &ModelProfile) -> Bytes {
     if model.shape.has_tied_embeddings { Bytes::ZERO } else { model.input_embedding_bytes() }
 }
@@ -242,7 +234,7 @@ pub fn streamed_block_sizes(sliced: &SlicedModel, head: bool) -> Vec<Bytes> {
     blocks
 }
 
-/// Returns the size of the largest sequence of `count` consecutive blocks, which wraps around at the end.
+/// Returns the maximum total size of `count` consecutive blocks. After the last block comes the first one.
 fn largest_window(sliced: &SlicedModel, count: u32, head: bool) -> Bytes {
     let blocks = streamed_block_sizes(sliced, head);
     let count = (count as usize).min(blocks.len());

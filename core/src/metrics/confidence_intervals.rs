@@ -1,11 +1,11 @@
-//! Confidence intervals of the mean over the tokens of one run.
+//! Confidence intervals of the mean time per token of one run.
 //!
 //! Batch means: the times of consecutive tokens are correlated, for example while a page cache fills or a network is
-//! slow, so they are not independent samples. The steps are divided into batches of equal length, whose means are
-//! nearly independent. Student's t distribution gives the interval that contains the mean of an infinite run with a
+//! slow, so they are not independent samples. The decode steps are divided into batches of equal length, whose means
+//! are nearly independent. Student's t distribution gives the interval that contains the mean of an infinite run with a
 //! probability of 95 %.
 //!
-//! Deviation: a run with few tokens uses batches of one step, so that ten tokens also have an interval. That interval
+//! Deviation: a run with few tokens uses batches of one step, so that ten tokens also have an interval. This interval
 //! is too narrow if the times of consecutive tokens are correlated.
 
 use serde::{Deserialize, Serialize};
@@ -14,30 +14,30 @@ use super::token_times::TokenTimes;
 use super::{Terms, group_by_pass, millis, step_terms};
 use hearth_schema::trace::Trace;
 
-/// Maximum number of batches.
+/// Maximum number of batches into which the decode steps of a run are divided.
 /// source: Schmeiser, "Batch size effects in the analysis of simulation output", Operations Research 30(3), 1982:
 /// more than 30 batches gain nothing, 10 lose little
 const MAX_BATCHES: usize = 10;
 
-/// The 97.5 % quantile of Student's t distribution with 1 to 9 degrees of freedom.
+/// The 97.5 % quantiles of Student's t distribution with 1 to 9 degrees of freedom.
 /// source: the table of the distribution
 const STUDENT_T: [f64; MAX_BATCHES - 1] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262];
 
-/// Half-widths of the 95 % confidence intervals of the means of a run, in milliseconds.
+/// Half-widths of the 95 % confidence intervals of the mean times of a run, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ConfidenceIntervals {
     #[serde(alias = "stretches")]
     pub batches: usize,
-    /// The half-width for the mean time per output token, in milliseconds.
+    /// The half-width of the interval of the mean time per output token, in milliseconds.
     #[serde(rename = "tpot")]
     pub tpot_half_width_ms: f64,
-    /// The half-width for the mean of each term of [`Terms::named_terms`], in milliseconds.
+    /// The half-width of the interval of the mean of each term of [`Terms::named_terms`], in milliseconds.
     #[serde(rename = "terms")]
     pub term_half_widths_ms: [f64; 7],
 }
 
 impl ConfidenceIntervals {
-    /// Computes the intervals of a trace, `None` with fewer than two decode steps.
+    /// Computes the confidence intervals of a trace; `None` if the trace has fewer than two decode steps.
     pub fn from_trace(trace: &Trace) -> Option<Self> {
         let by_pass = group_by_pass(&trace.records);
         let token_times = TokenTimes::from_records(trace, &by_pass);
@@ -74,7 +74,7 @@ mod tests {
     use hearth_schema::pass::Pass;
     use hearth_schema::trace::StepKind;
 
-    /// A trace of one device. Each token after the first has a pair of CPU and disk time, in milliseconds.
+    /// Returns a trace of one device. `tokens` has the CPU and the disk time of each token after the first, in ms.
     fn single_device(tokens: &[(u64, u64)]) -> Trace {
         let mut trace = trace();
         trace.header.devices.truncate(1);
@@ -91,11 +91,9 @@ mod tests {
 
     #[test]
     fn constant_times_have_an_interval_of_zero() {
-        let intervals = ConfidenceIntervals::from_trace(&single_device(&[(5, 2); 40]));
-        assert_eq!(
-            intervals,
-            Some(ConfidenceIntervals { batches: 10, tpot_half_width_ms: 0.0, term_half_widths_ms: [0.0; 7] })
-        );
+        let expected =
+            ConfidenceIntervals { batches: 10, tpot_half_width_ms: 0.0, term_half_widths_ms: [0.0; 7] };
+        assert_eq!(ConfidenceIntervals::from_trace(&single_device(&[(5, 2); 40])), Some(expected));
         assert_eq!(ConfidenceIntervals::from_trace(&single_device(&[(5, 2)])), None);
     }
 

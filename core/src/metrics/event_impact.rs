@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::readings_of;
 use super::token_times::TokenTimes;
 
-/// A metric before, during and after a run event: of the tokens that end before it, overlap it, or start after it.
-/// `None` for a phase without tokens.
+/// The value of a metric before, during and after a run event; `None` for a phase without tokens or readings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct PhaseValues {
     pub before: Option<f64>,
@@ -24,7 +23,7 @@ pub struct EventImpact {
     /// Maximum time per output token after the first, in milliseconds.
     #[serde(rename = "max_ms", alias = "longest_ms")]
     pub max_tpot_ms: PhaseValues,
-    /// Maximum memory pressure of the event's device: unreclaimable bytes divided by total memory.
+    /// Maximum memory pressure on the device of the event: unreclaimable bytes divided by total memory.
     #[serde(rename = "pressure")]
     pub memory_pressure: PhaseValues,
 }
@@ -71,26 +70,24 @@ fn pressure(trace: &Trace, run_event: &RunEvent, from: u64, to: u64) -> PhaseVal
 mod tests {
     use hearth_schema::run_events::RunEventKind;
 
-    use super::super::tests::{MS, record, run_event, trace};
+    use super::super::tests::{MS, reading, record, run_event, trace};
     use super::*;
     use hearth_schema::pass::Pass;
     use hearth_schema::trace::{CounterReading, StepKind};
 
-    /// A trace of a head with 1000 bytes of memory whose tokens end at these milliseconds.
+    /// Returns a trace with an event, in which the head samples a token at each of the times `ends` (in milliseconds).
+    /// The head has 1000 bytes of memory, 500 of them unreclaimable from 25 to 60 ms and 100 otherwise.
     fn trace_of_tokens(ends: &[u64], run_event: RunEvent) -> Trace {
         let pass = |index| Pass::new(index, index, 1, true);
         let output = |(pass, &end): (u32, &u64)| record(0, StepKind::Output, pass, 1, [end - 1, end]);
-        let reading = |(pass, end): (u32, &u64)| CounterReading {
-            device_index: 0,
-            counter: Counter::Unreclaimable,
-            pass_index: pass,
-            time_ns: end * MS,
-            value: if (25..=60).contains(end) { 500 } else { 100 },
+        let unreclaimable = |(pass, end): (u32, &u64)| {
+            let value = if (25..=60).contains(end) { 500 } else { 100 };
+            CounterReading { time_ns: end * MS, ..reading(0, Counter::Unreclaimable, pass, value) }
         };
         Trace {
             passes: (0..ends.len() as u32).map(pass).collect(),
             records: (0..).zip(ends).map(output).collect(),
-            readings: (0..).zip(ends).map(reading).collect(),
+            readings: (0..).zip(ends).map(unreclaimable).collect(),
             run_events: vec![run_event],
             ..trace()
         }
@@ -103,14 +100,11 @@ mod tests {
         // Tokens of 10 ms before the game, of 20, 20 and 10 ms that overlap it, and of 10 ms after it.
         let trace = trace_of_tokens(&[10, 20, 40, 60, 70, 80], game.clone());
         let impact = event_impact(&trace, &game);
-        let phases = |before, during, after| PhaseValues {
-            before: Some(before),
-            during: Some(during),
-            after: Some(after),
-        };
-        assert_eq!(impact.tpot_ms, phases(10.0, 20.0, 10.0));
-        assert_eq!(impact.max_tpot_ms, phases(10.0, 20.0, 10.0));
-        assert_eq!(impact.memory_pressure, phases(0.1, 0.5, 0.1));
+        let [before, during, after] = [10.0, 20.0, 10.0].map(Some);
+        assert_eq!(impact.tpot_ms, PhaseValues { before, during, after });
+        assert_eq!(impact.max_tpot_ms, PhaseValues { before, during, after });
+        let [before, during, after] = [0.1, 0.5, 0.1].map(Some);
+        assert_eq!(impact.memory_pressure, PhaseValues { before, during, after });
         let endless = RunEvent { end_ns: None, ..game };
         assert_eq!(event_impact(&trace, &endless).tpot_ms.after, None);
     }

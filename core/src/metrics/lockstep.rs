@@ -60,7 +60,7 @@ pub(super) fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize
     terms
 }
 
-/// Whether a record is a computing or copying step of a block.
+/// Whether a record is a computation or a copy within a block (attention or feed-forward), not embedding or output.
 fn is_block(record: &StepRecord) -> bool {
     record.is_processor_work() && !matches!(record.kind, StepKind::Embed | StepKind::Output)
 }

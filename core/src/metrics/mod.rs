@@ -1,8 +1,8 @@
 //! Metrics of a trace: time per token, its terms, and metrics of each device.
 //!
-//! TPOT covers the tokens after the first of each sequence: it is the time between two outputs of a sequence, divided
-//! by the number of tokens of the later output, which is more than one if drafts were accepted. Its terms sum to it
-//! exactly:
+//! The time per output token (TPOT) covers the tokens after the first of each sequence: it is the time between two
+//! outputs of a sequence, divided by the number of tokens of the later output, which is more than one if drafts were
+//! accepted. The TPOT is exactly the sum of these terms:
 //!
 //! - `cpu`, `gpu`, `memory`: thread CPU time of computing steps, wall time of GPU steps, and time of memory
 //!   copies, on any device; drafting is a computing step of the head;
@@ -37,7 +37,7 @@ use hearth_schema::trace::{
     TracedDevice,
 };
 
-/// Mean, median and 95th percentile (nearest rank), in milliseconds.
+/// Mean, median and 95th percentile (nearest rank) of the time per token, in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencySummary {
     #[serde(rename = "mean")]
@@ -48,8 +48,7 @@ pub struct LatencySummary {
     pub p95_ms: f64,
 }
 
-/// The terms of the time per token, in milliseconds, as defined in the [module](self). All but `hidden_disk` sum to
-/// the mean TPOT.
+/// The terms of the time per token ([definitions](self)), in milliseconds. All but `hidden_disk` sum to the mean TPOT.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Terms {
     pub cpu: f64,
@@ -64,12 +63,12 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Returns the sum of the terms, which is the mean TPOT, in milliseconds.
+    /// Returns the sum of all terms except `hidden_disk`, which is the mean TPOT, in milliseconds.
     pub fn sum(&self) -> f64 {
         self.cpu + self.gpu + self.memory + self.demand_disk + self.network + self.queue + self.bubble
     }
 
-    /// Returns the terms that sum to the mean TPOT, with their names, in the order of a report's rows.
+    /// Returns the names and values of the terms that sum to the mean TPOT, in the order in which reports list them.
     pub fn named_terms(&self) -> [(&'static str, f64); 7] {
         [
             ("cpu", self.cpu),
@@ -93,13 +92,13 @@ pub struct DeviceMetrics {
     pub bytes_read_per_token: f64,
     /// Bytes of weights in memory at the end of the run.
     pub resident_bytes: u64,
-    /// Milliseconds of computing steps per token, disk waits included.
+    /// Milliseconds per token in computing steps, including waits for the disk.
     pub busy_ms: f64,
     /// Milliseconds per token that computing steps waited for the disk.
     pub demand_disk_ms: f64,
     /// Milliseconds per token of read-ahead that no computation waited for.
     pub hidden_disk_ms: f64,
-    /// Whether the device failed and its trace was lost: its other metrics are then unknown, not zero.
+    /// Whether the device failed and its trace was lost. If so, zeros in the other fields stand for unknown values.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trace_lost: bool,
 }
@@ -110,7 +109,7 @@ pub struct DeviceShortage {
     pub device: String,
     #[serde(rename = "memory")]
     pub memory_kind: MemoryKind,
-    /// The minimum memory that the run needs on the device.
+    /// The minimum memory of the kind `memory_kind` that the run needs on the device, in bytes.
     pub needed_bytes: u64,
     pub available_bytes: u64,
 }
@@ -118,14 +117,14 @@ pub struct DeviceShortage {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Metrics {
     pub outcome: Outcome,
-    /// Devices with too little memory, if the run ended out of memory.
+    /// The devices with too little memory, if the run ended because a device ran out of memory.
     #[serde(default, alias = "short_of_memory", skip_serializing_if = "Vec::is_empty")]
     pub memory_shortages: Vec<DeviceShortage>,
     /// Time per output token after the first, in milliseconds; absent if there is only one token.
     pub tpot_ms: Option<LatencySummary>,
     /// Mean time to the first token of a sequence, in milliseconds; absent if no token was generated.
     pub ttft_ms: Option<f64>,
-    /// Output tokens after the first per second, over all sequences.
+    /// Rate of the output tokens after the first of the run, in tokens per second, over all sequences.
     pub tokens_per_s: Option<f64>,
     pub terms_ms: Terms,
     /// The metrics of each sequence, if there are several.
@@ -139,8 +138,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Returns the bytes that all devices together read from disk per generated token after the first, `None` if the
-    /// trace of a device was lost.
+    /// Returns the disk bytes read by all devices per generated token after the first; `None` if a trace was lost.
     pub fn bytes_read_per_token(&self) -> Option<f64> {
         let known = |device: &DeviceMetrics| (!device.trace_lost).then_some(device.bytes_read_per_token);
         // `sum` of an empty iterator would be -0.
@@ -191,17 +189,14 @@ fn step_terms(trace: &Trace, by_pass: &ByPass<'_>, step: &DecodeStep) -> Terms {
     }
 }
 
-/// Returns the terms of each device in milliseconds per token, in the order of the trace header: the device's
-/// part of `cpu`, `gpu`, `memory` and `demand_disk`; its `queue` is the run-queue delay within its steps.
+/// Returns the terms of each device in milliseconds per token, in the order of the devices in the trace header: the
+/// device's part of `cpu`, `gpu`, `memory` and `demand_disk`, and as `queue` the run-queue delay within its steps.
 pub fn device_terms(trace: &Trace) -> Vec<Terms> {
     let outputs = TokenTimes::from_trace(trace);
     let passes: BTreeSet<u32> = outputs.decode_steps.iter().map(|step| step.pass).collect();
     let mut sums = vec![Terms::default(); trace.header.devices.len()];
-    for record in trace
-        .records
-        .iter()
-        .filter(|record| record.is_processor_work() && passes.contains(&record.pass_index))
-    {
+    let work = trace.records.iter().filter(|record| record.is_processor_work());
+    for record in work.filter(|record| passes.contains(&record.pass_index)) {
         if let Some(sum) = sums.get_mut(usize::from(record.device_index)) {
             charge(sum, record);
         }
@@ -260,7 +255,7 @@ fn total_millis<'t>(records: impl IntoIterator<Item = &'t StepRecord>) -> f64 {
     total(records.into_iter().map(|record| millis(record.duration_ns())))
 }
 
-/// Summarises the times of tokens; the tokens of a step share its time equally.
+/// Summarises the time per token of decode steps. The time of a step is divided equally among its tokens.
 fn latency_summary(steps: &[DecodeStep]) -> Option<LatencySummary> {
     let mut sorted: Vec<(f64, u64)> =
         steps.iter().map(|step| (step.ms_per_token(), u64::from(step.tokens()))).collect();
@@ -276,11 +271,8 @@ fn latency_summary(steps: &[DecodeStep]) -> Option<LatencySummary> {
         });
         found.map_or(0.0, |(ms, _)| *ms)
     };
-    (count > 0).then(|| LatencySummary {
-        mean_ms: time / count as f64,
-        p50_ms: rank(0.5),
-        p95_ms: rank(0.95),
-    })
+    let mean_ms = time / count as f64;
+    (count > 0).then(|| LatencySummary { mean_ms, p50_ms: rank(0.5), p95_ms: rank(0.95) })
 }
 
 fn charge(terms: &mut Terms, record: &StepRecord) {
@@ -333,8 +325,8 @@ fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms 
     terms
 }
 
-/// Adds to the terms the steps from the arrival of a message at a device until it is sent on. Returns the
-/// length of this stay in milliseconds.
+/// Adds to `terms` the steps of a device from the arrival of a message until the device sends the next message. Returns
+/// the time from arrival to sending, in milliseconds.
 fn charge_visit<'t>(terms: &mut Terms, visit: impl Iterator<Item = &'t StepRecord>) -> f64 {
     let (mut arrived, mut left, mut worked) = (None, None, 0.0);
     for record in visit {
@@ -403,7 +395,7 @@ fn devices(trace: &Trace, outputs: &TokenTimes) -> Vec<DeviceMetrics> {
     (0..).zip(&trace.header.devices).map(metrics).collect()
 }
 
-/// Whether a device was lost and the trace has neither records nor readings of it.
+/// Whether a device was lost and the trace has neither records nor readings of the device.
 fn is_lost(trace: &Trace, index: u16, name: &str) -> bool {
     let mut silent = trace.run_events.iter().filter(|it| it.kind == RunEventKind::Silent);
     silent.any(|it| it.device.as_deref() == Some(name))
@@ -412,8 +404,8 @@ fn is_lost(trace: &Trace, index: u16, name: &str) -> bool {
 }
 
 /// Returns the milliseconds of read-ahead during which no step of the device waited for the disk. The trace does not
-/// say when a step waited, so its disk wait is subtracted from all read-ahead that overlaps the step. `work` is
-/// ordered by start, but steps on different processors may overlap, so a later step can end before an earlier one.
+/// say when a step waited, so the disk wait of each step is subtracted from the read-ahead that overlaps the step.
+/// `work` is ordered by start time. A later step can end before an earlier one, because processors work in parallel.
 fn hidden(ahead: &[&StepRecord], work: &[&StepRecord]) -> f64 {
     let mut overlapping = vec![0u64; work.len()];
     for reading in ahead {

@@ -18,7 +18,7 @@ pub struct SequenceMetrics {
     pub sequence: u32,
     /// Milliseconds from the start of the run to the first token of the sequence.
     pub ttft_ms: f64,
-    /// The number of tokens after the first.
+    /// The number of generated tokens after the first token of the sequence.
     #[serde(rename = "tokens")]
     pub decoded_tokens: u64,
     /// Mean time per token after the first, in milliseconds; absent if there is only one token.
@@ -27,23 +27,24 @@ pub struct SequenceMetrics {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SpeculationMetrics {
-    /// The number of passes with drafts.
+    /// The number of passes with drafted tokens.
     pub steps: u64,
-    /// The mean number of tokens that a pass with drafts generates.
+    /// The mean number of tokens that a pass with drafted tokens generates.
     pub tokens_per_step: f64,
     pub drafted: u64,
-    /// The number of drafted tokens that the large model accepted.
+    /// The number of drafted tokens that the target model accepted.
     #[serde(rename = "accepted")]
     pub accepted_drafts: u64,
-    /// The share of the verified drafts that were accepted.
+    /// The fraction of the verified drafts that were accepted. The verified drafts of a pass are the accepted drafts
+    /// and the first rejected draft.
     pub acceptance: f64,
     /// The part of the mean time per token that the draft model takes, in milliseconds.
     pub draft_ms: f64,
-    /// The mean time per token without `draft_ms`, in milliseconds.
+    /// The mean time per token minus `draft_ms`, in milliseconds.
     pub verify_ms: f64,
 }
 
-/// Returns the metrics of each sequence, empty if there is only one.
+/// Returns the metrics of each sequence; empty if the run has only one sequence.
 pub(super) fn sequences(outputs: &TokenTimes, begin: Option<u64>) -> Vec<SequenceMetrics> {
     let Some(begin) = begin.filter(|_| outputs.first_tokens.len() > 1) else { return Vec::new() };
     let one = |first: &FirstToken| {
@@ -60,7 +61,7 @@ pub(super) fn sequences(outputs: &TokenTimes, begin: Option<u64>) -> Vec<Sequenc
     outputs.first_tokens.iter().map(one).collect()
 }
 
-/// Returns the tokens per second over all sequences; for a single sequence the inverse of its mean time per token.
+/// Returns the tokens per second over all sequences; for a single sequence the inverse of `mean_ms`, its mean TPOT.
 pub(super) fn rate(outputs: &TokenTimes, mean_ms: f64) -> Option<f64> {
     let ends = outputs.first_tokens.iter().map(|first| first.end_ns);
     let from = ends.clone().min()?;
@@ -73,7 +74,7 @@ pub(super) fn rate(outputs: &TokenTimes, mean_ms: f64) -> Option<f64> {
     (span > 0.0).then(|| tokens as f64 * (1e3 / span))
 }
 
-/// Returns the metrics of speculative decoding, `None` without drafts. `mean_ms` is the mean time per token.
+/// Returns the metrics of speculative decoding; `None` if no tokens were drafted. `mean_ms` is the mean time per token.
 pub(super) fn speculation(
     outputs: &TokenTimes,
     by_pass: &ByPass<'_>,

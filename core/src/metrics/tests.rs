@@ -8,27 +8,19 @@ use hearth_schema::trace::{Header, Origin, StepCost};
 
 pub const MS: u64 = 1_000_000;
 
-pub fn record(device: u16, kind: StepKind, pass: u32, round: u32, span: [u64; 2]) -> StepRecord {
+pub fn record(device_index: u16, kind: StepKind, pass_index: u32, round: u32, span: [u64; 2]) -> StepRecord {
     let resource = match kind {
         StepKind::Send => Resource::Tx,
         StepKind::Receive => Resource::Rx,
         StepKind::Prefetch => Resource::DiskPrefetch,
         _ => Resource::Cpu,
     };
-    let [start, end] = span.map(|ms| ms * MS);
-    StepRecord {
-        device_index: device,
-        resource,
-        kind,
-        pass_index: pass,
-        round,
-        layers: None,
-        start_ns: start,
-        end_ns: end,
-        bytes: 0,
-        peer: None,
-        cost: None,
-    }
+    let [start_ns, end_ns] = span.map(|ms| ms * MS);
+    StepRecord { device_index, resource, kind, pass_index, round, start_ns, end_ns, ..StepRecord::default() }
+}
+
+pub fn reading(device_index: u16, counter: Counter, pass_index: u32, value: u64) -> CounterReading {
+    CounterReading { device_index, counter, pass_index, time_ns: 0, value }
 }
 
 pub fn with_cpu(mut record: StepRecord, cpu_ms: u64) -> StepRecord {
@@ -41,19 +33,12 @@ pub fn run_event(kind: RunEventKind, device: &str, [start, end]: [u64; 2]) -> Ru
     RunEvent { kind, device, start_ns: start * MS, end_ns: end, details: String::new(), plan_digest: None }
 }
 
-/// A trace with a prompt pass that ends at 100 ms and one decode pass around a ring of two devices. The worker's
-/// clock is 5 seconds ahead, so only the durations of its steps may matter.
+/// Returns a trace of a ring of two devices with a prompt pass that ends at 100 ms and one decode pass. The clock of
+/// the worker is 5 seconds ahead, so only the durations of its steps are meaningful.
 pub fn trace() -> Trace {
     let device =
         |name: &str| TracedDevice { name: name.into(), total_memory_bytes: 1000, ..TracedDevice::default() };
     let pass = |index, tokens| Pass::new(index, 0, tokens, true);
-    let reading = |pass, value| CounterReading {
-        device_index: 1,
-        counter: Counter::BytesRead,
-        pass_index: pass,
-        time_ns: 0,
-        value,
-    };
     Trace {
         header: Header {
             schema: Trace::SCHEMA.into(),
@@ -79,7 +64,7 @@ pub fn trace() -> Trace {
             record(0, StepKind::Receive, 1, 1, [122, 160]),
             with_cpu(record(0, StepKind::Output, 1, 1, [160, 170]), 10),
         ],
-        readings: vec![reading(0, 500), reading(1, 1500)],
+        readings: vec![reading(1, Counter::BytesRead, 0, 500), reading(1, Counter::BytesRead, 1, 1500)],
         shortages: vec![],
         run_events: vec![],
         outcome: Outcome::Ok,
@@ -156,13 +141,7 @@ fn tokens_of_one_pass_share_its_time() {
     trace.passes[1].tokens = 4;
     trace.passes[1].drafted = 3;
     trace.records.insert(2, with_cpu(record(0, StepKind::Draft, 1, 0, [100, 101]), 1));
-    let accepted = |value| CounterReading {
-        device_index: 0,
-        counter: Counter::Accepted,
-        pass_index: 1,
-        time_ns: 0,
-        value,
-    };
+    let accepted = |value| reading(0, Counter::Accepted, 1, value);
     trace.readings.push(accepted(2));
     let metrics = compute_metrics(&trace);
     // Two accepted drafts and a token of the large model in 70 ms, of which 1 ms is drafting.

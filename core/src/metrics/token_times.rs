@@ -10,20 +10,19 @@ use super::{ByPass, millis, records_of};
 use hearth_schema::pass::{MAX_PASS_TOKENS, Pass};
 use hearth_schema::trace::{Counter, StepKind, Trace};
 
-/// The interval in which a pass generated tokens.
+/// The interval from the previous output of a sequence to the output of a pass, in which the pass generated tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeStep {
     pub pass: u32,
     pub sequence: u32,
-    /// The end of the previous output of the sequence, in nanoseconds.
+    /// The end of the previous output of the sequence, in nanoseconds from the start of the run.
     pub start_ns: u64,
-    /// The time at which the tokens were sampled, in nanoseconds.
+    /// The time at which the tokens were sampled, in nanoseconds from the start of the run.
     pub end_ns: u64,
-    /// The number of accepted draft tokens.
     pub accepted_drafts: u32,
     pub drafted: u32,
-    /// Whether the sequence had other passes since its previous output: passes that were dropped, or that recomputed
-    /// tokens after a failure.
+    /// Whether the sequence had other passes between its previous output and this step: passes that were dropped, or
+    /// that recomputed tokens after a failure.
     pub interrupted: bool,
 }
 
@@ -32,7 +31,6 @@ impl DecodeStep {
         self.accepted_drafts + 1
     }
 
-    /// Returns the duration in nanoseconds.
     pub fn duration_ns(&self) -> u64 {
         self.end_ns.saturating_sub(self.start_ns)
     }
@@ -42,7 +40,7 @@ impl DecodeStep {
     }
 }
 
-/// The first output of a sequence.
+/// The first output token of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FirstToken {
     pub sequence: u32,
@@ -53,9 +51,9 @@ pub struct FirstToken {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TokenTimes {
-    /// The first token of each sequence with at least one token, in the order of their passes.
+    /// The first output token of each sequence, in the order of the passes. Sequences without an output are missing.
     pub first_tokens: Vec<FirstToken>,
-    /// The decode steps, in the order of their passes.
+    /// The decode steps of all sequences, in the order of the passes.
     pub decode_steps: Vec<DecodeStep>,
 }
 
@@ -78,27 +76,23 @@ impl TokenTimes {
                 last.entry(pass.sequence_index).and_modify(|(_, interrupted)| *interrupted = true);
                 continue;
             };
-            let (sequence, end) = (pass.sequence_index, output.end_ns);
-            match last.insert(sequence, (end, false)) {
-                None => times.first_tokens.push(FirstToken { sequence, pass: pass.index, end_ns: end }),
-                Some((start, interrupted)) => {
-                    // A trace file may contain any value here; a pass cannot accept more drafts than it has.
-                    let drafted = pass.drafted.min(MAX_PASS_TOKENS);
-                    let accepted = accepted.get(&pass.index).copied().unwrap_or(0);
-                    let accepted = accepted.min(u64::from(drafted)) as u32;
-                    let pass = pass.index;
-                    let step = DecodeStep {
-                        pass,
-                        sequence,
-                        start_ns: start,
-                        end_ns: end,
-                        accepted_drafts: accepted,
-                        drafted,
-                        interrupted,
-                    };
-                    times.decode_steps.push(step);
-                }
-            }
+            let (sequence, end_ns) = (pass.sequence_index, output.end_ns);
+            let Some((start_ns, interrupted)) = last.insert(sequence, (end_ns, false)) else {
+                times.first_tokens.push(FirstToken { sequence, pass: pass.index, end_ns });
+                continue;
+            };
+            // A trace file may contain any value here; a pass cannot accept more drafts than it has.
+            let drafted = pass.drafted.min(MAX_PASS_TOKENS);
+            let accepted = accepted.get(&pass.index).copied().unwrap_or(0).min(u64::from(drafted)) as u32;
+            times.decode_steps.push(DecodeStep {
+                pass: pass.index,
+                sequence,
+                start_ns,
+                end_ns,
+                accepted_drafts: accepted,
+                drafted,
+                interrupted,
+            });
         }
         times
     }
@@ -110,7 +104,7 @@ impl TokenTimes {
         self.first_tokens.iter().filter_map(last).map(tokens).sum()
     }
 
-    /// Returns the number of tokens after the first of each sequence, over all sequences.
+    /// Returns the number of output tokens of all sequences, without the first token of each sequence.
     pub fn decoded_tokens(&self) -> usize {
         self.decode_steps.iter().map(|step| step.tokens() as usize).sum()
     }

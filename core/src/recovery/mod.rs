@@ -1,17 +1,18 @@
 //! Recovery: decides what the head of a ring does when a device is lost, a connection breaks or a device returns.
 //!
-//! A pure reducer, `(state, event) -> (state, steps)`. The executor executes the steps over connections, the
-//! simulator in simulated time.
+//! Recovery is a pure reducer, `(state, event) -> (state, steps)`. The executor executes the steps over connections,
+//! the simulator in simulated time.
 //!
 //! A ring is configured in two phases, so that no device sends to a device that still serves an earlier ring:
 //! first every device prepares for an epoch and drops its work, then all receive the plan and connect. Each
 //! request and each new ring has an epoch, and responses of earlier epochs are ignored.
 //!
 //! When a device is lost, the head plans for the remaining devices. If a connection between two available devices
-//! breaks, the same ring is built once more; if one breaks again before the next token, the unreachable device is
-//! treated as lost. So the number of epochs between two tokens is at most the number of devices plus `FORGIVEN_CUTS`.
+//! breaks, the same ring is built once more; if another connection breaks before the next token, the unreachable device
+//! is treated as lost. So the number of epochs between two tokens is at most the number of devices plus
+//! `FORGIVEN_CUTS`.
 //!
-//! Not here: how a plan is found ([`Replanner`], `spread`), whether it fits the memory of the devices (the runner
+//! Not here: how a plan is found ([`Replanner`], `spread`), whether it fits in the memory of the devices (the runner
 //! reports [`Event::NoPlan`] if it does not), and which pass enters next ([`crate::schedule::Generation`]).
 
 pub mod heartbeat;
@@ -25,10 +26,9 @@ use hearth_schema::plan::Plan;
 
 use crate::cluster::Cluster;
 
-/// A planner that can be called during a run. It is a trait so that runners do not depend on a planner.
+/// A planner that can be called during a run. With this trait, simulator and executor do not depend on a planner.
 pub trait Replanner: std::fmt::Debug {
-    /// Returns a plan for the devices of this cluster. The head must stay the same, because it stores the
-    /// generated tokens.
+    /// Returns a plan for the devices of the cluster. The head, which stores the generated tokens, must stay the same.
     fn replan(&self, available: &Cluster) -> Result<Plan, ReplanError>;
 }
 
@@ -47,11 +47,11 @@ pub enum Event {
     /// A device stopped responding, disconnected or failed. `since` is the time of its last response, in nanoseconds
     /// of the runner's clock. The loss of the head itself is permanent.
     DeviceLost { device: String, since: u64, reason: String },
-    /// No device responds to the head, so the head itself is disconnected.
+    /// No device responds to the head, so the head itself is disconnected from the network.
     HeadIsolated { since: u64, reason: String },
     /// A device cannot be reached while the head searches for devices before planning.
     DeviceAbsent { device: String },
-    /// A device can be reached again. `rejoins` says when a new plan may include it.
+    /// A device can be reached again. `rejoins` says when a new plan may include the device.
     DeviceReturned { device: String, rejoins: RejoinTime },
     /// The device `reporter` cannot exchange activations with `peer`. Their connection was opened for `epoch`.
     LinkCut { epoch: u32, reporter: String, peer: String, since: u64, reason: String },
@@ -59,36 +59,36 @@ pub enum Event {
     Planned(Box<Plan>),
     /// The result of [`Step::Plan`]: there is no plan for the available devices.
     NoPlan { reason: String },
-    /// A device has prepared for an epoch.
+    /// A device has prepared for the ring of an epoch.
     Prepared { device: String, epoch: u32 },
     /// A device is ready for the passes of an epoch.
     Ready { device: String, epoch: u32 },
     /// The tokens of a pass are complete.
     Token,
-    /// A request begins. If [`Recovery::must_plan`], the ring is planned first, and the event must be sent again.
+    /// A request begins. If [`Recovery::must_plan`] is true, the ring is planned first, and the event must be repeated.
     Request,
 }
 
-/// A step that the runner has to execute.
+/// A step that the runner (the simulator or the executor) has to execute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// Record the loss of a device and close the connection to it.
     RecordLoss { device: String, since: u64, reason: String },
     /// Find a plan without [`Recovery::unavailable_devices`]. Report [`Event::Planned`] or [`Event::NoPlan`].
     Plan,
-    /// Record that [`Recovery::plan`] is now active. `missing` is the device whose loss led to it.
+    /// Record that [`Recovery::plan`] is now active. `missing` is the device whose loss led to this plan.
     Replanned { missing: Option<String> },
-    /// Record that no new plan is adopted, and why.
+    /// Record that no new plan is adopted, and why. `missing` is the device whose loss required a new plan.
     NotReplanned { missing: Option<String>, reason: String },
-    /// Tell all devices of the plan except the head to prepare for this epoch.
+    /// Tell all devices of the plan except the head to prepare for the epoch.
     Prepare { epoch: u32 },
-    /// Send the plan of this epoch to all devices, including the head.
+    /// Send the plan of the epoch to all devices, including the head.
     Configure { epoch: u32 },
-    /// Tell all devices, including the head, to drop the state of requests before the one with this epoch.
+    /// Tell all devices, including the head, to drop the state of all requests with an earlier epoch.
     Reset { epoch: u32 },
-    /// Let the passes of this epoch begin: all devices of the plan are ready.
+    /// Let the passes of the epoch begin: all devices of the plan are ready.
     Begin { epoch: u32 },
-    /// The ring cannot continue. `lost` says why devices are unavailable, `reason` why there is no plan without them.
+    /// Stop: the ring cannot continue. `lost` says why devices are unavailable, `reason` why there is no other plan.
     GiveUp { lost: String, reason: String },
 }
 
@@ -111,7 +111,7 @@ enum Phase {
 pub struct Recovery {
     first: Arc<Plan>,
     plan: Arc<Plan>,
-    /// The devices of the plan that have not been lost.
+    /// The names of the devices of the plan that have not been lost.
     members: BTreeSet<String>,
     /// The devices that no plan may use, each with the reason.
     unavailable: BTreeMap<String, String>,
@@ -135,7 +135,7 @@ pub struct Recovery {
 const FORGIVEN_CUTS: u32 = 1;
 
 impl Recovery {
-    /// Creates the state for a first plan, whose ring is not built yet. [`Event::Start`] builds it.
+    /// Creates the state for the first plan, whose ring is not built until [`Event::Start`].
     pub fn new(plan: Arc<Plan>) -> Self {
         Self {
             members: names(&plan),
@@ -182,7 +182,7 @@ impl Recovery {
         }
     }
 
-    /// Returns the current plan, or the last one if the ring has ended.
+    /// Returns the current plan, or the last plan if the ring has ended.
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
     }
@@ -200,7 +200,7 @@ impl Recovery {
         self.phase == Phase::Running
     }
 
-    /// Whether the ring has ever been running. Before that, a loss means a mistake in the setup of the ring.
+    /// Whether the ring has ever been running. If not, the loss of a device is a mistake in the setup of the ring.
     pub fn has_ever_run(&self) -> bool {
         self.has_begun
     }
@@ -222,13 +222,13 @@ impl Recovery {
         &self.awaited
     }
 
-    /// Finds a plan without a planner: distributes the layers of the unavailable devices over the others.
+    /// Finds a plan without a planner: distributes the layers of the unavailable devices over the available devices.
     pub fn redistribute_layers(&self) -> Result<Plan, ReplanError> {
         spread::redistribute_layers(&self.first, &self.unavailable_devices())
     }
 
-    /// Finds a plan for the available devices of `cluster` with a planner. The plan keeps the addresses of the
-    /// devices and everything that the tokens so far depend on: caches, format of activations, and draft model.
+    /// Finds a plan for the available devices of `cluster` with a planner. The plan keeps the addresses of the devices
+    /// and everything that the tokens so far depend on: key-value caches, format of activations, and draft model.
     pub fn replan(&self, replanner: &dyn Replanner, cluster: &Cluster) -> Result<Plan, ReplanError> {
         let head = self.head();
         let available = cluster.members.iter().filter(|member| !self.is_unavailable(&member.name));
@@ -271,7 +271,7 @@ impl Recovery {
     fn refusal(&self, plan: &Plan) -> Option<String> {
         let (head, own) = (&plan.devices[0].name, self.head());
         if head != own {
-            return Some(format!("its head would be `{head}`, but the generated tokens are on `{own}`"));
+            return Some(format!("the new head would be `{head}`, but the generated tokens are on `{own}`"));
         }
         // Without this check, a planner that uses unavailable devices would be called forever.
         let unavailable = plan.devices.iter().find(|device| self.is_unavailable(&device.name));
@@ -303,7 +303,7 @@ impl Recovery {
         [vec![Step::Prepare { epoch: self.epoch }], self.advance()].concat()
     }
 
-    /// Continues with the next phase if no response is awaited any more.
+    /// Enters the next phase if no response is awaited any more.
     fn advance(&mut self) -> Vec<Step> {
         if !self.awaited.is_empty() {
             return vec![];
@@ -318,7 +318,7 @@ impl Recovery {
         vec![Step::Begin { epoch }]
     }
 
-    /// Handles a device's response for `epoch`, which is valid only in these phases.
+    /// Handles the response of a device for `epoch`. The response is valid only in one of the phases `phases`.
     fn responded(&mut self, phases: &[Phase], device: &str, epoch: u32) -> Vec<Step> {
         if !phases.contains(&self.phase) || self.epoch != epoch || !self.awaited.remove(device) {
             return vec![];
@@ -326,7 +326,7 @@ impl Recovery {
         self.advance()
     }
 
-    /// Whether the loss of a member requires a new plan.
+    /// Whether the loss of a device of the plan requires a new plan.
     fn depends_on_members(&self) -> bool {
         !matches!(self.phase, Phase::Planning { is_intact: false } | Phase::Over)
     }
@@ -421,7 +421,7 @@ fn names(plan: &Plan) -> BTreeSet<String> {
     plan.devices.iter().map(|device| device.name.clone()).collect()
 }
 
-/// Whether two plans describe the same ring: the same devices in the same order with the same parts of the model.
+/// Whether two plans describe the same ring: the same devices in the same order, with the same parts of the model.
 fn is_same_ring(one: &Plan, other: &Plan) -> bool {
     let parts = |plan: &Plan| {
         let devices = plan.devices.iter();

@@ -1,10 +1,10 @@
-//! Spreading: distributes the layers of lost devices over the others, without a planner.
+//! Redistribution: moves the layers of lost devices to the remaining devices, without a planner.
 //!
 //! The layers are distributed in proportion to the windows of the remaining devices, because the windows of the plan
-//! are the only known measure of the speed of the devices. A round has as many layers as before, so the
-//! number of rounds does not change. Windows are rounded to whole layers by the largest remainder.
+//! are the only known measure of the speed of the devices. A round has as many layers as before, so the number of
+//! rounds does not change. Windows are rounded to whole layers by the largest remainder method.
 //!
-//! Not here: whether the new part fits the memory of a device, which the device checks itself.
+//! Not here: whether the new layers fit in the memory of a device, which the device checks itself.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use hearth_profiles::Document;
 use super::ReplanError;
 use hearth_schema::plan::{DroppedDevice, Plan, PlannerRecord, Processor};
 
-/// Returns the plan with the layers of the lost devices moved to the remaining ones. Fails if the head is lost.
+/// Returns the plan with the layers of the lost devices moved to the remaining devices. Fails if the head is lost.
 pub fn redistribute_layers(plan: &Plan, lost: &BTreeSet<String>) -> Result<Plan, ReplanError> {
     let head = &plan.devices[0].name;
     if lost.contains(head) {
@@ -48,7 +48,7 @@ pub fn redistribute_layers(plan: &Plan, lost: &BTreeSet<String>) -> Result<Plan,
     Ok(new)
 }
 
-/// Distributes layers in proportion to these windows. If all windows are empty, the head gets all layers.
+/// Returns windows with `layers` layers in proportion to the given windows. If all are empty, the head gets all layers.
 fn share_out(layers: u32, windows: &[u32]) -> Vec<u32> {
     let before: u64 = windows.iter().map(|&window| u64::from(window)).sum();
     if before == 0 {

@@ -15,7 +15,7 @@ fn devices(count: usize) -> BTreeSet<String> {
     (0..count).map(name).collect()
 }
 
-/// A plan of 8 layers for these devices, each with a window of one layer.
+/// Returns a plan of 8 layers for the named devices, each with a window of one layer.
 fn plan_for(names: &BTreeSet<String>) -> Plan {
     let mut plan = plan(8, &vec![1; names.len().max(1)], false);
     for (device, name) in plan.devices.iter_mut().zip(names) {
@@ -146,7 +146,7 @@ fn device_may_rejoin_between_tokens() {
     let mut same = head.clone();
     assert_eq!(head.react(Event::Token), [Step::Plan]);
     assert_eq!(head.react(planned(3)), [Step::Replanned { missing: None }, Step::Prepare { epoch: 3 }]);
-    // The current ring continues if the new plan does not use the device, or if available is no plan.
+    // The current ring continues if the new plan does not use the device, or if there is no plan.
     assert_eq!(same.react(Event::Token), [Step::Plan]);
     let mut none = same.clone();
     assert_eq!((same.react(planned(2)), same.is_ring_running()), (vec![], true));
@@ -188,7 +188,7 @@ fn plan_for_available(head: &Recovery, count: usize) -> Event {
 }
 
 proptest! {
-    /// Each random event has a kind, two devices, and the age of its epoch.
+    /// Applies random events, each with a kind, two devices, and the age of its epoch.
     #[test]
     fn epochs_begin_with_all_available_devices_and_retries_are_bounded(
         count in 1usize..6,
@@ -253,8 +253,8 @@ proptest! {
         }
     }
 
-    /// In the simulator all devices respond at once and are checked before planning. In the executor they respond one
-    /// by one in any order, mixed with late responses. Both lead to the same decisions.
+    /// Checks that simulator and executor lead to the same decisions. In the simulator all devices respond at once and
+    /// are checked before planning. In the executor they respond one by one in any order, mixed with late responses.
     #[test]
     fn simulator_and_executor_decide_the_same(
         count in 2usize..6,

@@ -1,19 +1,19 @@
 //! Kept budget: how many bytes of weights are kept in memory while other programs allocate and free memory.
 //!
 //! Kept weights are ordinary page cache, which the operating system evicts without notice. A kept set that no longer
-//! fits is worse than none, because a cyclic scan of it evicts every page before its next use. So the budget follows
-//! the available memory. It shrinks at once and grows back in steps. The next step is taken only after a number of
-//! tokens without loss, and each loss doubles this number.
+//! fits is worse than no kept set, because a cyclic scan of its pages evicts every page before its next use. So the
+//! budget follows the available memory. It shrinks at once and grows back in steps. The next step is taken only after a
+//! number of tokens without loss, and each loss doubles this number.
 
-/// Number of steps in which the budget grows from zero to its maximum.
+/// Number of steps in which the kept budget grows from zero to its maximum.
 /// source: assumed
 const GROWTH_STEPS: u64 = 4;
 
-/// A loss of less than 1/64 of the kept set is ignored, because single pages are evicted occasionally.
+/// A loss of less than 1/64 of the kept bytes is ignored, because single pages are evicted occasionally.
 /// source: assumed
 const NOISE_DIVISOR: u64 = 64;
 
-/// Maximum number of tokens between two attempts to grow.
+/// Maximum number of tokens between two attempts to grow the kept budget.
 /// source: assumed
 const MAX_WAIT: u32 = 64;
 
@@ -23,11 +23,11 @@ pub struct KeptBudget {
     pub bytes: u64,
     /// Number of tokens without loss that must pass before the next growth step.
     wait: u32,
-    /// Number of tokens without loss since the last change.
+    /// Number of tokens without loss since the last change of the budget.
     lasted: u32,
-    /// Whether the last change was a growth step and nothing has been lost since.
+    /// Whether the last change of the budget was a growth step and nothing has been lost since.
     grown: bool,
-    /// Whether the budget has just shrunk, so that pieces that are missing now were evicted before it shrank.
+    /// Whether the budget has just shrunk, so that pieces that are missing now were evicted before the change.
     settling: bool,
 }
 
@@ -38,7 +38,7 @@ impl KeptBudget {
     }
 
     /// Updates the budget after a token. `lost` is the number of bytes of the kept set that had been evicted, `limit`
-    /// the number of bytes that can be kept, if the system reports it. Returns whether the budget has changed.
+    /// the number of bytes that can be kept, if the system reports this. Returns whether the budget has changed.
     pub fn update_after_token(&mut self, lost: u64, limit: Option<u64>) -> bool {
         let before = self.bytes;
         let ceiling = self.max.min(limit.unwrap_or(self.max));
@@ -73,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    /// The loss in a page cache with LRU eviction: a cyclic scan of more than `limit` bytes loses all of them.
+    /// Returns the bytes that a page cache with LRU eviction loses: all `kept` bytes, if they exceed `limit`.
     fn lost(kept: u64, limit: u64) -> u64 {
         if kept > limit { kept } else { 0 }
     }

@@ -19,11 +19,11 @@ use hearth_schema::residency::ResidencyOptions;
 
 use super::{KeptBudget, Share, kept_bytes, stream_buffer_bytes};
 
-/// Maximum number of bytes in flight before the helper waits for the oldest read.
+/// Number of bytes being read at which the helper thread starts no further read, but waits for the oldest read.
 /// source: measured; a disk of 200 MB/s needs one piece, one of 1.5 GB/s 4 MiB; more only fills its queue
 const READ_DEPTH: Bytes = Bytes::from_mib(4);
 
-/// The index of a piece in the weights of the device.
+/// The index of a piece among the pieces of a device's weights.
 pub type PieceId = u32;
 
 /// The pass, round and layers for which a part of the weights is read.
@@ -31,11 +31,11 @@ pub type PieceId = u32;
 pub struct ReadOrigin {
     pub pass: u32,
     pub round: u32,
-    /// First layer and exclusive end of the part; `None` for the output matrix.
+    /// The indices of the first layer of the part and of the layer after the last one; `None` for the output matrix.
     pub layers: Option<[u32; 2]>,
 }
 
-/// A part of the weights to prefetch, or with which to compute.
+/// A part of a device's weights that is prefetched or used by a computation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeightPart {
     /// The pieces of the part, in the order of use.
@@ -46,42 +46,41 @@ pub struct WeightPart {
 /// An event of a device with managed residency.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// A part will be used after the parts that were requested before.
+    /// A part will be used after all parts that were requested earlier.
     Requested(WeightPart),
     /// The device begins to compute the pass with this index.
     PassBegun(u32),
-    /// The computation of a part begins. Parts that were requested before it are dropped.
+    /// The computation of a part begins. Parts that were requested earlier are dropped.
     PartBegun(WeightPart),
-    /// The computation has used all pieces of its part before this one.
+    /// The computation has used all pieces of its part that precede this piece.
     Used(PieceId),
-    /// The computation found that a confirmed piece is missing.
+    /// The computation found that a confirmed piece is not in memory.
     Faulted(PieceId),
+    /// The computation of the current part has ended.
     PartEnded,
     /// The generation has ended: all requested parts are dropped.
     Reset,
     /// The memory use of the process is about to change.
     MemoryChanged,
-    /// The outcome of [`Step::Measure`]: the bytes of page cache that the kernel can use before it evicts the
-    /// device's weights, if known, and the bytes of the kept set that the system reports as evicted.
-    Measured {
-        page_cache: Option<u64>,
-        evicted: u64,
-    },
+    /// The outcome of [`Step::Measure`]: the bytes of page cache that the operating system can use before it evicts the
+    /// device's weights, if known, and the bytes of the kept set that the operating system reports as evicted.
+    Measured { page_cache: Option<u64>, evicted: u64 },
+    /// The outcome of [`Step::Read`].
     Read(PieceId, ReadOutcome),
+    /// The outcome of [`Step::Await`]: the piece has been read.
     Arrived(PieceId),
-    /// The outcome of [`Step::Confirm`]: whether the piece is in memory. If it is not, it is being read again.
+    /// The outcome of [`Step::Confirm`]: whether the piece is in memory. If not, the piece is being read again.
     Confirmed(PieceId, bool),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadOutcome {
     InMemory,
-    /// This number of bytes was missing, and their read has started.
+    /// This number of bytes was not in memory, and reading them has started.
     Started(u64),
-    /// This number of bytes is not in memory, and the system ignored the request to read them. The step is not
-    /// repeated.
+    /// This number of bytes is not in memory, and the system ignored the read request. The step is not repeated.
     Dropped(u64),
-    /// No read was started, because the system has no free memory now. The step must be repeated.
+    /// No read was started, because the operating system has no free memory now. The step must be repeated.
     Retry,
 }
 
@@ -92,7 +91,7 @@ pub enum Step {
     Measure,
     /// Start to read a piece if it is not in memory and report [`Event::Read`].
     Read(PieceId, ReadOrigin),
-    /// Check whether a piece that was read or found in memory is still there, and report [`Event::Confirmed`].
+    /// Check whether a piece that was read or found in memory is still in memory, and report [`Event::Confirmed`].
     Confirm(PieceId, ReadOrigin),
     Evict(PieceId),
     /// Wait for the read of a piece and report [`Event::Arrived`].
@@ -106,7 +105,7 @@ pub enum Step {
 struct Part {
     pieces: Range<PieceId>,
     origin: ReadOrigin,
-    /// The first piece that the helper has not processed.
+    /// The first piece that the helper thread has not processed.
     requested: PieceId,
     /// The first piece that is not confirmed to be in memory.
     ready: PieceId,
@@ -125,7 +124,7 @@ impl Part {
 struct Piece {
     bytes: u64,
     kept: bool,
-    /// Whether the piece was read as a kept piece. If it is missing later, the system has evicted it.
+    /// Whether the piece was read as a kept piece. If it is missing later, the operating system has evicted it.
     loaded: bool,
     /// Whether the piece occupies part of the stream buffer.
     buffered: bool,
@@ -148,7 +147,7 @@ pub struct ManagedResidency {
     computing: bool,
     /// Pieces whose reads are in flight, in the order of their start.
     in_flight: VecDeque<PieceId>,
-    /// Pieces to evict; none of them is kept.
+    /// Pieces to evict. Kept pieces are never in this list.
     evictable: VecDeque<PieceId>,
     pass: Option<u32>,
     /// Bytes of the kept set that were found missing since the last measurement of memory.
@@ -158,9 +157,9 @@ pub struct ManagedResidency {
 }
 
 impl ManagedResidency {
-    /// Creates the state of a device's share. No piece is kept until memory has been measured. `visits` lists,
-    /// for each visit (the work between two idle times of the device), its pieces in the order of use. `bytes`
-    /// has the size of each piece by its index.
+    /// Creates the state for the weights of a device. No piece is kept until memory has been measured. `visits` lists,
+    /// for each visit (the work between two idle times of the device), the pieces in the order of use. `bytes` has the
+    /// size of each piece by its index.
     pub fn new(visits: &[Vec<PieceId>], bytes: &[u64], options: ResidencyOptions, processors: u32) -> Self {
         let sizes = |visit: &Vec<PieceId>| visit.iter().map(|&piece| bytes[piece as usize]).collect();
         let share = Share::new(&visits.iter().map(sizes).collect::<Vec<_>>());
@@ -185,7 +184,7 @@ impl ManagedResidency {
         self.buffered
     }
 
-    /// Returns the kept pieces, in the order of use.
+    /// Returns the pieces that are kept in memory, in the order of use.
     pub fn kept_pieces(&self) -> impl Iterator<Item = PieceId> {
         self.order.iter().copied().filter(|&piece| self.is_kept(piece))
     }
@@ -208,7 +207,7 @@ impl ManagedResidency {
         self.parts.front().filter(|_| self.computing).map(|part| part.ready)
     }
 
-    /// Handles an event. Returns whether an idle helper has to be woken.
+    /// Handles an event. Returns whether an idle helper thread has to be woken.
     pub fn react(&mut self, event: Event) -> bool {
         match event {
             Event::Requested(request) => self.parts.push_back(Part::new(request)),
@@ -254,7 +253,7 @@ impl ManagedResidency {
         true
     }
 
-    /// Returns the next step. The helper must execute it and report its outcome before the next call.
+    /// Returns the next step. The helper thread must execute the step and report its outcome before the next call.
     pub fn next_step(&mut self) -> Step {
         if self.is_measurement_due() {
             return Step::Measure;
@@ -279,7 +278,7 @@ impl ManagedResidency {
         self.in_flight.front().map_or(Step::Idle, |&piece| Step::Await(piece))
     }
 
-    /// Returns the step that confirms the first unconfirmed piece, unless its read is in flight or not requested yet.
+    /// Returns the step that confirms the first unconfirmed piece; `None` while the piece is not yet requested or read.
     fn next_confirmed(&self) -> Option<Step> {
         for part in &self.parts {
             if part.ready < part.requested {
@@ -374,7 +373,7 @@ impl ManagedResidency {
         self.parts.pop_front();
     }
 
-    /// Marks for eviction the pieces that were read for a part and are still unused, unless they are kept.
+    /// Marks for eviction all pieces that were read for a part and are still unused, except kept pieces.
     fn abandon(&mut self, part: usize) {
         let unused = self.parts[part].used..self.parts[part].requested;
         self.evictable.extend(unused.filter(|&piece| !self.pieces[piece as usize].kept));
@@ -443,7 +442,7 @@ impl ManagedResidency {
 /// The result of the search for the next piece to read.
 enum NextRead {
     Start(PieceId, ReadOrigin),
-    /// The next piece has not been evicted since its last use.
+    /// The next piece has not been evicted since its last use, so no read is needed.
     InMemory,
     /// No piece is requested, or the buffer or the read queue is full.
     None,

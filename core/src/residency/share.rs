@@ -1,4 +1,4 @@
-//! Share: the order in which the pieces of a device's weights are evicted if not all of them fit.
+//! Share: the order in which the pieces of a device's weights are evicted if not all of them fit in memory.
 //!
 //! A share is a list of visits (the work between two idle times of the device), and a visit is a list of pieces in
 //! the order of use. The stream buffer is filled while the device is idle, so every visit should miss the same number
@@ -8,7 +8,7 @@
 //! Pieces are therefore ranked once, in the order of eviction: the next piece belongs to the visit that misses the
 //! fewest bytes, and the positions within a visit follow the van der Corput sequence, each prefix of which is evenly
 //! spread. The kept sets of two budgets are nested, so a budget can change while the device runs: shrinking only
-//! evicts pieces, growing only adds some.
+//! evicts pieces, growing only adds pieces.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -23,7 +23,8 @@ pub struct Share {
 }
 
 impl Share {
-    /// Ranks pieces. `visits` has the sizes in bytes of the pieces of each visit, in the order of use.
+    /// Ranks the pieces of a device for eviction. `visits` has the sizes in bytes of the pieces of each visit (the work
+    /// between two idle times of the device), in the order of use.
     pub fn new(visits: &[Vec<u64>]) -> Self {
         let bytes: Vec<u64> = visits.iter().flatten().copied().collect();
         let mut first = 0;
@@ -49,7 +50,7 @@ impl Share {
         self.bytes.iter().sum()
     }
 
-    /// Returns for each piece, in the order of use, whether it is kept if `budget` bytes fit.
+    /// Returns for each piece, in the order of use, whether the piece is kept if `budget` bytes fit in memory.
     pub fn kept_flags(&self, budget: u64) -> Vec<bool> {
         let mut kept = vec![true; self.bytes.len()];
         let mut kept_bytes = self.total_bytes();

@@ -1,16 +1,16 @@
 //! Generation: decides which pass enters the ring next.
 //!
-//! A pure reducer with two events: the head is free ([`Generation::begin_pass`]), and the output of a pass is
-//! complete ([`Generation::complete_pass`]).
+//! The generation is a pure reducer with two events: the head is free ([`Generation::begin_pass`]), and the output of a
+//! pass is complete ([`Generation::complete_pass`]).
 //!
 //! Prompts enter first, one sequence after the other, in batches. A batch enters as soon as the head is free, so
 //! devices work in parallel: `m` batches over `d` equal devices take `m + d - 1` steps instead of `m d`. After its
 //! prompt every sequence has at most one pass in flight. Sequences enter in the order in which their last tokens were
 //! sampled.
 //!
-//! With a draft model a pass contains the last token and the drafted tokens after it. The large model accepts the
-//! drafts before the first draft that it would not have sampled, and adds one token of its own. With acceptance `a`
-//! and `n` drafts, a pass generates `(1 - a^(n+1)) / (1 - a)` tokens on average (Leviathan et al., 2023, Eq. 1).
+//! With a draft model a pass contains the last token and the drafted tokens after it. The target model accepts the
+//! drafts before the first draft that it would not have sampled, and adds one token of its own. With acceptance rate
+//! `a` and `n` drafts, a pass generates `(1 - a^(n+1)) / (1 - a)` tokens on average (Leviathan et al., 2023, Eq. 1).
 //!
 //! In a server each sequence is a slot whose cache is kept between requests.
 //!
@@ -28,12 +28,12 @@ pub struct Generation {
     micro_batch: u32,
     drafts: u32,
     sequences: Vec<Sequence>,
-    /// Sequences whose prompts have not entered the ring completely, in the order of arrival.
+    /// Indices of the sequences whose prompts have not entered the ring completely, in the order of arrival.
     entering: VecDeque<u32>,
-    /// Unfinished sequences whose last token is complete, in the order in which these tokens were sampled.
+    /// Indices of the unfinished sequences whose last token is complete, in the order in which the tokens were sampled.
     ready: VecDeque<u32>,
     finished: u32,
-    /// The number of passes begun, which is the index of the next pass.
+    /// The number of passes that have begun, which is the index of the next pass.
     begun: u32,
 }
 
@@ -43,7 +43,7 @@ struct Sequence {
     requested: u32,
     /// The number of tokens to generate.
     wanted: u32,
-    /// The number of tokens to process as a prompt; after a restart this includes the tokens generated so far.
+    /// The number of tokens to process as a prompt. After a restart it includes the tokens generated before.
     prompt: u32,
     /// Whether any token of the request has entered the ring.
     begun: bool,
@@ -79,16 +79,11 @@ impl Generation {
     /// Creates the generation of a valid workload, before its first pass.
     pub fn new(workload: &Workload) -> Self {
         let prompts = vec![workload.prompt_tokens; workload.sequences as usize];
-        Self::from_prompt_lengths(
-            &prompts,
-            workload.generated_tokens,
-            workload.micro_batch,
-            workload.drafted_tokens(),
-        )
+        let (wanted, drafts) = (workload.generated_tokens, workload.drafted_tokens());
+        Self::from_prompt_lengths(&prompts, wanted, workload.micro_batch, drafts)
     }
 
-    /// Creates a generation with a sequence for each of these prompt lengths, which must be at least 1. Each sequence
-    /// generates `wanted` tokens.
+    /// Creates a generation with one sequence of `wanted` tokens for each prompt length, which must be at least 1.
     pub fn from_prompt_lengths(prompts: &[u32], wanted: u32, micro_batch: u32, drafts: u32) -> Self {
         Self {
             micro_batch: micro_batch.max(1),
@@ -104,16 +99,13 @@ impl Generation {
     /// Creates the generation of a server with `sequences` vacant slots.
     pub fn with_vacant_slots(sequences: u32, micro_batch: u32, drafts: u32) -> Self {
         let slots = vec![Sequence::new(0, 0, 0); sequences as usize];
-        Self {
-            sequences: slots,
-            finished: sequences,
-            ..Self::from_prompt_lengths(&[], 0, micro_batch, drafts)
-        }
+        let empty = Self::from_prompt_lengths(&[], 0, micro_batch, drafts);
+        Self { sequences: slots, finished: sequences, ..empty }
     }
 
-    /// Enters a request with `prompt` tokens (at least 1) into a vacant slot, to generate `wanted` tokens (at least
-    /// 1). The slot's cache still has the keys and values of its first `cached` tokens, so these are not computed
-    /// again, except the last token of the prompt. Returns the number of tokens that are not computed.
+    /// Enters a request with `prompt` tokens (at least 1) into a vacant slot, to generate `wanted` tokens (at least 1).
+    /// The slot's cache has the keys and values of the first `cached` tokens of the prompt, which are not computed
+    /// again, except the last token of the prompt. Returns the number of prompt tokens that are not computed.
     pub fn admit_request(
         &mut self,
         sequence: u32,
@@ -139,8 +131,8 @@ impl Generation {
         self.sequences.get(sequence as usize).map_or(0, |sequence| sequence.position)
     }
 
-    /// Ends a sequence before it has all its tokens, because of a stop token or a disconnected client. If a pass with
-    /// an output is in flight, the sequence ends with that pass, otherwise at once.
+    /// Ends a sequence before all its tokens are generated, because of a stop token or a disconnected client. If a pass
+    /// with an output is in flight, the sequence ends with this pass, otherwise at once.
     pub fn cancel(&mut self, sequence: u32) {
         let Some(slot) = self.sequences.get_mut(sequence as usize).filter(|it| !it.is_over()) else { return };
         if slot.awaited.is_some() {
@@ -153,15 +145,15 @@ impl Generation {
         self.ready.retain(|&ready| ready != sequence);
     }
 
-    /// Begins and returns the next pass, `None` if no pass can enter now. Must be called only while the head is free.
+    /// Begins and returns the next pass; `None` if no pass can enter the ring now. The head must be free.
     pub fn begin_pass(&mut self) -> Option<Pass> {
         let pass = self.prompt_pass().or_else(|| self.token_pass())?;
         self.begun += 1;
         Some(pass)
     }
 
-    /// Handles the output of a pass of which `accepted` drafts were accepted. Returns the number of generated tokens.
-    /// On an error the state is unchanged.
+    /// Handles the output of the pass with index `pass`, of which `accepted` drafts were accepted. Returns the number
+    /// of tokens that the pass generated. On an error the state is unchanged.
     pub fn complete_pass(&mut self, pass: u32, accepted: u32) -> Result<u32, GenerationError> {
         let awaits_it = |sequence: &Sequence| sequence.awaited.is_some_and(|awaited| awaited.index == pass);
         let Some(index) = self.sequences.iter().position(awaits_it) else {
@@ -173,7 +165,7 @@ impl Generation {
             return Err(GenerationError::TooManyAccepted { pass, drafted, accepted });
         }
         sequence.awaited = None;
-        // Rejected drafts are rolled back; the token of the large model replaces the first of them.
+        // Rejected drafts are rolled back; the token of the target model replaces the first of them.
         sequence.position -= drafted - accepted;
         sequence.generated += accepted + 1;
         if sequence.is_over() {
@@ -184,8 +176,8 @@ impl Generation {
         Ok(accepted + 1)
     }
 
-    /// Restarts after a change of the ring: drops the passes in flight and empties the caches. Returns the number of
-    /// tokens that must be computed again.
+    /// Restarts all sequences after a change of the ring: drops the passes in flight and empties the caches. Returns
+    /// the number of tokens that must be computed again.
     pub fn restart(&mut self) -> u32 {
         self.ready.clear();
         self.entering.clear();
@@ -211,7 +203,7 @@ impl Generation {
         self.finished as usize == self.sequences.len()
     }
 
-    /// Returns the next batch of the first prompt that has not entered completely.
+    /// Returns the next batch of the first prompt that has not entered the ring completely.
     fn prompt_pass(&mut self) -> Option<Pass> {
         let number = *self.entering.front()?;
         let sequence = self.sequences.get_mut(number as usize)?;
@@ -228,7 +220,7 @@ impl Generation {
         Some(pass)
     }
 
-    /// Returns the pass with the last token of the next ready sequence and its drafts.
+    /// Returns the pass with the last token of the next ready sequence, and its drafted tokens.
     fn token_pass(&mut self) -> Option<Pass> {
         let number = self.ready.pop_front()?;
         let sequence = self.sequences.get_mut(number as usize)?;

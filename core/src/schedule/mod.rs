@@ -1,7 +1,7 @@
 //! The schedule: the steps in which a device executes its part of a plan.
 //!
-//! Simulator and executor both interpret this schedule. They can differ in how long a step takes, but not in what is
-//! done. The schedule of a device is a pure reducer, `(state, event) -> (state, steps)`.
+//! Simulator and executor both interpret this schedule. They can differ in how long a step takes, but not in the steps.
+//! The schedule of a device is a pure reducer, `(state, event) -> (state, steps)`.
 //!
 //! One token goes around the ring `rounds` times (prima.cpp paper, section 3.1 and Fig. 1). In each visit a device
 //! computes its window, sends the activations to the next device, releases the window if the plan says so, and then
@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 pub use generation::{Generation, GenerationError, passes};
 
-/// A part of the model's weights that is prefetched and released as a unit.
+/// A part of the model's weights that is prefetched and released as one unit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ModelPart {
@@ -38,23 +38,22 @@ pub enum ModelPart {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Remove the keys and values of a sequence from a position on, because the drafts there were rejected.
+    /// Remove the keys and values of a sequence from `position` on, because drafted tokens were rejected.
     Rollback { sequence: u32, position: u32 },
-    /// Run the draft model on the tokens of the pass that it has not processed, then generate the pass's
-    /// drafted tokens. Head only.
+    /// Run the draft model on the new tokens of the pass, then generate the drafted tokens of the pass. Head only.
     Draft { pass: Pass },
-    /// Look up the embedding rows of the tokens. Head only.
+    /// Look up the embedding rows of the pass's tokens. Head only.
     Embed { pass: Pass },
-    /// Compute the layers of a window that are on one processor.
+    /// Compute those layers of a window that are on one processor.
     Compute { pass: Pass, round: u32, layers: Range<u32>, processor: Processor },
-    /// Compute the logits of the last position and of the positions before each drafted token, and sample. Head only.
+    /// Compute the logits of the last position and of the position before each drafted token, and sample. Head only.
     Output { pass: Pass, processor: Processor },
     /// Send the activations of a round to the device with index `receiver` in the plan, which then begins the round
     /// `next_round`; this is the plan's number of rounds if the receiver is the head and computes the output.
     Send { pass: Pass, round: u32, next_round: u32, receiver: usize },
     /// Start to prefetch a part in the background.
     Prefetch { part: ModelPart, pass: Pass, round: u32 },
-    /// Release a part after its use; under managed residency, its pieces that are not kept.
+    /// Evict a part after its use; with managed residency, only the pieces of the part that are not kept.
     Release { part: ModelPart, pass: Pass, round: u32 },
 }
 
@@ -76,7 +75,7 @@ pub enum ScheduleError {
     NotTheHead { device: String, pass: u32 },
     #[error("`{device}` received pass {pass} for round {got}, but expects {expected}")]
     UnexpectedRound { device: String, pass: u32, got: u32, expected: String },
-    /// A pass with the same index as a pass in flight, but other contents.
+    /// The pass has the same index as a pass in flight, but other contents.
     #[error("`{device}` received pass {pass} with tokens that differ from those of an earlier round")]
     ChangedPass { device: String, pass: u32 },
     #[error("`{device}` received pass {pass} of an earlier plan; the current plan begins at pass {since}")]
@@ -112,8 +111,8 @@ pub struct Schedule {
     visits: Vec<u32>,
     /// The passes in flight by index, each with the index into `visits` of its next visit.
     in_flight: BTreeMap<u32, (Pass, usize)>,
-    /// For each sequence, the number of positions whose keys and values are cached or being computed here. Sequences
-    /// that the device has not seen are missing and not checked.
+    /// For each sequence, the number of positions whose keys and values are cached or being computed on this device.
+    /// Sequences that the device has not seen are missing, and their first pass is not checked for a gap.
     cached: BTreeMap<u32, u32>,
     /// The part that was prefetched last and has not been used yet.
     expected: Option<ModelPart>,
@@ -136,7 +135,7 @@ impl Schedule {
         self.device
     }
 
-    /// Whether this device has begun a pass and not finished it.
+    /// Whether this device has begun a pass and has not finished the pass.
     pub fn is_in_flight(&self, pass: u32) -> bool {
         self.in_flight.contains_key(&pass)
     }
@@ -167,10 +166,8 @@ impl Schedule {
                 steps.push(Step::Embed { pass });
                 self.in_flight.insert(pass.index, (pass, 0));
                 self.visit(pass, 0, &mut steps);
-                if self.plan.draft_model.is_some()
-                    && pass.drafted == 0
-                    && (pass.tokens > 1 || !pass.has_output)
-                {
+                let is_prompt = pass.drafted == 0 && (pass.tokens > 1 || !pass.has_output);
+                if is_prompt && self.plan.draft_model.is_some() {
                     steps.push(Step::Draft { pass });
                 }
             }
@@ -197,8 +194,7 @@ impl Schedule {
         Ok(steps)
     }
 
-    /// Adds the positions of a new pass to the cache. Rolls back cached positions that the pass recomputes; a gap
-    /// before the pass is an error.
+    /// Adds the positions of a new pass to the cache. Rolls back positions that it recomputes; refuses a gap before it.
     fn extend_cache(&mut self, pass: Pass, steps: &mut Vec<Step>) -> Result<(), ScheduleError> {
         let Pass { sequence_index: sequence, first_position, tokens, .. } = pass;
         if let Some(&cached) = self.cached.get(&sequence) {
@@ -214,8 +210,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Adds the steps of this round's window, and of later rounds as long as no other device has to compute in
-    /// between.
+    /// Adds the steps of the window of `round`, and of later windows until another device has to compute.
     fn visit(&mut self, pass: Pass, mut round: u32, steps: &mut Vec<Step>) {
         loop {
             let (window, gpu) =
@@ -224,9 +219,8 @@ impl Schedule {
             if self.manages() {
                 self.prefetch_after(pass, round, steps);
             }
-            for (layers, processor) in
-                [(gpu.clone(), Processor::Gpu), (gpu.end.max(window.start)..window.end, Processor::Cpu)]
-            {
+            let cpu = gpu.end.max(window.start)..window.end;
+            for (layers, processor) in [(gpu, Processor::Gpu), (cpu, Processor::Cpu)] {
                 if !layers.is_empty() {
                     steps.push(Step::Compute { pass, round, layers, processor });
                 }
@@ -279,7 +273,7 @@ impl Schedule {
         }
     }
 
-    /// Prefetches the part that is used after the window of a round: the next window, or after the last one the
+    /// Prefetches the part that is used after the window of a round: the next window, or after the last window the
     /// output matrix on the head and the first window on a worker.
     fn prefetch_after(&mut self, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         let following = (round + 1..self.plan.rounds)
@@ -323,8 +317,8 @@ impl Schedule {
         self.plan.devices[self.device].residency.policy == Residency::Managed
     }
 
-    /// Returns the index of the device that receives the activations after this device's window of a round, and the
-    /// round that it begins.
+    /// Returns the index of the device that receives this device's activations of a round, and the round that the
+    /// receiver then begins.
     fn hop(&self, round: u32) -> (usize, u32) {
         (self.device + 1..self.plan.devices.len())
             .find(|&index| is_visited(&self.plan, index, round))
@@ -332,15 +326,9 @@ impl Schedule {
     }
 
     fn check(&self, pass: Pass) -> Result<(), ScheduleError> {
-        let Pass {
-            index: pass,
-            sequence_index: sequence,
-            first_position: first,
-            tokens,
-            drafted,
-            has_output: output,
-        } = pass;
+        let Pass { sequence_index: sequence, first_position: first, tokens, drafted, has_output, .. } = pass;
         let (context, sequences, since) = (self.plan.context_length, self.plan.sequences, self.first_pass);
+        let pass = pass.index;
         if pass < since {
             return Err(ScheduleError::DroppedPass { device: self.name(), pass, since });
         }
@@ -354,7 +342,7 @@ impl Schedule {
         let why = match drafted {
             0 => return Ok(()),
             _ if drafted >= tokens => "the token before them is missing",
-            _ if !output => "the pass has no output",
+            _ if !has_output => "the pass has no output",
             _ if self.plan.draft_model.is_none() => "the plan has no draft model",
             _ => return Ok(()),
         };
@@ -384,13 +372,13 @@ impl Schedule {
     }
 }
 
-/// Whether a pass visits a device in a round: the device has layers there, is the head, or is a relay.
+/// Whether a pass visits a device in a round: the device has layers in this round, is the head, or is a relay.
 fn is_visited(plan: &Plan, device: usize, round: u32) -> bool {
     device == 0 || plan.devices[device].role == Role::Relay || !plan.window(device, round).is_empty()
 }
 
-/// Returns what the CPU reads of a part from the mapped file: the layers that are not on the GPU, or the
-/// output matrix. `None` if the GPU has the whole part.
+/// Returns what the CPU reads of a part: the layers that are not on the GPU, or the output matrix; `None` if the GPU
+/// has the whole part.
 fn on_cpu(plan: &Plan, device: usize, part: ModelPart) -> Option<ModelPart> {
     let gpu_layers = plan.devices[device].gpu_layers;
     match part {

@@ -1,8 +1,8 @@
 //! Reconfiguration: a device switches to a new plan during a run.
 //!
 //! The device drops its passes in flight, refuses messages of earlier passes from then on, and begins the next passes
-//! with an empty cache. The event results in no steps: the device waits for the first message of the new ring. The
-//! runner has to load the weights of the device's new part.
+//! with an empty key-value cache. The event results in no steps: the device waits for the first message of the new
+//! ring. The simulator or the executor has to load the weights of the device's new layers.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::{Schedule, ScheduleError};
 use hearth_schema::plan::Plan;
 
 impl Schedule {
-    /// Switches to a plan for the passes from `first_pass` on. On an error the state is unchanged.
+    /// Switches to a new plan for the passes from index `first_pass` on. On an error the state is unchanged.
     pub(super) fn reconfigure(&mut self, plan: &Arc<Plan>, first_pass: u32) -> Result<(), ScheduleError> {
         let refuse = |what: String| Err(ScheduleError::IncompatiblePlan { device: self.name(), what });
         if let Err(error) = plan.validate() {

@@ -8,7 +8,7 @@ use hearth_schema::plan::{PlannedDevice, PlannedDraftModel, PlannedModel, Planne
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::Workload;
 
-/// A valid plan with these windows.
+/// Returns a valid plan of a ring with these windows, the head first.
 pub(crate) fn plan(layers: u32, windows: &[u32], prefetch: bool) -> Plan {
     let residency = ResidencyOptions { prefetch, ..ResidencyOptions::default() };
     let device = |(index, &window): (usize, &u32)| {
@@ -30,8 +30,7 @@ pub(crate) fn plan(layers: u32, windows: &[u32], prefetch: bool) -> Plan {
     }
 }
 
-/// Runs one pass around the ring, message by message. Returns the steps of all devices, each with the device's index,
-/// in the order of execution.
+/// Runs one pass around the ring and returns all steps in the order of execution, each with the index of its device.
 pub(crate) fn run(plan: &Plan, pass: Pass) -> Vec<(usize, Step)> {
     let shared = Arc::new(plan.clone());
     let mut ring: Vec<Schedule> =
@@ -56,7 +55,7 @@ fn steps_of(plan: &Plan, device: usize, pass: Pass) -> Vec<Step> {
     run(plan, pass).into_iter().filter(|(at, _)| *at == device).map(|(_, step)| step).collect()
 }
 
-/// The first letters of the steps: Draft, Embed, Compute, Output, Send, Prefetch, Release.
+/// Returns the first letters of a device's steps: Draft, Embed, Compute, Output, Send, Prefetch, Release.
 fn letters(plan: &Plan, device: usize, pass: Pass) -> String {
     steps_of(plan, device, pass).iter().map(|step| format!("{step:?}").remove(0)).collect()
 }
@@ -195,7 +194,7 @@ fn changed_pass_is_refused_and_changes_nothing() {
     worker.react(&Event::Arrived { pass: DECODE, round: 1 }).expect("its second round");
 }
 
-/// A ring with a draft model and caches for two sequences.
+/// Returns the plan of a ring of two devices with a draft model and key-value caches for two sequences.
 fn drafting() -> Plan {
     let model =
         PlannedModel { name: "n".into(), file_digest: None, shape_digest: "shape:1".into(), layers: 2 };

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! S, i and o are the numbers of tokens, inputs and outputs, `F_g` and `B_g` the GPU's operation rate and bandwidth.
-//! Activations have two bytes, and `t_async` is the time to submit a kernel to a queue that is not empty. The cost of
-//! an empty queue is part of synchronisation ([`super::sync`]).
+//! Each activation has two bytes, and `t_async` is the time to submit a kernel to a queue that is not empty. The cost
+//! of an empty queue is part of synchronisation ([`super::sync`]).
 
 use hearth_profiles::device::Soc;
 
@@ -36,7 +36,7 @@ impl GpuLatencyModel {
         }
     }
 
-    /// Returns the seconds for a matmul with `tokens` tokens; 0 for an empty one.
+    /// Returns the seconds for a matmul with `tokens` tokens; 0 if the matmul has no outputs or no tokens.
     pub fn matmul_time(&self, matmul: Matmul, tokens: u64) -> f64 {
         if matmul.outputs == 0 || tokens == 0 {
             return 0.0;
@@ -58,12 +58,12 @@ impl GpuLatencyModel {
         (2.0 * tokens as f64 * weights / self.speed).max(self.read_time(self.bytes_per_weight * weights))
     }
 
-    /// Returns the seconds per weight for a batch of `tokens` decoded tokens.
+    /// Returns the seconds per weight of a matmul in decoding, for a batch of `tokens` tokens.
     pub fn seconds_per_weight(&self, tokens: u64) -> f64 {
         (2.0 * tokens as f64 / self.speed).max(self.bytes_per_weight / self.bandwidth)
     }
 
-    /// Returns the seconds to read bytes over the bus while no other processor uses it.
+    /// Returns the seconds to read `bytes` bytes from memory while no other processor uses the memory bus.
     pub fn read_time(&self, bytes: f64) -> f64 {
         bytes / self.bandwidth
     }

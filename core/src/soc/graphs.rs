@@ -9,16 +9,16 @@
 use hearth_profiles::Seconds;
 use hearth_profiles::device::soc::NpuGraphs;
 
-/// Maximum number of graphs that cover a prompt, not counting chunks of the largest size.
+/// Maximum number of NPU graphs that together cover the rest of a prompt after the chunks of the largest graph size.
 /// source: HeteroLLM paper, section 4.1.1, which covers prompts with two; the cost of loading more is not published
 const MAX_PROMPT_CHUNKS: usize = 4;
 
-/// The sizes of the compiled graphs, in tokens.
+/// The sizes of the compiled NPU graphs, in tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GraphSizes {
-    /// The sizes in ascending order; there is at least one.
+    /// The sizes in tokens, in ascending order; there is at least one size.
     pub sizes: Vec<u64>,
-    /// Every multiset of one to four sizes, each in descending order.
+    /// Every combination with repetition of one to four sizes, each in descending order.
     sets: Vec<Vec<u64>>,
 }
 
@@ -43,17 +43,12 @@ impl GraphSizes {
         self.sizes.last().copied().unwrap_or(1).max(1)
     }
 
-    /// Whether there is a graph for exactly `tokens` tokens.
-    pub fn contains(&self, tokens: u64) -> bool {
-        self.sizes.binary_search(&tokens).is_ok()
-    }
-
-    /// Returns the smallest size of at least `tokens`, or the largest size if there is none.
+    /// Returns the smallest graph size of at least `tokens` tokens, or the largest size if all sizes are smaller.
     pub fn padded_size(&self, tokens: u64) -> u64 {
         self.sizes.iter().copied().find(|&size| size >= tokens).unwrap_or(self.max_size())
     }
 
-    /// Returns the minimal sets of graphs whose sizes sum to at least `tokens`.
+    /// Returns the sets of graph sizes that sum to at least `tokens`, but to less without any one of their sizes.
     pub fn covering_sets(&self, tokens: u64) -> impl Iterator<Item = &[u64]> {
         self.sets.iter().map(Vec::as_slice).filter(move |set| {
             let sum: u64 = set.iter().sum();
@@ -61,13 +56,13 @@ impl GraphSizes {
         })
     }
 
-    /// Returns the sets of graphs whose sizes sum to fewer than `tokens`.
+    /// Returns the sets of graph sizes that sum to less than `tokens`.
     pub fn non_covering_sets(&self, tokens: u64) -> impl Iterator<Item = &[u64]> {
         self.sets.iter().map(Vec::as_slice).filter(move |set| set.iter().sum::<u64>() < tokens)
     }
 
-    /// Splits a prompt into chunks of at most `largest` tokens; only the last one may be shorter. Returns their
-    /// lengths.
+    /// Splits a prompt of `tokens` tokens into chunks and returns their lengths: `largest` tokens, but at most the
+    /// largest graph size. Only the last chunk may be shorter.
     pub fn chunk_lengths(&self, tokens: u64, largest: u64) -> Vec<u64> {
         let largest = largest.clamp(1, self.max_size());
         let full = vec![largest; (tokens / largest) as usize];
@@ -75,7 +70,7 @@ impl GraphSizes {
     }
 }
 
-/// Returns the time to build the four graphs of a layer for `tokens` tokens at run time. It is linear in the
+/// Returns the time to build the four NPU graphs of a layer for `tokens` tokens at run time. The time is linear in the
 /// number of tokens, passes through the measured point, and is never negative.
 pub fn preparation_time(graphs: &NpuGraphs, tokens: u64) -> Seconds {
     let further = tokens as f64 - f64::from(graphs.preparation_tokens.value);

@@ -1,7 +1,7 @@
 //! Sync interval: GPU kernels and NPU graphs of a layer that run in parallel.
 //!
-//! The time of an interval is that of the slower processor, plus that of the events that synchronise both. An interval
-//! with GPU kernels alone needs no events: the GPU continues with the next one without a gap.
+//! The time of an interval is the time of the slower processor plus the time of the events that synchronise both. An
+//! interval with GPU kernels alone needs no events: the GPU continues with the next interval without a gap.
 
 use hearth_profiles::Seconds;
 
@@ -46,7 +46,7 @@ impl SyncInterval {
     }
 }
 
-/// Returns the total time of intervals that run one after another.
+/// Returns the total time of sync intervals that run one after another.
 pub fn total_time(intervals: &[SyncInterval]) -> Seconds {
     intervals.iter().map(SyncInterval::time).sum()
 }

@@ -44,7 +44,7 @@ pub struct SocLatencyModel<'a> {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct ForwardCost {
-    /// The strategy that was used; the fastest one if the scenario requests [`SocStrategy::Best`].
+    /// The strategy that was used; the fastest strategy if the scenario requests [`SocStrategy::Best`].
     pub strategy: SocStrategy,
     /// The time to build NPU graphs before the pass.
     pub preparation_time: Seconds,
@@ -54,7 +54,7 @@ pub struct ForwardCost {
 }
 
 impl<'a> SocLatencyModel<'a> {
-    /// Creates the model with the default options of the SoC's profile.
+    /// Creates the latency model with the default options of the SoC's profile.
     pub fn new(soc: &'a Soc, model: &'a ModelProfile, kv_element: Bytes) -> Self {
         let options = soc.default_options;
         Self {
@@ -73,7 +73,7 @@ impl<'a> SocLatencyModel<'a> {
         self.sizes.max_size()
     }
 
-    /// Returns the solver that splits matmuls between GPU and NPU, `None` without an NPU.
+    /// Returns the solver that splits matmuls between GPU and NPU; `None` if the SoC has no NPU.
     pub fn solver(&self) -> Option<PartitionSolver<'_>> {
         let npu = self.npu.as_ref()?;
         Some(PartitionSolver { gpu: self.gpu, npu, graph_sizes: &self.sizes, sync_cost: self.sync })
@@ -86,7 +86,7 @@ impl<'a> SocLatencyModel<'a> {
         }
     }
 
-    /// Returns the time of one layer in a pass. The time to build graphs is divided equally among the layers.
+    /// Returns the time of one layer in a pass. The time to build NPU graphs is divided equally among the layers.
     pub fn layer_time(&self, pass: Pass) -> Seconds {
         let forward = self.forward_cost(pass);
         let layers = f64::from(self.model.shape.layers.0.max(1));
@@ -157,9 +157,9 @@ impl<'a> SocLatencyModel<'a> {
         chunks.into_iter().flat_map(layer).collect()
     }
 
-    /// Returns the interval of the output matmul for `positions` positions. If decoding splits the matmuls of the
-    /// layers, it splits the output matmul too, without sync events; after a prompt the GPU computes it. Both follow
-    /// the HeteroLLM paper.
+    /// Returns the sync interval of the output matmul for `positions` positions. If decoding splits the matmuls of the
+    /// layers, it also splits the output matmul, without sync events; after a prompt the GPU computes the output
+    /// matmul. Both rules follow the HeteroLLM paper.
     fn output_interval(&self, split: bool, positions: u32) -> SyncInterval {
         if positions == 0 {
             return SyncInterval::default();
@@ -172,14 +172,8 @@ impl<'a> SocLatencyModel<'a> {
         SyncInterval::without_events(vec![self.gpu.decode_matmul_time(matmul, tokens)])
     }
 
-    fn decode(&self, tokens: u64, cached_bytes: f64) -> DecodeLatencyModel<'_> {
-        DecodeLatencyModel {
-            soc: self.soc,
-            gpu: self.gpu,
-            sync_cost: self.sync,
-            tokens,
-            kv_bytes_per_layer: cached_bytes,
-        }
+    fn decode(&self, tokens: u64, kv_bytes_per_layer: f64) -> DecodeLatencyModel<'_> {
+        DecodeLatencyModel { soc: self.soc, gpu: self.gpu, sync_cost: self.sync, tokens, kv_bytes_per_layer }
     }
 }
 

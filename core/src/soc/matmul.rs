@@ -6,7 +6,8 @@
 
 use hearth_profiles::model::{ModelProfile, ModelShape};
 
-/// A model with fewer bits per weight than this on average is treated as W4A16: Q4_K_M has 4.9, Q5_K 5.5.
+/// Mean number of bits per weight below which a model is treated as W4A16 (weights of 4 bits, activations of 16 bits).
+/// Q4_K_M has 4.9 bits per weight, Q5_K 5.5.
 const FOUR_BIT_LIMIT: f64 = 5.5;
 
 /// The shape of a matmul with a weight matrix.
@@ -23,7 +24,7 @@ impl Matmul {
         self.inputs as f64 * self.outputs as f64
     }
 
-    /// Returns the same matmul with another number of outputs.
+    /// Returns this matmul with another number of outputs.
     #[must_use]
     pub fn with_outputs(self, outputs: u64) -> Self {
         Self { outputs, ..self }

@@ -1,9 +1,9 @@
-//! Matrix multiplication times, interpolated from a table of measurements.
+//! Matrix multiplication times of an NPU, interpolated from a table of measurements.
 //!
-//! The two modes of the HeteroLLM paper's profiler (section 4.3). In both, the table gives a rate: operations, padded
-//! to whole tiles, divided by time. In mode `table` a matmul has the rate of the nearest measured one, by the
-//! distance of the logarithms of its dimensions. In mode `tree` it has the mean rate of a leaf of a regression tree.
-//! Each split of the tree minimises the squared deviation of the logarithms of the rates.
+//! There are two modes, as in the profiler of the HeteroLLM paper (section 4.3). In both, the table gives a rate:
+//! operations, padded to whole tiles, divided by time. In mode `table` a matmul has the rate of the nearest measured
+//! matmul, by the distance of the logarithms of their dimensions. In mode `tree` it has the mean rate of a leaf of a
+//! regression tree. Each split of the tree minimises the squared deviation of the logarithms of the rates.
 //!
 //! Not here: the measurement itself, because this program cannot access an NPU.
 
@@ -11,13 +11,13 @@ use hearth_profiles::device::soc::{MatmulProfile, MeasuredMatmul, ProfileMode};
 
 use super::matmul::Matmul;
 
-/// Minimum number of measurements in a leaf.
+/// Minimum number of measurements in a leaf of the regression tree.
 /// source: assumed, so that a single bad measurement does not form a leaf
 const MIN_LEAF_POINTS: usize = 2;
-/// Maximum depth of the tree. source: assumed
+/// Maximum depth of the regression tree. source: assumed
 const MAX_DEPTH: u32 = 12;
-/// Number of features of a matmul: the logarithms of its three dimensions and of the two ratios that determine order
-/// and shape.
+/// Number of features of a matmul in the regression tree: the logarithms of its inputs, outputs and tokens, and of the
+/// ratios of inputs to outputs and of inputs to tokens.
 const FEATURES: usize = 5;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -41,7 +41,7 @@ enum Node {
 }
 
 impl MatmulTimeTable {
-    /// Prepares the table of a valid profile. `tile` is the tile size of the NPU's systolic array.
+    /// Creates the table from a valid profile. `tile` is the tile size of the NPU's systolic array.
     pub fn new(profiled: &MatmulProfile, tile: u32) -> Self {
         let tile = u64::from(tile.max(1));
         let samples: Vec<Sample> = profiled.matmuls.iter().map(|shape| sample(shape, tile)).collect();
@@ -105,7 +105,7 @@ fn grow(mut samples: Vec<Sample>, level: u32) -> Node {
     Node::Split { feature, at, below, above }
 }
 
-/// Returns the feature and the threshold of the split with the smallest squared error, `None` if no split reduces it.
+/// Returns feature and threshold of the split with the smallest squared error; `None` if no split reduces the error.
 fn best_split(samples: &mut [Sample]) -> Option<(usize, f64)> {
     let count = samples.len();
     let add =

@@ -17,15 +17,15 @@ pub const FRAME_TIME: Seconds = Seconds(1.0 / 60.0);
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SocMetrics {
     pub strategy: &'static str,
-    /// Prompt tokens per second of prefill, without the time to build graphs.
+    /// Prefill speed in prompt tokens per second, without the time to build NPU graphs.
     pub prefill_tokens_per_s: Option<f64>,
-    /// Prompt tokens per second of prefill, including the time to build graphs.
+    /// Prefill speed in prompt tokens per second, including the time to build NPU graphs.
     pub prefill_with_preparation_tokens_per_s: Option<f64>,
-    /// Generated tokens after the first per second of decoding.
+    /// Decoding speed: generated tokens after the first, per second.
     pub decode_tokens_per_s: Option<f64>,
-    /// Time to build graphs at run time, in seconds.
+    /// Time to build NPU graphs at run time, in seconds.
     pub graph_preparation_s: f64,
-    /// Power during prefill, in watts, if the profile has it.
+    /// Power during prefill, in watts; absent if the profile has no power.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefill_power_w: Option<f64>,
     /// Energy of prefill, in joules: power times duration. The power during decoding is not known.
@@ -37,37 +37,36 @@ pub struct SocMetrics {
     pub sync_overhead: SyncOverhead,
 }
 
-/// Occupancy of the GPU's queue in one phase of a run.
+/// Occupancy of the GPU's queue during prefill or decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct QueueOccupancy {
-    /// The longest time without a gap, in milliseconds.
+    /// The longest time for which kernels ran without a gap, in milliseconds.
     #[serde(rename = "max_ms")]
     pub max_busy_ms: f64,
     /// The duration of the longest kernel, in milliseconds.
     pub max_kernel_ms: f64,
     /// The fraction of the phase in which kernels ran, from 0 to 1.
     pub busy_share: f64,
-    /// Whether every busy time without a gap is shorter than [`FRAME_TIME`], so that a game can draw each frame in
-    /// time.
+    /// Whether kernels never run for [`FRAME_TIME`] or longer without a gap, so that a game can draw frames in time.
     #[serde(rename = "leaves_frames")]
     pub frame_deadlines_met: bool,
 }
 
-/// Costs of synchronising GPU and NPU in a run.
+/// The cost of synchronising GPU and NPU in a run.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct SyncOverhead {
-    /// The number of intervals that end with a synchronisation.
+    /// The number of intervals that end with a synchronisation of GPU and NPU.
     #[serde(rename = "stages")]
     pub sync_count: u64,
-    /// Total time of the sync events, in milliseconds.
+    /// Total time of the synchronisation events, in milliseconds.
     pub events_ms: f64,
-    /// Total time in which a CPU core polled a flag, in milliseconds.
+    /// Total time in which a CPU core polled the flag of a kernel, in milliseconds.
     #[serde(rename = "polled_ms")]
     pub polling_ms: f64,
 }
 
 impl SocMetrics {
-    /// Computes the metrics of a trace of one device, `None` if it has no SoC kernels.
+    /// Computes the metrics of a trace of one device; `None` if the trace has no kernels of a SoC.
     pub fn from_trace(trace: &Trace, soc: &Soc, strategy: SocStrategy) -> Option<Self> {
         trace.records.iter().find(|record| record.kind == StepKind::Kernel)?;
         let prompt =
@@ -93,7 +92,7 @@ impl SocMetrics {
     }
 }
 
-/// Returns the seconds from the start of the first to the end of the last record of the selected passes.
+/// Returns the seconds from the first start to the last end of the records of all passes for which `of` is true.
 fn duration(trace: &Trace, of: &impl Fn(u32) -> bool) -> Option<f64> {
     let records = || trace.records.iter().filter(|record| of(record.pass_index));
     let (start, end) = (records().map(|it| it.start_ns).min()?, records().map(|it| it.end_ns).max()?);

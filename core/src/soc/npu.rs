@@ -8,9 +8,9 @@
 //! t(M, N, K) = 2 M N K / F0 * (1 + lambda N / M)
 //! ```
 //!
-//! This has the three effects of the paper: stages (padding), order (the weights or the activations are streamed),
-//! and shape (a stationary matrix that is large relative to the stream is loaded repeatedly). The compiler chooses
-//! the faster order. No matmul takes less time than loading its weights over the bus.
+//! The formula has the three effects of the paper: stages (padding), order (the weights or the activations are
+//! streamed), and shape (a stationary matrix that is large relative to the stream is loaded repeatedly). The NPU's
+//! compiler chooses the faster order. No matmul takes less time than loading its weights from memory.
 //!
 //! Not here: the sizes of NPU graphs ([`super::graphs`]), and measured times ([`super::matmul_times`]).
 
@@ -41,8 +41,8 @@ impl<'a> NpuLatencyModel<'a> {
         2.0 * rows * inner * columns / speed * (1.0 + self.array.order_penalty.value * inner / rows)
     }
 
-    /// Returns the seconds for a matmul with `tokens` tokens: from the table of measured times if the profile has
-    /// one, else by the formula in the faster order.
+    /// Returns the seconds for a matmul with `tokens` tokens: from the table of measured times if the profile has such
+    /// a table, else by the formula in the faster order.
     pub fn matmul_time(&self, matmul: Matmul, tokens: u64) -> f64 {
         if matmul.outputs == 0 || tokens == 0 {
             return 0.0;

@@ -1,4 +1,4 @@
-//! The sync intervals of a layer during prefill.
+//! Prefill on a SoC: the sync intervals of a layer, in which GPU and NPU work in parallel.
 //!
 //! Each strategy has its own rule for matmuls. Matmuls that are not split share a pair of sync events within their
 //! group ([`super::matmul::matmul_groups`]). The GPU computes the other nine kernels of the layer in FP16, each bound
@@ -17,11 +17,11 @@ use super::solver::PartitionSolver;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PromptChunk {
     pub tokens: u64,
-    /// The number of positions that the chunk's tokens attend to.
+    /// The number of positions that each token of the chunk attends to.
     pub context_length: u64,
 }
 
-/// Returns the intervals of a layer that the GPU computes alone, without sync events.
+/// Returns the sync intervals of a layer that the GPU computes alone, without sync events.
 pub fn gpu_intervals(gpu: &GpuLatencyModel, shape: &ModelShape, chunk: PromptChunk) -> Vec<SyncInterval> {
     let matmuls = matmul_groups(shape).map(|group| vec![gpu_interval(gpu, &group, chunk.tokens)]);
     layer(gpu, shape, chunk, matmuls)
@@ -31,8 +31,8 @@ fn gpu_interval(gpu: &GpuLatencyModel, group: &[Matmul], tokens: u64) -> SyncInt
     SyncInterval::without_events(group.iter().map(|&matmul| gpu.matmul_time(matmul, tokens)).collect())
 }
 
-/// Returns the intervals of a layer for a chunk that is no longer than the largest graph. `chunked_size` is the graph
-/// size of [`SocStrategy::Chunked`], in tokens.
+/// Returns the sync intervals of a layer for a chunk that is no longer than the largest graph size. `chunked_size` is
+/// the graph size of [`SocStrategy::Chunked`], in tokens.
 pub fn layer_intervals(
     solver: &PartitionSolver,
     strategy: SocStrategy,
@@ -62,7 +62,7 @@ pub fn layer_intervals(
     layer(&solver.gpu, shape, chunk, matmuls)
 }
 
-/// Returns the set of graphs that covers a prompt in the shortest time, the same for all matmuls.
+/// Returns the graph sizes that cover a prompt in the shortest total time of all matmuls, which share these sizes.
 pub fn fastest_covering_set(solver: &PartitionSolver, shape: &ModelShape, tokens: u64) -> Vec<u64> {
     let groups = matmul_groups(shape);
     let cost = |graphs: &[u64]| -> f64 {
@@ -73,13 +73,13 @@ pub fn fastest_covering_set(solver: &PartitionSolver, shape: &ModelShape, tokens
     fastest.map_or_else(|| vec![solver.graph_sizes.padded_size(tokens)], |(_, graphs)| graphs.to_vec())
 }
 
-/// Returns the interval in which the NPU computes a matmul group, with one pair of sync events.
+/// Returns the sync interval in which the NPU computes a matmul group, with one pair of sync events.
 fn npu_interval(solver: &PartitionSolver, group: &[Matmul], graphs: &[u64]) -> SyncInterval {
     let times = |&matmul: &Matmul| graphs.iter().map(move |&size| solver.npu.matmul_time(matmul, size));
     SyncInterval::with_events(vec![], group.iter().flat_map(times).collect(), solver.sync_cost)
 }
 
-/// Returns the interval of a matmul group on the GPU or the NPU, whichever is faster at the planned sync cost.
+/// Returns the sync interval of a matmul group on the GPU or the NPU, whichever is faster at the planned sync cost.
 fn faster_interval(solver: &PartitionSolver, group: &[Matmul], tokens: u64, graphs: &[u64]) -> SyncInterval {
     let npu = npu_interval(solver, group, graphs);
     let gpu = gpu_interval(&solver.gpu, group, tokens);

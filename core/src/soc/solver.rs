@@ -1,6 +1,6 @@
 //! The solver: splits a matrix multiplication between GPU and NPU.
 //!
-//! HeteroLLM paper, section 4.3: it minimises the time
+//! As in the HeteroLLM paper, section 4.3, the solver minimises the time
 //!
 //! ```text
 //! max(T_gpu(part 1), T_npu(part 2)) + T_sync,    T_gpu(all),    T_npu(all) + T_sync
@@ -22,10 +22,10 @@ use super::matmul::Matmul;
 use super::npu::NpuLatencyModel;
 use super::sync::SyncCost;
 
-/// The number of rows on the GPU is a multiple of this constant.
+/// Step of the number of weight rows on the GPU: the number is a multiple of this constant.
 /// source: HeteroLLM paper, section 4.3
 const ROW_STEP: u64 = 256;
-/// The number of tokens on the NPU is a multiple of this constant if the partition is solved ahead of time.
+/// Step of the number of tokens on the NPU, if the partition is solved ahead of time.
 /// source: HeteroLLM paper, section 4.3
 const TOKEN_STEP: u64 = 32;
 
@@ -34,11 +34,11 @@ const TOKEN_STEP: u64 = 32;
 pub struct Partition {
     /// Sizes in tokens of the NPU graphs, which run one after another; empty if the GPU computes the whole matmul.
     pub graph_sizes: Vec<u64>,
-    /// Tokens for which the GPU computes all rows.
+    /// Number of tokens for which the GPU computes all rows.
     pub margin_tokens: u64,
-    /// Rows that the GPU computes for all tokens except `margin_tokens`.
+    /// Number of rows that the GPU computes for all tokens except `margin_tokens`.
     pub gpu_rows: u64,
-    /// The times of the resulting kernels and graphs.
+    /// The times of the GPU kernels and NPU graphs of this partition.
     pub interval: SyncInterval,
 }
 
@@ -47,7 +47,6 @@ pub struct Partition {
 pub struct PartitionSolver<'a> {
     pub gpu: GpuLatencyModel,
     pub npu: &'a NpuLatencyModel<'a>,
-    /// The sizes for which the NPU has graphs.
     pub graph_sizes: &'a GraphSizes,
     pub sync_cost: SyncCost,
 }
@@ -61,24 +60,36 @@ struct Best {
 }
 
 impl PartitionSolver<'_> {
-    /// Returns the fastest partition of a matmul with `tokens` tokens, at most the size of the largest graph.
+    /// Returns the fastest partition of a matmul. `tokens` must be at most the size of the largest NPU graph.
     pub fn solve(&self, matmul: Matmul, tokens: u64) -> Partition {
         let time = self.gpu.matmul_time(matmul, tokens);
         let all = Best { time, margin: tokens, rows: 0, graphs: vec![] };
-        let best = if self.graph_sizes.contains(tokens) {
+        let Best { margin, rows, graphs, .. } = if self.graph_sizes.sizes.contains(&tokens) {
             self.solve_with_any_graph(matmul, tokens, all)
         } else {
             self.solve_with_standard_graphs(matmul, tokens, all)
         };
-        self.partition(matmul, tokens, best)
+        let kernels = [
+            self.gpu.matmul_time(matmul, margin),
+            self.gpu.matmul_time(matmul.with_outputs(rows), tokens - margin),
+        ];
+        let gpu_times: Vec<f64> = kernels.into_iter().filter(|&time| time > 0.0).collect();
+        let rest = matmul.with_outputs(matmul.outputs - rows);
+        let npu_times: Vec<f64> = graphs.iter().map(|&size| self.npu.matmul_time(rest, size)).collect();
+        let interval = if graphs.is_empty() {
+            SyncInterval::without_events(gpu_times)
+        } else {
+            SyncInterval::with_events(gpu_times, npu_times, self.sync_cost)
+        };
+        Partition { graph_sizes: graphs, margin_tokens: margin, gpu_rows: rows, interval }
     }
 
-    /// Returns the seconds for a matmul that the NPU computes alone with these graphs.
+    /// Returns the seconds for a matmul that the NPU computes alone with graphs of these sizes (in tokens).
     pub fn npu_time(&self, matmul: Matmul, graphs: &[u64]) -> f64 {
         graphs.iter().map(|&size| self.npu.matmul_time(matmul, size)).sum()
     }
 
-    /// Improves `best` by partitions for which the NPU may have a graph of any size.
+    /// Returns `best`, or a faster partition for which the NPU may have a graph of any size.
     fn solve_with_any_graph(&self, matmul: Matmul, tokens: u64, mut best: Best) -> Best {
         let pair = self.sync_cost.planned_event_pair_seconds;
         for rows in gpu_row_counts(matmul.outputs) {
@@ -94,14 +105,12 @@ impl PartitionSolver<'_> {
         best
     }
 
-    /// Improves `best` by partitions that use graphs of standard sizes.
+    /// Returns `best`, or a faster partition that uses NPU graphs of the standard sizes.
     fn solve_with_standard_graphs(&self, matmul: Matmul, tokens: u64, mut best: Best) -> Best {
-        let (pair, sizes) = (self.sync_cost.planned_event_pair_seconds, &self.graph_sizes.sizes);
-        let sets: Vec<&[u64]> = self
-            .graph_sizes
-            .covering_sets(tokens)
-            .chain(self.graph_sizes.non_covering_sets(tokens))
-            .collect();
+        let (pair, graphs) = (self.sync_cost.planned_event_pair_seconds, self.graph_sizes);
+        let sizes = &graphs.sizes;
+        let sets: Vec<&[u64]> =
+            graphs.covering_sets(tokens).chain(graphs.non_covering_sets(tokens)).collect();
         for rows in gpu_row_counts(matmul.outputs) {
             let rest = matmul.with_outputs(matmul.outputs - rows);
             let times: Vec<f64> = sizes.iter().map(|&size| self.npu.matmul_time(rest, size)).collect();
@@ -118,23 +127,6 @@ impl PartitionSolver<'_> {
             }
         }
         best
-    }
-
-    fn partition(&self, matmul: Matmul, tokens: u64, best: Best) -> Partition {
-        let Best { margin, rows, graphs, .. } = best;
-        let rest = matmul.with_outputs(matmul.outputs - rows);
-        let kernels = [
-            self.gpu.matmul_time(matmul, margin),
-            self.gpu.matmul_time(matmul.with_outputs(rows), tokens - margin),
-        ];
-        let gpu_times: Vec<f64> = kernels.into_iter().filter(|&time| time > 0.0).collect();
-        let npu_times: Vec<f64> = graphs.iter().map(|&size| self.npu.matmul_time(rest, size)).collect();
-        let interval = if graphs.is_empty() {
-            SyncInterval::without_events(gpu_times)
-        } else {
-            SyncInterval::with_events(gpu_times, npu_times, self.sync_cost)
-        };
-        Partition { graph_sizes: graphs, margin_tokens: margin, gpu_rows: rows, interval }
     }
 }
 

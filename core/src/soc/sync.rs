@@ -9,13 +9,13 @@ use hearth_profiles::Seconds;
 use hearth_profiles::device::soc::{PartitionPolicy, Synchronisation};
 use hearth_profiles::device::{Soc, SocOptions};
 
-/// Number of sync events of a split matmul, or of a matmul group on the NPU: one before and one after it.
+/// Number of sync events of a split matmul, or of a matmul group on the NPU: one event before and one after the work.
 pub const EVENTS_PER_INTERVAL: u32 = 2;
 
-/// The cost of a pair of sync events: the value that the solver assumes, and the value at run time.
+/// The cost of a pair of sync events between GPU and NPU: the value that the solver assumes, and the value at run time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SyncCost {
-    /// The cost of a pair of sync events with which partitions are chosen, in seconds.
+    /// The cost of a pair of sync events that the solver assumes when it chooses partitions, in seconds.
     pub planned_event_pair_seconds: f64,
     /// The cost of a pair of sync events at run time, in seconds.
     pub event_pair_seconds: f64,
@@ -32,8 +32,8 @@ impl SyncCost {
     }
 }
 
-/// Returns how long a CPU thread polls the flag of a kernel, after it has slept in steps of length `step`. A sleep
-/// that would end after the predicted time of the kernel is not started.
+/// Returns the time for which a CPU thread polls the completion flag of a kernel with the predicted time `kernel`.
+/// Before that, the thread sleeps in steps of length `step`, as long as a sleep ends within the predicted time.
 pub fn poll_time(kernel: Seconds, step: Seconds) -> Seconds {
     let steps = if step.0 > 0.0 { (kernel.0 / step.0).floor() } else { 0.0 };
     Seconds(kernel.0 - (steps * step.0).min(kernel.0))

@@ -1,8 +1,8 @@
 //! All-reduce: the messages of each pattern until every device has the sum.
 //!
-//! What a device does in an all-reduce depends only on the number of messages that it has received: it has sent
-//! [`Collective::due_messages`] messages by then, and is done when it has received [`Collective::total_messages`]
-//! messages. For `N` devices and a partial result of `p` bytes:
+//! What a device does in an all-reduce depends only on the number of messages that it has received: by then it must
+//! have sent [`Collective::due_messages`] messages, and after [`Collective::total_messages`] received messages it is
+//! done. For `N` devices and a partial result of `p` bytes:
 //!
 //! | pattern | messages | bytes per message | sequential messages |
 //! | --- | --- | --- | --- |
@@ -12,7 +12,7 @@
 //! | over the air | none | - | - |
 //!
 //! A node of dllama sends 2 L (N - 1) partial results per token. With Llama-3-8B (L = 32, 4096 elements in blocks of
-//! 34 bytes for 32 elements) that is 272 KiB for two nodes and 816 KiB for four.
+//! 34 bytes for 32 elements) these are 272 KiB for two nodes and 816 KiB for four nodes.
 //!
 //! Not here: how long a message takes.
 
@@ -24,14 +24,13 @@ use hearth_schema::plan::tensor_parallel::AllReduce;
 /// The message pattern of one all-reduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Collective {
-    /// The algorithm, which determines the devices that add the partial results, and how they distribute the sum.
+    /// The algorithm, which determines which devices add the partial results and how the sum is distributed.
     pub algorithm: AllReduce,
     pub devices: usize,
 }
 
 impl Collective {
-    /// Returns the number of messages that the device with this index in the plan must have sent when it has received
-    /// `received` messages.
+    /// Returns the number of messages that a device must have sent after it has received `received` messages.
     pub fn due_messages(self, index: usize, received: usize) -> usize {
         let others = self.devices - 1;
         match self.algorithm {
@@ -44,7 +43,7 @@ impl Collective {
         }
     }
 
-    /// Returns the device that receives message `number` (from 0) that a device sends.
+    /// Returns the index of the device that receives message `number` (from 0) of the device with index `index`.
     pub fn receiver(self, index: usize, number: usize) -> usize {
         match self.algorithm {
             AllReduce::Star if index > 0 => 0,
@@ -54,7 +53,7 @@ impl Collective {
         }
     }
 
-    /// Returns the total number of messages that a device receives. In every pattern it sends as many.
+    /// Returns the number of messages that a device receives in one all-reduce, which equals the number that it sends.
     pub fn total_messages(self, index: usize) -> usize {
         self.due_messages(index, usize::MAX / 2)
     }
@@ -67,8 +66,7 @@ impl Collective {
         }
     }
 
-    /// Returns the devices that a device sends to: in an all-reduce, and for the head also when it distributes a
-    /// token.
+    /// Returns the indices of the devices that a device sends partial results to, and the head also generated tokens.
     pub fn receivers(self, index: usize) -> Vec<usize> {
         let sent = 0..self.total_messages(index);
         let mut receivers: BTreeSet<usize> = sent.map(|number| self.receiver(index, number)).collect();

@@ -2,7 +2,7 @@
 //!
 //! A device stores a share of the attention matrices equal to its share of the key-value heads, a share of the
 //! feed-forward matrices equal to its share of the rows, and all norms, which are small. Bytes are divided by
-//! cumulative shares, so the bytes of all devices sum exactly to those of the layer.
+//! cumulative shares, so the bytes of all devices sum exactly to the bytes of the layer.
 //!
 //! A model profile only has the bytes of a layer by format. The bytes of a format are divided between attention and
 //! feed-forward block in proportion to their numbers of weights. This is exact if all matrices have the same format,
@@ -25,7 +25,7 @@ pub struct SlicedModel {
     pub feed_forward: Vec<TensorGroup>,
 }
 
-/// A device's part of a divisible whole: `own` of `whole` shares, after the `before` shares of previous devices.
+/// The part of a device in a divided quantity: `own` of `whole` shares, after the `before` shares of previous devices.
 #[derive(Debug, Clone, Copy)]
 struct Part {
     before: u64,
@@ -34,7 +34,7 @@ struct Part {
 }
 
 impl SlicedModel {
-    /// Creates the slices of the device with this index in a tensor-parallel plan whose slices cover the model.
+    /// Creates the slices of the device with index `index` in a tensor-parallel plan whose slices cover the model.
     pub fn new(plan: &Plan, tensor: &TensorParallelPlan, index: usize, model: &ModelProfile) -> Self {
         let format = plan.devices[index].residency.weight_format(plan.devices[index].gpu_layers > 0);
         let part = |of: fn(&Slice) -> u32, whole: u32| Part {
@@ -78,8 +78,8 @@ impl SlicedModel {
         self.attention.all_layers_bytes() + self.feed_forward.iter().map(TensorGroup::bytes).sum::<Bytes>()
     }
 
-    /// Returns the bytes of the device's slice of a block. Block `2 l` is the attention block of layer `l`,
-    /// block `2 l + 1` its feed-forward block.
+    /// Returns the bytes of the device's slice of a block. Block `2 l` is the attention block of layer `l`, block
+    /// `2 l + 1` the feed-forward block of this layer.
     pub fn block_bytes(&self, block: usize) -> Bytes {
         let layers = if block.is_multiple_of(2) { &self.attention.layers } else { &self.feed_forward };
         layers[block / 2].bytes()

@@ -12,7 +12,7 @@ use super::*;
 const PATTERNS: [AllReduce; 4] =
     [AllReduce::AllGather, AllReduce::Star, AllReduce::Ring, AllReduce::OverTheAir];
 
-/// The text of a plan for Llama 3 8B with these slices of key-value heads and feed-forward rows.
+/// Returns the YAML of a plan for Llama 3 8B with these slices of key-value heads and feed-forward rows.
 fn text(slices: &[(u32, u32)], kind: &str, residency: &str) -> String {
     let slice = |(index, (heads, rows)): (usize, &(u32, u32))| {
         format!("    - {{device: d{index}, kv_heads: {heads}, feed_forward: {rows}}}\n")

@@ -106,7 +106,7 @@ const TRACE: &str = r#"{"header":{"schema":"trace/1","origin":"measured","scenar
 {"end":"ok"}
 "#;
 
-/// The text after one to three random replacements of up to 40 bytes.
+/// Returns a strategy that generates `text` with one to three random replacements of up to 40 bytes.
 fn damaged(text: &'static str) -> impl Strategy<Value = String> {
     let known = ["- ", "{", "]", ": ", "&a *a", "18446744073709551616", "-1e999 GiB", "\0", "!!binary "];
     let known = proptest::sample::select(known.to_vec()).prop_map(str::to_owned);

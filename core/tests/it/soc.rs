@@ -31,7 +31,7 @@ fn intern() -> ModelProfile {
     ModelDocument::from_yaml(&text).and_then(|document| document.to_profile()).expect("a model")
 }
 
-/// Returns the seconds for a pass through the whole model.
+/// Returns the predicted seconds for a pass through the whole model.
 fn time(soc: &Soc, model: &ModelProfile, pass: Pass) -> f64 {
     let forward = SocLatencyModel::new(soc, model, Bytes(2)).forward_cost(pass);
     let layers = total_time(&forward.layer_intervals) * f64::from(model.shape.layers.0);
@@ -61,8 +61,7 @@ fn slow(partitions: PartitionPolicy) -> SocOptions {
 
 #[test]
 fn prefill_times_agree_with_an_independent_implementation() {
-    // Pinned results of another implementation of the same formulas, which is not part of this repository, in
-    // tokens/s.
+    // Pinned results, in tokens/s, of another implementation of the formulas, which is not part of this repository.
     for (strategy, speeds) in [
         (SocStrategy::GpuOnly, [63.6, 63.7, 61.8]),
         (SocStrategy::HeteroLayer, [140.0, 190.5, 174.7]),
@@ -140,7 +139,7 @@ fn single_processor_has_40_to_45_of_68_gigabytes_per_second() {
     assert!((40e9..=45e9).contains(&bus.single_processor.value.0) && bus.peak_bandwidth.value.0 == 68e9);
 }
 
-/// The kind of split of a matmul with `tokens` tokens.
+/// Describes how a matmul with `tokens` tokens is split between GPU and NPU.
 fn split_kind(partition: &Partition, tokens: u64) -> &'static str {
     let graphs = &partition.graph_sizes;
     let pads = graphs.iter().sum::<u64>() > tokens - partition.margin_tokens;
@@ -183,8 +182,7 @@ fn verifying_drafts_costs_one_token_while_bound_by_memory() {
     assert!(verified(31) < 0.5 * 32.0 * token, "one tile of the NPU");
 }
 
-/// A table of NPU times by the formula of `hearth_core::soc::npu`, for the partial matmuls of a model that are split
-/// by rows in multiples of `step`.
+/// Returns the NPU times by the formula of `hearth_core::soc::npu` for matmuls whose outputs are a multiple of `step`.
 fn table(mode: ProfileMode, tokens: &[u32], step: u32) -> MatmulProfile {
     let (soc, model) = (soc(SocOptions::default()), llama());
     let latency_model = SocLatencyModel::new(&soc, &model, Bytes(2));

@@ -1,4 +1,4 @@
-//! Prints the launches and the memory that fusion and memory planning save, by architecture and for Stable Diffusion.
+//! Prints the launches and the memory that fusion and memory planning save, for each architecture and Stable Diffusion.
 //!
 //! ML Drift paper, sections 3.5 and 3.6. All decoders have the dimensions of Llama 3.1 8B, so that architectures can
 //! be compared, with a prompt of 1024 tokens, a context of 1280 and f16 elements, as in the paper. No GPU is needed.
@@ -8,14 +8,14 @@ use hearth_gpu::graph::{FusionOptions, Graph, PassSize, ResidualFusion, decoder_
 use hearth_gpu::memory::{assign_offsets, greedy_by_size, greedy_by_size_improved, naive_bytes};
 use hearth_profiles::model::{Architecture, ModelShape, shipped_document};
 
-/// The pass of the decoders: a prompt of 1024 tokens in f16.
+/// The dimensions of the pass of the decoders: a prompt of 1024 tokens, with elements in f16.
 const SIZE: PassSize = PassSize { layers: 32, tokens: 1024, context_length: 1280, element_bytes: 2 };
 
 fn shape(architecture: Architecture) -> ModelShape {
     ModelShape { architecture, ..shipped_document("llama-8b").expect("llama-8b is shipped").to_shape() }
 }
 
-/// Sets of enabled fusions, each with one kind of fusion more than the one before.
+/// The sets of enabled kinds of fusion, with their names. Each set has one kind of fusion more than the set before.
 const FUSIONS: [(&str, FusionOptions); 5] = [
     ("nothing", FusionOptions::NONE),
     ("element-wise", FusionOptions { pointwise: true, ..FusionOptions::NONE }),

@@ -1,8 +1,8 @@
 //! Measures how much faster matmuls are with the interleaved weight layout than with the naive one, on this GPU.
 //!
-//! ML Drift paper, section 3.1, reports up to 20 %. For matmuls with one token and with 64, this example
-//! prints the time of the fastest tiling in each layout, among the candidates that `hearth gpu --tune` tries.
-//! With a software driver, the times only describe the CPU.
+//! ML Drift paper, section 3.1, reports up to 20 %. For matmuls with one token and with 64 tokens, this example prints
+//! the time of the fastest tiling in each layout, among the candidates that `hearth gpu --tune` tries. With a software
+//! driver, the times only describe the CPU.
 
 use hearth_gpu::measure::random_weights;
 use hearth_gpu::tuning::{candidate_tilings, measure_matmul_seconds};
@@ -17,7 +17,7 @@ const MATRIX_SIDE: usize = 2048;
 fn main() -> Result<(), GpuError> {
     let gpu = match Gpu::open(CapabilityMask::default()) {
         Err(GpuError::NoAdapter) => {
-            println!("no GPU with a Vulkan, Metal or DX12 driver was found");
+            println!("no GPU with a Vulkan, Metal or DX12 driver was found; install a driver");
             return Ok(());
         }
         opened => opened?,

@@ -1,14 +1,14 @@
-//! The backend of a stage that computes some of its layers on a GPU and the others on the CPU.
+//! The backend of a stage that computes some of its layers on a GPU and the other layers on the CPU.
 //!
 //! The plan decides which layers the GPU computes. Activations are uploaded and downloaded once per window. A GPU can
-//! be lost during a run together with its caches. Therefore the rows that entered each window are saved: the CPU
-//! recomputes the GPU's layers from these rows and continues. Such a run is slower but generates the same tokens.
+//! be lost during a run together with its caches. Therefore the hidden rows at the start of each window of GPU layers
+//! are saved: if the GPU is lost, the CPU recomputes the GPU layers from these rows and continues with the same tokens.
 //!
-//! Rows are saved only at the start of a window. If `BackendOptions::rounding` rounds them between two layers, layers
+//! Rows are saved only at the start of a window. If `BackendOptions::rounding` rounds rows between two layers, layers
 //! run one at a time, and the CPU repeats the rounding when it recomputes. The memory of the saved rows is allocated
 //! at the start of a run and counts as cache memory.
 //!
-//! Every pass must run a window from its first layer on, in the same ranges of layers.
+//! Every pass must run all layers of a window, from the first layer on, in the same ranges of layers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -22,11 +22,11 @@ use crate::device::{CapabilityMask, Gpu, Reservation};
 use crate::error::GpuError;
 use crate::layers::{GpuLayers, UploadOptions};
 
-/// Receives warnings for the user, such as that the GPU is lost.
+/// A function that receives warnings for the user, such as that the GPU was lost.
 pub type WarningSink = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// Returns a factory of backends for this machine's GPU. The GPU is opened when a backend is created for a plan that
-/// needs it. `upload` chooses the conversion of the weights and the tiling of the matmul kernels.
+/// Returns a factory of backends for the GPU of this machine. The GPU is opened when a backend is created for a plan
+/// with GPU layers. `upload` chooses the conversion of the weights and the tiling of the matmul kernels.
 pub fn backend_factory(
     mask: CapabilityMask,
     upload: impl Fn(&Gpu) -> UploadOptions + Send + Sync + 'static,
@@ -38,33 +38,32 @@ pub fn backend_factory(
     })
 }
 
-/// The rows [positions, embedding] that entered each window, by sequence and first layer of the window.
+/// The saved hidden rows [positions, embedding], by the sequence and the first layer of the window of GPU layers.
 type SavedRows = BTreeMap<(u32, u32), Vec<f32>>;
 
-/// Returns the allocated bytes of saved rows.
+/// Returns the bytes that are allocated for saved rows.
 fn bytes_of(saved_rows: &SavedRows) -> u64 {
     saved_rows.values().map(|rows| (rows.capacity() * size_of::<f32>()) as u64).sum()
 }
 
-/// A backend that computes layers on a GPU and on the CPU.
+/// A backend that computes the GPU layers of a plan on the GPU and the other layers on the CPU.
 pub struct GpuBackend {
     options: BackendOptions,
     /// The layers that the plan assigns to the GPU.
     on_gpu: BTreeSet<u32>,
-    /// The layers in GPU memory; `None` if no GPU is in use, as after its loss.
+    /// The layers in GPU memory; `None` if no GPU could be opened or after the GPU was lost.
     gpu: Option<GpuLayers>,
     cpu_layers: CpuBackend,
-    /// Computes the layers of the GPU after it was lost.
+    /// The backend that computes the GPU layers on the CPU if there is no GPU.
     fallback: Option<CpuBackend>,
     saved_rows: SavedRows,
-    /// Reserves memory for the KV caches of the CPU layers and for the saved hidden rows, if the GPU shares the
-    /// machine's memory.
+    /// Reserved memory for the KV caches of the CPU layers and the saved rows, if GPU and CPU share memory.
     _reservation: Option<Reservation>,
     warnings: WarningSink,
 }
 
 impl GpuBackend {
-    /// Opens a GPU and uploads its layers. If that fails and `options.fallback_to_cpu` is set, as in a run that has
+    /// Opens a GPU and uploads the GPU layers. If this fails and `options.fallback_to_cpu` is set, as in a run that has
     /// already started, the CPU computes all layers instead.
     pub fn open(
         open: impl Fn() -> Result<Arc<Gpu>, GpuError>,
@@ -86,7 +85,7 @@ impl GpuBackend {
         })
     }
 
-    /// Creates a backend: uploads the GPU's layers and compiles their kernels.
+    /// Creates a backend: uploads the GPU layers and compiles their kernels.
     pub fn new(
         gpu: Arc<Gpu>,
         upload: UploadOptions,
@@ -105,7 +104,7 @@ impl GpuBackend {
         Ok(backend)
     }
 
-    /// Returns a backend that has only the plan's CPU layers so far, without a GPU or a fallback.
+    /// Returns a backend with the CPU layers of the plan only, without a GPU and without a fallback.
     fn without_gpu(options: BackendOptions, warnings: WarningSink) -> GpuBackend {
         let on_gpu: BTreeSet<u32> = options.gpu_layers.iter().cloned().flatten().collect();
         let on_cpu = options.owned_layers.iter().cloned().flatten().filter(|layer| !on_gpu.contains(layer));
@@ -115,21 +114,19 @@ impl GpuBackend {
         GpuBackend { options, on_gpu, gpu, cpu_layers, fallback, saved_rows, _reservation: None, warnings }
     }
 
-    /// Compiles all kernels that a pass needs, so that the first token does not wait for the compiler and errors of
-    /// the device are found before a run starts.
+    /// Compiles all kernels of a pass, so that the first token need not wait and device errors are found early.
     fn prepare(&mut self) -> Result<(), GpuError> {
         let Some(gpu) = &mut self.gpu else { return Ok(()) };
         if self.options.rounding.is_some() {
             return self.on_gpu.iter().try_for_each(|&layer| gpu.compile_kernels(layer..layer + 1));
         }
         let windows = self.options.owned_layers.iter().cloned();
-        let mut ranges = windows.flat_map(|window| split_by_processor(&self.on_gpu, window));
-        ranges.try_for_each(
-            |run| if self.on_gpu.contains(&run.start) { gpu.compile_kernels(run) } else { Ok(()) },
-        )
+        let ranges = windows.flat_map(|window| split_by_processor(&self.on_gpu, window));
+        let mut gpu_ranges = ranges.filter(|range| self.on_gpu.contains(&range.start));
+        gpu_ranges.try_for_each(|range| gpu.compile_kernels(range))
     }
 
-    /// Runs layers that the plan assigns to the GPU: on the GPU, or on the CPU after the GPU was lost.
+    /// Runs layers that the plan assigns to the GPU: on the GPU, or on the CPU if the GPU is lost.
     fn run_gpu_layers(
         &mut self,
         sequence: u32,
@@ -161,9 +158,9 @@ impl GpuBackend {
         }
     }
 
-    /// Stops using the GPU and recomputes the caches of its layers on the CPU from the saved rows.
+    /// Stops using the GPU and recomputes the caches of the GPU layers on the CPU, from the saved rows.
     fn fall_back(&mut self, error: &GpuError) {
-        (self.warnings)(&format!("{error}; the CPU computes its layers from now on"));
+        (self.warnings)(&format!("{error}; the CPU computes the GPU layers from now on"));
         self.gpu = None;
         let BackendOptions { weights, kv_cache_options: cache, cpu, gpu_layers, rounding, .. } =
             &self.options;
@@ -184,7 +181,7 @@ impl GpuBackend {
     }
 }
 
-/// Calls `work` and returns its result, and its cost in wall time and in CPU time of this thread.
+/// Calls `work` and returns its result and its cost: the wall time, and the CPU time of this thread.
 fn measured<T>(work: impl FnOnce() -> T) -> (T, CriticalPathCost) {
     let (wall, cpu) = (monotonic_nanos(), thread_cpu_nanos());
     let result = work();
@@ -192,7 +189,7 @@ fn measured<T>(work: impl FnOnce() -> T) -> (T, CriticalPathCost) {
     (result, CriticalPathCost { wall_ns, cpu_ns, queue_ns: 0, all_threads_cpu_ns: cpu_ns })
 }
 
-/// Splits layers into consecutive ranges, each completely on the GPU or completely on the CPU.
+/// Splits a range of layers into consecutive ranges, each completely on the GPU or completely on the CPU.
 fn split_by_processor(on_gpu: &BTreeSet<u32>, layers: Range<u32>) -> Vec<Range<u32>> {
     let mut all: Vec<Range<u32>> = Vec::new();
     for layer in layers {
@@ -204,7 +201,7 @@ fn split_by_processor(on_gpu: &BTreeSet<u32>, layers: Range<u32>) -> Vec<Range<u
     all
 }
 
-/// Allocates memory for the saved rows of all positions, for each sequence and window.
+/// Allocates memory for the saved rows of all positions, for each sequence and each window of GPU layers.
 fn reserve_rows(options: &BackendOptions) -> Result<SavedRows, GpuError> {
     let (context, embedding) =
         (options.kv_cache_options.context as usize, options.weights.shape().embedding as usize);
@@ -214,7 +211,7 @@ fn reserve_rows(options: &BackendOptions) -> Result<SavedRows, GpuError> {
             let mut rows = Vec::new();
             let reserved = context.checked_mul(embedding).map(|elements| rows.try_reserve_exact(elements));
             if !matches!(reserved, Some(Ok(()))) {
-                let what = format!("the saved rows of {context} positions in main memory");
+                let what = format!("the saved hidden rows of {context} positions in main memory");
                 return Err(GpuError::OutOfMemory { what });
             }
             all.insert((sequence, window.start), rows);

@@ -1,11 +1,11 @@
-//! Conversion of the weights of a file to the formats of ML Drift, which have one scale per row.
+//! Conversion of the weights of a model file to the formats of ML Drift, which have one scale per row.
 //!
 //! ML Drift paper, section 4.2: q8 has eight bits and one scale per channel for all weights; 8/4/4 has eight
-//! bits in attention, and four in the embedding and the feed-forward block. No file has these formats: each
-//! row is dequantised, quantised again and uploaded. `scale = max |w| / m`,
+//! bits in attention, and four in the embedding and the feed-forward block. GGUF files do not have these formats, so
+//! each row is dequantised, quantised again and uploaded. `scale = max |w| / m`,
 //! `quant = round_ties_even(w * (m / max |w|))`, where the largest quant m is 127 or 7.
 //!
-//! One scale per row is coarser than the scales of the blocks of a file and changes the output of a model;
+//! One scale per row is coarser than one scale per block, as in GGUF files, and changes the output of a model;
 //! docs/studies/ml-drift measures by how much. Weights are converted only on request.
 
 use std::borrow::Cow;
@@ -17,20 +17,20 @@ use crate::error::GpuError;
 use crate::graph;
 use crate::kernels::packing::PackedFormat;
 
-/// How weights are converted when they are uploaded to the GPU.
+/// The conversion of weights when they are uploaded to the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WeightConversion {
-    /// The weights keep the format of the file.
+    /// No conversion: weights keep the format of the model file.
     #[default]
     None,
     /// Eight bits in all matrices (q8).
     Q8,
-    /// Eight bits in attention, four in the feed-forward block and the output matrix (8/4/4).
+    /// Eight bits in attention, and four bits in the feed-forward block and the output matrix (8/4/4).
     Mixed,
 }
 
 impl WeightConversion {
-    /// Returns the format to which a matrix of a layer is converted; `None` if it keeps its format.
+    /// Returns the format to which a matrix of a layer is converted; `None` if the matrix is not converted.
     pub fn layer_format(self, matrix: graph::LayerMatrix) -> Option<PackedFormat> {
         use graph::LayerMatrix::{Down, Gate, Up};
         match (self, matrix) {
@@ -40,13 +40,13 @@ impl WeightConversion {
         }
     }
 
-    /// Returns the format to which the output matrix is converted; `None` if it keeps its format.
+    /// Returns the format to which the output matrix is converted; `None` if the matrix is not converted.
     pub fn output_format(self) -> Option<PackedFormat> {
         self.layer_format(graph::LayerMatrix::Down)
     }
 }
 
-/// Returns the size in bytes of a row of `matrix` after its conversion to `packed`.
+/// Returns the size in bytes of a row of `matrix` when it is uploaded for the format `packed`.
 pub(crate) fn uploaded_row_bytes(matrix: Matrix<'_>, packed: PackedFormat) -> usize {
     if packed.has_row_scales() {
         packed.texels_per_row(matrix.row_length as u32) as usize * 16
@@ -55,7 +55,8 @@ pub(crate) fn uploaded_row_bytes(matrix: Matrix<'_>, packed: PackedFormat) -> us
     }
 }
 
-/// Returns the bytes of some rows for the upload. For formats with one scale per row, appends the scales to `scales`.
+/// Returns the bytes of the rows `rows` of `matrix` to upload for the format `packed`. If `packed` has one scale per
+/// row, converts the rows and appends their scales to `scales`.
 pub(crate) fn converted_rows<'a>(
     matrix: Matrix<'a>,
     packed: PackedFormat,
@@ -78,8 +79,8 @@ pub(crate) fn converted_rows<'a>(
     Ok(Cow::Owned(all))
 }
 
-/// Quantises a row: appends its quants to `out`, in texel order, and returns its scale. The scale is NaN if a weight
-/// is not finite.
+/// Quantises a row of weights to `packed`: appends the quants to `out`, in the order in which texels store them, and
+/// returns the scale of the row. The scale is NaN if a weight is not finite.
 pub fn quantise_row(packed: PackedFormat, row: &[f32], out: &mut Vec<u8>) -> f32 {
     let larger = |max: f32, size: f32| if size > max || size.is_nan() { size } else { max };
     let largest = row.iter().map(|weight| weight.abs()).fold(0.0, larger);
@@ -112,8 +113,7 @@ mod tests {
         assert_eq!((scale, eight.len()), (7.0 / 127.0, 32));
         assert_eq!([eight[0], eight[1], eight[17], eight[31]].map(|quant| quant as i8), [64, -127, 18, 7]);
         let mut four = Vec::new();
-        // One quant is 7 / 7: 3.5 is a tie, rounded to 4. Byte j has weights j and j + 16, with an offset of 8: c and
-        // 8.
+        // One quant is 7 / 7: 3.5 is a tie, rounded to 4. Byte j has weights j and j + 16, with an offset of 8.
         assert_eq!(quantise_row(PackedFormat::Row4, &row, &mut four), 1.0);
         assert_eq!(four.len(), 16);
         assert_eq!([four[0], four[1], four[15]], [0x8c, 0x91, 0x88]);
@@ -139,9 +139,7 @@ mod tests {
         assert_eq!([Gate, Down].map(mixed), [Some(PackedFormat::Row4); 2]);
         assert_eq!(WeightConversion::Mixed.output_format(), Some(PackedFormat::Row4));
         assert_eq!(WeightConversion::Q8.layer_format(Down), Some(PackedFormat::Row8));
-        assert_eq!(
-            (WeightConversion::None.layer_format(Down), WeightConversion::None.output_format()),
-            (None, None)
-        );
+        assert_eq!(WeightConversion::None.layer_format(Down), None);
+        assert_eq!(WeightConversion::None.output_format(), None);
     }
 }

@@ -21,8 +21,8 @@ pub enum GpuError {
     )]
     OutOfMemory { what: String },
     #[error(
-        "a buffer of this GPU holds at most {max_bytes} bytes, too few for {group_rows} rows of {row_bytes} bytes each; \
-         plan with `gpu_layers: 0`"
+        "a buffer of this GPU has at most {max_bytes} bytes, too few for {group_rows} rows of weights with {row_bytes} \
+         bytes each; plan with `gpu_layers: 0`"
     )]
     SmallBuffers { group_rows: u32, row_bytes: u64, max_bytes: u64 },
     #[error(
@@ -31,10 +31,11 @@ pub enum GpuError {
     Timeout { what: String, seconds: f64 },
     #[error("the GPU backend failed at {what}: {why}; plan with `gpu_layers: 0`, and report this as a bug")]
     Failed { what: String, why: String },
-    #[error("device documents cannot describe a GPU with the API `{api}`")]
+    #[error("a device document cannot describe a GPU with the API `{api}`; use Vulkan, Metal or DX12")]
     UnknownApi { api: String },
     #[error(
-        "there is no GPU kernel for weights of type {format}; use a file with {known}, or plan with `gpu_layers: 0`"
+        "there is no GPU kernel for weights of type {format}; use a model file with weights of types {known}, or plan \
+         with `gpu_layers: 0`"
     )]
     Format { format: Format, known: String },
     #[error("{what} is {found}, but GPU kernels need {need}; plan with `gpu_layers: 0`")]

@@ -1,10 +1,10 @@
-//! The layers of a model that are in GPU memory: uploads them and runs a range of them.
+//! Layers of a model in GPU memory: upload, and forward passes over ranges of layers.
 //!
 //! The fused graph of the decoder ([`crate::graph`]) is assembled once for each requested range of layers and for
 //! each phase; its nodes become kernel launches on the weights and caches of the layers. Intermediate tensors share
 //! buffers ([`crate::memory`]); the hidden rows stay in one buffer, to which each block adds its output.
 //!
-//! Not here: what happens when the device fails. That is [`crate::backend`].
+//! Not here: the fallback to the CPU when the device fails. That is [`crate::backend`].
 
 mod assembly;
 mod weights;
@@ -27,14 +27,14 @@ use crate::kernels::{attention::AttentionKernel, rope::RopeKernel};
 use crate::memory::greedy_by_size_improved;
 use weights::{GpuLayer, OutputMatrix};
 
-/// Maximum number of tokens in one batch: a longer prompt is split, because larger batches need more memory and gain
-/// little. source: assumed
+/// Maximum number of tokens in one batch. Longer prompts are split, because larger batches need more memory and are
+/// hardly faster. source: assumed
 const BATCH_TOKENS: u32 = 128;
 
 /// The tiling and the conversion with which the weights of a model are uploaded to the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UploadOptions {
-    /// The distribution of the work of a matmul over threads, and the weight layout that it needs.
+    /// The weight layout, and the distribution of a matmul over threads.
     pub tiling: Tiling,
     pub conversion: WeightConversion,
 }
@@ -45,7 +45,7 @@ impl From<Tiling> for UploadOptions {
     }
 }
 
-/// Layers of a model in GPU memory, with their caches.
+/// Layers of a model in GPU memory, with their key-value caches.
 #[derive(Debug)]
 pub struct GpuLayers {
     gpu: Arc<Gpu>,
@@ -55,12 +55,12 @@ pub struct GpuLayers {
     layers: BTreeMap<u32, GpuLayer>,
     output: Option<OutputMatrix>,
     buffers: Buffers,
-    /// The launches of each prepared range of layers, by its start and end.
+    /// The steps of each range of layers whose kernels are compiled. The key is the start and the end of the range.
     ranges: BTreeMap<(u32, u32), Launches>,
 }
 
-/// The steps of a range of layers: each entry has the maximum number of tokens of a batch and the steps for it, in
-/// ascending order. Larger batches use the last entry.
+/// The steps of a range of layers, for each batch size: an entry has the maximum number of tokens in a batch and the
+/// steps for such batches. The entries are in ascending order; larger batches use the last entry.
 type Launches = Vec<(u32, Vec<Step>)>;
 
 #[derive(Debug)]
@@ -68,22 +68,22 @@ struct Buffers {
     params: GpuBuffer,
     /// The hidden rows, [batch, embedding].
     hidden: GpuBuffer,
-    /// Cosine and sine of the rotary embedding, [batch, pairs].
+    /// The cosines and sines of the rotary embedding, [batch, pairs].
     angles: GpuBuffer,
-    /// The quantised inputs of a matmul: quants, scales, sums.
+    /// The quantised inputs of a matmul: quants, scales and sums of quants.
     quantised: [GpuBuffer; 3],
-    /// The buffers that intermediate tensors share, the largest first.
+    /// The buffers that intermediate tensors share, in descending order of size.
     objects: Vec<GpuBuffer>,
 }
 
-/// A kernel of a pass: one launch, or one for each sequence if the kernel uses the cache.
+/// One kernel of a pass. If the kernel uses the cache, it has one launch for each sequence, otherwise a single launch.
 #[derive(Debug)]
 struct Step {
     grid: Grid,
     launches: Vec<Launch>,
 }
 
-/// The kernel of a step, which determines its number of workgroups.
+/// The kernel of a step, which determines the number of workgroups of a launch.
 #[derive(Debug, Clone, Copy)]
 enum Grid {
     Norm,
@@ -105,24 +105,24 @@ impl Grid {
     }
 }
 
-/// Returns the bytes of the intermediate tensors, which the GPU needs in addition to weights and cache.
+/// Returns the size in bytes of all intermediate tensors, which need GPU memory in addition to weights and cache.
 pub fn compute_buffer_bytes(shape: &ModelShape) -> u64 {
     let tokens = u64::from(BATCH_TOKENS);
     let size = PassSize { layers: 1, tokens, context_length: 0, element_bytes: size_of::<f32>() as u64 };
     let (_, records) = fuse(decoder_graph(shape, size), FusionOptions::ALL).usage_records();
     let length = max_input_length(shape);
-    // Codes, scales and sums of quantised inputs.
+    // Quants, scales and sums of quantised inputs.
     greedy_by_size_improved(&records).total_size() + tokens * (length + length / 8 + length / 4)
 }
 
-/// Returns the maximum number of inputs of a matmul in a layer.
+/// Returns the maximum length of an input row of a matmul in a layer.
 fn max_input_length(shape: &ModelShape) -> u64 {
     let mixed = u64::from(shape.heads) * u64::from(shape.value_length);
     u64::from(shape.embedding.max(shape.feed_forward_length)).max(mixed)
 }
 
 impl GpuLayers {
-    /// Uploads the layers that `part` assigns to the GPU, and allocates their caches.
+    /// Uploads the layers that `part` assigns to the GPU, and allocates their key-value caches.
     pub fn new(gpu: Arc<Gpu>, part: &BackendOptions, upload: UploadOptions) -> Result<GpuLayers, GpuError> {
         let (model, options, output) = (part.weights.clone(), part.kv_cache_options, part.output_on_gpu);
         weights::check(model.shape(), model.hyperparameters())?;
@@ -145,7 +145,7 @@ impl GpuLayers {
         Ok(GpuLayers { gpu, model, options, tiling, layers, output, buffers, ranges: BTreeMap::new() })
     }
 
-    /// Compiles the kernels of a range of layers, unless they are compiled already.
+    /// Compiles the kernels for a forward pass over a range of layers, unless they are already compiled.
     pub fn compile_kernels(&mut self, layers: Range<u32>) -> Result<(), GpuError> {
         let key = (layers.start, layers.end);
         if !self.ranges.contains_key(&key) {
@@ -158,8 +158,8 @@ impl GpuLayers {
         Ok(())
     }
 
-    /// Runs `layers` on the rows `hidden` [tokens, embedding] of a sequence, at the positions `first`, `first + 1`,
-    /// ...
+    /// Runs a range of layers on the hidden rows `hidden` [tokens, embedding] of a sequence, in place. The first row
+    /// has the position `first`, and the following rows have the following positions.
     pub fn forward(
         &mut self,
         sequence: u32,
@@ -199,7 +199,7 @@ impl GpuLayers {
         Ok(())
     }
 
-    /// Returns the logits [rows, vocabulary] of hidden rows after the last layer, if the output matrix is on the GPU.
+    /// Returns the logits [rows, vocabulary] of hidden rows; `None` if the output matrix is not on the GPU.
     pub fn logits(&mut self, hidden: &[f32]) -> Option<Result<Vec<f32>, GpuError>> {
         let mut logits = self.output.as_ref()?.logits(&self.gpu, hidden);
         if let (Ok(logits), Some(cap)) = (&mut logits, self.model.hyperparameters().logit_softcap) {
@@ -210,7 +210,7 @@ impl GpuLayers {
         Some(logits)
     }
 
-    /// Returns the bytes of the weights, and of the caches, in GPU memory.
+    /// Returns the size in bytes of the weights in GPU memory, and that of the key-value caches.
     pub fn weight_and_cache_bytes(&self) -> [u64; 2] {
         let of = |bytes: fn(&GpuLayer) -> u64| self.layers.values().map(bytes).sum::<u64>();
         let output = self.output.as_ref().map_or(0, OutputMatrix::bytes);
@@ -237,7 +237,7 @@ impl Buffers {
         })
     }
 
-    /// Enlarges the shared buffers to at least these sizes, which are in descending order.
+    /// Enlarges the shared buffers so that buffer i has at least `sizes[i]` bytes. `sizes` is in descending order.
     fn reserve_objects(&mut self, gpu: &Gpu, sizes: &[u64]) -> Result<(), GpuError> {
         for (at, &size) in sizes.iter().enumerate() {
             match self.objects.get(at) {

@@ -1,8 +1,8 @@
-//! A weight matrix in GPU memory: its upload, and its matmuls.
+//! Weight matrices in GPU memory: upload and matmuls.
 //!
-//! The raw bytes of the file are uploaded in chunks, which a kernel rearranges ([`crate::kernels::packing`]). So the
-//! GPU stores the weights once, in the layout that the matmul kernels read. A matrix larger than the maximum binding
-//! size is split into parts, each with some of its rows.
+//! The raw bytes of the model file are uploaded in chunks, which a kernel rearranges ([`crate::kernels::packing`]). So
+//! the GPU stores the weights once, in the layout that the matmul kernels read. A matrix larger than the maximum
+//! binding size is split into parts, each with some of the rows.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use crate::kernels::matmul::{MatmulKernel, Phase, Tiling};
 use crate::kernels::packing::{self, PackedFormat};
 use crate::kernels::quantise::{self, Granularity};
 
-/// Maximum number of raw bytes in one transfer.
+/// Maximum number of bytes of weights in one transfer to the GPU.
 /// source: assumed, a few transfers per matrix, and little memory in addition to the weights
 const CHUNK_BYTES: usize = 16 << 20;
 
@@ -23,11 +23,11 @@ const CHUNK_BYTES: usize = 16 << 20;
 #[derive(Debug, Clone)]
 pub struct GpuMatrix {
     pub packed_format: PackedFormat,
-    /// Number of inputs: the length of a row.
+    /// Number of weights in a row, which is the number of inputs of the matmul.
     pub row_length: u32,
-    /// Number of outputs.
+    /// Number of rows, which is the number of outputs of the matmul.
     pub rows: u32,
-    /// The parts in row order.
+    /// The parts of the matrix, in the order of their rows.
     pub parts: Vec<MatrixPart>,
     pub tiling: Tiling,
 }
@@ -35,22 +35,22 @@ pub struct GpuMatrix {
 /// Consecutive rows of a matrix that are small enough for one binding.
 #[derive(Debug, Clone)]
 pub struct MatrixPart {
-    /// Index of the first row in the matrix.
+    /// Index in the matrix of the first row of this part.
     pub first_row: u32,
     pub rows: u32,
     pub texels: GpuBuffer,
-    /// The scales, if the format stores them separately.
+    /// The scales of the weights; `None` if the texels contain the scales.
     pub scales: Option<GpuBuffer>,
 }
 
 impl GpuMatrix {
-    /// Uploads a matrix in its format in the file.
+    /// Uploads a matrix without conversion.
     pub fn upload(gpu: &Gpu, matrix: Matrix<'_>, tiling: Tiling) -> Result<GpuMatrix, GpuError> {
         GpuMatrix::upload_converted(gpu, matrix, None, tiling, &mut |_| ())
     }
 
-    /// Uploads a matrix and converts it if `to` is given. `report` is called after each chunk with the
-    /// chunk's size in the file, in bytes.
+    /// Uploads a matrix, converted to the format `to` if there is one. Calls `report` after each uploaded chunk with
+    /// the size of the chunk in the model file, in bytes.
     pub fn upload_converted(
         gpu: &Gpu,
         matrix: Matrix<'_>,
@@ -89,7 +89,7 @@ impl GpuMatrix {
         Ok(uploaded)
     }
 
-    /// Returns the bytes in GPU memory.
+    /// Returns the bytes of the matrix in GPU memory.
     pub fn memory_bytes(&self) -> u64 {
         let of = |part: &MatrixPart| {
             part.texels.size_bytes() + part.scales.as_ref().map_or(0, GpuBuffer::size_bytes)
@@ -121,22 +121,14 @@ impl GpuMatrix {
         let raw = gpu.zeros("raw weights", (chunk * row_bytes + 4) as u64)?;
         let params = gpu.create_params_buffer()?;
         let groups = |count: u32| packing::workgroup_count(chunk as u64 * u64::from(count));
-        let texels_text = packing::texel_packing_kernel(packed, length, row_bytes as u32, &shape, order);
-        let name = "rearrange weights";
-        let mut launches = vec![gpu.prepare_launch(
-            name,
-            &texels_text,
-            &[&params, &raw, &texels],
-            groups(packed.texels_per_row(length)),
-        )?];
+        let text = packing::texel_packing_kernel(packed, length, row_bytes as u32, &shape, order);
+        let bound = [&params, &raw, &texels];
+        let workgroups = groups(packed.texels_per_row(length));
+        let mut launches = vec![gpu.prepare_launch("rearrange weights", &text, &bound, workgroups)?];
         if let Some(scales) = &scales {
             let text = packing::scale_packing_kernel(packed, length, row_bytes as u32, slices, order);
-            launches.push(gpu.prepare_launch(
-                "gather scales",
-                &text,
-                &[&params, &raw, scales],
-                groups(words),
-            )?);
+            let bound = [&params, &raw, scales];
+            launches.push(gpu.prepare_launch("gather scales", &text, &bound, groups(words))?);
         }
         let mut row_scales = Vec::new();
         for start in (0..rows as usize).step_by(chunk) {
@@ -144,10 +136,9 @@ impl GpuMatrix {
             let part = first_row as usize + start..first_row as usize + end;
             let bytes = converted_rows(matrix, packed, part, &mut row_scales)?;
             gpu.write(&raw, &bytes[..])?;
-            gpu.write(
-                &params,
-                &[KernelParams { offset: start as u32, end: end as u32, ..KernelParams::for_pass(0, 0) }],
-            )?;
+            let range =
+                KernelParams { offset: start as u32, end: end as u32, ..KernelParams::for_pass(0, 0) };
+            gpu.write(&params, &[range])?;
             gpu.submit(&launches)?;
             gpu.wait("a copy of weights")?;
             report(((end - start) * matrix.row_bytes()) as u64);
@@ -160,15 +151,15 @@ impl GpuMatrix {
         Ok(MatrixPart { first_row, rows, texels, scales })
     }
 
-    /// Returns the launches of a matmul with `input` [tokens, length], including the quantisation of the input, and
-    /// their output tensor [tokens, rows]. With `writes_integers`, the output is the integer sums of each block,
-    /// [tokens, blocks, rows].
+    /// Prepares a matmul with `input` [tokens, row_length]. Returns the launches, including the quantisation of the
+    /// input, and the output tensor [tokens, rows]. If `writes_integer_sums` is set, the output is the integer sums of
+    /// each block, [tokens, blocks, rows].
     pub fn matmul_launches(
         &self,
         gpu: &Gpu,
         input: &[f32],
         phase: Phase,
-        writes_integers: bool,
+        writes_integer_sums: bool,
     ) -> Result<(Vec<Launch>, GpuBuffer), GpuError> {
         let (length, elements) = (self.row_length, input.len() as u64);
         let tokens = input.len() as u32 / length;
@@ -176,7 +167,7 @@ impl GpuMatrix {
         gpu.write(&params, &[KernelParams::for_pass(tokens, 0)])?;
         let granularity = self.packed_format.input_granularity();
         let block_length = |granularity: Granularity| granularity.block_length(length);
-        let blocks = granularity.filter(|_| writes_integers).map_or(1, |of| length / block_length(of));
+        let blocks = granularity.filter(|_| writes_integer_sums).map_or(1, |of| length / block_length(of));
         let out = gpu.zeros("results", u64::from(self.rows) * u64::from(tokens) * u64::from(blocks) * 4)?;
         let mut launches = Vec::new();
         let mut inputs = vec![x];
@@ -190,19 +181,15 @@ impl GpuMatrix {
             launches.push(gpu.prepare_launch("quantise", &text, &tensors, workgroups)?);
             inputs = vec![quants, scales, sums];
         }
-        let kernel = MatmulKernel {
-            phase,
-            writes_integer_sums: writes_integers,
-            ..self.matmul_kernel(gpu, 0, self.rows)
-        };
+        let kernel = MatmulKernel { phase, writes_integer_sums, ..self.matmul_kernel(gpu, 0, self.rows) };
         let others: Vec<&GpuBuffer> = inputs.iter().chain([&out]).collect();
         let matmuls = self.launches(gpu, "matmul", kernel, &params, &others, tokens)?;
         launches.extend(matmuls.into_iter().map(|(_, launch)| launch));
         Ok((launches, out))
     }
 
-    /// Returns the kernel and the launch of each part of a matmul. `kernel` is the kernel for the whole
-    /// matrix, and `others` are its bindings after the weights and their scales.
+    /// Returns the matmul kernel and the launch for each part of the matrix. `kernel` is the kernel for the whole
+    /// matrix, and `others` are the bindings of the kernel after the weights and their scales.
     pub(crate) fn launches(
         &self,
         gpu: &Gpu,
@@ -223,7 +210,7 @@ impl GpuMatrix {
         self.parts.iter().map(launch).collect()
     }
 
-    /// Returns the decode kernel of a part of this matrix, without bias, activation or gate.
+    /// Returns the decode kernel for some rows of this matrix, without bias, activation function or gate.
     pub fn matmul_kernel(&self, gpu: &Gpu, first_row: u32, rows: u32) -> MatmulKernel {
         MatmulKernel {
             packed_format: self.packed_format,

@@ -1,13 +1,13 @@
-//! Measures the speeds of a GPU for its device document.
+//! Measurement of the speeds of a GPU for a device document.
 //!
 //! These are measured: matmuls with one token and with a batch, for each weight format; the read bandwidth of
-//! GPU memory; copies within GPU memory, to it and from it; and the overhead of a window: submission, wait,
-//! and a short copy in each direction. Every value is a median of samples, which its `source` text states.
+//! GPU memory; copies within GPU memory, to GPU memory and from GPU memory; and the overhead of a window: submission,
+//! wait, and a short copy in each direction. Every value is a median of samples, and its `source` text describes them.
 //!
 //! Matmuls with one token and reads are limited by memory bandwidth. To avoid effects of caches and hardware
-//! compression, they read more bytes than a cache has, and no zeros. Several are submitted together.
+//! compression, they read more bytes than a cache has, and no zeros. Several launches are submitted together.
 //!
-//! Not here: the amount of memory that a run may use. No interface reports it, so the caller provides it.
+//! Not here: the amount of memory that a run may use. No graphics API reports this amount, so the caller provides it.
 
 use hearth_kernels::Matrix;
 use hearth_profiles::device::{Gpu as Profile, GpuKind, TransferCost};
@@ -26,31 +26,32 @@ use crate::virtual_tensor::{Shape, Storage};
 /// Rows and columns of the weight matrix of the timed matmuls.
 /// source: assumed, the shape of a model with a few billion weights
 const MATRIX_SIDE: usize = 4096;
-/// Tokens of a batch. source: assumed, a part of a prompt
+/// Number of tokens in the batch of the timed matmuls. source: assumed, a part of a prompt
 const BATCH_TOKENS: u32 = 64;
-/// Bytes of the copies whose bandwidth is measured.
+/// Size in bytes of the copies whose bandwidth is measured.
 /// source: assumed, so that the transfer takes far longer than the latency
 const LONG_COPY_BYTES: u64 = 64 << 20;
-/// The measurement uses at most this fraction (1 / MEMORY_DIVISOR) of the memory that a run may use. source: assumed,
-/// to leave memory for other programs
+/// The memory that a run may use divided by the maximum memory that the measurement uses. source: assumed, to leave
+/// memory for other programs
 const MEMORY_DIVISOR: u64 = 4;
-/// Total bytes of the matrices that the matmuls with one token read in turn.
+/// Total size in bytes of the matrices that the matmuls with one token read one after another.
 /// source: assumed, twice the 128 MiB of the largest cache of a graphics card
 const MATRICES_BYTES: u64 = 256 << 20;
-/// Number of matmuls with a batch in one submission, except on a software driver, where it is one.
+/// Number of matmuls with a batch in one submission. On a software driver, a submission has one matmul.
 /// source: assumed, so that the overhead of waiting is small
 const BATCHES_PER_SUBMISSION: usize = 4;
-/// Number of reads of the whole buffer in one submission. source: assumed, as for [`BATCHES_PER_SUBMISSION`]
+/// Number of times that one submission reads the whole buffer. source: assumed, as for [`BATCHES_PER_SUBMISSION`]
 const READS_PER_SUBMISSION: usize = 4;
-/// Threads in a workgroup of the read kernel.
+/// Number of threads in a workgroup of the read kernel.
 /// source: assumed; with TEXELS_PER_THREAD a workgroup reads 64 KiB, so that four million threads read a gigabyte
 const READ_THREADS: u64 = 256;
-/// Texels of 16 bytes that each thread of the read kernel reads.
+/// Number of texels (16 bytes each) that each thread of the read kernel reads.
 const TEXELS_PER_THREAD: u64 = 16;
-/// Bytes of the copies whose latency is measured. source: assumed
+/// Size in bytes of the copies whose latency is measured. source: assumed
 const SHORT_COPY_BYTES: u64 = 256;
 
-/// Measures calls of `work` units each, in units per second. Returns the last error of a call, if any.
+/// Measures the rate of calls that do `work` units of work each, in units per second. Returns the last error of a
+/// call, if there is one.
 fn rate(
     effort: &MeasurementOptions,
     work: f64,
@@ -64,7 +65,7 @@ fn rate(
     result.map(|()| samples)
 }
 
-/// Measures the duration of a call. Returns the last error of a call, if there is one.
+/// Measures the duration of one call of `call`. Returns the last error of a call, if there is one.
 fn duration(
     effort: &MeasurementOptions,
     call: impl Fn() -> Result<(), GpuError>,
@@ -74,8 +75,9 @@ fn duration(
     result.map(|()| samples)
 }
 
-/// Measures the GPU for these weight formats, or for all supported formats if none of them is supported. `memory`
-/// is the memory that a run may use, `buffers` the part that a run needs in addition to weights and cache.
+/// Measures the speeds of `gpu` for the weight formats `formats`, or for all supported formats if none of `formats` is
+/// supported. `memory` is the GPU memory that a run may use, and `buffers` the part of this memory that a run needs in
+/// addition to weights and cache.
 pub fn measure_gpu(
     gpu: &Gpu,
     tiling: Tiling,
@@ -118,7 +120,7 @@ pub fn measure_gpu(
     })
 }
 
-/// Returns the kind of a GPU in a device document, by its graphics API.
+/// Returns the kind of a GPU in a device document, given the name of the graphics API.
 fn gpu_kind(api: &str) -> Result<GpuKind, GpuError> {
     match api.to_ascii_lowercase().as_str() {
         "vulkan" => Ok(GpuKind::Vulkan),
@@ -128,13 +130,13 @@ fn gpu_kind(api: &str) -> Result<GpuKind, GpuError> {
     }
 }
 
-/// Returns the bytes of a square matrix of pseudo-random weights, whose scales are all finite.
+/// Returns the bytes of a matrix of `side` by `side` pseudo-random weights, with finite scales.
 pub fn random_weights(format: Format, side: usize) -> Vec<u8> {
     let bytes = side * format.row_bytes(side as u64).map_or(0, |row| row.0 as usize);
     (0..bytes).map(|at| (at.wrapping_mul(2_654_435_761) >> 9) as u8 & 0x3f).collect()
 }
 
-/// Uploads equal matrices of pseudo-random weights, with at least `size` bytes together.
+/// Uploads copies of one matrix of pseudo-random weights, as many as have at least `size` bytes together.
 fn random_matrices(gpu: &Gpu, format: Format, tiling: Tiling, size: u64) -> Result<Vec<GpuMatrix>, GpuError> {
     let bytes = random_weights(format, MATRIX_SIDE);
     let count = size.div_ceil(bytes.len().max(1) as u64).max(1);
@@ -142,14 +144,14 @@ fn random_matrices(gpu: &Gpu, format: Format, tiling: Tiling, size: u64) -> Resu
     (0..count).map(|_| GpuMatrix::upload(gpu, matrix, tiling)).collect()
 }
 
-/// Returns the launches of a matmul with `tokens` tokens, including the quantisation of the inputs.
+/// Returns the launches of a matmul of `weights` with `tokens` tokens, including the quantisation of the inputs.
 pub fn matmul_launches(gpu: &Gpu, weights: &GpuMatrix, tokens: u32) -> Result<Vec<Launch>, GpuError> {
     let phase = if tokens == 1 { Phase::Decode } else { Phase::Prefill };
     let input: Vec<f32> = (0..weights.row_length * tokens).map(|at| (at % 17) as f32 - 8.0).collect();
     Ok(weights.matmul_launches(gpu, &input, phase, false)?.0)
 }
 
-/// Measures the speed of matmuls with `tokens` tokens, one with each of these matrices.
+/// Measures the speed of matmuls with `tokens` tokens. A submission has one matmul with each of `matrices`.
 fn matmul_speed(
     gpu: &Gpu,
     matrices: &[GpuMatrix],
@@ -174,8 +176,8 @@ fn matmul_speed(
     Ok(rates.sourced_median(FlopsPerSecond, &what))
 }
 
-/// Measures the read bandwidth with a kernel whose threads read a whole buffer. They XOR all values, so that the
-/// compiler keeps the reads, and practically never write the result.
+/// Measures the read bandwidth of GPU memory with a kernel whose threads read a whole buffer. The threads XOR all
+/// values, so that the compiler keeps the reads, and practically never write the result.
 fn read_bandwidth(
     gpu: &Gpu,
     bytes: u64,
@@ -201,7 +203,7 @@ fn read_bandwidth(
     Ok(rates.sourced_median(BytesPerSecond, &format!("reading {} of its memory", Bytes(bytes))))
 }
 
-/// The loop body of the kernel that fills the buffer with pseudo-random values, which hardware cannot compress.
+/// The WGSL loop body that fills a buffer with pseudo-random values, which the hardware cannot compress.
 /// source: Jarzynski and Olano 2020, the PCG hash
 const FILL_BODY: &str = "\
         var word = vec4<u32>(4u * at, 4u * at + 1u, 4u * at + 2u, 4u * at + 3u) * 747796405u + 2891336453u;
@@ -212,7 +214,7 @@ const FILL_BODY: &str = "\
 
 const READ_BODY: &str = "        all ^= raw[at];\n";
 
-/// Generates a kernel that runs `body` for each texel of a buffer. Neighbouring threads access neighbouring texels.
+/// Generates a kernel that runs the WGSL code `body` for each texel. Neighbouring threads access neighbouring texels.
 fn buffer_kernel(access: &str, body: &str) -> String {
     format!(
         "{}@group(0) @binding(1) var<storage, {access}> raw: array<vec4<u32>>;\n\
@@ -247,11 +249,11 @@ fn copier(gpu: &Gpu, bytes: u64) -> Result<impl Fn() -> Result<(), GpuError>, Gp
     let launch = copy_launch(gpu, bytes)?;
     Ok(move || {
         gpu.submit([&launch])?;
-        gpu.wait("a copy")
+        gpu.wait("a copy within GPU memory")
     })
 }
 
-/// Returns a launch that copies `bytes` bytes within GPU memory, at least 256.
+/// Returns a launch that copies `bytes` bytes, but at least 256, within GPU memory.
 fn copy_launch(gpu: &Gpu, bytes: u64) -> Result<Launch, GpuError> {
     let shape = Shape::new(1, 1, (bytes / 256).max(1) as u32, 64)?;
     let [from, to] = [gpu.zeros("a copy", bytes.max(256))?, gpu.zeros("a copy", bytes.max(256))?];
@@ -260,8 +262,8 @@ fn copy_launch(gpu: &Gpu, bytes: u64) -> Result<Launch, GpuError> {
     gpu.prepare_launch("copy", &text, &[&params, &from, &to], reorder::workgroup_count(&shape))
 }
 
-/// Measures the bandwidth of a copy direction with long copies, and its latency with short ones. `copier`
-/// returns the closure that copies a number of bytes.
+/// Measures the bandwidth of copies of `long` bytes and the latency of short copies. `copier` returns a closure that
+/// copies a given number of bytes. `what` describes the copies in the `source` texts.
 fn transfer<C: Fn() -> Result<(), GpuError>>(
     long: u64,
     what: &str,

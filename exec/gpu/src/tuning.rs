@@ -3,8 +3,8 @@
 //! ML Drift paper, section 3.4: the fastest candidate is selected on the device itself. Candidates differ in the
 //! layout of the weights, the number of row slices per workgroup, and the number of threads that share a row. Each
 //! candidate is timed on matmuls with one token and with a batch, with random weights in three formats: blocks of 32,
-//! blocks of 256, and unquantised floats. The candidate with the smallest geometric mean is stored for the adapter
-//! and its driver.
+//! blocks of 256, and unquantised floats. The candidate with the smallest geometric mean of the times is stored for
+//! the adapter and its driver.
 //!
 //! Other kernels, such as attention, have one tiling and are not timed. The tests compare every candidate with the
 //! scalar oracle.
@@ -35,32 +35,33 @@ const TOKEN_COUNTS: [u32; 2] = [1, 32];
 /// source: assumed, the shape of a model of 1 to 3 billion weights
 const MATRIX_SIDE: usize = 2048;
 
-/// Rows and columns if a matmul of [`MATRIX_SIDE`] is long. source: assumed, sixteen times less work
+/// Rows and columns of the weight matrix on a slow device, where a matmul with [`MATRIX_SIDE`] takes at least
+/// [`LONG_MATMUL_SECONDS`]. source: assumed, sixteen times less work
 const SMALL_MATRIX_SIDE: usize = 512;
 
-/// Matmuls that are timed together, in one submission. source: assumed, a few milliseconds on a GPU
+/// Number of matmuls that are timed together, in one submission. source: assumed, a few milliseconds on a GPU
 const MATMULS_PER_SAMPLE: usize = 4;
 
 /// Number of timed submissions, of which the fastest counts. source: assumed
 const SAMPLES: usize = 3;
 
-/// Matmuls that take at least so many seconds, as on a software driver, are timed one at a time. source: assumed
+/// Minimum duration, in seconds, of matmuls that are timed one at a time, as on a software driver. source: assumed
 const LONG_MATMUL_SECONDS: f64 = 0.005;
 
-/// The fastest matmul tiling of each GPU adapter and driver.
+/// The fastest matmul tiling for each GPU adapter and driver.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TunedTilings(BTreeMap<String, Tiling>);
 
-/// A candidate tiling and the times of its matmuls.
+/// A candidate tiling and the measured times of matmuls with this tiling.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TimedTiling {
     pub tiling: Tiling,
-    /// Seconds of each matmul: for each format, with one token and with a batch.
+    /// Duration of each matmul in seconds: for each weight format, with one token and with a batch.
     pub matmul_seconds: Vec<f64>,
 }
 
 impl TimedTiling {
-    /// Returns the geometric mean of the times, in which every format and token count has the same weight.
+    /// Returns the geometric mean of the times, in which every weight format and token count has the same influence.
     pub fn geometric_mean_seconds(&self) -> f64 {
         let logs: f64 = self.matmul_seconds.iter().map(|seconds| seconds.ln()).sum();
         (logs / self.matmul_seconds.len().max(1) as f64).exp()
@@ -68,36 +69,31 @@ impl TimedTiling {
 }
 
 impl TunedTilings {
-    /// Parses the text of [`TunedTilings::to_text`]. An invalid line is ignored, so that its adapter counts as
-    /// untuned.
+    /// Parses text in the format of [`TunedTilings::to_text`]. Ignores invalid lines.
     pub fn parse(text: &str) -> TunedTilings {
         TunedTilings(text.lines().filter_map(parse_line).collect())
     }
 
-    /// Returns one line for each adapter: the layout, the numbers of the tiling, and the adapter's key.
+    /// Returns one line of text for each adapter: the weight layout, the numbers of the tiling, and the adapter key.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         for (key, tiling) in &self.0 {
-            let Tiling {
-                weight_order: order,
-                slices_per_workgroup: slices,
-                split_k: splits,
-                threads_per_slice: token_threads,
-                tokens_per_thread,
-            } = tiling;
-            let order = if *order == WeightOrder::ByOutput { "by-output" } else { "interleaved" };
-            let _ = writeln!(text, "{order} {slices} {splits} {token_threads} {tokens_per_thread} {key}");
+            let order =
+                if tiling.weight_order == WeightOrder::ByOutput { "by-output" } else { "interleaved" };
+            let (slices, splits) = (tiling.slices_per_workgroup, tiling.split_k);
+            let (threads, tokens) = (tiling.threads_per_slice, tiling.tokens_per_thread);
+            let _ = writeln!(text, "{order} {slices} {splits} {threads} {tokens} {key}");
         }
         text
     }
 
-    /// Returns the stored tiling of the adapter of `gpu`, if it is one of the current candidates.
+    /// Returns the stored tiling for the adapter of `gpu`, if the tiling is one of the current candidates.
     pub fn get(&self, gpu: &Gpu) -> Option<Tiling> {
         let known = self.0.get(&gpu.info().tuning_key()).copied();
         known.filter(|tiling| candidate_tilings(gpu.capabilities()).contains(tiling))
     }
 
-    /// Stores the tiling of the adapter of `gpu`.
+    /// Stores the tiling for the adapter of `gpu`.
     pub fn set(&mut self, gpu: &Gpu, tiling: Tiling) {
         self.0.insert(gpu.info().tuning_key(), tiling);
     }
@@ -105,29 +101,24 @@ impl TunedTilings {
 
 fn parse_line(line: &str) -> Option<(String, Tiling)> {
     let mut words = line.splitn(6, ' ');
-    let order = match words.next()? {
+    let weight_order = match words.next()? {
         "by-output" => WeightOrder::ByOutput,
         "interleaved" => WeightOrder::Interleaved,
         _ => return None,
     };
     let mut number = || words.next()?.parse::<u32>().ok().filter(|number| (1..=1024).contains(number));
-    let [slices, splits, token_threads, tokens_per_thread] = [number()?, number()?, number()?, number()?];
-    let tiling = Tiling {
-        weight_order: order,
-        slices_per_workgroup: slices,
-        split_k: splits,
-        threads_per_slice: token_threads,
-        tokens_per_thread,
-    };
+    let (slices_per_workgroup, split_k) = (number()?, number()?);
+    let (threads_per_slice, tokens_per_thread) = (number()?, number()?);
+    let tiling = Tiling { weight_order, slices_per_workgroup, split_k, threads_per_slice, tokens_per_thread };
     Some((words.next()?.to_owned(), tiling))
 }
 
-/// Workgroup memory of the decode kernel for each thread, in bytes: two texels of quants, two sums, a scale, the
-/// largest value, and a partial result.
+/// Workgroup memory of the decode kernel in bytes per thread: two texels of quants, two sums, a scale, the largest
+/// value, and a partial result.
 const BYTES_PER_THREAD: u32 = 2 * 16 + 2 * 4 + 4 + 4 + 16;
 
 /// Whether a device supports the workgroup size and the workgroup memory of a tiling. Eight threads quantise a block
-/// of 256 inputs together, so the number of threads must be a multiple of eight.
+/// of 256 inputs together, so the number of threads in a workgroup must be a multiple of eight.
 fn fits(tiling: &Tiling, device: Capabilities) -> bool {
     let (decode, prefill) = (
         tiling.slices_per_workgroup * tiling.split_k,
@@ -137,24 +128,18 @@ fn fits(tiling: &Tiling, device: Capabilities) -> bool {
     is_valid(decode) && is_valid(prefill) && decode * BYTES_PER_THREAD <= device.workgroup_memory_bytes
 }
 
-/// Returns the candidate tilings that fit a device.
+/// Returns the candidate tilings that a device supports.
 pub fn candidate_tilings(device: Capabilities) -> Vec<Tiling> {
-    let all = [WeightOrder::Interleaved, WeightOrder::ByOutput].into_iter().flat_map(|order| {
-        [(8, 8), (16, 4), (16, 8), (8, 16), (32, 8), (16, 16)].map(|(slices, splits)| {
-            let token_threads = (128 / slices).max(1);
-            Tiling {
-                weight_order: order,
-                slices_per_workgroup: slices,
-                split_k: splits,
-                threads_per_slice: token_threads,
-                ..Tiling::DEFAULT
-            }
+    let all = [WeightOrder::Interleaved, WeightOrder::ByOutput].into_iter().flat_map(|weight_order| {
+        [(8, 8), (16, 4), (16, 8), (8, 16), (32, 8), (16, 16)].map(|(slices_per_workgroup, split_k)| {
+            let threads_per_slice = 128 / slices_per_workgroup;
+            Tiling { weight_order, slices_per_workgroup, split_k, threads_per_slice, ..Tiling::DEFAULT }
         })
     });
     all.filter(|tiling| fits(tiling, device)).collect()
 }
 
-/// Times every candidate and returns them with the fastest first.
+/// Times every candidate tiling on the GPU and returns all candidates, the fastest first.
 pub fn time_candidates(gpu: &Gpu) -> Result<Vec<TimedTiling>, GpuError> {
     let untimed = |tiling| TimedTiling { tiling, matmul_seconds: Vec::new() };
     let mut timed: Vec<TimedTiling> =
@@ -185,7 +170,7 @@ fn fastest_first(timed: &mut [TimedTiling]) {
     timed.sort_by(|one, other| one.geometric_mean_seconds().total_cmp(&other.geometric_mean_seconds()));
 }
 
-/// Returns the seconds of one matmul of `matrix` with `tokens` tokens.
+/// Measures the duration of one matmul of `matrix` with `tokens` tokens, in seconds.
 pub fn measure_matmul_seconds(
     gpu: &Gpu,
     matrix: Matrix<'_>,
@@ -219,9 +204,8 @@ mod tests {
         tunings.0.insert("llvmpipe | vulkan | Mesa 22".into(), Tiling::BY_OUTPUT);
         tunings.0.insert("a b".into(), Tiling::DEFAULT);
         assert_eq!(TunedTilings::parse(&tunings.to_text()), tunings);
-        for text in
-            ["", "interleaved", "interleaved 0 1 1 1 a", "diagonal 8 8 8 4 a", "by-output 9999 1 1 1 a"]
-        {
+        let outside = ["interleaved 0 1 1 1 a", "by-output 9999 1 1 1 a"];
+        for text in ["", "interleaved", "diagonal 8 8 8 4 a"].into_iter().chain(outside) {
             assert_eq!(TunedTilings::parse(text), TunedTilings::default(), "{text}");
         }
     }
@@ -233,15 +217,15 @@ mod tests {
     #[test]
     fn candidates_fit_the_device() {
         let (few, all) = (candidate_tilings(device(64, 1 << 15)), candidate_tilings(device(256, 1 << 15)));
-        assert!(few.iter().all(|tiling| tiling.slices_per_workgroup * tiling.split_k <= 64));
+        let max_threads = |tilings: &[Tiling]| {
+            tilings.iter().map(|tiling| tiling.slices_per_workgroup * tiling.split_k).max().unwrap_or(0)
+        };
+        assert!(max_threads(&few) <= 64);
         assert!(all.len() > few.len());
         assert!(all.contains(&Tiling::DEFAULT) && all.contains(&Tiling::BY_OUTPUT));
         // 128 threads share 8 KiB.
         let tight = candidate_tilings(device(256, 8 << 10));
-        assert!(
-            !tight.is_empty()
-                && tight.iter().all(|tiling| tiling.slices_per_workgroup * tiling.split_k <= 128)
-        );
+        assert!(!tight.is_empty() && max_threads(&tight) <= 128);
         assert_eq!(candidate_tilings(device(256, 1 << 10)), []);
     }
 
@@ -254,10 +238,7 @@ mod tests {
         ];
         fastest_first(&mut all);
         assert_eq!(all[0].tiling, Tiling::BY_OUTPUT);
-        assert!(
-            (all[0].geometric_mean_seconds() - 2.2134e-6).abs() < 1e-9,
-            "{}",
-            all[0].geometric_mean_seconds()
-        );
+        let mean = all[0].geometric_mean_seconds();
+        assert!((mean - 2.2134e-6).abs() < 1e-9, "{mean}");
     }
 }

@@ -1,4 +1,4 @@
-//! Instruction sets of 64-bit ARM processors: detection and dispatch.
+//! Instruction sets of 64-bit ARM processors: detection, and dispatch of kernels.
 //!
 //! All of these processors have NEON. Dot products of bytes (`dotprod`, ARMv8.4) and matmuls of bytes (`i8mm`,
 //! ARMv8.6) are detected at run time.
@@ -15,16 +15,16 @@ use super::{blocks, panel};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Native {
-    /// NEON, which every processor has.
+    /// NEON without extensions.
     Neon,
-    /// NEON and dot products of four bytes.
+    /// NEON with dot products of four bytes (`dotprod`).
     Dotprod,
-    /// NEON, dot products of four bytes, and matmuls of 2x8 byte matrices (I8MM).
+    /// NEON with dot products of four bytes and matmuls of 2x8 byte matrices (`dotprod` and `i8mm`).
     I8mm,
 }
 
 impl Native {
-    /// All instruction sets, the fastest last.
+    /// All instruction sets, from the slowest to the fastest.
     pub(super) const ALL: [Native; 3] = [Native::Neon, Native::Dotprod, Native::I8mm];
 
     pub(super) fn is_available(self) -> bool {
@@ -45,7 +45,7 @@ impl Native {
         }
     }
 
-    /// Computes a part of a matmul.
+    /// Computes a part of a matmul with the faster of panels and dot products.
     ///
     /// # Safety
     /// The processor has the instructions of `self`, and no other thread writes the rows of the task.
@@ -75,7 +75,7 @@ impl Native {
     }
 }
 
-/// Computes a part of a matmul by dot products.
+/// Computes a part of a matmul with dot products.
 ///
 /// # Safety
 /// The processor has the instructions of `P`, and no other thread writes the rows of the task.

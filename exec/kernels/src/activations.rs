@@ -1,15 +1,16 @@
 //! Activations as matmul inputs: in f32, or rounded to eight bits in blocks.
 //!
 //! The input rows are rounded once for all weight rows. F32, F16 and BF16 weights are multiplied by f32 activations.
-//! Weights in blocks of 32 need eight-bit activations in blocks of 32; weights in blocks of 256 need them in blocks
-//! of 256, with the sum of every 16 of them, by which minima and offsets are multiplied. `scale = max |x| / 127`, `q
-//! = nearest even(x * (127 / max |x|))`. Unlike in `Q8_0` files, the scale is f32.
+//! Weights in blocks of 32 need eight-bit activations in blocks of 32. Weights in blocks of 256 need eight-bit
+//! activations in blocks of 256, and the sum of every 16 rounded activations, by which minima and offsets are
+//! multiplied. A block has `scale = max |x| / 127` and `q = round_ties_even(x * (127 / max |x|))`. Unlike in `Q8_0`
+//! files, the scale is f32.
 
 use hearth_profiles::Format;
 
 use super::InstructionSet;
 
-/// The input rows of one matmul, in every representation that its weights need. Buffers are reused.
+/// The input rows of a matmul in f32, and rounded to eight bits as the weights of the matmul need them.
 #[derive(Debug, Default)]
 pub struct Activations {
     tokens: usize,
@@ -27,7 +28,7 @@ struct Quantised {
     sums: Vec<i16>,   // [tokens, length / 16] for blocks of 256, [tokens, length / 32] for blocks of 32
 }
 
-/// One token's row, rounded to eight bits.
+/// The input row of one token, rounded to eight bits.
 #[derive(Clone, Copy)]
 pub(crate) struct QuantisedRow<'a> {
     pub(crate) quants: &'a [i8],  // [length]
@@ -35,11 +36,11 @@ pub(crate) struct QuantisedRow<'a> {
     pub(crate) sums: &'a [i16],   // [length / 16], or [length / 32] for blocks of 32
 }
 
-/// Rounds rows in blocks: writes the quants, the scales and the sums.
+/// A function that rounds f32 values in blocks: writes the quants, the scales and the sums of quants.
 type Round = fn(InstructionSet, &[f32], &mut [i8], &mut [f32], &mut [i16]);
 
 impl Activations {
-    /// Resizes the buffer to `tokens` rows of `length` values, to be written through [`Self::rows_mut`].
+    /// Resizes the input to `tokens` rows of `length` values each. [`Self::rows_mut`] gives access to the values.
     pub fn resize(&mut self, tokens: usize, length: usize) {
         (self.tokens, self.length) = (tokens, length);
         self.plain.resize(tokens * length, 0.0);
@@ -47,24 +48,22 @@ impl Activations {
         self.blocks256.ready = false;
     }
 
-    /// Returns the f32 rows, [tokens, length], and marks their rounded forms as outdated.
+    /// Returns the f32 rows [tokens, length] for writing, and marks the rounded rows as outdated.
     pub fn rows_mut(&mut self) -> &mut [f32] {
         self.blocks32.ready = false;
         self.blocks256.ready = false;
         &mut self.plain
     }
 
-    /// Returns the number of rows, one per token.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Returns the number of values in a row.
     pub fn row_length(&self) -> usize {
         self.length
     }
 
-    /// Rounds the rows as a matmul with weights in `format` requires, unless they are already rounded in this way.
+    /// Rounds the rows as a matmul with weights in `format` requires, unless they are already rounded like that.
     ///
     /// # Panics
     /// If the row length is not a multiple of the block length of `format`.
@@ -111,14 +110,15 @@ impl Quantised {
     }
 }
 
-/// Returns how many values are added to one sum in blocks of `block` values.
+/// Returns the number of quants in each stored sum, for blocks of `block` values.
 fn sum_length(block: usize) -> usize {
     if block == 256 { 16 } else { 32 }
 }
 
-/// Adding this to a small f32 rounds it to the nearest integer (ties to even), which is then in the low bits.
+/// The number whose addition rounds a small f32 to the nearest integer, ties to even, and moves it to the low bits.
 const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
 
+/// Rounds a block of N values to eight bits and returns the scale of the block.
 #[inline(always)]
 fn round_block<const N: usize>(values: &[f32; N], quants: &mut [i8; N]) -> f32 {
     let mut lanes = [0.0f32; 16];
@@ -153,29 +153,24 @@ fn round_block<const N: usize>(values: &[f32; N], quants: &mut [i8; N]) -> f32 {
     largest / 127.0
 }
 
-#[inline(always)]
-fn round32_generic(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [i16]) {
-    let blocks = values.as_chunks::<32>().0.iter().zip(quants.as_chunks_mut::<32>().0);
-    for ((values, quants), (scale, sum)) in blocks.zip(scales.iter_mut().zip(sums)) {
-        *scale = round_block(values, quants);
-        *sum = quants.iter().map(|&quant| i16::from(quant)).sum();
-    }
-}
-
-#[inline(always)]
-fn round256_generic(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [i16]) {
-    let blocks = values.as_chunks::<256>().0.iter().zip(quants.as_chunks_mut::<256>().0);
-    for ((values, quants), (scale, sums)) in blocks.zip(scales.iter_mut().zip(sums.as_chunks_mut::<16>().0)) {
-        *scale = round_block(values, quants);
-        for (sum, quants) in sums.iter_mut().zip(quants.as_chunks::<16>().0) {
+super::multiversion! {
+    fn round32(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [i16]) {
+        let blocks = values.as_chunks::<32>().0.iter().zip(quants.as_chunks_mut::<32>().0);
+        for ((values, quants), (scale, sum)) in blocks.zip(scales.iter_mut().zip(sums)) {
+            *scale = round_block(values, quants);
             *sum = quants.iter().map(|&quant| i16::from(quant)).sum();
         }
     }
-}
 
-super::multiversion! {
-    fn round32(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [i16]) = round32_generic;
-    fn round256(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [i16]) = round256_generic;
+    fn round256(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [i16]) {
+        let blocks = values.as_chunks::<256>().0.iter().zip(quants.as_chunks_mut::<256>().0);
+        for ((values, quants), (scale, sums)) in blocks.zip(scales.iter_mut().zip(sums.as_chunks_mut::<16>().0)) {
+            *scale = round_block(values, quants);
+            for (sum, quants) in sums.iter_mut().zip(quants.as_chunks::<16>().0) {
+                *sum = quants.iter().map(|&quant| i16::from(quant)).sum();
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Attention of one query head over its cached keys and values.
 //!
 //! `scores[t] = scale * dot(query, key[t])` in the 32 lanes of [`crate`], then the soft cap if the model has one,
-//! softmax, and `out = sum of p[t] * value[t]` with one fma for each t in ascending order. The result does not depend
-//! on how the tokens were batched. In grouped-query attention several query heads share one key and value head.
+//! softmax, and `out = sum over t of p[t] * value[t]` with one fma for each t in ascending order. The result does not
+//! depend on the batches in which the tokens were processed. In grouped-query attention several query heads share one
+//! key and value head.
 //!
 //! Not here: the cache, see `hearth_runtime::cache`.
 
@@ -11,23 +12,23 @@ use half::f16;
 use super::elementwise::{softcap, softmax};
 use super::{InstructionSet, dot};
 
-/// The cached keys, or the cached values, of one head: [positions, head dimension].
+/// The cached keys or the cached values of one head, [positions, head dimension].
 #[derive(Debug, Clone, Copy)]
 pub enum CachedRows<'a> {
     F16(&'a [f16]),
     F32(&'a [f32]),
 }
 
-/// The scale and the optional soft cap of attention scores before the softmax.
+/// The scale and the soft cap that are applied to attention scores before the softmax.
 #[derive(Clone, Copy)]
 pub struct ScoreOptions {
-    /// The factor by which dot products are multiplied.
+    /// The factor of the dot products of queries and keys.
     pub scale: f32,
-    /// The bound c of the soft cap `c tanh(score / c)`, if the model has one.
+    /// The bound c of the soft cap `c tanh(score / c)`; `None` if the model has no soft cap.
     pub softcap: Option<f32>,
 }
 
-/// Computes the attention output of one query head over the given positions; `scores` is scratch space.
+/// Computes the attention output of one query head over all cached positions. `scores` is scratch space.
 pub fn attend(
     instructions: InstructionSet,
     query: &[f32], // [key_length]
@@ -51,26 +52,21 @@ pub fn attend(
     }
 }
 
-#[inline(always)]
-fn scores_f32_generic(query: &[f32], scale: f32, keys: &[f32], scores: &mut [f32]) {
-    for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
-        *score = dot(key, query) * scale;
-    }
-}
-
-#[inline(always)]
-fn sum_values_f32_generic(probabilities: &[f32], values: &[f32], out: &mut [f32]) {
-    out.fill(0.0);
-    for (&probability, value) in probabilities.iter().zip(values.chunks_exact(out.len())) {
-        for (out, value) in out.iter_mut().zip(value) {
-            *out = probability.mul_add(*value, *out);
+super::multiversion! {
+    fn scores_f32(query: &[f32], scale: f32, keys: &[f32], scores: &mut [f32]) {
+        for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
+            *score = dot(key, query) * scale;
         }
     }
-}
 
-super::multiversion! {
-    fn scores_f32(query: &[f32], scale: f32, keys: &[f32], scores: &mut [f32]) = scores_f32_generic;
-    fn sum_values_f32(probabilities: &[f32], values: &[f32], out: &mut [f32]) = sum_values_f32_generic;
+    fn sum_values_f32(probabilities: &[f32], values: &[f32], out: &mut [f32]) {
+        out.fill(0.0);
+        for (&probability, value) in probabilities.iter().zip(values.chunks_exact(out.len())) {
+            for (out, value) in out.iter_mut().zip(value) {
+                *out = probability.mul_add(*value, *out);
+            }
+        }
+    }
 }
 
 fn scores_f16(instructions: InstructionSet, query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
@@ -98,10 +94,10 @@ fn sum_values_f16(instructions: InstructionSet, probabilities: &[f32], values: &
     }
 }
 
-/// Implements `scores_f16` and `sum_values_f16`, attention over f16 keys and values, with vector registers of
-/// `$lanes` floats. `$run` is the number of registers that hold sums at the same time.
+/// Defines `scores_f16` and `sum_values_f16`, the two steps of attention over an f16 cache, with vector registers of
+/// `$lanes` floats. `$run` is the number of registers that contain sums at the same time.
 ///
-/// Uses the functions `dot_f16`, `zeros`, `splat`, `widen`, `fma` and `store_floats` of the invoking module.
+/// Uses the functions `dot_f16`, `splat`, `widen`, `fma` and `store_floats` of the invoking module.
 #[allow(unused_macros)] // some targets have no native kernels
 macro_rules! attention_f16 {
     ($features:literal, $lanes:literal, $run:literal) => {
@@ -114,8 +110,7 @@ macro_rules! attention_f16 {
             }
         }
 
-        /// Computes `out = sum of probabilities[t] * values[t]`, t ascending, for f16 `values`
-        /// [positions, `value_length`].
+        /// Computes `out = sum over t of probabilities[t] * values[t]`, t ascending, for f16 values.
         #[target_feature(enable = $features)]
         pub(crate) fn sum_values_f16(probabilities: &[f32], values: &[f16], out: &mut [f32]) {
             let length = out.len();
@@ -136,11 +131,12 @@ macro_rules! attention_f16 {
             }
         }
 
-        /// Sums R registers of adjacent elements over all positions; rows of `values` are `length` elements apart.
+        /// Computes the weighted sums over all positions for R registers of adjacent elements, starting with the first
+        /// element of `values`. The rows of two adjacent positions start `length` elements apart.
         #[inline]
         #[target_feature(enable = $features)]
         fn sum_run<const R: usize>(probabilities: &[f32], values: &[f16], length: usize, out: &mut [f32]) {
-            let mut sums = [zeros(); R];
+            let mut sums = [splat(0.0); R];
             for (&probability, row) in probabilities.iter().zip(values.chunks(length)) {
                 let factor = splat(probability);
                 let row = &row.as_chunks::<$lanes>().0[..R];

@@ -1,62 +1,19 @@
-//! Elementwise kernels between matmuls: norms, activation functions, rotary embedding, softmax.
+//! Kernels on the vectors between matmuls: norms, activation functions, rotary embedding, softmax.
 //!
-//! They have no intrinsics. The compiler may vectorise them, but it neither reorders nor contracts float operations,
-//! so the results have the same bits for every instruction set.
+//! These kernels have no intrinsics. The compiler may vectorise them, but it neither reorders nor contracts float
+//! operations, so the results have the same bits for every instruction set.
 
 use super::exponential::{exponential, hyperbolic_tangent};
 use super::{dot, tree_sum};
 
-/// Returns the factor of RMSNorm, `1 / sqrt(mean(row^2) + epsilon)`; the squares are summed by [`dot`].
+/// Returns the factor `1 / sqrt(mean(row^2) + epsilon)` by which RMSNorm multiplies a row. [`dot`] sums the squares.
 #[inline(always)]
 fn rms_scale(row: &[f32], epsilon: f32) -> f32 {
     let mean = dot(row, row) / row.len() as f32;
     1.0 / (mean + epsilon).sqrt()
 }
 
-#[inline(always)]
-fn rms_norm_generic(row: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
-    let scale = rms_scale(row, epsilon);
-    for ((out, value), weight) in out.iter_mut().zip(row).zip(weight) {
-        *out = value * scale * weight;
-    }
-}
-
-#[inline(always)]
-fn rms_norm_in_place_generic(row: &mut [f32], weight: &[f32], epsilon: f32) {
-    let scale = rms_scale(row, epsilon);
-    for (value, weight) in row.iter_mut().zip(weight) {
-        *value = *value * scale * weight;
-    }
-}
-
-#[inline(always)]
-fn softmax_generic(scores: &mut [f32]) {
-    let mut largest = [f32::NEG_INFINITY; 8];
-    let (chunks, rest) = scores.as_chunks::<8>();
-    for chunk in chunks.iter().map(|chunk| &chunk[..]).chain([rest]) {
-        for (lane, &score) in largest.iter_mut().zip(chunk) {
-            *lane = if score > *lane { score } else { *lane };
-        }
-    }
-    let largest = largest.iter().fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a });
-    let mut lanes = [0.0f32; 8];
-    let (chunks, rest) = scores.as_chunks_mut::<8>();
-    for chunk in chunks {
-        for (lane, score) in lanes.iter_mut().zip(chunk) {
-            *score = exponential(*score - largest);
-            *lane += *score;
-        }
-    }
-    for (lane, score) in lanes.iter_mut().zip(rest) {
-        *score = exponential(*score - largest);
-        *lane += *score;
-    }
-    let inverse = 1.0 / tree_sum(lanes);
-    for score in scores {
-        *score *= inverse;
-    }
-}
-
+/// Rotates the vector (`first`, `second`) by the angle with the given cosine and sine.
 #[inline(always)]
 fn rotate_pair(first: &mut f32, second: &mut f32, [cosine, sine]: &[f32; 2]) {
     let (x, y) = (*first, *second);
@@ -64,91 +21,113 @@ fn rotate_pair(first: &mut f32, second: &mut f32, [cosine, sine]: &[f32; 2]) {
     *second = x.mul_add(*sine, y * cosine);
 }
 
-/// Rotates each pair of dimensions (2i, 2i + 1) of a head by the angle whose cosine and sine are `angles[i]`.
-#[inline(always)]
-fn apply_rope_interleaved_generic(head: &mut [f32], angles: &[[f32; 2]]) {
-    for ([even, odd], angle) in head.as_chunks_mut::<2>().0.iter_mut().zip(angles) {
-        rotate_pair(even, odd, angle);
-    }
-}
-
-/// Rotates each pair of dimensions (i, i + d/2), of the first d dimensions of a head, by the angle whose cosine and
-/// sine are `angles[i]`; d/2 is the length of `angles`.
-#[inline(always)]
-fn apply_rope_neox_generic(head: &mut [f32], angles: &[[f32; 2]]) {
-    let (first, rest) = head.split_at_mut(angles.len());
-    for ((first, second), angle) in first.iter_mut().zip(rest).zip(angles) {
-        rotate_pair(first, second, angle);
-    }
-}
-
-/// The factor sqrt(2 / pi) in the tanh form of GELU.
+/// The factor sqrt(2 / pi) in the tanh approximation of GELU.
 /// source: Hendrycks and Gimpel 2016, section 2
 const GELU_SLOPE: f32 = 0.797_884_6;
-/// The factor of x^3 in the tanh form of GELU.
+/// The factor of x^3 in the tanh approximation of GELU.
 /// source: Hendrycks and Gimpel 2016, section 2
 const GELU_CUBE: f32 = 0.044_715;
 
-/// Computes `x/2 (1 + tanh z)` as `x / (1 + e^(-2z))`, which has no cancellation where tanh is near -1.
-#[inline(always)]
-fn geglu_generic(gate: &mut [f32], up: &[f32]) {
-    for (value, up) in gate.iter_mut().zip(up) {
-        let gate = *value;
-        let z = GELU_SLOPE * gate * (GELU_CUBE * gate * gate + 1.0);
-        *value = gate / (1.0 + exponential(-2.0 * z)) * up;
-    }
-}
-
-#[inline(always)]
-fn softcap_generic(values: &mut [f32], cap: f32) {
-    for value in values {
-        *value = cap * hyperbolic_tangent(*value / cap);
-    }
-}
-
-#[inline(always)]
-fn scale_generic(values: &mut [f32], factor: f32) {
-    for value in values {
-        *value *= factor;
-    }
-}
-
-#[inline(always)]
-fn swiglu_generic(gate: &mut [f32], up: &[f32]) {
-    for (value, up) in gate.iter_mut().zip(up) {
-        let gate = *value;
-        *value = gate / (1.0 + exponential(-gate)) * up;
-    }
-}
-
-#[inline(always)]
-fn add_generic(values: &mut [f32], other: &[f32]) {
-    for (value, other) in values.iter_mut().zip(other) {
-        *value += other;
-    }
-}
-
 super::multiversion! {
-    /// RMSNorm: `out = row / sqrt(mean(row^2) + epsilon) * weight`, all `[length]`.
-    pub fn rms_norm(row: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) = rms_norm_generic;
-    /// RMSNorm in place, see [`rms_norm`].
-    pub fn rms_norm_in_place(row: &mut [f32], weight: &[f32], epsilon: f32) = rms_norm_in_place_generic;
-    /// Replaces scores by their softmax.
-    pub fn softmax(scores: &mut [f32]) = softmax_generic;
-    /// Applies the rotary embedding to one head, in which dimensions 2i and 2i + 1 are a pair ("NORM" in llama.cpp).
-    pub fn apply_rope_interleaved(head: &mut [f32], angles: &[[f32; 2]]) = apply_rope_interleaved_generic;
-    /// Applies the rotary embedding to one head, in which dimensions i and i + d/2 are a pair ("NEOX" in llama.cpp).
-    pub fn apply_rope_neox(head: &mut [f32], angles: &[[f32; 2]]) = apply_rope_neox_generic;
-    /// GeGLU: `gate = gelu(gate) * up`, with GELU in the tanh form.
-    pub fn geglu(gate: &mut [f32], up: &[f32]) = geglu_generic;
-    /// Soft-capping: `values = cap * tanh(values / cap)`.
-    pub fn softcap(values: &mut [f32], cap: f32) = softcap_generic;
-    /// Scales in place: `values *= factor`.
-    pub fn scale(values: &mut [f32], factor: f32) = scale_generic;
-    /// SwiGLU: `gate = gate * sigmoid(gate) * up`.
-    pub fn swiglu(gate: &mut [f32], up: &[f32]) = swiglu_generic;
-    /// Adds in place: `values += other`.
-    pub fn add(values: &mut [f32], other: &[f32]) = add_generic;
+    /// Computes RMSNorm: `out = row / sqrt(mean(row^2) + epsilon) * weight`. All vectors have the same length.
+    pub fn rms_norm(row: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
+        let scale = rms_scale(row, epsilon);
+        for ((out, value), weight) in out.iter_mut().zip(row).zip(weight) {
+            *out = value * scale * weight;
+        }
+    }
+
+    /// Computes RMSNorm in place, as [`rms_norm`] does with a separate output.
+    pub fn rms_norm_in_place(row: &mut [f32], weight: &[f32], epsilon: f32) {
+        let scale = rms_scale(row, epsilon);
+        for (value, weight) in row.iter_mut().zip(weight) {
+            *value = *value * scale * weight;
+        }
+    }
+
+    /// Replaces attention scores by their softmax.
+    pub fn softmax(scores: &mut [f32]) {
+        let mut largest = [f32::NEG_INFINITY; 8];
+        let (chunks, rest) = scores.as_chunks::<8>();
+        for chunk in chunks.iter().map(|chunk| &chunk[..]).chain([rest]) {
+            for (lane, &score) in largest.iter_mut().zip(chunk) {
+                *lane = if score > *lane { score } else { *lane };
+            }
+        }
+        let largest = largest.iter().fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a });
+        let mut lanes = [0.0f32; 8];
+        let (chunks, rest) = scores.as_chunks_mut::<8>();
+        for chunk in chunks {
+            for (lane, score) in lanes.iter_mut().zip(chunk) {
+                *score = exponential(*score - largest);
+                *lane += *score;
+            }
+        }
+        for (lane, score) in lanes.iter_mut().zip(rest) {
+            *score = exponential(*score - largest);
+            *lane += *score;
+        }
+        let inverse = 1.0 / tree_sum(lanes);
+        for score in scores {
+            *score *= inverse;
+        }
+    }
+
+    /// Rotates each pair of dimensions (2i, 2i + 1) of a head by the angle whose cosine and sine are `angles[i]`.
+    /// llama.cpp calls this order of the pairs "NORM".
+    pub fn apply_rope_interleaved(head: &mut [f32], angles: &[[f32; 2]]) {
+        for ([even, odd], angle) in head.as_chunks_mut::<2>().0.iter_mut().zip(angles) {
+            rotate_pair(even, odd, angle);
+        }
+    }
+
+    /// Rotates each pair of dimensions (i, i + d/2) of a head by the angle whose cosine and sine are `angles[i]`. The
+    /// first d dimensions are rotated; d/2 is the length of `angles`. llama.cpp calls this order of the pairs "NEOX".
+    pub fn apply_rope_neox(head: &mut [f32], angles: &[[f32; 2]]) {
+        let (first, rest) = head.split_at_mut(angles.len());
+        for ((first, second), angle) in first.iter_mut().zip(rest).zip(angles) {
+            rotate_pair(first, second, angle);
+        }
+    }
+
+    /// Computes GeGLU: `gate = gelu(gate) * up`, with the tanh approximation of GELU.
+    pub fn geglu(gate: &mut [f32], up: &[f32]) {
+        // `x/2 (1 + tanh z)` is computed as `x / (1 + e^(-2z))`, which has no cancellation where tanh is near -1.
+        for (value, up) in gate.iter_mut().zip(up) {
+            let gate = *value;
+            let z = GELU_SLOPE * gate * (GELU_CUBE * gate * gate + 1.0);
+            *value = gate / (1.0 + exponential(-2.0 * z)) * up;
+        }
+    }
+
+    /// Soft-caps values in place: `values = cap * tanh(values / cap)`.
+    pub fn softcap(values: &mut [f32], cap: f32) {
+        for value in values {
+            *value = cap * hyperbolic_tangent(*value / cap);
+        }
+    }
+
+    /// Multiplies values in place: `values *= factor`.
+    pub fn scale(values: &mut [f32], factor: f32) {
+        for value in values {
+            *value *= factor;
+        }
+    }
+
+    /// Computes SwiGLU: `gate = gate * sigmoid(gate) * up`.
+    pub fn swiglu(gate: &mut [f32], up: &[f32]) {
+        for (value, up) in gate.iter_mut().zip(up) {
+            let gate = *value;
+            *value = gate / (1.0 + exponential(-gate)) * up;
+        }
+    }
+
+    /// Adds two vectors in place: `values += other`.
+    pub fn add(values: &mut [f32], other: &[f32]) {
+        for (value, other) in values.iter_mut().zip(other) {
+            *value += other;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -166,14 +145,11 @@ mod tests {
     }
 
     #[test]
-    fn rotation_by_a_quarter_turn() {
+    fn rope_rotates_pairs_of_neighbours_or_of_halves() {
+        // The first pair turns by a quarter turn, the second pair does not turn.
         let mut head = [1.0, 0.0, 3.0, 4.0];
         apply_rope_interleaved(InstructionSet::detect(), &mut head, &[[0.0, 1.0], [1.0, 0.0]]);
         assert_eq!(head, [0.0, 1.0, 3.0, 4.0]);
-    }
-
-    #[test]
-    fn rotated_halves_equal_rotated_neighbours() {
         let angles = [[0.6, 0.8], [0.0, 1.0]];
         let mut halves = [1.0, 2.0, 3.0, 4.0, 9.0];
         let mut neighbours = [1.0, 3.0, 2.0, 4.0, 9.0];

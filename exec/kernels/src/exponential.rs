@@ -1,22 +1,22 @@
-//! e^x with the same bits on every processor.
+//! The functions e^x and tanh x with the same bits on every processor.
 //!
-//! The exponential functions of C libraries differ between platforms in the last bit. This one is a fixed sequence of
-//! multiplications, additions and fused multiply-adds, which the compiler can also vectorise: it writes x as
-//! n ln 2 + r with |r| <= ln 2 / 2, evaluates the Taylor polynomial of degree seven for e^r (error below 6e-9), and
+//! The exponential functions of C libraries differ between platforms in the last bit. [`exponential`] is a fixed
+//! sequence of multiplications, additions and fused multiply-adds, which the compiler can also vectorise: it writes x
+//! as n ln 2 + r with |r| <= ln 2 / 2, evaluates the Taylor polynomial of degree seven for e^r (error below 6e-9), and
 //! multiplies by 2^n, whose bits are set directly. The result is within 2 units in the last place of the exact value.
 
-/// Adding this to a small f32 rounds it to the nearest integer, which is then in the low bits.
+/// The number whose addition to a small f32 x rounds x to the nearest integer and moves it to the low bits.
 const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
-/// ln 2 with nine low bits cleared, so that n times this is exact.
+/// ln 2 with the nine low bits cleared, so that the product with an exponent n is exact.
 const LN2_HIGH: f32 = 0.693_145_75;
 /// The difference between ln 2 and [`LN2_HIGH`].
 const LN2_LOW: f32 = 1.428_606_8e-6;
-/// The minimum argument: below it the result would be subnormal.
+/// The minimum argument of e^x: for smaller x, the result would soon be subnormal.
 const MIN_X: f32 = -87.0;
-/// The maximum argument: above it the result would overflow.
+/// The maximum argument of e^x: for larger x, the result would soon overflow.
 const MAX_X: f32 = 88.0;
 
-/// Returns e^x; x is clamped to -87..88.
+/// Returns e^x, with x clamped to the range from -87 to 88.
 #[inline(always)]
 pub fn exponential(x: f32) -> f32 {
     let x = if x < MIN_X { MIN_X } else { x };
@@ -34,12 +34,11 @@ pub fn exponential(x: f32) -> f32 {
     sum * f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23))
 }
 
-/// The magnitude below which tanh is computed by a polynomial: the quotient of exponentials would lose digits there,
-/// and the error of the polynomial of five terms is below 6e-8.
+/// The bound of |x| below which tanh x is computed by a polynomial. For such x the quotient of exponentials would
+/// lose digits, while the error of the polynomial of five terms is below 6e-8.
 const SMALL: f32 = 0.3;
 
-/// Returns tanh x: `(e^2x - 1) / (e^2x + 1)` of |x| with the sign of x; near zero, the Taylor polynomial of degree
-/// nine.
+/// Returns tanh x, computed from e^(2|x|), or near zero by the Taylor polynomial of degree nine.
 #[inline(always)]
 pub(crate) fn hyperbolic_tangent(x: f32) -> f32 {
     let power = exponential(2.0 * x.abs());
@@ -58,7 +57,7 @@ mod tests {
 
     use super::*;
 
-    /// Checks that the relative error is below `bound` at x = step / 1000 for all `steps`.
+    /// Checks that the relative error of `function` is below `bound` at x = step / 1000 for each of the `steps`.
     fn check(steps: RangeInclusive<i32>, function: fn(f32) -> f32, exact: fn(f64) -> f64, bound: f64) {
         for x in steps.map(|step| step as f32 * 1e-3) {
             let exact = exact(f64::from(x));
@@ -68,10 +67,13 @@ mod tests {
     }
 
     #[test]
-    fn close_to_the_exact_value() {
+    fn exponential_is_close_to_the_exact_value_and_bounded() {
         // Two units in the last place are at most 2^-22 = 2.4e-7.
         check(-86_000..=87_000, exponential, f64::exp, 2.4e-7);
         assert_eq!(exponential(0.0), 1.0);
+        assert!(exponential(f32::NEG_INFINITY) < 2e-38);
+        assert!(exponential(f32::INFINITY).is_finite());
+        assert!(exponential(f32::NAN).is_nan());
     }
 
     #[test]
@@ -82,12 +84,5 @@ mod tests {
         }
         assert_eq!((hyperbolic_tangent(f32::INFINITY), hyperbolic_tangent(0.0)), (1.0, 0.0));
         assert!(hyperbolic_tangent(f32::NAN).is_nan());
-    }
-
-    #[test]
-    fn bounded_at_both_ends() {
-        assert!(exponential(f32::NEG_INFINITY) < 2e-38);
-        assert!(exponential(f32::INFINITY).is_finite());
-        assert!(exponential(f32::NAN).is_nan());
     }
 }

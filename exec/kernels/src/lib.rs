@@ -1,10 +1,11 @@
-//! Kernels over quantised weights, scalar and SIMD, in one reduction order.
+//! CPU kernels for quantised weights, scalar and SIMD, which all sum in the same order.
 //!
-//! The order of summation is the same for every instruction set, thread count, split and batch size, so that a model
-//! generates the same tokens on every device (`docs/decisions/0002-one-reduction-order.md`):
+//! The order of summation does not depend on the instruction set, the number of threads, the rows that a thread
+//! computes, or the batch size. So a model generates the same tokens on every device
+//! (`docs/decisions/0002-one-reduction-order.md`):
 //!
-//! - **Quantised weights.** Activations are rounded once per matmul input to eight bits, in blocks as long as those
-//!   of the weights (32 or 256), each with an f32 scale. The products of a block, times the format's integer scales,
+//! - **Quantised weights.** The input of a matmul is rounded once to eight bits, in blocks as long as those of the
+//!   weights (32 or 256 elements), each with an f32 scale. The products of a block, times the format's integer scales,
 //!   are added as integers: this sum is exact, so its order does not matter. Then `sum = fma(weight_scale *
 //!   activation_scale, total as f32, sum)`, block after block in one f32. The minima of a block are a second integer
 //!   sum, which a second fma subtracts (`Q4_K`) or adds (`Q4_1`), see `scalar`.
@@ -13,16 +14,17 @@
 //!   `((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))`.
 //!
 //! Rust neither reorders nor contracts float operations, so code without intrinsics (`elementwise`) gives the same
-//! bits on every target. Dot products, and attention over f16, use intrinsics.
+//! bits on every target. Dot products, and attention over an f16 cache, use intrinsics.
 //!
-//! Not here: which thread computes which rows. That is `hearth_runtime::cpu`.
+//! Not here: the distribution of rows among threads. That is `hearth_runtime::cpu`.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 // Generic code must be inlined into the function that enables an instruction set.
 #![allow(clippy::inline_always)]
 
-/// Matches on a [`Format`](hearth_profiles::Format): expands to `$plain!(dot)` for float weights and to `$blocks!(block, row, dot)` for
-/// quantised ones, with the block type, the accessor of a token's activations and the name of the dot product.
+/// Matches on a weight [`Format`](hearth_profiles::Format): expands to `$plain!(dot)` for float weights and to
+/// `$blocks!(block, row, dot)` for quantised weights. `block` is the block type, `row` the method of
+/// [`Activations`](crate::Activations) that returns the input of one token, and `dot` the name of the dot product.
 macro_rules! for_format {
     ($format:expr, $plain:ident, $blocks:ident) => {
         match $format {
@@ -45,21 +47,26 @@ macro_rules! for_format {
         }
     };
 }
-/// Multiversioning: compiles a generic function a second time with the vector instructions of the target enabled, and
-/// generates the dispatcher `fn name(instructions, ..)`.
+
+/// Defines functions that are compiled twice: with and without the vector instructions of the target. Each function
+/// gets an additional first argument `instructions`, which selects the version to run.
 macro_rules! multiversion {
-    ($($(#[$doc:meta])* $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) = $generic:ident;)+) => {$(
+    ($($(#[$doc:meta])* $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)+) => {$(
         $(#[$doc])*
         #[allow(clippy::too_many_arguments)]
         $visibility fn $name(instructions: $crate::InstructionSet, $($argument: $type),*) {
+            #[inline(always)]
+            #[allow(clippy::too_many_arguments)]
+            fn generic($($argument: $type),*) $body
+
             // On other targets the vector instructions are enabled by default.
             #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
             #[allow(clippy::too_many_arguments)]
             fn native($($argument: $type),*) {
-                $generic($($argument),*);
+                generic($($argument),*);
             }
             match instructions.0 {
-                None => $generic($($argument),*),
+                None => generic($($argument),*),
                 // SAFETY: these values exist only where the processor has the instructions.
                 #[allow(unused_unsafe)]
                 Some(_) => unsafe { native($($argument),*) },
@@ -105,15 +112,15 @@ pub use exponential::exponential;
 pub use matmul::Matrix;
 pub(crate) use native::Native;
 
-/// The instruction set that kernels are dispatched to. Results do not depend on it.
+/// The instruction set with which a kernel runs. All instruction sets give the same results, bit for bit.
 ///
-/// All sets except the scalar one are created by [`InstructionSet::detect`] or [`InstructionSet::detect_all`], so a
-/// value proves that the processor has the instructions.
+/// Except for [`InstructionSet::SCALAR`], values are created only by [`InstructionSet::detect`] and
+/// [`InstructionSet::detect_all`], so a value proves that the processor has the instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InstructionSet(Option<Native>);
 
 impl InstructionSet {
-    /// Plain Rust without intrinsics: the oracle with which the other sets are compared.
+    /// Plain Rust without intrinsics: the reference with which tests compare the SIMD kernels.
     pub const SCALAR: InstructionSet = InstructionSet(None);
 
     /// Returns the fastest instruction set that this processor supports.
@@ -121,40 +128,40 @@ impl InstructionSet {
         InstructionSet(Native::ALL.into_iter().rev().find(|native| native.is_available()))
     }
 
-    /// Returns all instruction sets that this processor supports, the fastest last.
+    /// Returns all instruction sets that this processor supports, from the scalar one to the fastest.
     pub fn detect_all() -> Vec<InstructionSet> {
         let native = Native::ALL.into_iter().filter(|native| native.is_available());
         std::iter::once(None).chain(native.map(Some)).map(InstructionSet).collect()
     }
 
-    /// Returns the name of the instruction set, as it appears in traces.
+    /// Returns the name of the instruction set in traces, such as `avx2`.
     pub fn name(self) -> &'static str {
         self.0.map_or("scalar", Native::name)
     }
 }
 
-/// An error of a kernel call with invalid input.
+/// An error caused by invalid arguments of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
-    /// The number of bytes does not match the format and the length of a row.
+    /// The number of bytes of a row does not match its format and its number of weights.
     #[error("a row of {length} {format} weights cannot have {found} bytes")]
     RowBytes { format: Format, length: usize, found: usize },
 }
 
-/// Sums eight lanes in the fixed tree order.
+/// Returns the sum of eight lanes, added as a tree: first lanes at distance 4, then at distance 2, then at distance 1.
 #[inline(always)]
 pub(crate) fn tree_sum(lanes: [f32; 8]) -> f32 {
     let [l0, l1, l2, l3, l4, l5, l6, l7] = lanes;
     ((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))
 }
 
-/// Sums 32 lanes: first to eight lanes, then in the tree order.
+/// Returns the sum of 32 lanes: adds lanes i, i + 8, i + 16 and i + 24, then the eight sums as [`tree_sum`] does.
 #[inline(always)]
 pub(crate) fn sum_lanes(lanes: [f32; 32]) -> f32 {
     tree_sum(std::array::from_fn(|i| (lanes[i] + lanes[i + 8]) + (lanes[i + 16] + lanes[i + 24])))
 }
 
-/// Adds the products of the remaining pairs (fewer than 32) to the lanes and sums the lanes.
+/// Returns the sum of 32 lanes after the products of the pairs in `rest` (fewer than 32) are added, one to each lane.
 #[inline(always)]
 pub(crate) fn sum_lanes_with_rest(mut lanes: [f32; 32], rest: impl Iterator<Item = (f32, f32)>) -> f32 {
     for (lane, (weight, value)) in lanes.iter_mut().zip(rest) {
@@ -163,7 +170,7 @@ pub(crate) fn sum_lanes_with_rest(mut lanes: [f32; 32], rest: impl Iterator<Item
     sum_lanes(lanes)
 }
 
-/// Returns the f32 dot product of two rows of the same length.
+/// Returns the dot product of two f32 rows of the same length, summed in 32 lanes.
 #[inline(always)]
 pub(crate) fn dot(row: &[f32], other: &[f32]) -> f32 {
     let mut lanes = [0.0f32; 32];

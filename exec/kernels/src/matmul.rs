@@ -1,11 +1,11 @@
-//! Matmul of quantised weights: GEMV for one token, GEMM for a batch.
+//! Matmul with quantised weights on the CPU: GEMV for one token, GEMM for a batch.
 //!
 //! `out[token, row] = dot(weights[row], input[token])` for a range of weight rows and all tokens. Large batches are
-//! multiplied panel by panel, see [`super::panel`]. Small ones are multiplied in tiles of four tokens, whose
+//! multiplied panel by panel, see [`super::panel`]. Small batches are multiplied in tiles of four tokens, whose
 //! quantised activations stay in the L1 cache while the weight rows are read. The result does not depend on the
 //! tiling.
 //!
-//! Not here: which thread computes which rows, see `hearth_runtime::cpu`.
+//! Not here: the distribution of rows among threads, see `hearth_runtime::cpu`.
 
 use std::marker::PhantomData;
 
@@ -14,30 +14,30 @@ use hearth_profiles::Format;
 use super::activations::Activations;
 use super::{InstructionSet, blocks, scalar};
 
-/// A weight matrix in a mapped file.
+/// A weight matrix in a memory-mapped model file.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix<'a> {
     pub format: Format,
     /// Number of weights in a row.
     pub row_length: usize,
     pub rows: usize,
-    /// The stored weights, [rows, `row_bytes`].
+    /// The weights as they are stored in the file, [rows, `row_bytes`].
     pub bytes: &'a [u8],
 }
 
 impl<'a> Matrix<'a> {
-    /// Returns the number of bytes of a row.
+    /// Returns the number of bytes of one row of weights.
     pub fn row_bytes(&self) -> usize {
         self.bytes.len().checked_div(self.rows).unwrap_or(0)
     }
 
-    /// Returns the stored weights of a row.
+    /// Returns the bytes of the weights of row `row`.
     pub fn row(&self, row: usize) -> &'a [u8] {
         &self.bytes[row * self.row_bytes()..][..self.row_bytes()]
     }
 }
 
-/// The output of a matmul, shared by threads that write different rows of it.
+/// The output buffer of a matmul. Several threads can write different rows at the same time.
 #[derive(Clone, Copy)]
 pub struct MatmulOutput<'a> {
     values: *mut f32, // [tokens, rows]
@@ -52,7 +52,7 @@ unsafe impl Send for MatmulOutput<'_> {}
 unsafe impl Sync for MatmulOutput<'_> {}
 
 impl<'a> MatmulOutput<'a> {
-    /// Wraps `values` [tokens, rows].
+    /// Wraps the buffer `values`, which receives the output [tokens, rows].
     ///
     /// # Panics
     /// If the length of `values` is not `tokens * rows`.
@@ -61,12 +61,11 @@ impl<'a> MatmulOutput<'a> {
         MatmulOutput { values: values.as_mut_ptr(), rows, tokens, lifetime: PhantomData }
     }
 
-    /// Returns the number of tokens.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Sets one element.
+    /// Writes the output of one weight row for one token.
     ///
     /// # Safety
     /// `token` and `row` are in range, and no other thread writes this element at the same time.
@@ -77,7 +76,7 @@ impl<'a> MatmulOutput<'a> {
         unsafe { *self.values.add(token * self.rows + row) = value };
     }
 
-    /// Sets consecutive rows of a token, starting at row `first`.
+    /// Writes the output of consecutive weight rows, starting at row `first`, for one token.
     ///
     /// # Safety
     /// No other thread writes these elements at the same time.
@@ -95,7 +94,7 @@ impl<'a> MatmulOutput<'a> {
 /// Computes rows `first..first + count` of the matmul `matrix * input` for all tokens.
 ///
 /// # Panics
-/// If the rows, the input and the output do not match the matrix.
+/// If the row range, the input or the output does not match the matrix.
 ///
 /// # Safety
 /// No other thread writes these rows of `out` at the same time.
@@ -120,7 +119,7 @@ pub unsafe fn matmul_rows(
     }
 }
 
-/// A part of a matmul: some rows of weights, for all tokens.
+/// A part of a matmul: the multiplication of a range of weight rows by the activations of all tokens.
 #[derive(Clone, Copy)]
 pub(crate) struct MatmulTask<'a> {
     pub(crate) matrix: Matrix<'a>,
@@ -130,9 +129,9 @@ pub(crate) struct MatmulTask<'a> {
     pub(crate) out: MatmulOutput<'a>,
 }
 
-/// Implements [`Native::multiply`](super::Native) with dot products: loops over tiles of four tokens, and for each
-/// tile over the weight rows. `$view` is the accessor of a token's activations, `$dot` the dot product of a weight
-/// row with T tokens.
+/// Computes a [`MatmulTask`] with dot products: loops over tiles of four tokens, and for each tile over the weight
+/// rows. `$view` is the method of [`Activations`] that returns the input of one token, and `$dot` the function that
+/// returns the dot products of a weight row with T tokens.
 macro_rules! dot_tiles {
     ($task:ident, $view:ident, $dot:path) => {{
         let tokens = $task.input.tokens();
@@ -172,7 +171,7 @@ fn matmul_scalar(task: MatmulTask<'_>) {
     }
 }
 
-/// Returns the scalar dot product of one stored weight row and the activations of one token.
+/// Returns the dot product of one weight row, as stored in the file, and the activations of one token. Uses no SIMD.
 pub fn scalar_dot(format: Format, row: &[u8], input: &Activations, token: usize) -> f32 {
     macro_rules! plain {
         ($dot:ident) => {
@@ -190,9 +189,9 @@ pub fn scalar_dot(format: Format, row: &[u8], input: &Activations, token: usize)
     for_format!(format, plain, blocks)
 }
 
-/// Applies `of` to the input of each token.
+/// Applies `of` to the input of each of T tokens.
 ///
-/// Closures of functions with target features are not inlined into library functions, so this function has no target
+/// Closures in functions with target features are not inlined into library functions, so this function has no target
 /// features and is called only outside the loops over blocks.
 #[inline(always)]
 #[allow(dead_code)] // some targets have no native kernels

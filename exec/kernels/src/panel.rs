@@ -5,7 +5,7 @@
 //! same four activations of a token. For this the weights are packed: four columns of all sixteen rows are adjacent
 //! in memory. Each weight is unpacked once for all tokens. Goto and van de Geijn 2008 call such a block a panel.
 //!
-//! The products of a block are added to one exact integer ([`super`]), so that the result has the bits of the oracle.
+//! The products of a block are added to one exact integer ([`super`]): the result equals that of the scalar kernel.
 //!
 //! A panel has at most `MAX_COLUMNS` columns, so that it stays in the L1 cache together with a tile of tokens.
 //!
@@ -45,39 +45,40 @@ const MAX_COLUMNS: usize = 1024;
 /// source: measured with `matmul_speed`, see `docs/studies/kernels/batches.md`; chosen well above break-even
 const MIN_TOKENS: usize = 12;
 
-/// A cache line of 64 bytes: for each of sixteen rows, four bytes, two 16-bit integers or one float.
+/// A cache line of a panel, 64 bytes: for each of the sixteen rows, four bytes, two 16-bit integers or one float.
 #[derive(Debug, Clone, Copy, Zeroable)]
 #[repr(C, align(64))]
 struct Line([[u8; 4]; PANEL_ROWS]);
 
-/// Maximum number of blocks of 256 in a row of a panel.
+/// Maximum number of blocks of 256 weights in a row of a panel.
 const BLOCKS256: usize = MAX_COLUMNS / 256;
-/// Maximum number of blocks of 32 in a row of a panel.
+/// Maximum number of blocks of 32 weights in a row of a panel.
 const BLOCKS32: usize = MAX_COLUMNS / 32;
 
-/// Sixteen rows of up to [`MAX_COLUMNS`] columns: unpacked row by row, and interleaved for a kernel.
+/// Sixteen weight rows of up to [`MAX_COLUMNS`] columns: unpacked row by row, and interleaved as kernels read them.
 #[derive(Debug, Clone, Copy, Zeroable)]
 #[repr(C)]
 struct Panel {
-    /// Unpacked quants, row by row.
+    /// The quants of each row, one per byte.
     unpacked: [[u8; MAX_COLUMNS]; PANEL_ROWS],
-    /// For each block and row, the 16 integer scales of its groups, then their 16 minima.
+    /// For each block of 256 weights and each row: the scales of its 16 groups, then the minima of these groups.
     unpacked_scales: [[[i8; 32]; PANEL_ROWS]; BLOCKS256],
-    /// Interleaved quants, four columns per line.
+    /// The interleaved quants: a line has four columns of all rows.
     quants: [Line; MAX_COLUMNS / 4],
-    /// Interleaved scales and minima of groups: for each block, eight lines of two scales, then eight of two minima.
+    /// The interleaved scales and minima of groups. For each block of 256 weights: eight lines with two scales of each
+    /// row, then eight lines with two minima of each row.
     group_scales: [[Line; 16]; BLOCKS256],
     scales: [Line; BLOCKS32],
     minima: [Line; BLOCKS32],
 }
 
-/// Whether panels are faster than dot products for a batch of `tokens` tokens.
+/// Whether panels are faster than dot products for weights in `format` and a batch of `tokens` tokens.
 pub fn is_profitable(format: Format, tokens: usize) -> bool {
     tokens >= MIN_TOKENS && !matches!(format, Format::F32 | Format::F16 | Format::Bf16)
 }
 
 impl Panel {
-    /// Unpacks the given blocks of 256 of each row. Rows beyond the end of the matrix are left unchanged.
+    /// Unpacks the blocks `blocks`, of 256 weights, of each row. Does not change the panel for an empty row.
     #[inline(always)]
     fn unpack256<B: Block256>(&mut self, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
         for (row, all) in rows.iter().enumerate() {
@@ -96,7 +97,7 @@ impl Panel {
         }
     }
 
-    /// Unpacks the given blocks of 32 of each row. Rows beyond the end of the matrix are left unchanged.
+    /// Unpacks the blocks `blocks`, of 32 weights, of each row. Does not change the panel for an empty row.
     #[inline(always)]
     fn unpack32<B: Block32>(&mut self, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
         for (row, all) in rows.iter().enumerate() {
@@ -111,7 +112,7 @@ impl Panel {
     }
 }
 
-/// Returns the blocks of the sixteen rows from `first` on; rows beyond the end of the task are empty.
+/// Returns the blocks of sixteen weight rows, starting at row `first`. Rows after the last row of the task are empty.
 fn rows_of<'a, B: bytemuck::Pod>(task: &MatmulTask<'a>, first: usize) -> [&'a [B]; PANEL_ROWS] {
     let end = task.first_row + task.row_count;
     std::array::from_fn(|at| if first + at < end { blocks::blocks(task.matrix.row(first + at)) } else { &[] })
@@ -120,45 +121,45 @@ fn rows_of<'a, B: bytemuck::Pod>(task: &MatmulTask<'a>, first: usize) -> [&'a [B
 #[derive(Debug)]
 struct Workspace {
     panel: Box<Panel>,
-    /// Partial sums of sixteen rows, [tokens].
+    /// The partial sums of the sixteen rows of the panel, for each token.
     sums: Vec<[f32; PANEL_ROWS]>,
 }
 
 thread_local! {
-    /// Reused by all calls on a thread, so that a call does not allocate.
+    /// The panel and the sums of this thread. All calls reuse them, so that a call does not allocate.
     static WORKSPACE: RefCell<Workspace> = RefCell::new(Workspace { panel: bytemuck::zeroed_box(), sums: Vec::new() });
 }
 
-/// Packed blocks of a panel, and the activations of T tokens.
+/// The packed blocks `blocks` of a panel, and the activations of T tokens with which they are multiplied.
 struct Tile<'a, const T: usize> {
     panel: &'a Panel,
     blocks: Range<usize>,
     input: [QuantisedRow<'a>; T],
 }
 
-/// Partial sums of sixteen rows for T tokens.
+/// The partial sums of the sixteen rows of a panel for T tokens.
 type Sums<const T: usize> = [[f32; PANEL_ROWS]; T];
 
-/// Packing and multiplication of panels with one instruction set.
+/// The packing and the multiplication of panels with one instruction set.
 ///
 /// # Safety
 /// The processor must have the instructions of the implementation.
 trait PanelKernel {
-    /// Unpacks the given blocks of 256 of each row and interleaves the rows.
+    /// Unpacks the blocks `blocks`, of 256 weights, of each row and interleaves the rows.
     unsafe fn pack256<B: Block256>(panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>);
 
-    /// Unpacks the given blocks of 32 of each row and interleaves the rows.
+    /// Unpacks the blocks `blocks`, of 32 weights, of each row and interleaves the rows.
     unsafe fn pack32<B: Block32>(panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>);
 
-    /// Multiplies the packed blocks of 256 by the activations and adds the products to `sums`.
+    /// Multiplies the packed blocks of 256 weights by the activations of the tile and adds the products to `sums`.
     unsafe fn multiply256<B: Block256, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>);
 
-    /// Multiplies the packed blocks of 32 by the activations and adds the products to `sums`.
+    /// Multiplies the packed blocks of 32 weights by the activations of the tile and adds the products to `sums`.
     unsafe fn multiply32<B: Block32, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>);
 }
 
-/// Implements packing with the `interleave_scales` function of the module, the function `$interleave`, and its argument
-/// `$offset` if panels contain signed bytes.
+/// Implements the packing methods of [`PanelKernel`] with the functions `$interleave` and `interleave_scales` of the
+/// invoking module. If panels contain signed bytes, `$interleave` gets the additional argument `$offset`.
 #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 macro_rules! pack {
     ($features:literal, $interleave:expr $(, $offset:expr)?) => {
@@ -183,8 +184,7 @@ macro_rules! pack {
 #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 use pack;
 
-/// Computes a part of a matmul, whose format must satisfy [`is_profitable`], in tiles of T tokens, which share the
-/// loads of weights.
+/// Computes a part of a matmul for which [`is_profitable`] holds, in tiles of T tokens that share loads of weights.
 ///
 /// # Safety
 /// The processor has the instructions of `M`, and no other thread writes the rows of the task.
@@ -212,8 +212,10 @@ unsafe fn multiply<M: PanelKernel, const T: usize>(task: MatmulTask<'_>) {
 
 macro_rules! multiply_rows {
     ($($name:ident: $block:ident, $length:literal, $row:ident, $pack:ident, $multiply:ident;)+) => {$(
+        /// Implements [`multiply`] for weights in blocks of one length.
+        ///
         /// # Safety
-        /// The same as for [`multiply`].
+        /// The processor has the instructions of `M`, and no other thread writes the rows of the task.
         unsafe fn $name<M: PanelKernel, B: $block, const T: usize>(
             task: MatmulTask<'_>,
             workspace: &mut Workspace,
@@ -254,7 +256,7 @@ multiply_rows! {
     multiply_rows32: Block32, 32, row32, pack32, multiply32;
 }
 
-/// Writes the sums of up to sixteen rows from `first` on, [tokens].
+/// Writes the sums of a panel, which starts at weight row `first`, to the output of the matmul for all tokens.
 ///
 /// # Safety
 /// No other thread writes these rows.

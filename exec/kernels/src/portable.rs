@@ -1,10 +1,10 @@
-//! The empty list of instruction sets, for processors without native kernels: scalar code computes everything there.
+//! Instruction sets of processors without SIMD kernels: none, so scalar code computes everything.
 
 use half::f16;
 
 use super::matmul::MatmulTask;
 
-/// A vector instruction set of the target; there is none.
+/// A vector instruction set with SIMD kernels. On this target there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Native {}
 

@@ -1,7 +1,6 @@
-//! The scalar dot products, which define the result of every other kernel.
+//! Scalar dot products, the reference whose results all SIMD kernels reproduce bit for bit.
 //!
-//! They are simple functions: the oracle whose results the SIMD kernels must reproduce bit for bit. The order of
-//! summation is that of [`super`].
+//! The order of summation is that of [`super`].
 
 use half::f16;
 
@@ -9,14 +8,15 @@ use crate::activations::QuantisedRow;
 use crate::blocks::{IntegerBlock32, IntegerBlock256, bf16, blocks};
 use crate::sum_lanes;
 
-/// Returns the integer dot product of a block: the sum of `weight(j)` times activation j.
+/// Returns the integer dot product of a block: the sum over j of `weight(j)` times the rounded activation `quants[j]`.
 #[inline(always)]
 fn total(quants: &[i8], weight: impl Fn(usize) -> i32) -> i32 {
     quants.iter().enumerate().map(|(j, &activation)| weight(j) * i32::from(activation)).sum()
 }
 
-/// Returns the dot product of weights in blocks of 32 with rounded activations. Minima are added, not subtracted; the
-/// minimum of a block is multiplied by the sum of the block's activations.
+/// Returns the dot product of a row of weights in blocks of 32 with rounded activations.
+///
+/// In formats with minima, the minimum of a block times the sum of the block's activations is added.
 pub(crate) fn dot32<B: IntegerBlock32>(row: &[u8], input: QuantisedRow<'_>) -> f32 {
     let mut sum = 0.0f32;
     for (at, block) in blocks::<B>(row).iter().enumerate() {
@@ -30,11 +30,11 @@ pub(crate) fn dot32<B: IntegerBlock32>(row: &[u8], input: QuantisedRow<'_>) -> f
     sum
 }
 
-/// Returns the dot product of weights in blocks of 256 with rounded activations.
+/// Returns the dot product of a row of weights in blocks of 256 with rounded activations.
 ///
 /// An integer weight is the quant times the scale of its sub-block. In formats with minima, a block has a second
-/// integer: the minimum of each sub-block times the sum of its activations, added over the sub-blocks. It is
-/// subtracted: `sum = fma(-(minimum * activation_scale), integer, sum)`.
+/// integer: the sum, over all sub-blocks, of the minimum times the sum of the activations. This integer is subtracted:
+/// `sum = fma(-(minimum * activation_scale), integer, sum)`.
 pub(crate) fn dot256<B: IntegerBlock256>(row: &[u8], input: QuantisedRow<'_>) -> f32 {
     let mut sum = 0.0f32;
     for (at, block) in blocks::<B>(row).iter().enumerate() {
@@ -56,14 +56,14 @@ pub(crate) fn dot_f32(row: &[u8], input: &[f32]) -> f32 {
     dot(row.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)), input)
 }
 
-/// Returns the dot product with F16 weights, stored in little-endian order and widened exactly to f32.
+/// Returns the dot product of little-endian F16 weights, widened exactly to f32, and f32 activations.
 #[inline(always)]
 pub(crate) fn dot_f16(row: &[u8], input: &[f32]) -> f32 {
     dot(row.as_chunks::<2>().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32()), input)
 }
 
-/// Returns the dot product with BF16 weights, stored in little-endian order and widened exactly to f32. Activations
-/// stay f32, whereas llama.cpp rounds them to BF16.
+/// Returns the dot product of BF16 weights, stored in little-endian order and widened exactly to f32, and f32
+/// activations. llama.cpp rounds these activations to BF16.
 #[inline(always)]
 pub(crate) fn dot_bf16(row: &[u8], input: &[f32]) -> f32 {
     dot(row.as_chunks::<2>().0.iter().map(|bytes| bf16(*bytes)), input)

@@ -1,4 +1,4 @@
-//! Tests of the scalar kernels against f64 sums, and of all other kernels against the scalar ones, bit for bit.
+//! Tests of the scalar kernels against f64 sums, and of the SIMD kernels against the scalar kernels, bit for bit.
 
 use half::f16;
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ fn row_bytes(format: Format, length: usize) -> usize {
     format.row_bytes(length as u64).expect("whole blocks").0 as usize
 }
 
-/// Returns rows of random bits with f16 scales and float weights of magnitude 0.001 to 0.021.
+/// Returns rows of random bits, in which f16 scales and float weights have magnitudes from 0.001 to 0.021.
 fn random_rows(format: Format, rows: usize, length: usize, seed: u64) -> Vec<u8> {
     let mut stream = ChaCha8Rng::seed_from_u64(seed);
     let mut bytes = vec![0u8; rows * row_bytes(format, length)];
@@ -31,7 +31,7 @@ fn random_rows(format: Format, rows: usize, length: usize, seed: u64) -> Vec<u8>
     bytes
 }
 
-/// Returns the byte offsets of the f16 values of a block: the scale, then the minimum.
+/// Returns the byte offsets of the f16 values in a block of `format`: the scale, then the minimum if there is one.
 fn f16_offsets(format: Format) -> &'static [usize] {
     match format {
         Format::F32 | Format::Bf16 => &[],
@@ -61,7 +61,7 @@ fn random_activations(tokens: usize, length: usize, seed: u64) -> Activations {
     activations
 }
 
-/// Returns the bits of the matmul of `matrix` and `input`, [tokens, rows].
+/// Returns the bits of the result of the matmul `matrix * input`, [tokens, rows].
 fn matmul_bits(instructions: InstructionSet, matrix: Matrix<'_>, input: &mut Activations) -> Vec<u32> {
     input.quantise_for_format(matrix.format, instructions);
     let tokens = input.tokens();
@@ -72,7 +72,7 @@ fn matmul_bits(instructions: InstructionSet, matrix: Matrix<'_>, input: &mut Act
     out.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Returns the input row of a token, rounded as the format requires.
+/// Returns the input row of a token, rounded as weights in `format` require.
 fn rounded_input(format: Format, input: &Activations, token: usize) -> Vec<f64> {
     let block = format.block_len() as usize;
     let row = match block {
@@ -84,7 +84,7 @@ fn rounded_input(format: Format, input: &Activations, token: usize) -> Vec<f64> 
     quants.map(|(at, &quant)| f64::from(quant) * f64::from(row.scales[at / block])).collect()
 }
 
-/// Returns the minimum of each weight: the weights of the same blocks with all quants zero.
+/// Returns the part of each weight that comes from the minimum of its block: the weights if all quants were zero.
 fn minima(format: Format, row: &[u8], length: usize) -> Vec<f32> {
     let quants = match format {
         Format::Q4_1 => 4..20,
@@ -101,7 +101,7 @@ fn minima(format: Format, row: &[u8], length: usize) -> Vec<f32> {
     dequantised(format, &zeroed, length)
 }
 
-/// Returns the sum of the magnitudes of all terms that a kernel adds, with products and minima counted separately.
+/// Returns the sum of the magnitudes of all terms that a kernel adds. Products and minima are separate terms.
 fn magnitude(format: Format, row: &[u8], weights: &[f32], input: &[f64]) -> f64 {
     let minima = minima(format, row, weights.len());
     let part = |at: usize| f64::from(weights[at].abs()) + 2.0 * f64::from(minima[at].abs());
@@ -219,9 +219,8 @@ fn non_finite_scales_give_non_finite_results() {
         for scale in [f16::NAN, f16::INFINITY, f16::NEG_INFINITY] {
             set_f16_values(format, &mut row, || scale);
             let matrix = Matrix { format, row_length: 512, rows: 1, bytes: &row };
-            for (instructions, tokens) in
-                InstructionSet::detect_all().into_iter().flat_map(|set| [1, 13].map(|tokens| (set, tokens)))
-            {
+            let sets = InstructionSet::detect_all().into_iter();
+            for (instructions, tokens) in sets.flat_map(|set| [1, 13].map(|tokens| (set, tokens))) {
                 let mut input = random_activations(tokens, 512, 5);
                 let bits = matmul_bits(instructions, matrix, &mut input);
                 let none = bits.iter().all(|&bits| !f32::from_bits(bits).is_finite());

@@ -1,4 +1,4 @@
-//! Instruction sets of x86-64 processors: detection and dispatch.
+//! Instruction sets of x86-64 processors: detection, and dispatch of kernels.
 //!
 //! Not here: the kernels, see [`super::avx2`] and [`super::panel`].
 
@@ -17,7 +17,7 @@ pub(crate) enum Native {
 }
 
 impl Native {
-    /// All instruction sets, the fastest last.
+    /// All instruction sets, from the slowest to the fastest.
     pub(super) const ALL: [Native; 2] = [Native::Avx2, Native::Avx512];
 
     pub(super) fn is_available(self) -> bool {
@@ -42,7 +42,7 @@ impl Native {
         }
     }
 
-    /// Computes a part of a matmul.
+    /// Computes a part of a matmul with the faster of panels and dot products.
     ///
     /// # Safety
     /// The processor has the instructions of `self`, and no other thread writes the rows of the task.
@@ -70,7 +70,7 @@ impl Native {
     }
 }
 
-/// Computes a part of a matmul by dot products, where panels are not profitable.
+/// Computes a part of a matmul with dot products.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn matmul_by_dots(task: MatmulTask<'_>) {
     macro_rules! plain {

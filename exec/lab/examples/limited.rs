@@ -3,9 +3,8 @@
 //!     cargo run --release -p hearth-lab --example limited -- --memory-mib 547 --disk-mbps 200 \
 //!         --file MODEL.gguf -- COMMAND ARGUMENT...
 //!
-//! Each `--file` is dropped from the page cache first. With `--hog-mib N --hog-after S --hog-for S`, another process
-//! in the same control group allocates N MiB after the first S seconds and frees them after another S seconds. The
-//! usage is printed as JSON on standard error.
+//! Each `--file` is first dropped from the page cache. With `--hog-mib N --hog-after A --hog-for B`, another process in
+//! the same control group allocates N MiB after A seconds and frees them B seconds later. Prints the usage as JSON.
 
 #[cfg(target_os = "linux")]
 fn main() -> std::process::ExitCode {
@@ -25,12 +24,9 @@ fn run() -> Result<std::process::ExitCode, Box<dyn std::error::Error>> {
     let [program, rest @ ..] = command else { return Err("add the command after `--`".into()) };
     let usage = limited.run(program.as_ref(), rest, false)?;
     eprintln!("{}", serde_json::to_string(&usage)?);
+    let seconds = usage.duration_seconds;
     match usage.status {
-        None => Err(format!(
-            "the command was killed after {:.0} s; increase `--deadline`",
-            usage.duration_seconds
-        )
-        .into()),
+        None => Err(format!("the command was killed after {seconds:.0} s; increase `--deadline`").into()),
         Some(status) => Ok((status.code().unwrap_or(1) as u8).into()),
     }
 }
@@ -53,7 +49,7 @@ fn options(
         let [name, value] = pair else { return Err(format!("`{}` needs a value", pair[0]).into()) };
         let number = || {
             let number = value.parse::<f64>().ok().filter(|number| (0.0..1e9).contains(number));
-            number.ok_or_else(|| format!("`{name} {value}`: the value must be a number that is not negative"))
+            number.ok_or_else(|| format!("`{name} {value}`: the value must be a number from 0 to 1e9"))
         };
         let mib = || Ok::<_, String>(Bytes((number()? * f64::from(1 << 20)) as u64));
         let time = || Ok::<_, String>(Duration::from_secs_f64(number()?));

@@ -4,8 +4,8 @@
 //!         --model out/1b.gguf --peer python3 --repeats 5
 //!
 //! Needs Linux and root. All programs run with the same limits: throttled disk reads, and memory for a share of the
-//! model's file (with `--devices 3`, of each device's weights) plus 64 MiB. `--peer` is a Python interpreter with
-//! llama-cpp-python; without it, only hearth is measured. Standard error has the results of every run.
+//! model file (with `--devices 3`, of the weights of each device) plus 64 MiB. `--peer` is a Python interpreter with
+//! llama-cpp-python; without `--peer`, only hearth is measured. Standard error has the results of every run.
 //!
 //! The time of a token is the median over the tokens after the first three, then over the repeats; bytes are means
 //! over the same tokens. The column "must be" is the number of bytes that any policy has to read for a token: the
@@ -41,10 +41,10 @@ mod table {
     const MANAGED: &str = "managed";
     const STREAM_BUFFER: u64 = 8 << 20;
     const PEER: &str = "llama.cpp";
-    /// Bytes of memory for the process, in addition to the weights.
+    /// Memory for the process in addition to the weights, in bytes.
     const PROCESS_BYTES: u64 = 64 << 20;
     const PROMPT: u32 = 16;
-    /// Number of tokens that are ignored after the first one, because the page cache has not settled yet.
+    /// Number of tokens after the first token that are ignored, because the page cache has not settled yet.
     const SETTLING: usize = 2;
 
     struct Options {
@@ -150,7 +150,7 @@ mod table {
         }
     }
 
-    /// Returns the median seconds and the mean bytes of the tokens after the first [`SETTLING`] of `tokens`.
+    /// Returns the median seconds and the mean bytes of `tokens` without the first [`SETTLING`] tokens.
     fn settled(tokens: &[(f64, f64)]) -> Result<Run, Failure> {
         let tokens = tokens.get(SETTLING..).filter(|tokens| !tokens.is_empty());
         let tokens = tokens.ok_or("too few tokens: increase `--tokens`")?;
@@ -171,13 +171,14 @@ mod table {
             format!("--prompt={PROMPT}"),
             format!("--tokens={}", options.tokens),
         ];
-        let python = options.peer.as_deref().ok_or("no --peer")?;
+        let python = options.peer.as_deref().ok_or("add `--peer`")?;
         let usage = limited.run(python, &words, true)?;
         if !usage.status.is_some_and(|status| status.success()) || usage.oom_kills > 0 {
-            return Err(format!("llama.cpp failed: {usage:?}").into());
+            let status = usage.status.map_or("no exit status".into(), |status| status.to_string());
+            return Err(format!("llama.cpp failed: {status}, {} OOM kills", usage.oom_kills).into());
         }
         let result: serde_json::Value = serde_json::from_str(&usage.stdout)?;
-        let tokens = result["tokens"].as_array().ok_or("no tokens")?;
+        let tokens = result["tokens"].as_array().ok_or("llama.cpp printed no tokens")?;
         let number = |token: &serde_json::Value, name: &str| token[name].as_f64().unwrap_or(f64::NAN);
         let tokens = tokens.iter().map(|token| (number(token, "s"), number(token, "bytes")));
         let run = settled(&tokens.collect::<Vec<_>>())?;
@@ -271,7 +272,7 @@ mod table {
         Ok((Run { unreclaimable, predicted, ..settled(&tokens(&measured))? }, devices))
     }
 
-    /// Returns the seconds and the bytes read of each token after the first.
+    /// Returns the seconds and the read bytes of each token after the first token of a trace.
     fn tokens(trace: &Trace) -> Vec<(f64, f64)> {
         let outputs = trace.records.iter().filter(|record| record.kind == StepKind::Output);
         let ends: Vec<u64> = outputs.map(|record| record.end_ns).collect();
@@ -288,7 +289,7 @@ mod table {
 
     fn options() -> Result<Options, Failure> {
         let own = std::env::current_exe()?;
-        let beside = own.parent().and_then(Path::parent).ok_or("no folder")?.join("hearth");
+        let beside = own.parent().and_then(Path::parent).ok_or("no parent folder")?.join("hearth");
         let mut options = Options {
             model: "out/1b.gguf".into(),
             peer: None,

@@ -1,10 +1,10 @@
 //! Linux control groups that limit the memory, disk reads and processor time of a device's process.
 //!
-//! Cgroup v2 has one tree with `memory.max`, `memory.swap.max`, `io.max` and `cpu.max`; cgroup v1 has one for each
+//! Cgroup v2 has one tree with `memory.max`, `memory.swap.max`, `io.max` and `cpu.max`; cgroup v1 has a tree for each
 //! controller, with `memory.limit_in_bytes`, `blkio.throttle.read_bps_device` and `cpu.cfs_quota_us`. Only a device
 //! with a processor limit is in a group of the `cpu` controller, because such a group also changes how the scheduler
-//! shares processors. The name of a group contains the process ID of the lab, so that the groups of a lab that has
-//! exited can be found and removed.
+//! shares processors. The name of a group contains the process ID of the lab, so that the groups of exited labs can be
+//! removed.
 
 use std::fs;
 use std::io;
@@ -18,10 +18,9 @@ use hearth_profiles::{Bytes, BytesPerSecond};
 use super::{LabError, PREFIX, has_exited, owner};
 use hearth_runtime::memory::CgroupMemory;
 
-/// The resource limits of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct DeviceLimits {
-    /// Maximum memory, including page cache.
+    /// Maximum memory of the device's process, including page cache.
     pub memory: Option<Bytes>,
     /// Maximum rate of reads from the disk that stores the model.
     pub disk_read: Option<BytesPerSecond>,
@@ -29,13 +28,13 @@ pub struct DeviceLimits {
     pub cpus: Option<f64>,
 }
 
-/// The cgroup folder of each controller; with cgroup v2, the same folder for all of them.
+/// The cgroup folder of each controller; with cgroup v2, the same folder for all controllers.
 #[derive(Debug, Clone)]
 struct Folders {
     version: CgroupVersion,
     memory: PathBuf,
     disk: PathBuf,
-    /// `None` if the controller is not mounted, or not used by a group.
+    /// `None` if the `cpu` controller is not mounted, or if a group does not use this controller.
     cpu: Option<PathBuf>,
 }
 
@@ -63,13 +62,8 @@ impl CgroupHierarchy {
     /// Finds the control groups that are mounted under a folder, usually `/sys/fs/cgroup`.
     pub fn find(root: &Path) -> Result<CgroupHierarchy, LabError> {
         if root.join("cgroup.controllers").exists() {
-            let [memory, disk, cpu] = [(); 3].map(|()| root.to_path_buf());
-            return Ok(CgroupHierarchy(Folders {
-                version: CgroupVersion::Two,
-                memory,
-                disk,
-                cpu: Some(cpu),
-            }));
+            let (version, memory, disk) = (CgroupVersion::Two, root.to_path_buf(), root.to_path_buf());
+            return Ok(CgroupHierarchy(Folders { version, cpu: Some(memory.clone()), memory, disk }));
         }
         let (memory, disk) = (root.join("memory"), root.join("blkio"));
         for (what, folder) in [("memory", &memory), ("disk reads", &disk)] {
@@ -87,7 +81,6 @@ impl CgroupHierarchy {
         self.remove(has_exited);
     }
 
-    /// Whether another lab is running on this machine.
     pub fn has_other_labs(&self) -> bool {
         let entries = fs::read_dir(&self.0.memory).into_iter().flatten().flatten();
         let mut owners = entries.filter_map(|entry| owner(&entry.file_name()));
@@ -108,7 +101,7 @@ impl CgroupHierarchy {
         }
     }
 
-    /// Creates the control groups of a device and sets its limits. The limited disk is the one that stores `file`.
+    /// Creates the control groups of a device and sets its limits. The disk limit applies to the disk of `file`.
     pub fn create(&self, device: usize, file: &Path, limits: DeviceLimits) -> Result<Cgroup, LabError> {
         let name = format!("{PREFIX}{}-{device}", std::process::id());
         let no_groups = |what: &'static str, why: String| LabError::NoGroups { what, why };
@@ -140,7 +133,7 @@ impl CgroupHierarchy {
 }
 
 impl Cgroup {
-    /// Sets the limits. A resource whose limit is `None` here keeps its current limit.
+    /// Sets the limits of the group. A resource whose limit in `limits` is `None` keeps its current limit.
     pub fn set_limits(&self, limits: DeviceLimits) -> Result<(), LabError> {
         let Folders { version, memory: folder, disk, .. } = &self.folders;
         if let Some(memory) = limits.memory {
@@ -175,7 +168,7 @@ impl Cgroup {
         limits.cpus.map_or(Ok(()), |cpu| self.set_cpu_limit(Some(cpu)))
     }
 
-    /// Sets the processor limit, or removes it. Does nothing for a group that was created without a processor limit.
+    /// Sets or (with `None`) removes the processor limit, if the group was created with a processor limit.
     pub fn set_cpu_limit(&self, processors: Option<f64>) -> Result<(), LabError> {
         let Some(folder) = &self.folders.cpu else { return Ok(()) };
         let period = (quota::EMULATION_QUOTA_PERIOD.0 * 1e6).round() as u64;
@@ -189,8 +182,8 @@ impl Cgroup {
         set(&folder.join("cpu.cfs_quota_us"), &quota.map_or("-1".to_string(), |quota| quota.to_string()))
     }
 
-    /// Drops the page cache that is charged to this group, while it has no processes. A page is charged to the first
-    /// group that accesses it, and another group cannot release it.
+    /// Drops the page cache that is charged to this group, while the group has no processes. A page is charged to the
+    /// first group that accesses the page, and another group cannot release the page.
     pub fn drop_page_cache(&self) {
         let (name, bytes) = match self.folders.version {
             CgroupVersion::One => ("memory.force_empty", 0),
@@ -215,13 +208,12 @@ impl Cgroup {
         ThrottleCounter { file, version, disk_device: self.disk_device.clone() }
     }
 
-    /// Returns the memory statistics of the group.
     pub fn memory(&self) -> CgroupMemory {
         CgroupMemory::new(self.folders.version, &self.folders.memory)
     }
 }
 
-/// The counter of the bytes that pass the disk throttle of a group; with cgroup v1 it is zero without a limit.
+/// The counter of the bytes that pass the disk throttle of a group. Without a disk limit, cgroup v1 counts no bytes.
 #[derive(Debug, Clone)]
 pub struct ThrottleCounter {
     file: PathBuf,
@@ -230,7 +222,7 @@ pub struct ThrottleCounter {
 }
 
 impl ThrottleCounter {
-    /// Returns the bytes read so far, or `None` if the counter cannot be read.
+    /// Returns the bytes that the group has read from its disk so far, or `None` if the counter cannot be read.
     pub fn bytes_read(&self) -> Option<u64> {
         let text = fs::read_to_string(&self.file).ok()?;
         let mut lines = text.lines().filter(|line| line.starts_with(&format!("{} ", self.disk_device)));
@@ -249,7 +241,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// Kills the processes of a group and removes the group. Retries while it is busy, until they have exited.
+/// Kills the processes of a group and removes the group. Retries for a second while processes of the group are exiting.
 fn remove_group(folder: &Path) {
     let members = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
     for pid in members.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|&pid| pid > 1) {
@@ -296,7 +288,7 @@ mod tests {
         fs::write(path, "").unwrap();
     }
 
-    /// Creates a folder with these empty files, to test cgroup v1 and v2, of which a machine mounts only one.
+    /// Creates a folder with empty files, which stands for mounted controllers of cgroup v1 or v2.
     fn tree(files: &[&str]) -> tempfile::TempDir {
         let tree = tempfile::tempdir().unwrap();
         for file in files {

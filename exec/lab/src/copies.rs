@@ -1,7 +1,7 @@
-//! A copy of the model for each device, without any page of it in the page cache.
+//! Copies of the model, one for each device, of which no page is in the page cache at the start.
 //!
-//! Copies share blocks on disk if the file system supports it (the system's copy call tries this first), but the page
-//! cache treats them as separate files.
+//! Copies share blocks on disk if the file system supports shared blocks (the system call for copies tries this first),
+//! but the page cache treats copies as separate files.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -21,9 +21,13 @@ pub struct ModelCopies {
 }
 
 impl ModelCopies {
-    /// Copies all files (`parts`) of a model once for each device name into a new folder under `scratch`.
+    /// Copies the files `parts` of a model for each device in `names` under `scratch`. Removes copies of exited labs.
     pub fn create(scratch: &Path, parts: &[PathBuf], names: &[String]) -> Result<ModelCopies, LabError> {
-        remove_stale(scratch);
+        for entry in fs::read_dir(scratch).into_iter().flatten().flatten() {
+            if owner(&entry.file_name()).is_some_and(has_exited) {
+                remove_copies_folder(&entry.path());
+            }
+        }
         // Removes its folder if a copy fails.
         let mut copies = ModelCopies { folder: copies_folder(scratch), files: Vec::new() };
         for index in 0..names.len() {
@@ -43,7 +47,7 @@ impl ModelCopies {
         Ok(copies)
     }
 
-    /// Returns the first file of a device's copy.
+    /// Returns the path of the first file of a device's copy of the model.
     pub fn first_file(&self, device: usize) -> &Path {
         &self.files[device]
     }
@@ -55,7 +59,7 @@ impl ModelCopies {
             .try_for_each(|part| drop_page_cache(&part))
     }
 
-    /// Returns the bytes of a device's copy that are in the page cache; zero if the device starts cold.
+    /// Returns the number of bytes of a device's copy that are in the page cache; zero if the device starts cold.
     pub fn resident_bytes(&self, device: usize) -> u64 {
         self.parts(device).iter().map(|part| resident_bytes(part)).sum()
     }
@@ -76,7 +80,7 @@ pub fn drop_page_cache(path: &Path) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Returns the bytes of a file that are in the page cache; 0 if the file cannot be opened.
+/// Returns the number of bytes of a file that are in the page cache; 0 if the file cannot be opened.
 pub fn resident_bytes(path: &Path) -> u64 {
     let Ok(file) = File::open(path) else { return 0 };
     // SAFETY: only the residency of the mapping is queried; it is never read, so changes of the file do no harm.
@@ -88,22 +92,14 @@ pub fn copies_folder(scratch: &Path) -> PathBuf {
     scratch.join(format!("{PREFIX}{}", std::process::id()))
 }
 
-fn remove_stale(scratch: &Path) {
-    for entry in fs::read_dir(scratch).into_iter().flatten().flatten() {
-        if owner(&entry.file_name()).is_some_and(has_exited) {
-            remove_copies_folder(&entry.path());
-        }
-    }
-}
-
-/// Removes a folder of model copies and kills the processes that use them, for an exit that runs no destructors.
+/// Removes a folder of model copies and kills the processes that use the copies, for an exit that runs no destructors.
 pub fn remove_copies_folder(folder: &Path) {
     kill_users(folder);
     let _ = fs::remove_dir_all(folder);
 }
 
-/// Kills the processes of this program that have a file of a folder in their arguments. A device normally exits with
-/// its lab, but not if it is frozen or hangs.
+/// Kills the processes of this program that have a file of a folder in their arguments. The process of a device
+/// normally exits with the lab, but not if the process is frozen or hangs.
 fn kill_users(folder: &Path) {
     // The program may have been built again since the process started.
     let program = |process: &str| {

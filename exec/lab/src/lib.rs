@@ -1,7 +1,7 @@
 //! The lab: emulates the devices of a scenario as processes on one Linux machine.
 //!
-//! Each device of a scenario is a process in its own control groups, which limit its memory, disk reads and processor
-//! time ([`cgroups`]). Each device has its own copy of the model, because page cache is charged to the control group
+//! Each device of a scenario is a process in separate control groups, which limit its memory, disk reads and processor
+//! time ([`cgroups`]). Each device has a separate copy of the model, because page cache is charged to the control group
 //! that first accesses a page. All changes to the machine are undone at the end, or by the next lab after a crash.
 //!
 //! Not here: the plan, the prediction, and their comparison with the run, which belong to the command line.
@@ -21,7 +21,7 @@ pub use limited_command::{CommandRunner, CommandUsage, CpuHog, MemoryHog};
 pub use meter::{DeviceUsage, Meter, WatchedDevice};
 pub use process::{DeviceProcess, FreezeHandle, Placement, allowed_processors};
 
-/// Prefix of the names of all control groups and folders that a lab creates, followed by the ID of its process.
+/// Prefix of the names of all control groups and folders that a lab creates. The ID of the lab process follows.
 const PREFIX: &str = "hearth-lab-";
 
 /// Returns the ID of the lab process that created the control group or folder of this name.
@@ -36,17 +36,17 @@ fn has_exited(process: u32) -> bool {
 /// An error of setting up or running a lab.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// A resource cannot be limited, because its control groups are missing or not writable.
+    /// The resource `what` cannot be limited, because its control groups are missing or not writable.
     #[error("cannot limit {what}: {why}")]
     NoGroups { what: &'static str, why: String },
-    /// A control group rejects the value of a limit; `path` is the file to which the value was written.
-    #[error("cannot write `{value}` to the control group: {why}")]
+    /// A control group rejects the value of a limit; `path` is the file of the limit.
+    #[error("cannot set a limit of the control group to `{value}`: {why}")]
     Limit { path: String, value: String, why: String },
     #[error("cannot copy the model: {why}")]
     Copy { path: String, why: String },
     #[error("cannot drop the file from the page cache: {why}")]
     Cache { path: String, why: String },
-    /// The process of a device cannot be started, does not respond, or has exited; `why` includes its standard error.
+    /// The process of a device cannot be started, does not respond, or has exited; `why` has its standard error.
     #[error("device `{name}` {what}: {why}")]
     Process { name: String, what: &'static str, why: String },
 }
@@ -60,16 +60,11 @@ impl LabError {
         }
     }
 
-    /// Returns a hint on how to fix the error, if there is one.
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
-            LabError::NoGroups { .. } => {
-                "run as root on Linux with control groups, or remove the device's `limits`"
-            }
-            LabError::Limit { .. } => "a parent control group may have a lower limit",
-            LabError::Copy { .. } => {
-                "each device needs its own copy: free some space, or set another folder with --scratch"
-            }
+            LabError::NoGroups { .. } => "run as root with control groups, or remove the device's `limits`",
+            LabError::Limit { .. } => "set a limit that is not above that of the parent control group",
+            LabError::Copy { .. } => "free disk space, or set another folder with --scratch",
             LabError::Cache { .. } => "use a file that exists and is readable",
             LabError::Process { .. } => return None,
         })

@@ -1,6 +1,6 @@
 //! Runs a command within the limits of a device and measures the resources that it uses.
 //!
-//! The command runs in its own control group, whose counters this process samples. A second process in the same group
+//! The command runs in a new control group, whose counters this process samples. A second process in the same group
 //! can allocate memory for some time (a [`MemoryHog`]), to measure the command under memory pressure.
 
 use std::path::{Path, PathBuf};
@@ -13,16 +13,16 @@ use hearth_profiles::Bytes;
 use serde::Serialize;
 
 use super::copies::{drop_page_cache, resident_bytes};
-use super::process::{command_in_group, read_all, spawn};
+use super::process::{command_in_group, kill, read_all, spawn};
 use super::{Cgroup, CgroupHierarchy, DeviceLimits, LabError};
 use hearth_runtime::clock::monotonic_nanos;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A second program that allocates memory, and frees it after `duration` or when its standard input is closed.
+/// A program beside the command that allocates memory for `duration`, or until its standard input is closed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MemoryHog {
-    /// The program to start. Its `main` must first pass its arguments to [`MemoryHog::run_if_requested`].
+    /// The path of the program, whose `main` must first pass its arguments to [`MemoryHog::run_if_requested`].
     pub program: PathBuf,
     pub memory: Bytes,
     /// Time from the start of the program to the allocation.
@@ -35,13 +35,13 @@ pub struct MemoryHog {
 const MEMORY_HOG_FLAG: &str = "--be-a-hog";
 
 impl MemoryHog {
-    /// Returns the arguments with which the program is started.
+    /// Returns the arguments of the program, which must first call [`MemoryHog::run_if_requested`] with them.
     pub fn arguments(&self) -> [String; 4] {
         let millis = |time: Duration| time.as_millis().to_string();
         [MEMORY_HOG_FLAG.into(), self.memory.0.to_string(), millis(self.delay), millis(self.duration)]
     }
 
-    /// Allocates and frees the memory if the arguments are those of a memory hog. Returns whether they are.
+    /// Allocates and frees the memory if `arguments` are those of a memory hog. Returns false for other arguments.
     pub fn run_if_requested(arguments: &[String]) -> bool {
         let [first, numbers @ ..] = arguments else { return false };
         let numbers: Vec<u64> = numbers.iter().map_while(|number| number.parse().ok()).collect();
@@ -64,7 +64,7 @@ impl MemoryHog {
     }
 }
 
-/// A second program whose threads keep processors busy until its standard input is closed.
+/// A program whose threads keep processors busy until its standard input is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuHog {
     pub threads: u32,
@@ -79,7 +79,7 @@ impl CpuHog {
         [CPU_HOG_FLAG.into(), self.threads.to_string()]
     }
 
-    /// Keeps the threads busy if the arguments are those of a CPU hog. Returns whether they are.
+    /// Keeps the threads busy if `arguments` are those of a CPU hog. Returns false for other arguments.
     pub fn run_if_requested(arguments: &[String]) -> bool {
         let [first, threads] = arguments else { return false };
         let (CPU_HOG_FLAG, Ok(threads)) = (first.as_str(), threads.parse::<u32>()) else { return false };
@@ -106,26 +106,24 @@ impl CpuHog {
 #[derive(Debug, Clone)]
 pub struct CommandRunner {
     pub limits: DeviceLimits,
-    /// Files that are dropped from the page cache before the command starts. The limited disk is the one with the
-    /// first file or, without files, with the current folder.
+    /// Files that are dropped from the page cache before the command starts. The limited disk is the disk of the first
+    /// file or, without files, of the current folder.
     pub cold_files: Vec<PathBuf>,
     pub memory_hog: Option<MemoryHog>,
     /// Maximum duration of the command, after which it is killed.
     pub timeout: Duration,
 }
 
-/// The resource usage of a command.
 #[derive(Debug, Clone, Serialize)]
 pub struct CommandUsage {
-    /// Duration of the command in seconds.
     #[serde(rename = "seconds")]
     pub duration_seconds: f64,
-    /// Bytes of the command's files in the page cache when it started, although the cache had just been dropped.
+    /// Bytes of the cold files in the page cache when the command started, although they had just been dropped.
     #[serde(rename = "resident_before")]
     pub resident_bytes_before: u64,
-    /// Bytes read from the disk, as counted by the disk throttle; `None` without a throttle.
+    /// Bytes that the command read from the disk, as counted by the disk throttle; `None` without a throttle.
     pub bytes_read: Option<u64>,
-    /// Maximum of the sampled unreclaimable memory, in bytes.
+    /// Maximum of the sampled unreclaimable memory of the control group, in bytes.
     #[serde(rename = "peak_unreclaimable")]
     pub peak_unreclaimable_bytes: u64,
     /// Bytes of file pages that were reclaimed from the page cache and read again.
@@ -133,16 +131,16 @@ pub struct CommandUsage {
     pub refaulted_bytes: u64,
     /// Number of processes that the kernel killed because the memory limit was exceeded.
     pub oom_kills: u64,
-    /// Standard output, if it was captured.
+    /// The standard output of the command; empty if it was not captured.
     #[serde(skip)]
     pub stdout: String,
-    /// The exit status; `None` if the command was killed at its deadline.
+    /// The exit status of the command; `None` if the command was killed at its deadline.
     #[serde(skip)]
     pub status: Option<ExitStatus>,
 }
 
 impl CommandRunner {
-    /// Runs a program until it exits. Captures its output if `capture` is set; otherwise its output is inherited.
+    /// Runs a program until it exits. Captures standard output if `capture` is set; otherwise the program inherits it.
     pub fn run(&self, program: &Path, arguments: &[String], capture: bool) -> Result<CommandUsage, LabError> {
         let groups = CgroupHierarchy::find(Path::new("/sys/fs/cgroup"))?;
         groups.remove_stale_groups();
@@ -182,8 +180,8 @@ impl CommandRunner {
     }
 }
 
-/// Samples the memory of a group until the process exits or is killed at `deadline`, in nanoseconds of the clock.
-/// Returns the exit status, unless it was killed, and the maximum of the unreclaimable bytes.
+/// Samples the memory of a group until the process exits or is killed at `deadline`, in nanoseconds on this process's
+/// clock. Returns the exit status (`None` if killed) and the maximum of the unreclaimable bytes.
 fn watch(process: &mut Child, group: &Cgroup, deadline: u64) -> (Option<ExitStatus>, u64) {
     let mut peak = 0;
     loop {
@@ -197,11 +195,6 @@ fn watch(process: &mut Child, group: &Cgroup, deadline: u64) -> (Option<ExitStat
             }
         }
     }
-}
-
-fn kill(process: &mut Child) {
-    let _ = process.kill();
-    let _ = process.wait();
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Measures the bytes that each device reads per token, with the counter of its disk throttle.
 //!
 //! The executor counts the bytes that its process reads, and the kernel counts the bytes that pass the throttle. The
-//! two counters are independent, so that one can be checked against the other. A thread samples the throttle counters,
-//! which are interpolated at the times of the trace's readings, because a device that reads ahead continues to read
-//! after it has sent its activations. The times of the tokens relate this process's clock to that of the trace.
+//! two counters are independent, so that each counter checks the other one. A thread samples the throttle counters,
+//! which are interpolated at the times of the counter readings in the trace, because a device that reads ahead still
+//! reads after it has sent its activations. The times of the tokens relate this process's clock to that of the trace.
 
 use std::sync::mpsc;
 use std::thread::JoinHandle;
@@ -17,42 +17,41 @@ use super::{Cgroup, ThrottleCounter};
 use hearth_runtime::clock::monotonic_nanos;
 use hearth_runtime::memory::CgroupMemory;
 
-/// Maximum relative difference of the bytes in the trace from the throttle counter for which there is no warning.
+/// Maximum relative difference between the read bytes in the trace and in the throttle counter without a warning.
 pub const COUNTER_TOLERANCE: f64 = 0.05;
-/// Minimum difference in bytes per token for a warning: pages of the program itself are a large part of smaller
-/// differences.
+/// Minimum difference of the two counters for a warning, in bytes per token; program pages cause smaller differences.
 const MIN_COMPARED_BYTES: f64 = (1 << 20) as f64;
 /// The interval between two samples of the throttle counters. A sample costs a few microseconds of CPU time.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 /// The minimum interval between two samples of the devices' memory, in nanoseconds. Shorter peaks may be missed.
 const MEMORY_INTERVAL_NS: u64 = 100_000_000;
 
-/// A device whose counters are sampled.
+/// A device of the lab whose counters are sampled.
 #[derive(Debug)]
 pub struct WatchedDevice<'g> {
     pub name: String,
     pub cgroup: Option<&'g Cgroup>,
     /// Whether the disk reads of the device are throttled. The kernel counts only throttled reads.
     pub is_throttled: bool,
-    /// Bytes of the device's copy of the model that are in the page cache before the run.
+    /// Number of bytes of the device's copy of the model that are in the page cache before the run.
     pub resident_bytes_before: u64,
 }
 
 /// A time in nanoseconds, and the throttle counters of all devices at this time.
 type Sample = (u64, Vec<u64>);
 
-/// Samples the counters of all devices of a lab until it is finished or dropped.
+/// Samples the counters of all devices of a lab until [`Meter::finish`].
 #[derive(Debug)]
 pub struct Meter<'g> {
     devices: Vec<WatchedDevice<'g>>,
-    /// The refaults and OOM kills of each device before the run.
+    /// The refaulted bytes and the number of OOM kills of each device before the run.
     before: Vec<(u64, u64)>,
     /// The maximum of the sampled unreclaimable bytes of each device.
     peaks: Vec<u64>,
     next_memory_sample: u64,
-    /// The times of the generated tokens, in nanoseconds of this process's clock.
+    /// The times of the generated tokens, in nanoseconds on this process's clock.
     token_times: Vec<u64>,
-    /// Samples the throttle counters until the channel is closed.
+    /// The thread that samples the throttle counters until `stop_sampler` is dropped.
     sampler: JoinHandle<Vec<Sample>>,
     stop_sampler: mpsc::Sender<()>,
 }
@@ -64,16 +63,16 @@ pub struct DeviceUsage {
     /// The memory limit of the device's control group, in bytes.
     #[serde(rename = "memory_limit")]
     pub memory_limit_bytes: Option<u64>,
-    /// Bytes of the device's copy of the model that were in the page cache before the run.
+    /// Number of bytes of the device's copy of the model that were in the page cache before the run.
     #[serde(rename = "resident_before")]
     pub resident_bytes_before: u64,
-    /// Bytes read per token after the first, as counted by the disk throttle; `None` without a throttle.
+    /// Bytes read per token after the first token, as counted by the disk throttle; `None` without a throttle.
     #[serde(rename = "throttle_bytes_per_token")]
     pub throttled_read_bytes_per_token: Option<f64>,
-    /// Bytes read per token after the first, as recorded in the trace.
+    /// Bytes read per token after the first token, as recorded in the trace.
     #[serde(rename = "trace_bytes_per_token")]
     pub traced_read_bytes_per_token: f64,
-    /// Maximum of the unreclaimable memory, which is sampled after tokens, in bytes.
+    /// Maximum of the device's unreclaimable memory, which is sampled after tokens, in bytes.
     #[serde(rename = "peak_unreclaimable")]
     pub peak_unreclaimable_bytes: Option<u64>,
     /// Bytes of file pages that were reclaimed from the page cache and read again during the run.
@@ -84,7 +83,7 @@ pub struct DeviceUsage {
 }
 
 impl<'g> Meter<'g> {
-    /// Starts sampling the counters of these devices, which are in ring order.
+    /// Starts to sample the counters of `devices`, which are in ring order.
     pub fn start(devices: Vec<WatchedDevice<'g>>) -> Self {
         let count = |device: &WatchedDevice| {
             let Some(memory) = device.cgroup.map(Cgroup::memory) else { return (0, 0) };
@@ -149,8 +148,7 @@ impl<'g> Meter<'g> {
 }
 
 impl DeviceUsage {
-    /// Returns the relative difference (trace - throttle) / throttle of the bytes read per token, if it is large
-    /// enough for a warning.
+    /// Returns (trace - throttle) / throttle of the bytes read per token, if the difference requires a warning.
     pub fn relative_counter_difference(&self) -> Option<f64> {
         let (throttle, trace) = (self.throttled_read_bytes_per_token?, self.traced_read_bytes_per_token);
         let apart = (trace - throttle).abs();
@@ -159,7 +157,7 @@ impl DeviceUsage {
     }
 }
 
-/// Returns the nanoseconds to add to a time of the trace to get a time of this process's clock. Token times are
+/// Returns the nanoseconds to add to a time in the trace to get a time on this process's clock. A token time is
 /// recorded shortly after the token is complete, so the smallest difference is the most accurate.
 fn clock_offset(trace: &Trace, token_times: &[u64]) -> Option<i64> {
     let outputs =
@@ -172,7 +170,7 @@ fn clock_offset(trace: &Trace, token_times: &[u64]) -> Option<i64> {
     ends.iter().zip(token_times).map(|(&end, &time)| (time as i64).wrapping_sub(end as i64)).min()
 }
 
-/// Returns a device's readings after the prompt and after the last token, and the number of tokens between them.
+/// Returns the counters of read bytes after the prompt and after the last token, and the number of tokens in between.
 fn measured_interval(trace: &Trace, device: u16) -> Option<(&CounterReading, &CounterReading, u32)> {
     let mut passes = trace.passes.iter().filter(|pass| pass.has_output).map(|pass| pass.index);
     let (first, last) = (passes.next()?, passes.next_back()?);
@@ -183,7 +181,7 @@ fn measured_interval(trace: &Trace, device: u16) -> Option<(&CounterReading, &Co
     Some((until(first)?, until(last)?, tokens as u32))
 }
 
-/// Returns a throttle counter at time `at`, in bytes, interpolated linearly between samples.
+/// Returns the value of a device's throttle counter at time `at`, in bytes, interpolated linearly between samples.
 fn interpolate(samples: &[Sample], device: usize, at: u64) -> f64 {
     let after = samples.partition_point(|(time, _)| *time <= at);
     let value = |index: usize| samples.get(index).map(|(time, bytes)| (*time as f64, bytes[device] as f64));
@@ -194,7 +192,7 @@ fn interpolate(samples: &[Sample], device: usize, at: u64) -> f64 {
     }
 }
 
-/// Samples the throttle counters until `stopped` is closed. Takes no samples without a throttle.
+/// Samples the throttle counters until `stopped` is closed. Returns no samples if no device has a throttle.
 fn sample(throttles: &[Option<ThrottleCounter>], stopped: &mpsc::Receiver<()>) -> Vec<Sample> {
     let bytes = |throttle: &Option<ThrottleCounter>| throttle.as_ref().and_then(ThrottleCounter::bytes_read);
     let mut samples = Vec::new();
@@ -214,14 +212,10 @@ mod tests {
 
     #[test]
     fn counter_difference_beyond_the_tolerance_is_reported() {
-        let difference = |throttle_bytes_per_token: Option<f64>, trace_bytes_per_token: f64| {
+        let difference = |throttled_read_bytes_per_token: Option<f64>, traced_read_bytes_per_token: f64| {
             let usage = DeviceUsage::default();
-            DeviceUsage {
-                throttled_read_bytes_per_token: throttle_bytes_per_token,
-                traced_read_bytes_per_token: trace_bytes_per_token,
-                ..usage
-            }
-            .relative_counter_difference()
+            DeviceUsage { throttled_read_bytes_per_token, traced_read_bytes_per_token, ..usage }
+                .relative_counter_difference()
         };
         assert_eq!(difference(Some(100e6), 104e6), None);
         assert_eq!(difference(Some(100e6), 150e6), Some(0.5));

@@ -1,8 +1,8 @@
 //! The process of a device: starts it inside its control groups, reads its output, and kills it.
 //!
-//! A shell joins the groups and then executes the program, so that all pages of the program are counted. The program
-//! exits when its standard input is closed. The lab has the other end of that pipe, so no device outlives the lab,
-//! even if the lab is killed.
+//! A shell joins the groups and then executes the program, so that all pages of the program are charged to the groups.
+//! The program exits when its standard input is closed. The lab has the other end of this pipe, so a killed lab leaves
+//! no device.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -23,19 +23,19 @@ pub struct DeviceProcess {
     errors: Option<JoinHandle<String>>,
 }
 
-/// Freezes the process of a device. Invalid after the [`DeviceProcess`] is dropped: the process ID may be reused.
+/// Freezes the process of a device. Not valid after the [`DeviceProcess`] is dropped: the process ID may be reused.
 #[derive(Debug, Clone, Copy)]
 pub struct FreezeHandle(libc::pid_t);
 
 impl FreezeHandle {
-    /// Freezes the process with SIGSTOP: it neither sends nor receives, but its connections remain open.
+    /// Freezes the process with SIGSTOP: the process neither sends nor receives, but its connections remain open.
     pub fn freeze(self) {
         // SAFETY: kill takes two numbers and touches no memory of this process.
         unsafe { libc::kill(self.0, libc::SIGSTOP) };
     }
 }
 
-/// A shell script that joins the groups in its arguments before `--`, then executes the command after it.
+/// A shell script that joins the control groups in its arguments before `--`, and executes the command after `--`.
 const JOIN_SCRIPT: &str =
     r#"while [ "$1" != -- ]; do echo $$ > "$1" || exit 125; shift; done; shift; exec "$@""#;
 
@@ -52,7 +52,7 @@ pub fn allowed_processors() -> Vec<u32> {
     (0..libc::CPU_SETSIZE as u32).filter(is_allowed).collect()
 }
 
-/// Pins the process of a command to these processors. Does nothing if the list is empty.
+/// Pins the process of a command to `processors`. Does nothing if the list is empty.
 fn set_affinity(command: &mut Command, processors: &[u32]) {
     if processors.is_empty() {
         return;
@@ -80,7 +80,7 @@ pub struct Placement<'a> {
     pub processors: &'a [u32],
 }
 
-/// Returns a command that joins a group, if there is one, and then executes `program`.
+/// Returns a command that joins `cgroup`, if there is one, and then executes `program`.
 pub(super) fn command_in_group(cgroup: Option<&Cgroup>, program: &Path, arguments: &[String]) -> Command {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", JOIN_SCRIPT, "sh"]);
@@ -88,13 +88,18 @@ pub(super) fn command_in_group(cgroup: Option<&Cgroup>, program: &Path, argument
     command
 }
 
-/// Starts the process of a command. `name` is the device or the program in the error.
+/// Starts the process of a command. `name` names the device or the program in the error.
 pub(super) fn spawn(command: &mut Command, name: &str) -> Result<Child, LabError> {
     command.spawn().map_err(|error| LabError::Process {
         name: name.into(),
         what: "cannot be started",
         why: error.to_string(),
     })
+}
+
+pub(super) fn kill(process: &mut Child) {
+    let _ = process.kill();
+    let _ = process.wait();
 }
 
 /// Reads a stream to its end on another thread.
@@ -129,33 +134,19 @@ impl DeviceProcess {
         Ok(DeviceProcess { name: name.into(), process, lines, errors })
     }
 
-    /// Returns a handle with which another thread can freeze the process.
     pub fn freeze_handle(&self) -> FreezeHandle {
         FreezeHandle(self.process.id() as libc::pid_t)
     }
 
-    /// Returns the next line of the process's output. Returns an error if it prints none within `limit`, or exits.
+    /// Waits for the next line of output. Returns an error if there is none within `limit`, or if the process exits.
     pub fn next_line(&mut self, limit: Duration) -> Result<String, LabError> {
-        self.lines.recv_timeout(limit).map_err(|error| match error {
-            mpsc::RecvTimeoutError::Timeout => {
-                self.error("does not respond", format!("no output within {} s", limit.as_secs()))
-            }
-            mpsc::RecvTimeoutError::Disconnected => self.exit_error("exited"),
-        })
+        self.receive_line(limit)?.ok_or_else(|| self.exit_error("exited"))
     }
 
-    /// Calls `on_line` for each line of the process's output until it exits. Returns an error if it prints nothing
-    /// for longer than `limit`, or exits with a failure.
+    /// Calls `on_line` for each line of output. Returns an error if the process fails, or prints no line for `limit`.
     pub fn for_each_line(mut self, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<(), LabError> {
-        loop {
-            match self.lines.recv_timeout(limit) {
-                Ok(line) => on_line(&line),
-                Err(mpsc::RecvTimeoutError::Disconnected) => break,
-                Err(mpsc::RecvTimeoutError::Timeout) => {
-                    let why = format!("no output for {} s", limit.as_secs());
-                    return Err(self.error("does not respond", why));
-                }
-            }
+        while let Some(line) = self.receive_line(limit)? {
+            on_line(&line);
         }
         match self.process.wait() {
             Ok(status) if status.success() => Ok(()),
@@ -163,7 +154,18 @@ impl DeviceProcess {
         }
     }
 
-    /// Waits for the process to exit, and returns an error with its exit status and its standard error.
+    /// Waits for the next line of the process's output. Returns `None` if the process has closed its output.
+    fn receive_line(&self, limit: Duration) -> Result<Option<String>, LabError> {
+        match self.lines.recv_timeout(limit) {
+            Ok(line) => Ok(Some(line)),
+            Err(mpsc::RecvTimeoutError::Disconnected) => Ok(None),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                Err(self.error("does not respond", format!("no output for {} s", limit.as_secs())))
+            }
+        }
+    }
+
+    /// Waits for the process to exit. Returns an error with the exit status and the standard error of the process.
     fn exit_error(&mut self, what: &'static str) -> LabError {
         let status = self.process.wait().map_or_else(|error| error.to_string(), describe);
         let printed = self.errors.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
@@ -187,7 +189,6 @@ fn describe(status: ExitStatus) -> String {
 
 impl Drop for DeviceProcess {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        kill(&mut self.process);
     }
 }

@@ -1,5 +1,4 @@
-//! Measures the cost of encryption: the round trip of small frames and the one-way time of large frames over TCP on
-//! this machine, with and without encryption.
+//! Measures the cost of encryption on this machine: round-trip time of small frames, throughput of large frames.
 //!
 //!     cargo run --release -p hearth-ring --example encryption_speed
 
@@ -8,7 +7,7 @@ use std::time::Instant;
 use hearth_ring::wire::{Frame, Message};
 use hearth_ring::{EncryptedTransport, Key, Listener, TcpTransport, Transport};
 
-/// Size of a small frame, in bytes: the activations of one token of a model with an embedding of 2048.
+/// Size of a small frame, in bytes: the f32 activations of one token of a model with an embedding of 2048.
 const SMALL: usize = 8 << 10;
 const ROUND_TRIPS: u64 = 5000;
 const LARGE: usize = 4 << 20;

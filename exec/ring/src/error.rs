@@ -1,7 +1,7 @@
 //! Error types of the ring: errors of frames, of encrypted connections, and of the ring as a whole.
 //!
-//! An error has the problem and the hint as separate texts ([`RingError::what`], [`RingError::hint`]); `Display`
-//! joins them into one line, for logs and for other devices.
+//! A [`RingError`] has the problem and the hint as separate texts ([`RingError::what`], [`RingError::hint`]); `Display`
+//! joins both texts into one line, for logs and for messages to other devices.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,35 +11,34 @@ use std::path::Path;
 use hearth_core::schedule::ScheduleError;
 
 /// The hint for two devices that do not have the same key.
-const SAME_KEY: &str = "give both ends the same --key";
+const SAME_KEY: &str = "give both devices the same --key";
 
-/// The result of an operation of the ring.
 pub type Result<T, E = RingError> = std::result::Result<T, E>;
 
-/// An error that prevents a ring from starting, or stops it.
+/// An error that prevents a ring from starting or stops a running ring.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
-    /// The worker cannot be reached at this address.
+    /// The worker `name` cannot be reached at `address`.
     Unreachable { name: String, address: String, reason: String },
-    /// Not all workers of the plan were discovered.
+    /// The search for the addresses of the workers failed.
     Discovery { what: String, hint: Option<String> },
     /// A worker of the plan has no address.
     NoAddress { name: String },
     /// The address cannot be bound, or no connection can be accepted on it.
     CannotListen { address: String, reason: String },
-    /// The address can be reached from other machines, and there is no key.
+    /// The device would listen without a key on an address that other machines can reach.
     KeyRequired { address: String },
-    /// The two ends of a connection do not have the same key, or the connection was tampered with.
+    /// The two devices of a connection do not have the same key, or a third party has tampered with the connection.
     KeyMismatch { name: String, reason: String, hint: Option<&'static str> },
-    /// The peer refused the connection or a message; `reason` is the text that it sent.
+    /// The device `name` refused the connection or a command; `reason` is the text of the refusal.
     Refused { name: String, reason: String },
     /// The model of a device is not the one that the plan was made for.
     ModelMismatch { name: String, expected: String, found: String },
-    /// A connection of a running ring ended.
+    /// The connection to the device `name` ended unexpectedly.
     Disconnected { name: String, reason: String },
-    /// A device is lost, and the others cannot continue without it.
+    /// A device is lost, and the remaining devices cannot continue without it.
     CannotRecover { lost: String, reason: String },
-    /// Threads for the network cannot be started.
+    /// The threads that measure the links to other devices cannot be started.
     Threads(io::Error),
     /// The run was cancelled.
     Interrupted,
@@ -47,7 +46,7 @@ pub enum RingError {
     FetchFolder { path: String, reason: String },
     /// An operation did not finish before its deadline.
     Deadline { what: String, seconds: f64, hint: &'static str },
-    /// A peer sent an unexpected or invalid message.
+    /// The device `name` violated the protocol, for example with an unexpected message.
     Protocol { name: String, what: String },
     /// The schedule rejected an event, for example activations of an unexpected round.
     Schedule(#[from] ScheduleError),
@@ -60,32 +59,28 @@ pub enum RingError {
 }
 
 impl RingError {
-    /// Creates the error for a plan that cannot be used, without a hint.
     pub fn invalid_plan(what: impl Into<String>) -> RingError {
         RingError::Plan { what: what.into(), hint: None }
     }
 
-    /// Creates the error for a plan that cannot be used, with a hint for a fix.
     pub fn invalid_plan_with_hint(what: impl Into<String>, hint: impl Into<String>) -> RingError {
         RingError::Plan { what: what.into(), hint: Some(hint.into()) }
     }
 
-    /// Creates the error for an address that cannot be bound, or on which no connection can be accepted.
     pub fn cannot_listen(address: &str, error: &io::Error) -> RingError {
         RingError::CannotListen { address: address.into(), reason: error.to_string() }
     }
 
-    /// Creates the error for a folder or file of fetched layers that cannot be used.
     pub fn unusable_fetch_folder(path: &Path, error: &io::Error) -> RingError {
         RingError::FetchFolder { path: path.display().to_string(), reason: error.to_string() }
     }
 
-    /// Creates the error for a connection that ended.
     pub fn disconnected(name: &str, reason: impl Into<String>) -> RingError {
         RingError::Disconnected { name: name.into(), reason: reason.into() }
     }
 
-    /// Converts a handshake error with the peer `name`; an encryption error becomes [`RingError::KeyMismatch`].
+    /// Converts an error of the handshake with the peer `name`: an encryption error becomes a
+    /// [`RingError::KeyMismatch`], any other error a [`RingError::Disconnected`].
     pub fn handshake_failed(name: &str, error: &WireError) -> RingError {
         if matches!(error, WireError::Encrypted) || error.encryption().is_some() {
             RingError::KeyMismatch { name: name.into(), reason: error.to_string(), hint: error.hint() }
@@ -94,7 +89,7 @@ impl RingError {
         }
     }
 
-    /// Returns what is wrong, without the path and the hint.
+    /// Returns the text of the error without the path and the hint.
     pub fn what(&self) -> String {
         match self {
             RingError::Unreachable { name, address, reason } => {
@@ -103,13 +98,11 @@ impl RingError {
             RingError::Discovery { what, .. } | RingError::Plan { what, .. } => what.clone(),
             RingError::NoAddress { name } => format!("worker `{name}` has no address in the plan"),
             RingError::CannotListen { address, reason } => format!("cannot listen on {address}: {reason}"),
-            RingError::KeyRequired { address } => format!(
-                "{address} can be reached from other machines; without a key anybody there could use this device"
-            ),
-            RingError::KeyMismatch { name, reason, .. } => {
-                format!("the connection with `{name}` failed: {reason}")
+            RingError::KeyRequired { address } => {
+                format!("without a key, every machine that can reach {address} could use this device")
             }
-            RingError::Refused { name, reason } => format!("`{name}` refused: {reason}"),
+            RingError::KeyMismatch { name, reason, .. } => format!("connection to `{name}` failed: {reason}"),
+            RingError::Refused { name, reason } => format!("`{name}` refused the request: {reason}"),
             RingError::ModelMismatch { name, expected, found } => {
                 format!("{name} has another model: the plan is for {expected}, the device has {found}")
             }
@@ -130,29 +123,26 @@ impl RingError {
 
     /// Returns the file or folder that the error is about, if there is one.
     pub fn path(&self) -> Option<&str> {
-        match self {
-            RingError::FetchFolder { path, .. } => Some(path),
-            _ => None,
-        }
+        if let RingError::FetchFolder { path, .. } = self { Some(path) } else { None }
     }
 
-    /// Returns a hint for a fix, if there is one.
     pub fn hint(&self) -> Option<Cow<'_, str>> {
         let fixed = match self {
-            RingError::Unreachable { address, .. } => {
-                return Some(format!("start it with `hearth worker --listen {address} --model GGUF`").into());
+            RingError::Unreachable { name, address, .. } => {
+                let hint = format!("run `hearth worker --listen {address} --model GGUF` on `{name}`");
+                return Some(hint.into());
             }
             RingError::Discovery { hint, .. } | RingError::Plan { hint, .. } => {
                 return hint.as_deref().map(Cow::from);
             }
-            RingError::NoAddress { .. } => "add `address: HOST:PORT` to the plan, or find it with --discover",
+            RingError::NoAddress { .. } => "add `address: HOST:PORT` to the plan, or search with --discover",
             RingError::CannotListen { .. } => {
                 "give HOST:PORT, for example 127.0.0.1:9001, with an address of this machine and a free port"
             }
             RingError::KeyRequired { .. } => "listen on 127.0.0.1, or give every device the same --key",
             RingError::KeyMismatch { hint, .. } => return hint.map(Cow::from),
-            RingError::ModelMismatch { .. } => "give it the model of the plan",
-            RingError::Disconnected { .. } => "check its output and start it again",
+            RingError::ModelMismatch { .. } => "give the device the model of the plan",
+            RingError::Disconnected { .. } => "check the output of the other device and start it again",
             RingError::FetchFolder { .. } => "check the free space and the permissions of the folder",
             RingError::Deadline { hint, .. } => hint,
             RingError::Wire(error) => return error.hint().map(Cow::from),
@@ -172,7 +162,6 @@ impl fmt::Display for RingError {
     }
 }
 
-/// Creates the error for a peer that violated the protocol.
 pub fn protocol_error(name: &str, what: impl Into<String>) -> RingError {
     RingError::Protocol { name: name.into(), what: what.into() }
 }
@@ -181,27 +170,23 @@ pub fn protocol_error(name: &str, what: impl Into<String>) -> RingError {
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
     /// A header or payload (`what`) is longer than its limit, both in bytes.
-    #[error("a frame announces a {what} of {length} bytes; the limit is {limit}")]
+    #[error("a frame announces a {what} of {length} bytes; the limit is {limit} bytes")]
     TooLong { what: &'static str, length: usize, limit: usize },
-    #[error("the header of a frame cannot be read: {0}")]
+    #[error("the header of a frame is invalid: {0}")]
     Header(String),
-    /// The peer encrypts its connections and this end does not.
-    #[error("the peer has a key and this end has none")]
+    /// The peer encrypts its connections and this device does not.
+    #[error("the other device has a key and this device has none")]
     Encrypted,
-    /// The stream ended inside a frame.
-    #[error("the connection ended inside a frame")]
+    #[error("the connection ended in the middle of a frame")]
     Truncated,
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
 impl WireError {
-    /// Returns the error of the underlying encrypted connection, if that failed.
+    /// Returns the encryption error that caused this error, if there is one.
     fn encryption(&self) -> Option<&EncryptionError> {
-        match self {
-            WireError::Io(io) => io.get_ref()?.downcast_ref(),
-            _ => None,
-        }
+        if let WireError::Io(io) = self { io.get_ref()?.downcast_ref() } else { None }
     }
 
     fn hint(&self) -> Option<&'static str> {
@@ -215,10 +200,9 @@ impl WireError {
     }
 }
 
-/// An error of an encrypted connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EncryptionError {
-    /// The handshake failed; `seen` says what the peer did.
+    /// The handshake failed; `seen` says what was observed, for example that the peer does not respond.
     #[error("the connection cannot be encrypted ({seen}): the peer has no key or a different key")]
     Key { seen: &'static str },
     /// A message failed authentication.

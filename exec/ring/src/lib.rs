@@ -1,9 +1,9 @@
 //! The ring: several devices run one model together, and each computes some of the layers.
 //!
-//! The head ([`Ring`]) sends the plan to every [`Worker`], starts passes, and receives the activations after the last
-//! window of each round. Each device executes the steps of `hearth_core::schedule` with a
-//! [`execution::StageRunner`]. Frames are sent over a [`Transport`]; an [`EncryptedTransport`] encrypts them with a
-//! [`Key`].
+//! The head ([`Ring`]) sends every [`Worker`] the plan, which divides the layers among the devices. Then the head
+//! starts passes of tokens through the layers, and receives the activations that return to the head after each round of
+//! the ring. Each device executes the steps of `hearth_core::schedule` with a [`execution::StageRunner`]. Frames are
+//! sent over a [`Transport`]; an [`EncryptedTransport`] encrypts them with a [`Key`].
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 

@@ -2,11 +2,10 @@
 //!
 //! A worker ([`crate::Worker`]) replies to a probe with a short frame, after it has read the whole probe. Half the
 //! time of a short exchange is the one-way latency. The additional time of a long probe (at most [`MAX_PROBE_BYTES`])
-//! gives the bandwidth. There is a pause between exchanges, as between tokens, because a link that has just been used
-//! is faster.
+//! gives the bandwidth. Exchanges are separated by pauses, like tokens, because a link that was just used is faster.
 //!
-//! A hop takes longer: the activations also go between compute threads and tasks. [`measure_hop`] sends activations
-//! around a ring of two devices on this machine, as a run does, but computes nothing.
+//! A hop of the ring takes longer, because activations also pass between compute threads and network tasks.
+//! [`measure_hop`] sends activations around a ring of two devices on this machine, as a run does, but computes nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,15 +26,14 @@ use crate::wire::{
 use hearth_runtime::clock::monotonic_nanos;
 use hearth_runtime::profile::MeasuredLinks;
 
-/// Maximum size of a probe, in bytes.
 pub const MAX_PROBE_BYTES: usize = MAX_DOCUMENT_PAYLOAD_BYTES;
-/// Size in bytes of the first long probe, whose time determines the size of the others.
+/// Size in bytes of the first long probe, whose time determines the size of the later long probes.
 const TRIAL_BYTES: usize = 64 << 10;
 /// Size in bytes of the activations of one token of an 8B model: 4096 values in f32.
 const ACTIVATION_BYTES: usize = 16 << 10;
 const PAUSE: Duration = Duration::from_millis(2);
 const REPLY_DEADLINE: Duration = Duration::from_secs(10);
-/// The time limit between two probes on the replying side.
+/// The time for which the replying device waits for the next probe.
 const PROBE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How thoroughly a link is measured: the number of exchanges and their time limit.
@@ -44,35 +42,28 @@ pub struct ProbeOptions {
     pub latency_probes: usize,
     /// Maximum number of exchanges with a long probe, which measure the bandwidth.
     pub max_bandwidth_probes: usize,
-    /// The time limit for all exchanges with a long probe; one is always made.
+    /// The time limit for all exchanges with a long probe. At least one exchange is always made.
     pub bandwidth_time_limit: Duration,
 }
 
 impl ProbeOptions {
-    /// Returns [`ProbeOptions::quick`], or the full effort: two seconds on a fast link.
+    /// Returns the options of a full measurement, which takes two seconds on a fast link, or of a quick measurement.
     pub fn new(quick: bool) -> ProbeOptions {
-        let full = ProbeOptions {
-            latency_probes: 300,
-            max_bandwidth_probes: 15,
-            bandwidth_time_limit: Duration::from_secs(5),
-        };
-        if quick { ProbeOptions::quick() } else { full }
+        let (latency_probes, max_bandwidth_probes, seconds) = if quick { (50, 5, 1) } else { (300, 15, 5) };
+        let bandwidth_time_limit = Duration::from_secs(seconds);
+        ProbeOptions { latency_probes, max_bandwidth_probes, bandwidth_time_limit }
     }
 
-    /// Returns the quick effort: a quarter of a second on a fast link.
+    /// Returns the options of a quick measurement, which takes a quarter of a second on a fast link.
     pub fn quick() -> ProbeOptions {
-        ProbeOptions {
-            latency_probes: 50,
-            max_bandwidth_probes: 5,
-            bandwidth_time_limit: Duration::from_secs(1),
-        }
+        ProbeOptions::new(true)
     }
 }
 
-/// The peer name for the link from this machine to itself.
+/// The name of the peer in the measurements of the link from this machine to itself.
 pub const LOOPBACK_PEER_NAME: &str = "loopback";
 
-/// Measures the link from this machine to itself, and the links to workers, which are encrypted if there is a key.
+/// Measures the link from this machine to itself and the links to workers, which are encrypted if there is a key.
 pub fn measure_links(addresses: &[String], key: Option<&Key>, effort: ProbeOptions) -> Result<MeasuredLinks> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.map_err(RingError::Threads)?;
@@ -128,7 +119,7 @@ pub async fn measure_link<T: Transport>(
     })
 }
 
-/// Sends a ping with a payload of `bytes`. Returns the seconds until the pong arrives.
+/// Sends a ping with a payload of `bytes` bytes. Returns the seconds until the pong arrives.
 async fn exchange(stream: &mut impl ByteStream, peer: &str, nonce: u64, bytes: usize) -> Result<f64> {
     let ping = Frame { message: Message::Ping { nonce }, payload: vec![0x1c; bytes] };
     let begun = monotonic_nanos();
@@ -145,7 +136,7 @@ async fn exchange(stream: &mut impl ByteStream, peer: &str, nonce: u64, bytes: u
     }
 }
 
-/// Measures the latency and bandwidth from this machine to itself. This process also replies to the probes.
+/// Measures the latency and bandwidth of the link from this machine to itself. This process also replies to the probes.
 pub async fn measure_link_to_self<T: Transport>(
     transport: &T,
     address: &str,
@@ -167,11 +158,7 @@ pub async fn measure_link_to_self<T: Transport>(
 }
 
 /// Measures the seconds that the activations of one token take from one compute thread to another on this machine.
-pub async fn measure_hop<T: Transport>(
-    transport: &T,
-    address: &str,
-    effort: ProbeOptions,
-) -> Result<Samples> {
+pub async fn measure_hop(transport: &impl Transport, address: &str, effort: ProbeOptions) -> Result<Samples> {
     let (near, far) = (bind(transport, address).await?, bind(transport, address).await?);
     let (near_address, far_address) = (near.address(), far.address());
     let (near_inbox, mut near_events) = mpsc::unbounded_channel();

@@ -1,12 +1,12 @@
-//! Measures the bandwidth of matrix-vector products in each format, compared with only reading the weights.
+//! Measures the bandwidth of matrix-vector products in each weight format, compared with only reading the weights.
 //!
 //!     cargo run --release -p hearth-runtime --example kernel_bandwidth -- [MiB of weights]
 //!
-//! It uses one thread. The weights are random blocks in one contiguous buffer, which is much larger than the
-//! processor's caches and is read from start to end. For each format it prints, for scalar and SIMD kernels, the bytes
-//! of weights per second, and the ratio of this rate to that of only summing the same bytes. The two measurements
-//! alternate. Times are the CPU time of the thread, because the machine may be shared; the best of several passes
-//! counts.
+//! The example uses one thread. The weights are random blocks in one contiguous buffer, which is much larger than the
+//! processor's caches and is read from start to end. For each format, the example prints the bytes of weights that
+//! scalar and SIMD kernels process per second, and the ratio of this rate to the rate of only summing the same bytes.
+//! The two measurements alternate. Times are the CPU time of the thread, because the machine may be shared; the best of
+//! several passes counts.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -23,13 +23,13 @@ use rand_chacha::ChaCha8Rng;
 /// Number of weights in a row.
 const COLUMNS: usize = 2048;
 
-/// Number of passes over the weights; the best one counts.
+/// Number of passes over the weights; the fastest pass counts.
 const PASSES: usize = 5;
 
-/// The scalar kernels are slow, so they multiply only one part in 16 of the weights.
+/// The scalar kernels multiply only one part in 16 of the weights, because these kernels are slow.
 const ORACLE_SHARE: usize = 16;
 
-/// The value of every byte of float weights, with which f32, f16 and bf16 numbers are not subnormal.
+/// The value of every byte of float weights; with this value, no f32, f16 or bf16 number is subnormal.
 const FLOAT_BYTE: u8 = 0x1c;
 
 /// Returns the rate of `work`, which processes `bytes` bytes, in GB per second of CPU time.
@@ -39,7 +39,7 @@ fn speed(bytes: usize, work: impl FnOnce()) -> f64 {
     bytes as f64 / (thread_cpu_nanos() - start).max(1) as f64
 }
 
-/// Reads all bytes with minimal arithmetic: it sums their words.
+/// Reads all bytes with minimal arithmetic: sums their 64-bit words.
 fn read(bytes: &[u8]) {
     let mut sums = [0u64; 16];
     for line in bytes.as_chunks::<128>().0 {
@@ -50,7 +50,7 @@ fn read(bytes: &[u8]) {
     std::hint::black_box(sums);
 }
 
-/// Returns the kernels for one thread; by default with the fastest instructions.
+/// Returns CPU kernels on one thread, with the given instruction set or, without one, the fastest.
 fn kernels(instructions: Option<InstructionSet>) -> Result<CpuKernels, Box<dyn Error>> {
     let pool = ThreadPool::new(ThreadPoolOptions { threads: 1, pin_workers: false, spin_ns: 0 })?;
     let mut cpu = Cpu::new(Arc::new(pool));
@@ -69,7 +69,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("| --- | --- | --- | --- | --- | --- | --- |");
     for &format in Format::ALL {
         let weights = if format.block_len() == 1 { &plain } else { &random };
-        let row = format.row_bytes(COLUMNS as u64).ok_or("a row is whole blocks")?.0 as usize;
+        let row = format.row_bytes(COLUMNS as u64).ok_or("a row has a partial block")?.0 as usize;
         let whole = &weights[..weights.len() / row * row];
         let part = &whole[..whole.len() / row / ORACLE_SHARE * row];
         let (mut reading, mut slow, mut simd) = (0.0f64, 0.0f64, 0.0f64);
@@ -83,12 +83,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         for _ in 0..2 {
             slow = slow.max(speed(part.len(), || oracle.multiply(format, COLUMNS, part, 1, 1)));
         }
-        println!(
-            "| {format} | {:.2} | {slow:.2} | {:.2} | {simd:.2} | {:.2} | {reading:.2} |",
-            format.bits_per_weight(),
-            slow / reading,
-            simd / reading
-        );
+        let (bits, slow_share, simd_share) = (format.bits_per_weight(), slow / reading, simd / reading);
+        print!("| {format} | {bits:.2} | {slow:.2} | {slow_share:.2} ");
+        println!("| {simd:.2} | {simd_share:.2} | {reading:.2} |");
     }
     Ok(())
 }

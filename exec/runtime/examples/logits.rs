@@ -1,10 +1,10 @@
-//! Writes the logits of a model after given tokens.
+//! Writes the logits of a model after each of the given tokens to the standard output.
 //!
 //! `cargo run --release -p hearth-runtime --example logits -- MODEL.gguf TOKEN.. > logits.f32`
 //!
-//! The output has one row for each token, [tokens, vocabulary], in f32, little-endian, for comparison with other
-//! programs. The tokens are computed in passes of 16, so that they attend to positions of the same pass and of
-//! earlier ones. The KV cache is f32.
+//! The output has one row of logits for each token, `[tokens, vocabulary]`, in f32, little-endian, for comparison with
+//! other programs. The tokens are computed in passes of 16, so that they attend to positions of the same pass and of
+//! earlier passes. The KV cache is f32.
 
 use std::io::Write;
 use std::sync::Arc;

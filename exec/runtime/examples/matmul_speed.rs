@@ -3,10 +3,10 @@
 //!     cargo run --release -p hearth-runtime --example matmul_speed -- \
 //!         [--rows N] [--columns N] [--format F] [--tokens T,..] [--instructions scalar|avx2|avx512]
 //!
-//! One thread multiplies a matrix of `--rows` rows of `--columns` weights by a batch of tokens. For each format it
-//! prints a line with billions of multiplications per second of the thread's CPU time, because the machine may be
-//! shared; the best of several passes counts. `--instructions` selects the instruction set; the default is the
-//! fastest one. Small batches use dot products and large ones panels, so each line shows both speeds.
+//! One thread multiplies a matrix of `--rows` rows of `--columns` weights by a batch of tokens. For each format, the
+//! example prints a line with billions of multiplications per second of the thread's CPU time, because the machine may
+//! be shared; the best of several passes counts. `--instructions` selects the instruction set; the default is the
+//! fastest. Small batches use dot products and large batches use panels, so each line shows both speeds.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -20,16 +20,18 @@ use hearth_runtime::{Cpu, ThreadPool, ThreadPoolOptions};
 /// Minimum number of tokens in a measured pass, so that the cost of reading the clock does not matter.
 const MIN_TOKENS: usize = 256;
 
-/// Number of measured passes; the best one counts.
+/// Number of measured passes; the fastest pass counts.
 const PASSES: usize = 7;
 
-/// The value of every byte of float weights, with which f32, f16 and bf16 numbers are not subnormal.
+/// The value of every byte of float weights; with this value, no f32, f16 or bf16 number is subnormal.
 const FLOAT_BYTE: u8 = 0x1c;
+
+const OPTIONS: &str = "--rows, --columns, --format, --tokens or --instructions";
 
 struct Arguments {
     rows: usize,
     columns: usize,
-    /// The measured format; all formats if it is not given.
+    /// The name of the only format to measure; all formats are measured if it is missing.
     format: Option<String>,
     tokens: Vec<usize>,
     instructions: InstructionSet,
@@ -52,12 +54,7 @@ impl Arguments {
                 "--format" => parsed.format = Some(value),
                 "--tokens" => parsed.tokens = value.split(',').map(positive).collect::<Result<_, _>>()?,
                 "--instructions" => parsed.instructions = named(&value)?,
-                _ => {
-                    return Err(format!(
-                        "unknown argument {name}; use --rows, --columns, --format, --tokens or --instructions"
-                    )
-                    .into());
-                }
+                _ => return Err(format!("unknown argument {name}; use {OPTIONS}").into()),
             }
         }
         Ok(parsed)
@@ -88,10 +85,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     if formats.is_empty() {
         return Err(format!("there are no kernels for {}", only.unwrap_or_default()).into());
     }
-    println!(
-        "billions of multiplications per second of CPU time, {rows} rows of {columns}, {}",
-        instructions.name()
-    );
+    let name = instructions.name();
+    println!("billions of multiplications per second of CPU time, {rows} rows of {columns}, {name}");
     let heads: Vec<String> = tokens.iter().map(ToString::to_string).collect();
     println!("| format \\ tokens | {} |", heads.join(" | "));
     println!("| --- |{}", " --- |".repeat(tokens.len()));

@@ -1,10 +1,10 @@
 //! The KV cache of a layer.
 //!
-//! Keys and values are stored as `[kv_heads, context, length]` each, so that the rows of a head are contiguous. f16
-//! halves the memory and is the default; the golden texts were generated with f32.
+//! Keys and values are stored as `[kv_heads, context, head length]` each, so that the rows of a head are contiguous.
+//! The default format, f16, needs half the memory of f32; the golden texts of the tests were generated with f32.
 //!
-//! A pass writes each of its positions once; it and later passes read them. A rollback to an earlier length needs no
-//! work here, because later rows are overwritten before they are read.
+//! A pass writes each of its positions once; this pass and later passes read them. Truncation to fewer positions needs
+//! no work here, because the rows after the new end are overwritten before they are read.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,17 +13,15 @@ use half::f16;
 use hearth_kernels::attention::CachedRows;
 use hearth_profiles::model::ModelShape;
 
-/// The size and format of the KV caches of a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvCacheOptions {
     /// Maximum number of positions of a sequence.
     pub context: u32,
     pub format: KvCacheFormat,
-    /// Number of sequences, each with its own cache of `context` positions; at least 1.
+    /// Number of sequences, each of which has a KV cache of `context` positions; at least 1.
     pub sequences: u32,
 }
 
-/// The number format of a KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KvCacheFormat {
     #[default]
@@ -31,7 +29,7 @@ pub enum KvCacheFormat {
     F32,
 }
 
-/// The cached keys, or the cached values, of one layer.
+/// The cached keys, or the cached values, of one layer and sequence.
 #[derive(Debug, Clone)]
 pub(crate) struct HeadRows {
     store: Store, // [kv_heads, context, length]
@@ -53,7 +51,7 @@ pub(crate) struct LayerCache {
 }
 
 impl LayerCache {
-    /// Writes the keys [`kv_heads`, `key_length`] and values [`kv_heads`, `value_length`] of the token at `position`.
+    /// Writes the keys `[kv_heads, key_length]` and values `[kv_heads, value_length]` of the token at `position`.
     pub(crate) fn set(&mut self, position: usize, keys: &[f32], values: &[f32]) {
         for (rows, heads) in [(&mut self.keys, keys), (&mut self.values, values)] {
             for (head, row) in heads.chunks_exact(rows.length).enumerate() {
@@ -67,7 +65,7 @@ impl LayerCache {
     }
 }
 
-/// Creates the KV caches of `layers` of a model, keyed by sequence and layer.
+/// Creates the KV caches of the layers `layers` of a model, keyed by sequence and layer.
 pub(crate) fn caches(
     layers: impl IntoIterator<Item = u32>,
     options: KvCacheOptions,
@@ -90,7 +88,7 @@ impl HeadRows {
         HeadRows { store, context, length }
     }
 
-    /// Writes `row` [length] of `head` at `position`.
+    /// Writes the key or value `row`, `[length]`, of one head and position.
     pub(crate) fn set(&mut self, head: usize, position: usize, row: &[f32]) {
         let at = (head * self.context + position) * self.length;
         match &mut self.store {

@@ -1,14 +1,14 @@
 //! Chat templates: convert messages to the tokens of a prompt.
 //!
 //! A model file has a Jinja template (`tokenizer.chat_template`), which adds the control tokens of the model to the
-//! messages. Control tokens written by the template are recognised; those in a message are treated as text, so that a
-//! user cannot end a turn. For this a Unicode noncharacter is inserted into messages before the template runs
-//! (`Tokenizer::guard`) and removed after the rendered text is split at control tokens. A role that contains a control
-//! token is refused.
+//! messages. Control tokens written by the template are recognised; control tokens in a message are treated as text, so
+//! that a user cannot end a turn. For this purpose, a Unicode noncharacter is inserted into messages before the
+//! template runs (`Tokenizer::guard`) and removed after the rendered text is split at control tokens. A role that
+//! contains a control token is refused.
 //!
 //! Templates come from the model file and may be malicious. They can access only the messages. They have no clock, so
-//! that the same messages give the same tokens. Their length, their steps and their output are limited, and they run
-//! on a thread whose stack is large enough for the deepest expression of the maximum length.
+//! that the same messages give the same tokens. Their length, their interpreter steps and their output are limited, and
+//! they run on a thread whose stack is large enough for the deepest expression of the maximum length.
 //!
 //! Deviation: the memory of values is not limited, because the interpreter has no such limit. A text that is
 //! concatenated with itself 30 times (`~`, `+`, `join`, `replace`) exhausts memory and terminates the process. A
@@ -28,37 +28,35 @@ use serde::{Deserialize, Serialize};
 use crate::error::{ExecError, sanitize};
 use crate::tokenizer::Tokenizer;
 
-/// Maximum number of interpreter steps of a template (fuel), in addition to those for each message.
+/// Maximum number of interpreter steps (fuel) of a template, in addition to [`FUEL_PER_MESSAGE`].
 /// source: assumed; the templates of published models need a few hundred
 const FUEL: u64 = 100_000;
 /// Additional interpreter steps of a template for each message.
-/// source: assumed; the templates of published models need a few hundred a message
+/// source: assumed; the templates of published models need a few hundred per message
 const FUEL_PER_MESSAGE: u64 = 2_000;
 /// Maximum number of bytes that a template may write in addition to ten times the length of the messages.
-/// source: assumed; the longest published system prompts have tens of thousands
+/// source: assumed; the longest published system prompts have tens of thousands of bytes
 const MAX_ADDED_BYTES: usize = 1 << 20;
-/// Maximum number of bytes of a template.
-/// source: assumed; the longest published ones have tens of thousands
+/// Maximum length of a template, in bytes.
+/// source: assumed; the longest published templates have tens of thousands of bytes
 const MAX_TEMPLATE_BYTES: usize = 1 << 16;
 /// Stack size of the thread that parses and runs a template, in bytes. Each nesting level of an expression needs at
 /// least one byte of the template.
-/// source: assumed, 4 KiB a level; only used pages are allocated
+/// source: assumed, 4 KiB per level; only used pages are allocated
 const STACK_BYTES: usize = MAX_TEMPLATE_BYTES * 4096;
 /// Maximum number of texts that the template may search for in messages.
 /// source: assumed; published templates have a few dozen
 const MAX_SEARCHED: usize = 1000;
 const NAME: &str = "chat";
 
-/// A message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChatMessage {
-    /// `system`, `user` or `assistant`; others if the template knows them.
+    /// The author of the message: `system`, `user`, `assistant`, or another role that the template knows.
     pub role: String,
     pub content: String,
 }
 
-/// The chat template of a model.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
@@ -69,7 +67,7 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Reads the template from the metadata of a model. Fails if there is none or if it is not valid.
+    /// Reads the chat template from the metadata of a model file. Fails if it is missing or not valid.
     pub fn new(metadata: &Metadata, tokenizer: &Tokenizer) -> Result<ChatTemplate, ExecError> {
         let source = metadata.get_str("tokenizer.chat_template")?;
         let source = source.ok_or_else(|| {
@@ -78,10 +76,8 @@ impl ChatTemplate {
             failed("the model has no chat template (key `tokenizer.chat_template`)", hint)
         })?;
         if source.len() > MAX_TEMPLATE_BYTES {
-            let what = format!(
-                "the model's chat template has {} bytes, more than {MAX_TEMPLATE_BYTES}",
-                source.len()
-            );
+            let found = source.len();
+            let what = format!("the model's chat template has {found} bytes, more than {MAX_TEMPLATE_BYTES}");
             return Err(failed(what, CONVERT));
         }
         let mut environment = Environment::new();
@@ -112,7 +108,7 @@ impl ChatTemplate {
     /// Renders `messages` and returns the tokens of the prompt.
     pub fn encode(&self, tokenizer: &Tokenizer, messages: &[ChatMessage]) -> Result<Vec<u32>, ExecError> {
         if messages.is_empty() {
-            return Err(failed("there are no messages", "send at least one"));
+            return Err(failed("there are no messages", "send at least one message"));
         }
         if let Some(message) = messages.iter().find(|message| tokenizer.is_dangerous_role(&message.role)) {
             let what = format!("role `{}` could be a control token of the model", sanitize(&message.role));
@@ -156,21 +152,18 @@ impl ChatTemplate {
 
 const WRITES_TOO_MUCH: &str = "its output is too long";
 
-/// Marks an error that the template itself raised, in contrast to errors of the interpreter.
+/// Marks an error that the template itself raised, as opposed to an error of the interpreter.
 #[derive(Debug, thiserror::Error)]
 #[error("refused by the template")]
 struct RaisedException;
 
-/// Converts a template error: either the template refuses these messages, or it cannot run at all.
+/// Converts an error of the template: either the template refuses the messages, or the template cannot be run.
 fn refusal(error: &minijinja::Error) -> ExecError {
-    let mut cause: Option<&dyn std::error::Error> = Some(error);
-    while let Some(inner) = cause {
-        if inner.is::<RaisedException>() {
-            let hint = "change the messages, for example their roles, or use another model";
-            let what = format!("the model's chat template refuses the messages: {}", summary(error));
-            return failed(what, hint);
-        }
-        cause = inner.source();
+    let first: &(dyn std::error::Error + 'static) = error;
+    let mut causes = std::iter::successors(Some(first), |&cause| cause.source());
+    if causes.any(<dyn std::error::Error>::is::<RaisedException>) {
+        let hint = "change the messages, for example their roles, or use another model";
+        return failed(format!("the model's chat template refuses the messages: {}", summary(error)), hint);
     }
     failed(format!("the model's chat template cannot be run: {}", summary(error)), CONVERT)
 }
@@ -186,7 +179,7 @@ fn with_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, ExecE
     })
 }
 
-/// An output that limits the bytes that a template writes, including captures.
+/// An output that limits how many bytes a template writes, including captures.
 struct CountedOutput<'a, 'o> {
     output: &'a mut Output<'o>,
     left: &'a AtomicUsize,
@@ -250,9 +243,9 @@ fn literals(source: &str) -> Vec<String> {
     found
 }
 
-const CONVERT: &str = "convert the model again, or use another one";
+const CONVERT: &str = "convert the model again, or use another model";
 
-/// Returns the message and line of an error, without the source of the template.
+/// Returns the message and line of a template error, without the source code of the template.
 fn summary(error: &minijinja::Error) -> String {
     let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     let what = sanitize(&what);
@@ -280,8 +273,8 @@ mod tests {
         {{ raise_exception('roles must alternate') }}{% endif %}\
         {{ bos_token + '[INST] ' + (system if loop.first else '') + message.content + ' [/INST]' }}{% endfor %}";
 
-    /// Returns a vocabulary of 256 byte tokens, the letters x and y, and the control tokens `<s>` (259),
-    /// `<|im_start|>` (260) and `<|im_end|>` (261).
+    /// Returns the metadata and the tokenizer of a model with 256 byte tokens, the letters x and y, and the control
+    /// tokens `<s>` (259), `<|im_start|>` (260) and `<|im_end|>` (261).
     fn model(template: Option<&str>) -> (Metadata, Tokenizer) {
         let mut texts = vec!["<unk>".to_owned()];
         texts.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
@@ -328,10 +321,8 @@ mod tests {
             written(CHATML, &messages).unwrap(),
             "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
         );
-        assert_eq!(
-            written(LLAMA_2, &messages).unwrap(),
-            "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\n Hello \n [/INST]"
-        );
+        let llama_2 = "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\n Hello \n [/INST]";
+        assert_eq!(written(LLAMA_2, &messages).unwrap(), llama_2);
     }
 
     #[test]
@@ -357,18 +348,14 @@ mod tests {
     fn a_missing_or_wrong_template_is_a_clear_error() {
         let (metadata, tokenizer) = model(None);
         let missing = ChatTemplate::new(&metadata, &tokenizer).unwrap_err();
-        assert_eq!(
-            missing.to_string(),
-            "the model has no chat template (key `tokenizer.chat_template`); \
-             use an instruction-tuned model, or complete plain text (omit --chat or use /v1/completions)"
-        );
+        let expected = "the model has no chat template (key `tokenizer.chat_template`); \
+                        use an instruction-tuned model, or complete plain text (omit --chat or use /v1/completions)";
+        assert_eq!(missing.to_string(), expected);
         let unclosed = written("{% if messages %}", &[say("user", "x")]).unwrap_err().to_string();
         assert!(unclosed.starts_with("the model's chat template is not valid: "), "{unclosed}");
         let refused = written(LLAMA_2, &[say("assistant", "x")]).unwrap_err().to_string();
-        assert!(
-            refused.starts_with("the model's chat template refuses the messages: roles must"),
-            "{refused}"
-        );
+        let start = "the model's chat template refuses the messages: roles must";
+        assert!(refused.starts_with(start), "{refused}");
         let (tokenizer, template) = open(CHATML);
         assert!(template.encode(&tokenizer, &[]).is_err());
     }

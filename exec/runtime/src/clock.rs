@@ -1,8 +1,8 @@
-//! Clocks: wall time, and a thread's CPU time and run-queue delay.
+//! Clocks: wall time, and the CPU time and run-queue delay of a thread.
 //!
 //! Only this module of the crate reads clocks. Wall time is monotonic. The CPU time of a thread comes from its CPU
 //! clock. The run-queue delay, the time for which the thread was ready but not running, is the second number in
-//! `/proc/thread-self/schedstat`. The rest of the wall time is waiting; in a compute step the thread waits for pages
+//! `/proc/thread-self/schedstat`. The rest of the wall time is waiting; in a compute step, the thread waits for pages
 //! of weights from disk.
 //!
 //! The run-queue delay is known only on Linux; on other systems it is zero.
@@ -30,7 +30,6 @@ pub fn machine_clock_nanos() -> u64 {
     since.map_or(0, |since| since.as_nanos() as u64)
 }
 
-/// Returns the CPU time of the calling thread in nanoseconds.
 pub fn thread_cpu_nanos() -> u64 {
     #[cfg(unix)]
     {
@@ -38,11 +37,11 @@ pub fn thread_cpu_nanos() -> u64 {
     }
     #[cfg(not(unix))]
     {
-        wall_nanos()
+        monotonic_nanos()
     }
 }
 
-/// Reads a clock of the system in nanoseconds; `None` if the system does not have this clock.
+/// Returns the time of a system clock in nanoseconds, or `None` if the system does not have this clock.
 #[cfg(unix)]
 fn clock_nanos(clock: libc::clockid_t) -> Option<u64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -55,7 +54,7 @@ thread_local! {
     static SCHEDSTAT: ProcFile = ProcFile::open("/proc/thread-self/schedstat");
 }
 
-/// Returns the total run-queue delay of the calling thread in nanoseconds.
+/// Returns the total run-queue delay of the calling thread since its start, in nanoseconds.
 fn run_queue_nanos() -> u64 {
     SCHEDSTAT.with(|file| file.number(|text| text.split_ascii_whitespace().nth(1)?.parse().ok()))
 }
@@ -69,12 +68,12 @@ pub struct ThreadTimes {
     pub queue_ns: u64,
 }
 
-/// Minimum difference between wall and CPU time, in nanoseconds, for which the run-queue delay is read,
-/// because reading it costs a system call. A smaller difference is a measurement error, since no page arrives
+/// Minimum difference between wall and CPU time, in nanoseconds, for which [`Stopwatch::lap`] reads the run-queue
+/// delay, because reading it costs a system call. A smaller difference is a measurement error, since no page arrives
 /// from disk so quickly, and counts as CPU time.
 const MIN_IDLE_NS: u64 = 10_000;
 
-/// A stopwatch for the time of one thread.
+/// A stopwatch that measures how one thread spends its time.
 #[derive(Debug)]
 pub struct Stopwatch {
     wall: u64,
@@ -83,14 +82,13 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Starts a stopwatch on the calling thread.
     pub fn start() -> Stopwatch {
         let queue = run_queue_nanos();
         Stopwatch { wall: monotonic_nanos(), cpu: thread_cpu_nanos(), queue }
     }
 
-    /// Returns the time since the last lap, or since the start. Must be called by the thread that started the
-    /// stopwatch.
+    /// Ends a lap and returns how the thread spent the time since the previous lap, or since the start. Must be called
+    /// by the thread that started the stopwatch.
     pub fn lap(&mut self) -> ThreadTimes {
         let (wall, cpu) = (monotonic_nanos(), thread_cpu_nanos());
         let mut slice =
@@ -107,7 +105,7 @@ impl Stopwatch {
         slice
     }
 
-    /// Returns the wall time at which the last lap ended, in nanoseconds as in [`monotonic_nanos`].
+    /// Returns the time at which the last lap ended, in nanoseconds of [`monotonic_nanos`].
     pub fn last_lap_end_ns(&self) -> u64 {
         self.wall
     }

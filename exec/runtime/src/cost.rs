@@ -1,9 +1,10 @@
 //! The cost of a multi-threaded computation along its critical path.
 //!
-//! Between phases of the pool ([`crate::pool`]) the critical path is the calling thread. In a phase it is the
-//! participant that finished last, and the caller until that participant entered. So `wall - cpu - queue` is the time
-//! for which the critical path waited; in a compute step this is waiting for pages of weights, for any number of
-//! threads. Spinning is not counted, because waiting for another participant is part of that participant's time.
+//! Between the phases of the thread pool ([`crate::pool`]), the critical path is the calling thread. In a phase, the
+//! critical path is the calling thread until the participant that finishes last enters the phase, and then this
+//! participant. So `wall - cpu - queue` is the time for which the critical path waited. In a compute step, the critical
+//! path waits only for pages of weights, whatever the number of threads. A thread that spins waits for another
+//! participant, whose time already counts, so spinning adds nothing.
 //!
 //! Not here: reading clocks. That is [`crate::clock`].
 
@@ -13,29 +14,24 @@ use crate::clock::ThreadTimes;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CriticalPathCost {
     pub wall_ns: u64,
-    /// CPU time on the critical path.
+    /// CPU time of the threads on the critical path.
     pub cpu_ns: u64,
     /// Time for which the critical path was ready to run but had no processor.
     pub queue_ns: u64,
-    /// CPU time of all threads together.
+    /// Sum of the CPU times of all threads.
     pub all_threads_cpu_ns: u64,
 }
 
 impl CriticalPathCost {
-    /// Returns the time for which the critical path waited for pages of weights: wall time less CPU and queue time.
-    pub fn demand_disk_ns(&self) -> u64 {
-        self.wall_ns.saturating_sub(self.cpu_ns).saturating_sub(self.queue_ns)
-    }
-
-    /// Adds an interval in which only the caller computed.
+    /// Adds an interval in which only the calling thread computed.
     pub(crate) fn add(&mut self, slice: ThreadTimes) {
         self.cpu_ns += slice.cpu_ns;
         self.all_threads_cpu_ns += slice.cpu_ns;
         self.queue_ns += slice.queue_ns;
     }
 
-    /// Adds a phase to the critical path: the caller until the last participant to finish entered the phase, then
-    /// that participant, then the time until the caller noticed its end.
+    /// Adds a phase to the critical path: the calling thread until the participant that finished last entered the
+    /// phase, then this participant, then the time until the calling thread noticed the end of the phase.
     pub(crate) fn add_phase(&mut self, phase: &Phase, reports: impl Iterator<Item = WorkerReport>) {
         let own = phase.own_work;
         let mut last = WorkerReport { epoch: phase.epoch, end: phase.own_end, work: own };
@@ -65,23 +61,24 @@ impl std::ops::AddAssign for CriticalPathCost {
     }
 }
 
-/// The caller's measurements of a phase, in nanoseconds of the wall clock.
+/// The measurements of a phase by the calling thread; times are in nanoseconds of [`crate::clock::monotonic_nanos`].
 pub(crate) struct Phase {
     pub(crate) epoch: u64,
     pub(crate) start: u64,
     pub(crate) own_work: ThreadTimes,
     pub(crate) own_end: u64,
-    /// How the caller spent the time from `own_end` until all workers had left the phase.
+    /// How the calling thread spent the time from `own_end` until all workers had left the phase.
     pub(crate) wait: ThreadTimes,
     /// The time at which all workers had left the phase.
     pub(crate) end: u64,
 }
 
-/// A worker's measurements of the last phase in which it took part.
+/// The measurements of a worker thread in the most recent phase in which it took part.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct WorkerReport {
     pub(crate) epoch: u64,
-    /// The end of the worker's part, in nanoseconds of the wall clock.
+    /// The time at which the worker finished its part of the phase, in nanoseconds of
+    /// [`crate::clock::monotonic_nanos`].
     pub(crate) end: u64,
     pub(crate) work: ThreadTimes,
 }

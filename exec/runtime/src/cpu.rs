@@ -1,11 +1,12 @@
 //! The CPU backend: all threads of a device compute a layer together.
 //!
-//! A layer has several phases of the pool: norms (rows of tokens), matmuls (chunks of weight rows) and attention
-//! (pairs of token and head). Threads take chunks from a shared counter, so that an interrupted thread does not delay
-//! the others for long. The result of a chunk does not depend on the thread.
+//! A layer has several phases of the thread pool: norms (divided by tokens), matmuls (divided into chunks of weight
+//! rows) and attention (divided by pairs of token and head). Threads take chunks of work from a shared counter, so that
+//! an interrupted thread does not delay the other threads for long. The result of a chunk does not depend on the
+//! thread.
 //!
-//! A chunk of weight rows has about 32 KiB. It stays in the L2 cache while it is multiplied by all tiles of a
-//! batch, so that a batch reads the weights from memory only once.
+//! A chunk of weight rows has about 32 KiB. It stays in the L2 cache while it is multiplied by all tiles of a batch, so
+//! that a batch reads the weights from memory only once.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -40,29 +41,29 @@ pub struct Cpu {
     /// The thread pool, shared by all computations of the process.
     pub thread_pool: Arc<ThreadPool>,
     pub instruction_set: InstructionSet,
-    /// The barrier that blocks until weights are in memory.
+    /// The barrier that blocks threads until the weights of a matmul are in memory.
     pub barrier: ResidencyBarrier,
 }
 
-/// A matmul with a given input: its matrix and its output.
+/// A matmul: its matrix and its output. The input is passed separately.
 pub(crate) struct Matmul<'a> {
     pub(crate) matrix: Matrix<'a>,
-    /// The output, [tokens, rows].
+    /// The output, `[tokens, rows]`.
     pub(crate) out: &'a mut [f32],
 }
 
-/// The queries of some tokens, and the cache to which they attend.
+/// The queries of some tokens, and the KV cache to which they attend.
 pub(crate) struct Attention<'a> {
     pub(crate) cache: &'a LayerCache,
-    /// The queries, [tokens, heads, `key_length`].
+    /// The queries, `[tokens, heads, key_length]`.
     pub(crate) query: &'a [f32],
     pub(crate) heads: usize,
-    /// Number of query heads that share a key and value head.
+    /// Number of query heads that share one key and value head.
     pub(crate) group: usize,
     pub(crate) scoring: ScoreOptions,
 }
 
-/// The rows of a matmul that are computed in one phase, and their chunks.
+/// The rows of a matmul that are computed in one phase, and the chunks of these rows.
 struct Strip<'a> {
     matrix: Matrix<'a>,
     rows: Range<usize>,
@@ -89,13 +90,10 @@ impl<'a> Strip<'a> {
 }
 
 impl Cpu {
-    /// Creates a CPU with the fastest instruction set of this processor, whose threads do not wait for weights.
-    pub fn new(pool: Arc<ThreadPool>) -> Cpu {
-        Cpu {
-            thread_pool: pool,
-            instruction_set: InstructionSet::detect(),
-            barrier: ResidencyBarrier::always_open(),
-        }
+    /// Creates a CPU with the fastest instruction set of this processor. Its threads do not wait for weights.
+    pub fn new(thread_pool: Arc<ThreadPool>) -> Cpu {
+        let barrier = ResidencyBarrier::always_open();
+        Cpu { thread_pool, instruction_set: InstructionSet::detect(), barrier }
     }
 
     /// Returns this CPU with threads that wait at `barrier` until the weights of a matmul are in memory.
@@ -104,14 +102,14 @@ impl Cpu {
         Cpu { barrier, ..self }
     }
 
-    /// Calls `body` for each of `count` tokens, on several threads if there are enough values (`values` for
-    /// each token).
+    /// Calls `body` with the index of each of `count` tokens, on several threads if the tokens have enough values
+    /// (`values` per token).
     pub(crate) fn for_each_token(&self, count: usize, values: usize, body: impl Fn(usize) + Sync) {
         let grain = (MIN_PHASE_VALUES / values.max(1)).max(1);
         self.thread_pool.for_each_chunk(count, grain, |_, range| range.for_each(&body));
     }
 
-    /// Calls `body` with the index of each token and its row of `rows` [tokens, width].
+    /// Calls `body` with the index of each token and its row of `rows`, `[tokens, width]`.
     pub(crate) fn for_each_row(
         &self,
         rows: &mut [f32],
@@ -124,23 +122,18 @@ impl Cpu {
         self.for_each_token(tokens, width, |token| body(token, unsafe { rows.row(token) }));
     }
 
-    /// Computes `into = RMSNorm(rows)`, both [tokens, length of `weight`].
+    /// Computes `into = RMSNorm(rows)`, both `[tokens, length of weight]`.
     pub(crate) fn rms_norm_rows(&self, rows: &[f32], weight: &[f32], epsilon: f32, into: &mut Activations) {
         let width = weight.len();
         let tokens = rows.len() / width;
         into.resize(tokens, width);
         self.for_each_row(into.rows_mut(), width, |token, out| {
-            elementwise::rms_norm(
-                self.instruction_set,
-                &rows[token * width..][..width],
-                weight,
-                epsilon,
-                out,
-            );
+            let row = &rows[token * width..][..width];
+            elementwise::rms_norm(self.instruction_set, row, weight, epsilon, out);
         });
     }
 
-    /// Computes all matmuls with `input`: in one phase, or in several if weights are still being read.
+    /// Multiplies `input` by the matrices of all matmuls, in several phases if weights are still being read.
     pub(crate) fn multiply(&self, input: &mut Activations, matmuls: &mut [Matmul<'_>]) {
         let tokens = input.tokens();
         for matmul in &*matmuls {
@@ -163,8 +156,8 @@ impl Cpu {
         }
     }
 
-    /// Advances each strip to the next rows whose weights are in memory, waiting if there are none. Returns false if
-    /// all rows have been computed.
+    /// Advances each strip to its next rows whose weights are in memory; waits if there are no such rows. Returns false
+    /// if all rows have been computed.
     fn next_rows(&self, strips: &mut [Strip<'_>]) -> bool {
         let (mut chunks, mut earlier_wait) = (0, false);
         for strip in strips {
@@ -206,7 +199,7 @@ impl Cpu {
     }
 
     /// Computes the attention of all pairs of token and head. `positions` returns the positions to which a token
-    /// attends; `scores` is scratch space, [threads, positions], and `out` is [tokens, heads, `value_length`].
+    /// attends; `scores` is scratch space, `[threads, positions]`, and `out` is `[tokens, heads, value_length]`.
     pub(crate) fn attend(
         &self,
         Attention { cache, query, heads, group, scoring }: Attention<'_>,
@@ -238,7 +231,7 @@ impl Cpu {
         });
     }
 
-    /// Computes `gate = activation(gate) * up`, both [tokens, width].
+    /// Computes `gate = activation(gate) * up`, both `[tokens, width]`.
     fn gated(&self, gating: GateActivation, gate: &mut [f32], up: &[f32], width: usize) {
         self.for_each_row(gate, width, |token, gate| {
             let up = &up[token * width..][..width];
@@ -249,7 +242,7 @@ impl Cpu {
         });
     }
 
-    /// Computes `hidden += change`, both [tokens, width].
+    /// Computes `hidden += change`, both `[tokens, width]`.
     fn add(&self, hidden: &mut [f32], change: &[f32], width: usize) {
         self.for_each_row(hidden, width, |token, row| {
             elementwise::add(self.instruction_set, row, &change[token * width..][..width]);
@@ -257,17 +250,16 @@ impl Cpu {
     }
 }
 
-/// The backend that computes layers on the CPU.
 #[derive(Debug)]
 pub struct CpuBackend {
     weights: Arc<Weights>,
     cpu: Cpu,
-    /// The KV caches, by sequence and layer.
+    /// The KV caches, keyed by sequence and layer.
     caches: BTreeMap<(u32, u32), LayerCache>,
     buffers: Buffers,
 }
 
-/// The buffers of a pass, which are reused so that a token does not allocate.
+/// The buffers of a pass, which are reused so that computing a token allocates no memory.
 #[derive(Debug, Default)]
 struct Buffers {
     input: Activations,    // [tokens, embedding]
@@ -283,7 +275,6 @@ struct Buffers {
 }
 
 impl CpuBackend {
-    /// Creates a backend for `layers`.
     pub fn new(
         weights: Arc<Weights>,
         layers: impl IntoIterator<Item = u32>,
@@ -337,8 +328,8 @@ impl Backend for CpuBackend {
     }
 }
 
-/// Returns the bytes of the buffers, the hidden rows and one row of logits of a pass of `tokens` tokens: an
-/// upper bound if the pass is computed in parts.
+/// Returns the size in bytes of the buffers, the hidden states and one row of logits of a pass of `tokens` tokens. This
+/// is an upper bound if the pass is computed in parts.
 pub fn buffer_bytes(shape: &ModelShape, tokens: u32, threads: usize) -> u64 {
     let (embedding, feed_forward) = (u64::from(shape.embedding), u64::from(shape.feed_forward_length));
     let (heads, keys) = (shape.query_width() * 2, shape.key_width() + shape.value_width());
@@ -359,7 +350,7 @@ impl Buffers {
         self.change.resize(tokens * shape.embedding as usize, 0.0);
     }
 
-    /// Computes cosine and sine of the rotary angles of each token of a batch.
+    /// Computes the cosine and sine of the rotation angles of `tokens` tokens from the position `first` on.
     fn fill_angles(&mut self, weights: &Weights, tokens: usize, first: u32) {
         let rope = &weights.hyperparameters().rope;
         let pairs = rope.frequencies.len();
@@ -377,9 +368,9 @@ struct LayerPass<'a> {
     layer: u32,
     tensors: LayerWeights<'a>,
     tokens: usize,
-    /// Number of tokens of the batch before this part.
+    /// Number of tokens of the batch that precede this part.
     before: usize,
-    /// Position of the first token of this part.
+    /// Position in the sequence of the first token of this part.
     first: usize,
 }
 
@@ -443,13 +434,17 @@ impl LayerPass<'_> {
         });
     }
 
-    /// Applies the rotary embedding to queries and keys, and writes keys and values to the cache.
+    /// Applies the rotary embedding to queries and keys, and writes keys and values to the KV cache.
     fn rotate_and_store(&self, cache: &mut LayerCache, buffers: &mut Buffers) {
         let Buffers { query, key, value, angles, .. } = buffers;
         let shape = self.weights.shape();
         let key_length = shape.key_length as usize;
         let (query_width, key_width) = (shape.query_width() as usize, shape.key_width() as usize);
         let rope = &self.weights.hyperparameters().rope;
+        let rotate = match rope.pair_layout {
+            PairLayout::Interleaved => elementwise::apply_rope_interleaved,
+            PairLayout::Halves => elementwise::apply_rope_neox,
+        };
         let pairs = rope.frequencies.len();
         let angles = &angles[self.before * pairs..][..self.tokens * pairs];
         let (queries, keys) = (SharedRows::new(query, query_width), SharedRows::new(key, key_width));
@@ -457,15 +452,7 @@ impl LayerPass<'_> {
             // SAFETY: each token is in one chunk.
             let (query, key) = unsafe { (queries.row(token), keys.row(token)) };
             for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
-                let angles = &angles[token * pairs..][..pairs];
-                match rope.pair_layout {
-                    PairLayout::Interleaved => {
-                        elementwise::apply_rope_interleaved(self.cpu.instruction_set, head, angles);
-                    }
-                    PairLayout::Halves => {
-                        elementwise::apply_rope_neox(self.cpu.instruction_set, head, angles);
-                    }
-                }
+                rotate(self.cpu.instruction_set, head, &angles[token * pairs..][..pairs]);
             }
         });
         for (token, (keys, values)) in

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use crate::{Cpu, ExecError, InputOutputLayers, KvCacheFormat, KvCacheOptions, Stage, Weights};
 
-/// A model whose layers are all in this process, with the KV cache of one sequence.
+/// A model that runs entirely in this process, with the KV cache of one sequence.
 pub struct Engine {
     pub input_output_layers: InputOutputLayers,
     stage: Stage,
@@ -38,13 +38,11 @@ impl Engine {
     ) -> Result<Engine, ExecError> {
         let layers = weights.shape().layers.0;
         let cache = KvCacheOptions { context, format, sequences: 1 };
-        let whole = 0..layers;
-        let owned = std::slice::from_ref(&whole);
-        let stage = Stage::on_cpu(Arc::clone(&weights), owned, cache, cpu.clone())?;
+        let stage = Stage::on_cpu(weights.clone(), std::slice::from_ref(&(0..layers)), cache, cpu.clone())?;
         Ok(Engine { input_output_layers: InputOutputLayers::new(weights, cpu), stage, layers, length: 0 })
     }
 
-    /// Returns the hidden rows [tokens, embedding] of `tokens`, which continue the sequence, after all layers.
+    /// Appends `tokens` to the sequence and returns their final hidden states `[tokens, embedding]`.
     pub fn forward(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ExecError> {
         let mut hidden = self.input_output_layers.embed(tokens)?;
         let positions: Vec<u32> = (self.length..).take(tokens.len()).collect();
@@ -53,13 +51,13 @@ impl Engine {
         Ok(hidden)
     }
 
-    /// Returns the logits `[vocabulary]` after `tokens`, which continue the sequence.
+    /// Appends `tokens` to the sequence and returns the logits `[vocabulary]` of the next token.
     pub fn next_logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ExecError> {
         let hidden = self.forward(tokens)?;
         self.input_output_layers.logits_of_last_row(&hidden)
     }
 
-    /// Clears the KV cache for a new sequence.
+    /// Clears the KV cache, so that a new sequence can begin.
     pub fn reset(&mut self) {
         self.stage.truncate_kv_caches(0);
         self.length = 0;

@@ -1,61 +1,66 @@
 //! Errors of opening and running a model.
 //!
-//! Every message says what is wrong, where, and what to do. All defects of a file are found when it is opened, before
-//! any weight is used.
+//! Every message says what is wrong, where, and what to do. An invalid model file is refused when it is opened.
 
 use std::ops::Range;
 use std::path::PathBuf;
 
 use hearth_profiles::gguf::GgufError;
 
-/// An error of opening or running a model.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    #[error("cannot map `{path}`: {source}", path = .path.display())]
+    #[error("cannot map the model file `{path}` into memory: {source}", path = .path.display())]
     Map { path: PathBuf, source: std::io::Error },
     #[error(
-        "only some layers of `{path}` were fetched: \
-         use its folder with `hearth worker --fetch`, or give a complete file",
+        "the model file `{path}` contains only some layers; \
+         use its folder with `hearth worker --fetch`, or use a complete file",
         path = .path.display()
     )]
     Partial { path: PathBuf },
     #[error("tensor `{tensor}` {problem}: {hint}")]
     Tensor { tensor: String, problem: String, hint: &'static str },
     #[error(
-        "the logits of row {row} of the pass are not finite ({found}): weights are damaged or overflow; \
-         fetch the model again, or use another quantisation of it"
+        "the logits of token {row} of the pass (counted from 0) are not finite ({found}): \
+         the weights are damaged or overflow; download the model again, or use another quantisation"
     )]
     NotFinite {
         /// The index of the token in the pass, counted from 0.
         row: usize,
         found: f32,
     },
-    #[error("key `{key}` is {found}: {hint}")]
+    #[error("metadata key `{key}` is {found}: {hint}")]
     Metadata { key: String, found: String, hint: &'static str },
     #[error("cannot start compute threads: {source}; use fewer threads")]
     Threads { source: std::io::Error },
-    #[error("layers {requested:?} are not all in this stage, which owns {owned:?}: send them to their owner")]
+    #[error(
+        "layers {} are not all among the layers of this device ({}); \
+         use a plan for this model and these devices",
+        comma_separated(std::slice::from_ref(.requested)), comma_separated(.owned)
+    )]
     Layers { requested: Range<u32>, owned: Vec<Range<u32>> },
-    #[error("the stage received {found} activations, which are not {tokens} rows of {embedding}")]
+    #[error(
+        "{found} activations are not hidden states of {tokens} tokens with {embedding} elements each; \
+         use the same model file on all devices"
+    )]
     Hidden { found: usize, tokens: usize, embedding: usize },
     #[error(
-        "positions {first}..{end} ({count} rows) cannot follow {filled} cached positions in a context \
-         of {context}: positions must be consecutive and end within the context; \
+        "positions {first}..{end} ({count} tokens) cannot follow {filled} cached positions in a context \
+         of {context}: positions must be consecutive and inside the context; \
          increase `context` for longer texts"
     )]
     Positions { first: u32, end: u32, count: usize, filled: u32, context: u32 },
-    #[error("there is no cache for sequence {sequence} (counted from 0); increase `sequences` in the plan")]
+    #[error("sequence {sequence} (counted from 0) has no KV cache; increase `sequences` in the plan")]
     Sequence { sequence: u32 },
     #[error(
-        "token {token} is not in the vocabulary of {vocab_size} tokens: the tokenizer belongs to \
-         another model"
+        "token {token} is not in the model's vocabulary of {vocab_size} tokens; \
+         use the tokenizer of the same model file"
     )]
     Token { token: u32, vocab_size: u32 },
     #[error("{what}: {hint}")]
     Tokenizer { what: String, hint: &'static str },
-    #[error("pre-tokenizer `{}` is not known; use a model with one of {known}", sanitize(.found))]
+    #[error("pre-tokenizer `{}` is not supported; use a model with one of {known}", sanitize(.found))]
     PreTokenizer { found: String, known: String },
     #[error("{what}; {hint}")]
     ChatTemplate { what: String, hint: &'static str },
@@ -63,8 +68,14 @@ pub enum ExecError {
     Sampling { name: &'static str, value: f32, range: &'static str },
 }
 
-/// Returns a text from a file in a form that is safe in an error message: shortened, and without control characters
-/// and without "; ", which starts a hint.
+/// Returns ranges such as `0..4, 8..12`.
+fn comma_separated(ranges: &[Range<u32>]) -> String {
+    let texts: Vec<String> = ranges.iter().map(|range| format!("{}..{}", range.start, range.end)).collect();
+    texts.join(", ")
+}
+
+/// Makes a text from a model file safe for an error message: shortens the text and replaces control characters and ";
+/// ", which starts a hint.
 pub(crate) fn sanitize(text: &str) -> String {
     // source: assumed, some lines of a terminal
     const MAX_CHARS: usize = 300;

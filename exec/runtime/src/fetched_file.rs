@@ -1,11 +1,12 @@
 //! Partially fetched model files, which contain only some layers.
 //!
-//! The model file is sparse and has its full length; missing chunks read as zeros. The manifest `FILE.chunks` beside
-//! it has 32 bytes for each chunk of 1 MiB: the SHA-256 of the chunk if it is present, otherwise zeros. A chunk is
-//! written before its manifest entry, so that an interrupted fetch can be resumed. When a fetch is resumed, the
-//! chunks in the file are checked against their entries. A computation with missing weights would give wrong results
-//! without an error. Therefore a file with an incomplete manifest is opened only for the layers that are present
-//! (`Weights::open_fetched`), never as a complete model.
+//! The model file is sparse and has its full length; missing chunks read as zeros. Next to the model file, the manifest
+//! `FILE.chunks` has 32 bytes for each chunk of 1 MiB: the SHA-256 of the chunk if it is present, otherwise zeros. A
+//! chunk is written before its manifest entry, so that an interrupted fetch can be resumed. When a fetch is resumed,
+//! the chunks in the file are checked against their entries.
+//!
+//! A computation with missing weights would give wrong results without an error. Therefore a file with an incomplete
+//! manifest is opened only for the layers that are present (`Weights::open_fetched`), never as a complete model.
 //!
 //! Not here: the transfer of chunks (`hearth_ring`).
 
@@ -17,8 +18,8 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-/// The size of a chunk in bytes: its transfer takes a few milliseconds in a home network, and the manifest of
-/// a model of 40 GiB has 1.3 MB.
+/// The size of a chunk in bytes. Its transfer takes a few milliseconds in a home network, and the manifest of a model
+/// of 40 GiB has 1.3 MB.
 /// source: assumed
 pub const CHUNK_BYTES: u64 = 1 << 20;
 
@@ -28,7 +29,7 @@ pub type ChunkHash = [u8; 32];
 /// The manifest entry of a missing chunk; no data with this hash is known.
 const MISSING_HASH: ChunkHash = [0; 32];
 
-/// A model file of which some chunks have been fetched.
+/// A model file of which only some chunks may have been fetched.
 #[derive(Debug)]
 pub struct FetchedFile {
     file: File,
@@ -37,7 +38,6 @@ pub struct FetchedFile {
     hashes: Vec<ChunkHash>,
 }
 
-/// Returns the SHA-256 of `bytes`.
 pub fn sha256(bytes: &[u8]) -> ChunkHash {
     Sha256::digest(bytes).into()
 }
@@ -48,7 +48,7 @@ fn manifest_of(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Whether the file at `path` has a manifest in which chunks are missing.
+/// Returns whether the file at `path` has a manifest in which chunks are missing.
 pub fn is_partial(path: &Path) -> bool {
     let manifest = manifest_of(path);
     let is_missing = |entry: &[u8]| *entry == MISSING_HASH || entry.len() < MISSING_HASH.len();
@@ -59,7 +59,8 @@ pub fn is_partial(path: &Path) -> bool {
 }
 
 impl FetchedFile {
-    /// Opens the file at `path`, or creates it with `length` bytes.
+    /// Opens a model file of `length` bytes and its manifest, or creates them if they do not exist. All chunks of a new
+    /// file are missing.
     pub fn open(path: &Path, length: u64) -> io::Result<FetchedFile> {
         let open =
             |path: &Path| OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
@@ -76,14 +77,10 @@ impl FetchedFile {
             manifest.write_all(&entries)?;
             file.set_len(length)?;
         }
-        let hashes = entries
-            .chunks_exact(MISSING_HASH.len())
-            .map(|entry| entry.try_into().unwrap_or(MISSING_HASH))
-            .collect();
-        Ok(FetchedFile { file, manifest, length, hashes })
+        Ok(FetchedFile { file, manifest, length, hashes: entries.as_chunks().0.to_vec() })
     }
 
-    /// Returns the indices of the chunks in these byte ranges that are missing or damaged.
+    /// Returns the indices of the chunks that overlap the byte ranges `ranges` and are missing or damaged.
     pub fn find_missing_chunks(&mut self, ranges: &[Range<u64>]) -> io::Result<Vec<u64>> {
         let wanted: BTreeSet<u64> = ranges
             .iter()
@@ -100,7 +97,8 @@ impl FetchedFile {
         Ok(missing)
     }
 
-    /// Writes a chunk. Returns false, without writing, if it does not have the expected hash and length.
+    /// Writes the chunk with the index `chunk`. Returns false, without writing, if `bytes` does not have the hash
+    /// `expected` and the length of the chunk.
     pub fn write_chunk(&mut self, chunk: u64, bytes: &[u8], expected: ChunkHash) -> io::Result<bool> {
         let at = chunk.saturating_mul(CHUNK_BYTES);
         let length = self.length.saturating_sub(at).min(CHUNK_BYTES);

@@ -1,6 +1,6 @@
-//! The forward pass of each architecture, and its hyperparameters.
+//! Hyperparameters of the forward pass of each model architecture.
 //!
-//! With h a hidden row and x = RMSNorm(h):
+//! A layer computes, for the hidden state h of a token and x = RMSNorm(h):
 //!
 //! ```text
 //! q, k, v = W_q x + b_q, W_k x + b_k, W_v x + b_v           biases if the file has them; always in qwen2
@@ -10,13 +10,12 @@
 //! x = RMSNorm(h);  h += N(W_down (f(W_gate x) * W_up x))    f = silu; gelu (tanh) in gemma and gemma2
 //! ```
 //!
-//! and after the last layer logits = `W_output` RMSNorm(h). Gemma scales embeddings by `sqrt(width)`. Gemma 2 also
-//! applies the soft cap `c tanh(x / c)` to attention scores and logits, and every other layer has sliding-window
-//! attention. Sources: Touvron et al. 2023; Qwen, Gemma, Gemma 2 and InternLM 2 technical reports; the GGUF
-//! specification for the keys.
+//! After the last layer, logits = `W_output` RMSNorm(h). Gemma scales embeddings by `sqrt(embedding)`. Gemma 2 also
+//! applies the soft cap `c tanh(x / c)` to attention scores and logits; its even layers have sliding-window attention.
+//! Sources: Touvron et al. 2023; reports of Qwen, Gemma, Gemma 2 and InternLM 2; the GGUF specification for the keys.
 //!
-//! This module has the scalar parameters of the pass; `crate::weights::tensors` has its tensors. The pass itself is
-//! implemented twice: simply in [`crate::oracle`], and fast in [`crate::cpu`].
+//! This module has the scalar parameters of the forward pass, and `crate::weights::tensors` has the tensors. The
+//! forward pass is implemented twice: simply in [`crate::oracle`], and fast in [`crate::cpu`].
 
 use hearth_profiles::gguf::{GgufError, Metadata};
 use hearth_profiles::model::{Architecture, ModelShape};
@@ -27,43 +26,44 @@ use crate::rope::{Rope, check_positive, positive};
 /// The activation function of the gate in the feed-forward block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GateActivation {
-    /// `x sigmoid(x)`.
+    /// SiLU (swish): `x sigmoid(x)`.
     Silu,
-    /// `x/2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
+    /// GELU in the tanh approximation: `x/2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
     Gelu,
 }
 
-/// The scalar parameters of the forward pass.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hyperparameters {
-    /// The constant added to the mean square in RMSNorm.
+    /// The constant that RMSNorm adds to the mean square.
     pub rms_norm_epsilon: f32,
     pub rope: Rope,
-    /// The factor by which the input embeddings are multiplied (Gemma).
+    /// The factor by which input embeddings are multiplied, if any (Gemma).
     pub embedding_scale: Option<f32>,
-    /// The factor by which the products of queries and keys are multiplied, usually `1 / sqrt(key_length)`.
+    /// The factor by which the dot products of queries and keys are multiplied, usually `1 / sqrt(key_length)`.
     pub attention_scale: f32,
     /// The soft cap c of the attention scores, `c tanh(score / c)`.
     pub attention_softcap: Option<f32>,
     /// The soft cap c of the logits, `c tanh(logit / c)`.
     pub logit_softcap: Option<f32>,
-    /// The attention window of even layers, in positions, including the token's own. Odd layers have none.
+    /// The sliding attention window of even layers, in positions, including the current position; `None` if these
+    /// layers attend to all positions, as odd layers always do.
     pub sliding_window: Option<u32>,
     pub gate_activation: GateActivation,
 }
 
-// Values of Gemma 2 that a file need not define; the window is in positions.
+// Values for Gemma 2 files that do not define them; the window is in positions.
 // source: Gemma 2 technical report, section 2
 const ATTENTION_SOFTCAP: f32 = 50.0;
 const LOGIT_SOFTCAP: f32 = 30.0;
 const WINDOW: u32 = 4096;
-/// Number of layers of Gemma 2 27B, whose attention scale is `1 / sqrt(embedding / heads)` instead of
-/// `1 / sqrt(key_length)`. Model files do not state this.
+/// Number of layers of Gemma 2 27B, whose attention scale is `1 / sqrt(embedding / heads)` instead of `1 /
+/// sqrt(key_length)`. Model files do not contain the scale, so the number of layers identifies this model.
 /// source: Gemma 2 technical report, table 1, and its published configuration (`query_pre_attn_scalar`)
 const GEMMA2_27B_LAYERS: u32 = 46;
 
 impl Hyperparameters {
-    /// Reads the hyperparameters from the metadata of a model; `factors` divide the rotary frequencies.
+    /// Reads the hyperparameters from the metadata of a model file. `factors` are the divisors of the rotary
+    /// frequencies, one for each pair of dimensions.
     pub(crate) fn read(
         metadata: &Metadata,
         shape: &ModelShape,
@@ -76,14 +76,14 @@ impl Hyperparameters {
         check_positive(&epsilon_key, epsilon)?;
         let gemma = matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
         let second = shape.architecture == Architecture::Gemma2;
-        let cap = |name, default| {
-            if second { positive(metadata, &key(name), default).map(Some) } else { Ok(None) }
-        };
+        let is_27b = second && shape.layers.0 == GEMMA2_27B_LAYERS;
+        let divisor = if is_27b { shape.embedding / shape.heads } else { shape.key_length };
+        let cap = |name, default| second.then(|| positive(metadata, &key(name), default)).transpose();
         Ok(Hyperparameters {
             rms_norm_epsilon: epsilon,
             rope: Rope::read(metadata, shape, factors)?,
             embedding_scale: gemma.then(|| (shape.embedding as f32).sqrt()),
-            attention_scale: 1.0 / attention_divisor(shape).sqrt(),
+            attention_scale: 1.0 / (divisor as f32).sqrt(),
             attention_softcap: cap("attn_logit_softcapping", ATTENTION_SOFTCAP)?,
             logit_softcap: cap("final_logit_softcapping", LOGIT_SOFTCAP)?,
             sliding_window: if second { window(metadata, &key("attention.sliding_window"))? } else { None },
@@ -91,7 +91,7 @@ impl Hyperparameters {
         })
     }
 
-    /// Returns the attention window of `layer` in positions, including the token's own; `None` if it attends to all.
+    /// Returns the attention window of `layer` in positions, including the current one; `None` means all positions.
     pub fn attention_window(&self, layer: u32) -> Option<u32> {
         self.sliding_window.filter(|_| layer.is_multiple_of(2))
     }
@@ -100,14 +100,6 @@ impl Hyperparameters {
     pub(crate) fn first_visible(&self, layer: u32, position: usize) -> usize {
         self.attention_window(layer).map_or(0, |window| (position + 1).saturating_sub(window as usize))
     }
-}
-
-/// Returns the number whose square root divides the attention scores.
-fn attention_divisor(shape: &ModelShape) -> f32 {
-    if shape.architecture == Architecture::Gemma2 && shape.layers.0 == GEMMA2_27B_LAYERS {
-        return (shape.embedding / shape.heads) as f32;
-    }
-    shape.key_length as f32
 }
 
 fn window(metadata: &Metadata, key: &str) -> Result<Option<u32>, ExecError> {

@@ -1,9 +1,9 @@
-//! Input and output layer: convert tokens to hidden rows, and hidden rows to logits.
+//! The input and output layers: convert tokens to hidden states, and hidden states to logits.
 //!
-//! Only the first device of a ring computes them. The input layer looks up a row of the embedding table for each
-//! token. The output layer is RMSNorm and the matmul with the output matrix (the embedding table if embeddings are
-//! tied). Gemma scales the embedding rows; Gemma 2 applies a soft cap to the logits. Logits that are not finite are
-//! an error, whichever layer caused them.
+//! Only the first device of a ring (the head) computes these layers. The input layer looks up a row of the embedding
+//! table for each token. The output layer is RMSNorm and the matmul with the output matrix, which is the embedding
+//! table if embeddings are tied. Gemma models scale the embedding rows, and Gemma 2 applies a soft cap to the logits.
+//! Logits that are not finite are an error, whichever layer caused them.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::cpu::Matmul;
 use crate::{Cpu, CriticalPathCost, ExecError, Weights};
 use hearth_kernels::{Activations, dequantise, elementwise};
 
-/// The input layer (the embedding) and the output layer of a model.
+/// The input layer (token embedding) and the output layer (norm and output matrix) of a model.
 #[derive(Debug)]
 pub struct InputOutputLayers {
     weights: Arc<Weights>,
@@ -21,12 +21,11 @@ pub struct InputOutputLayers {
 }
 
 impl InputOutputLayers {
-    /// Creates the input and output layer of a model.
     pub fn new(weights: Arc<Weights>, cpu: Cpu) -> InputOutputLayers {
         InputOutputLayers { weights, cpu, input: Activations::default(), cost: CriticalPathCost::default() }
     }
 
-    /// Returns the input embeddings of `tokens`, [tokens, embedding]. Fails if a token is not in the vocabulary.
+    /// Returns the input embeddings `[tokens, embedding]` of `tokens`. Fails if a token is not in the vocabulary.
     pub fn embed(&self, tokens: &[u32]) -> Result<Vec<f32>, ExecError> {
         let matrix = self.weights.embedding_matrix();
         let mut hidden = vec![0.0; tokens.len() * matrix.row_length];
@@ -43,7 +42,7 @@ impl InputOutputLayers {
         Ok(hidden)
     }
 
-    /// Returns the logits [tokens, vocabulary] of all rows of `hidden` [tokens, embedding]. Fails if one is not
+    /// Returns the logits `[tokens, vocabulary]` of final hidden states `[tokens, embedding]`. Fails if a logit is not
     /// finite.
     pub fn logits(&mut self, hidden: &[f32]) -> Result<Vec<f32>, ExecError> {
         let (norm, matrix, bias) = self.weights.output_weights();
@@ -71,18 +70,13 @@ impl InputOutputLayers {
         self.check_finite(logits)
     }
 
-    /// Returns `logits` [tokens, vocabulary] unchanged, or an error if one of them is not finite.
+    /// Returns `logits`, `[tokens, vocabulary]`, unchanged. Fails if a logit is not finite.
     pub fn check_finite(&self, logits: Vec<f32>) -> Result<Vec<f32>, ExecError> {
-        match logits.iter().position(|logit| !logit.is_finite()) {
-            Some(at) => {
-                let row = at / self.weights.shape().vocab_size as usize;
-                Err(ExecError::NotFinite { row, found: logits[at] })
-            }
-            None => Ok(logits),
-        }
+        let Some(at) = logits.iter().position(|logit| !logit.is_finite()) else { return Ok(logits) };
+        Err(ExecError::NotFinite { row: at / self.weights.shape().vocab_size as usize, found: logits[at] })
     }
 
-    /// Returns the logits `[vocabulary]` of the last row of `hidden` `[tokens, embedding]`.
+    /// Returns the logits `[vocabulary]` of the last token of `hidden`, `[tokens, embedding]`.
     pub fn logits_of_last_row(&mut self, hidden: &[f32]) -> Result<Vec<f32>, ExecError> {
         let embedding = self.weights.shape().embedding as usize;
         let found = hidden.len();
@@ -90,7 +84,7 @@ impl InputOutputLayers {
         self.logits(&hidden[last..])
     }
 
-    /// Returns the cost of the last call of [`Self::logits`].
+    /// Returns the cost of the most recent call of [`Self::logits`].
     pub fn last_logits_cost(&self) -> CriticalPathCost {
         self.cost
     }

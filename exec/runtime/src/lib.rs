@@ -1,10 +1,10 @@
-//! The inference runtime of one device: weights, tokenizer, layers, sampler.
+//! The inference runtime of one device: weights, tokenizer, decoder layers and sampler.
 //!
-//! [`Tokenizer`] converts text to tokens, [`InputOutputLayers`] converts tokens to hidden rows, [`Stage`] runs layers
-//! of the mapped [`Weights`] over these rows, [`InputOutputLayers`] converts the results to logits, and [`Sampler`]
-//! chooses the next token.
+//! [`Tokenizer`] converts text to tokens, [`InputOutputLayers`] converts tokens to hidden states, [`Stage`] runs the
+//! decoder layers of the memory-mapped [`Weights`] over the hidden states, [`InputOutputLayers`] converts the final
+//! hidden states to logits, and [`Sampler`] chooses the next token.
 //!
-//! Not here: the kernels (`hearth_kernels`), and communication between devices (`hearth_ring`).
+//! Not here: the kernels (`hearth_kernels`) and the communication between devices (`hearth_ring`).
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 

@@ -1,12 +1,12 @@
-//! The memory that this process may use, from its control groups and the machine.
+//! The memory that this process may use, according to its control groups and the machine.
 //!
-//! Linux charges memory to control groups, and the limits of all parent groups apply too: the tightest limit
-//! determines the available memory. Here only the page cache of files (`inactive_file` and `active_file`) counts as
-//! reclaimable, which is exact without swap. If there is no limit, the `MemAvailable` of the machine is used, which
-//! includes reclaimable page cache.
+//! Linux charges memory to control groups, and the limits of all parent groups apply too: the tightest limit determines
+//! the available memory. With a limit, only the page cache of files (`inactive_file` and `active_file`) counts as
+//! reclaimable, which is exact without swap. Without a limit, the `MemAvailable` of the machine is used, which includes
+//! reclaimable page cache.
 //!
-//! The memory pressure is the decrease of `MemAvailable` since the start of the run, or with a limit, the unreclaimable
-//! bytes of the group. On systems other than Linux these values are unknown.
+//! With a limit, the memory pressure is the unreclaimable memory of the group. Without a limit, it is the decrease of
+//! `MemAvailable` since the start of the run. On systems other than Linux these values are unknown.
 //!
 //! Not here: setting limits (`hearth_lab`), and the memory that a plan assumes (`hearth_profiles::measure::memory`).
 
@@ -18,8 +18,7 @@ use hearth_profiles::measure::cgroup::{CgroupVersion, cgroup_folders};
 
 use crate::pages::page_bytes;
 
-/// The memory statistics of a control group. Each call reads the files of the group again, so that changes of limits
-/// are noticed.
+/// The memory statistics of a control group, which are read from its files in every call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CgroupMemory {
     version: CgroupVersion,
@@ -27,13 +26,13 @@ pub struct CgroupMemory {
 }
 
 impl CgroupMemory {
-    /// Creates the statistics of the control group with this cgroup version and folder.
     pub fn new(version: CgroupVersion, folder: &Path) -> Self {
         Self { version, folder: folder.into() }
     }
 
-    /// Returns the lower of the group's hard and soft limits in bytes, page cache included; `None` if it is unlimited
-    /// (in cgroup v1 a very large number) or cannot be read.
+    /// Returns the memory limit of the group in bytes, the lower of its hard and soft limits; page cache counts towards
+    /// the limit. Returns `None` if the group is unlimited (a very large number in cgroup v1) or the limit cannot be
+    /// read.
     pub fn limit_bytes(&self) -> Option<u64> {
         // Above `memory.high` the kernel reclaims memory and throttles the group, long before it kills a process.
         let limits = ["memory.max", "memory.high"].map(|name| self.by_version("memory.limit_in_bytes", name));
@@ -46,7 +45,7 @@ impl CgroupMemory {
         self.number(self.by_version("memory.usage_in_bytes", "memory.current"))
     }
 
-    /// Returns the bytes charged to the group and its descendants, except page cache of files.
+    /// Returns the bytes charged to the group and its descendants, except the page cache of files.
     pub fn unreclaimable_bytes(&self) -> Option<u64> {
         // The page cache is read before the total, so that memory charged in between counts as unreclaimable.
         let text = self.text("memory.stat")?;
@@ -54,8 +53,7 @@ impl CgroupMemory {
         Some(self.usage_bytes()?.saturating_sub(bytes("inactive_file").saturating_add(bytes("active_file"))))
     }
 
-    /// Returns the bytes of file pages that were reclaimed although in use and then read again, since the group was
-    /// created.
+    /// Returns the bytes of file pages that were reclaimed and then read again, since the group was created.
     pub fn refaulted_bytes(&self) -> Option<u64> {
         let text = self.text("memory.stat")?;
         // Kernels before 5.9 do not count files separately.
@@ -65,24 +63,21 @@ impl CgroupMemory {
         Some(pages.saturating_mul(page_bytes() as u64))
     }
 
-    /// Returns the number of processes of the group that were killed because it was out of memory.
+    /// Returns the number of processes that the kernel has killed because the group was out of memory.
     pub fn oom_kills(&self) -> Option<u64> {
         field(&self.text(self.by_version("memory.oom_control", "memory.events"))?, "oom_kill")
     }
 
-    fn by_version(&self, one: &'static str, two: &'static str) -> &'static str {
+    fn by_version<'a>(&self, one: &'a str, two: &'a str) -> &'a str {
         match self.version {
             CgroupVersion::One => one,
             CgroupVersion::Two => two,
         }
     }
 
-    /// Returns a value of `memory.stat` that includes descendant groups, which cgroup v1 reports as `total_NAME`.
+    /// Returns the value `name` of `memory.stat` including descendant groups, which cgroup v1 reports as `total_NAME`.
     fn statistic(&self, text: &str, name: &str) -> Option<u64> {
-        match self.version {
-            CgroupVersion::One => field(text, &format!("total_{name}")),
-            CgroupVersion::Two => field(text, name),
-        }
+        field(text, self.by_version(&format!("total_{name}"), name))
     }
 
     fn number(&self, name: &str) -> Option<u64> {
@@ -94,35 +89,35 @@ impl CgroupMemory {
     }
 }
 
-/// How much page cache this process can hold, and how much of it was evicted too early.
+/// A measurement of the page cache that this process can hold, and of the pages that were evicted too early.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryReading {
     /// Bytes of page cache that the process can hold without evictions, if known.
     pub page_cache_available_bytes: Option<u64>,
-    /// Total bytes of file pages that were evicted although in use and then read again, in the group with the
+    /// Total bytes of file pages that were evicted although in use and then read again, in the control group with the
     /// tightest limit; `None` without a limit.
     pub refaulted_bytes: Option<u64>,
 }
 
-/// Observes the memory of this process. Its control groups are found once, when the watch starts.
+/// Observes the memory of this process. The control groups of the process are found once, when the watch starts.
 #[derive(Debug, Clone)]
 pub struct MemoryWatch {
-    /// The folder used as `/`, another one in tests.
+    /// The folder that contains `proc` and `sys`: `/`, or another folder in tests.
     root: PathBuf,
-    /// The control group of the process, followed by its parent groups.
+    /// The control group of the process, followed by the parent groups.
     groups: Vec<CgroupMemory>,
     /// `MemAvailable` at the start of the watch, in bytes.
     available_at_start: u64,
 }
 
 impl MemoryWatch {
-    /// Returns the watch of this process, which starts with the first call.
+    /// Returns the watch of this process; the first call starts it.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<MemoryWatch> = OnceLock::new();
         SHARED.get_or_init(|| Self::under(Path::new("/")))
     }
 
-    /// Starts a watch that reads `/proc` and `/sys` below `root`; the decrease of available memory counts from now.
+    /// Starts a watch that reads `proc` and `sys` in the folder `root`.
     fn under(root: &Path) -> Self {
         let groups = cgroup_folders(root, "memory")
             .iter()
@@ -134,8 +129,8 @@ impl MemoryWatch {
         watch
     }
 
-    /// Returns the bytes of page cache that this process can hold without memory pressure: the machine's
-    /// `MemAvailable` or, if smaller, the limit of a control group less its unreclaimable bytes.
+    /// Returns the bytes of page cache that this process can hold without memory pressure: the machine's `MemAvailable`
+    /// or, if smaller, the limit of a control group minus its unreclaimable bytes.
     ///
     /// The result includes the page cache that the process already holds. Without limits it is an upper bound,
     /// because the page cache of other programs counts as available.
@@ -154,8 +149,8 @@ impl MemoryWatch {
         }
     }
 
-    /// Returns the unreclaimable bytes of the group with the tightest limit, or without a limit, the anonymous memory
-    /// of this process.
+    /// Returns the unreclaimable bytes of the control group with the tightest limit; without a limit, the anonymous
+    /// memory of this process.
     pub fn unreclaimable_bytes(&self) -> u64 {
         let group = self.tightest().and_then(|(group, _)| group.unreclaimable_bytes());
         group.or_else(|| self.kibibytes("proc/self/status", "RssAnon:")).unwrap_or(0)
@@ -166,14 +161,15 @@ impl MemoryWatch {
         self.kibibytes("proc/self/status", "VmRSS:")
     }
 
-    /// Returns the bytes of file pages that were reclaimed although in use and then read again, in the process's own
-    /// group, since the group was created.
+    /// Returns the total bytes of file pages that were reclaimed although in use and then read again, in the control
+    /// group of this process since the group was created.
     pub fn refaulted_bytes(&self) -> Option<u64> {
         self.groups.first()?.refaulted_bytes()
     }
 
-    /// Returns the bytes that count as memory pressure: with a limit, the unreclaimable bytes of its group; otherwise
-    /// the decrease of the machine's `MemAvailable` since the start of the watch, to which other programs contribute.
+    /// Returns the bytes that count as memory pressure: with a limit, the unreclaimable bytes of its control group;
+    /// without a limit, the decrease of the machine's `MemAvailable` since the start of the watch, to which other
+    /// programs contribute.
     pub fn pressure_bytes(&self) -> u64 {
         if self.tightest().is_some() {
             return self.unreclaimable_bytes();
@@ -181,7 +177,7 @@ impl MemoryWatch {
         self.machine("MemAvailable:").map_or(0, |available| self.available_at_start.saturating_sub(available))
     }
 
-    /// Returns the group with the tightest limit and this limit in bytes, if one is below the memory of the machine.
+    /// Returns the control group with the tightest limit, and the limit in bytes, if it is below the total memory.
     fn tightest(&self) -> Option<(&CgroupMemory, u64)> {
         let total = self.machine("MemTotal:").unwrap_or(u64::MAX);
         self.limited().filter(|&(_, limit)| limit < total).min_by_key(|&(_, limit)| limit)
@@ -195,14 +191,14 @@ impl MemoryWatch {
         self.kibibytes("proc/meminfo", name)
     }
 
-    /// Returns the value in bytes of the line `name` of a file, such as `MemTotal:  5 kB`.
+    /// Returns the value in bytes of the line `name` of a file in `proc`, for example of `MemTotal:  5 kB`.
     fn kibibytes(&self, file: &str, name: &str) -> Option<u64> {
         let text = fs::read_to_string(self.root.join(file)).ok()?;
         field(&text, name)?.checked_mul(1024)
     }
 }
 
-/// Returns the number after `name`, in the line of `text` whose first word is `name`.
+/// Returns the number that follows `name` in the line of `text` whose first word is `name`.
 fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace();
@@ -259,14 +255,12 @@ mod tests {
         assert_eq!(watch.refaulted_bytes(), Some(3 * page_bytes() as u64), "of the process's own group");
         assert_eq!(watch.groups[0].oom_kills(), Some(2));
         // Another limit, that of the group itself, leaves less memory.
-        let own = |name: &str, text: &str| {
-            fs::write(tree.path().join("sys/fs/cgroup/a/b").join(name), text).unwrap();
-        };
-        own("memory.max", "300000\n");
+        let group = tree.path().join("sys/fs/cgroup/a");
+        fs::write(group.join("b/memory.max"), "300000\n").unwrap();
         assert_eq!((limit(&watch), watch.page_cache_available_bytes()), (Some(300_000), Some(200_000)));
         // The limit of the parent group can leave less memory although it is larger.
-        own("memory.current", "0\n");
-        fs::write(tree.path().join("sys/fs/cgroup/a/memory.current"), "650000\n").unwrap();
+        fs::write(group.join("b/memory.current"), "0\n").unwrap();
+        fs::write(group.join("memory.current"), "650000\n").unwrap();
         assert_eq!((limit(&watch), watch.page_cache_available_bytes()), (Some(300_000), Some(150_000)));
     }
 

@@ -1,7 +1,7 @@
 //! The scalar oracle: a simple forward pass with which other backends are compared.
 //!
-//! It computes the equations of [`crate::hyperparameters`] in their order, with scalar kernels on one thread, one
-//! token and one row at a time. The fast CPU backend must give the same bits.
+//! The oracle computes the equations of [`crate::hyperparameters`] in their order, with scalar kernels on one thread,
+//! one token and one row at a time. The fast CPU backend must give the same bits.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,14 +22,13 @@ const SCALAR: InstructionSet = InstructionSet::SCALAR;
 #[derive(Debug)]
 pub struct Oracle {
     weights: Arc<Weights>,
-    /// The KV caches, by sequence and layer.
+    /// The KV caches, keyed by sequence and layer.
     caches: BTreeMap<(u32, u32), LayerCache>,
-    /// A pool of one thread, used only to measure the cost.
+    /// A pool of one thread, used only to measure the cost of a pass.
     pool: ThreadPool,
 }
 
 impl Oracle {
-    /// Creates a backend for `layers`.
     pub fn new(
         weights: Arc<Weights>,
         layers: impl IntoIterator<Item = u32>,
@@ -73,8 +72,8 @@ impl Backend for Oracle {
     }
 }
 
-/// Returns the matrix-vector product `[rows]` of `matrix` and `input` `[length]`; the input is rounded as the
-/// format of the matrix requires. All kernels are compared with it.
+/// Returns the matrix-vector product `[rows]` of `matrix` and `input`, `[row length]`. The input is rounded as the
+/// format of the matrix requires. Tests compare the kernels with this function.
 pub fn matvec(matrix: Matrix<'_>, input: &[f32]) -> Vec<f32> {
     let mut activations = Activations::default();
     activations.resize(1, input.len());
@@ -89,7 +88,7 @@ fn normalised(row: &[f32], weight: &[f32], epsilon: f32) -> Vec<f32> {
     out
 }
 
-/// Returns the matrix-vector product with the layer's matrix of this index, plus its bias if there is one.
+/// Returns the product of the matrix `index` of a layer and `input`, plus the bias of the matrix, if any.
 fn linear(tensors: &LayerWeights<'_>, index: usize, input: &[f32]) -> Vec<f32> {
     let mut out = matvec(tensors.matrices[index], input);
     if let Some(bias) = tensors.biases[index] {

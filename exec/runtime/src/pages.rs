@@ -1,9 +1,9 @@
-//! System calls on the pages of a mapped file: query, read ahead, evict.
+//! System calls on the pages of a memory-mapped file: query, read ahead, evict.
 //!
 //! All residency policies use these functions. `mincore` reports for each page of a mapping whether it is in the page
-//! cache, but only to the owner of the file; for others it reports all pages as present. When a region is read, it is
-//! widened to whole pages. When it is evicted, it is narrowed to whole pages, because other data may use the rest of
-//! a page.
+//! cache, but only to the owner of the file; other users see all pages as present. When a region is read, it is widened
+//! to whole pages. When a region is evicted, it is narrowed to whole pages, because other data may use the rest of a
+//! page.
 //!
 //! On systems other than Linux these functions do nothing and report no resident pages.
 
@@ -14,21 +14,17 @@ use hearth_profiles::measure::drop_cached_pages;
 /// Returns the page size of the system in bytes: 4096 on most machines, 16384 on some.
 #[cfg(any(target_os = "android", target_os = "linux"))]
 pub fn page_bytes() -> usize {
-    static PAGE: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
-    *PAGE.get_or_init(|| {
-        // SAFETY: the call takes a number and touches no memory of this process.
-        let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        usize::try_from(bytes).ok().filter(|bytes| bytes.is_power_of_two()).unwrap_or(4096)
-    })
+    // SAFETY: the call takes a number and touches no memory of this process.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).ok().filter(|bytes| bytes.is_power_of_two()).unwrap_or(4096)
 }
 
-/// Returns the page size in bytes.
 #[cfg(not(any(target_os = "android", target_os = "linux")))]
 pub fn page_bytes() -> usize {
     4096
 }
 
-/// Returns the bytes of a mapped region that are in memory.
+/// Returns the bytes of a memory-mapped region that are in memory.
 #[cfg(any(target_os = "android", target_os = "linux"))]
 pub fn resident_bytes(region: &[u8]) -> u64 {
     let page = page_bytes();
@@ -45,14 +41,13 @@ pub fn resident_bytes(region: &[u8]) -> u64 {
     region.len().saturating_sub(absent) as u64
 }
 
-/// Returns the bytes of a mapped region that are in memory.
 #[cfg(not(any(target_os = "android", target_os = "linux")))]
 pub fn resident_bytes(_region: &[u8]) -> u64 {
     0
 }
 
-/// Whether [`resident_bytes`] is reliable for a mapped file: since Linux 5.0 only the owner of the file gets the real
-/// state.
+/// Returns whether [`resident_bytes`] is reliable for a memory-mapped file: since Linux 5.0, only the owner of the file
+/// gets the real state.
 pub fn is_residency_reported(file: &File) -> bool {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
@@ -68,13 +63,13 @@ pub fn is_residency_reported(file: &File) -> bool {
     }
 }
 
-/// Reads a region and maps its pages, waiting until this is done. Returns the bytes that the kernel accepted.
+/// Reads the pages of a memory-mapped region and waits for them. Returns the bytes that the kernel accepted.
 pub fn populate(region: &[u8]) -> u64 {
     advise(region, Advice::PopulateRead)
 }
 
-/// Returns the number of online processors, for the memory charges that Linux caches for each processor and control
-/// group. Returns 1 on other systems.
+/// Returns the number of online processors; 1 on systems other than Linux. Linux caches memory charges for each
+/// processor and control group.
 pub fn processor_count() -> u32 {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
@@ -86,8 +81,10 @@ pub fn processor_count() -> u32 {
     1
 }
 
-/// Evicts the whole pages inside a region of a mapped file, so that the system need not reclaim other pages. The
-/// region is unmapped first, because mapped pages are not dropped. `MADV_PAGEOUT` does the same in one system call,
+/// Evicts the whole pages inside a region of a memory-mapped file, so that the system does not have to reclaim other
+/// pages. `offset` is the offset of the region in the file, in bytes.
+///
+/// The pages are unmapped first, because mapped pages are not dropped. `MADV_PAGEOUT` does the same in one system call,
 /// but it costs more than twice as much, fails for files of other owners, and causes refaults to be counted when the
 /// pages are read again.
 pub fn evict(region: &[u8], file: &File, offset: u64) {
@@ -98,21 +95,21 @@ pub fn evict(region: &[u8], file: &File, offset: u64) {
     drop_cached_pages(file, &(begin..end));
 }
 
-/// The advice argument of `madvise`.
+/// The advice argument of the system call `madvise`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Advice {
-    /// Start to read a region, without waiting.
+    /// Start to read the pages of the region, without waiting.
     WillNeed,
-    /// Start to read a region with a single call, which the kernel silently shortens to one read-ahead window.
+    /// Start to read the pages of the region in one call, which the kernel shortens to one read-ahead window.
     WillNeedUnsplit,
-    /// Read a region and map its pages. Kernels before 5.14 do not have this advice; pages that are not read now are
-    /// read when they are touched.
+    /// Read the pages of the region and map them. Kernels before 5.14 do not have this advice; then pages are read when
+    /// they are touched.
     PopulateRead,
     /// Expect random access: a page fault then reads one page, without read-ahead.
     Random,
-    /// Revert `Random`.
+    /// Expect normal access: undoes [`Advice::Random`].
     Normal,
-    /// Unmap the pages.
+    /// Unmap the pages of the region.
     DontNeed,
 }
 

@@ -1,12 +1,12 @@
-//! The thread pool that computes a layer.
+//! The persistent thread pool that computes the layers of a model.
 //!
-//! The pool is persistent: the calling thread and n - 1 pinned workers. A phase is one closure that every participant
-//! runs; in it, participants take chunks from a shared counter. After a phase, workers spin for a short time, because
-//! the next phase of a token follows within microseconds, and then park. The caller does not wait for a worker that
-//! has not started (its processor may be busy): when its own work is done, it closes the phase and waits only for
-//! workers that have entered.
+//! The pool consists of the calling thread and n - 1 worker threads. A phase is a closure that every participant (the
+//! calling thread and the workers) runs; in a phase, participants take chunks of work from a shared counter. After a
+//! phase, workers spin for a short time, because the next phase of a token follows within microseconds, and then park.
+//! The calling thread does not wait for a worker that has not started (its processor may be busy): when its own work is
+//! done, it closes the phase and waits only for workers that have entered the phase.
 //!
-//! There is one phase at a time; a phase started inside another would deadlock.
+//! Only one phase runs at a time; a phase that is started inside another phase deadlocks.
 //!
 //! Not here: what a phase computes, and its cost ([`crate::cost`]).
 
@@ -20,14 +20,13 @@ use std::thread::{self, JoinHandle, Thread};
 use crate::clock::{Stopwatch, monotonic_nanos};
 use crate::cost::{CriticalPathCost, Phase, WorkerReport};
 
-/// The options of a pool.
 #[derive(Debug, Clone, Copy)]
 pub struct ThreadPoolOptions {
-    /// Number of threads, including the caller; at least one.
+    /// Number of threads, including the calling thread; at least 1.
     pub threads: usize,
-    /// Whether to pin each worker to one processor (Linux). The calling thread is not pinned.
+    /// Whether to pin each worker thread to one processor (Linux). The calling thread is not pinned.
     pub pin_workers: bool,
-    /// Time for which a worker spins before it parks, in nanoseconds.
+    /// Time for which an idle worker thread spins before it parks, in nanoseconds.
     pub spin_ns: u64,
 }
 
@@ -38,13 +37,12 @@ impl Default for ThreadPoolOptions {
     }
 }
 
-/// A pool of compute threads.
 #[derive(Debug)]
 pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     caller: Mutex<Caller>,
-    /// Locked during a measurement, so that there is only one at a time.
+    /// Locked during a measurement, so that only one measurement runs at a time.
     measuring: Mutex<()>,
 }
 
@@ -52,7 +50,7 @@ pub struct ThreadPool {
 #[derive(Debug, Default)]
 struct Caller {
     epoch: u64,
-    /// The stopwatch and the cost so far of the current measurement.
+    /// The stopwatch of the current measurement, if any, and the cost measured so far.
     meter: Option<(Stopwatch, CriticalPathCost)>,
 }
 
@@ -60,28 +58,29 @@ type Job = dyn Fn(usize) + Sync;
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// The number of the phase (epoch) in the high half, then the bit [`OPEN`], then the number of workers inside.
+    /// The number of the phase (epoch) in the upper 32 bits, then the bit [`OPEN`], then the number of workers inside
+    /// the phase ([`INSIDE`]).
     state: AtomicU64,
     job: UnsafeCell<Option<*const Job>>,
     stop: AtomicBool,
     panicked: AtomicBool,
-    /// Whether the caller has parked until the last worker leaves.
+    /// Whether the calling thread has parked until the last worker leaves the phase.
     caller_parked: AtomicBool,
     caller: UnsafeCell<Option<Thread>>,
     slots: Vec<WorkerSlot>,
     spin_ns: u64,
 }
 
-/// The state of a worker, alone on its cache lines.
+/// The state of a worker thread, on cache lines that no other data share.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct WorkerSlot {
     parked: AtomicBool,
-    /// The measurements of the last phase in which this worker took part.
+    /// The measurements of this worker in the most recent phase in which it took part.
     report: UnsafeCell<WorkerReport>,
 }
 
-/// The number of items of a region that have been assigned, alone on its cache lines.
+/// The number of items of a region that threads have taken, on cache lines that no other data share.
 #[derive(Default)]
 #[repr(align(128))]
 struct Region(AtomicUsize);
@@ -93,13 +92,12 @@ unsafe impl Sync for Shared {}
 // SAFETY: as above; the pointers refer to closures that may be shared between threads.
 unsafe impl Send for Shared {}
 
-/// The bit of the state that is set while workers may enter the phase.
+/// The bit of [`Shared::state`] that is set while workers may enter the phase.
 const OPEN: u64 = 1 << 31;
-/// The bits of the state that count the workers inside the phase.
+/// The bits of [`Shared::state`] that count the workers inside the phase.
 const INSIDE: u64 = OPEN - 1;
 
 impl ThreadPool {
-    /// Starts the worker threads.
     pub fn new(options: ThreadPoolOptions) -> std::io::Result<ThreadPool> {
         let workers = options.threads.max(1) - 1;
         let slots = (0..workers).map(|_| WorkerSlot::default()).collect();
@@ -117,12 +115,12 @@ impl ThreadPool {
         Ok(ThreadPool { shared, workers, caller: Mutex::default(), measuring: Mutex::default() })
     }
 
-    /// Returns the number of threads, including the caller.
+    /// Returns the number of threads, including the calling thread.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Runs `job(participant)` once on the caller (participant 0) and at most once on every worker.
+    /// Runs `job(participant)` once on the calling thread (participant 0) and at most once on every worker thread.
     ///
     /// # Panics
     /// If `job` panics in any thread.
@@ -131,10 +129,10 @@ impl ThreadPool {
         if self.workers.is_empty() {
             return job(0);
         }
-        let mut opened = 0;
+        let mut start = 0;
         if let Some((watch, cost)) = &mut caller.meter {
             cost.add(watch.lap());
-            opened = watch.last_lap_end_ns();
+            start = watch.last_lap_end_ns();
         }
         caller.epoch = (caller.epoch + 1) & u64::from(u32::MAX);
         self.open(caller.epoch, &job);
@@ -142,16 +140,9 @@ impl ThreadPool {
         let work = caller.meter.as_mut().map(|(watch, _)| (watch.lap(), watch.last_lap_end_ns()));
         self.close();
         let epoch = caller.epoch;
-        if let (Some((own, own_end)), Some((watch, cost))) = (work, &mut caller.meter) {
-            let waited = watch.lap();
-            let phase = Phase {
-                epoch,
-                start: opened,
-                own_work: own,
-                own_end,
-                wait: waited,
-                end: watch.last_lap_end_ns(),
-            };
+        if let (Some((own_work, own_end)), Some((watch, cost))) = (work, &mut caller.meter) {
+            let wait = watch.lap();
+            let phase = Phase { epoch, start, own_work, own_end, wait, end: watch.last_lap_end_ns() };
             // SAFETY: all workers have left the phase, and only this thread can start the next one.
             let reports = self.shared.slots.iter().map(|slot| unsafe { *slot.report.get() });
             cost.add_phase(&phase, reports);
@@ -165,8 +156,8 @@ impl ThreadPool {
 
     /// Calls `body(participant, range)` for chunks of at most `grain` items that together cover `0..count`.
     ///
-    /// Each participant starts in its own region of items, so that it reads memory in order, and then helps with the
-    /// other regions.
+    /// Each participant has a region of items. It first takes the chunks of its own region, so that it reads memory in
+    /// order, and then helps with the regions of other participants.
     pub fn for_each_chunk(&self, count: usize, grain: usize, body: impl Fn(usize, Range<usize>) + Sync) {
         let grain = grain.max(1);
         if count <= grain || self.workers.is_empty() {
@@ -190,9 +181,9 @@ impl ThreadPool {
         });
     }
 
-    /// Runs `body` and returns its result and the cost of its phases and of the caller between them.
+    /// Runs `body` and returns its result and cost: of its phases, and of the calling thread between phases.
     ///
-    /// Only one measurement runs at a time; others wait. A measurement inside another would deadlock.
+    /// Only one measurement runs at a time; calls from other threads wait. A measurement inside another deadlocks.
     ///
     /// # Panics
     /// If a phase panics.
@@ -230,7 +221,7 @@ impl ThreadPool {
         }
     }
 
-    /// Closes the phase to new workers and waits for those inside.
+    /// Closes the phase to new workers and waits until the workers inside the phase have left.
     fn close(&self) {
         let shared = &*self.shared;
         let mut inside = shared.state.fetch_and(!OPEN, Ordering::AcqRel) & INSIDE;
@@ -265,7 +256,7 @@ impl Drop for ThreadPool {
     }
 }
 
-/// Runs phases on worker `index` until the pool is dropped.
+/// Runs phases on the worker thread with the index `index` until the pool is dropped.
 fn run_worker(shared: &Shared, index: usize) {
     let slot = &shared.slots[index];
     let mut watch = Stopwatch::start();
@@ -297,8 +288,8 @@ fn run_worker(shared: &Shared, index: usize) {
     }
 }
 
-/// Spins, then parks, until a phase whose epoch is not `seen` opens; returns the state, or `None` when the pool is
-/// dropped.
+/// Spins, then parks, until a phase opens whose epoch is not `seen`. Returns [`Shared::state`], or `None` when the pool
+/// is dropped.
 fn wait_for_phase(shared: &Shared, slot: &WorkerSlot, seen: u64) -> Option<u64> {
     let fresh = |state: u64| state >> 32 != seen && state & OPEN != 0;
     loop {
@@ -329,7 +320,7 @@ fn wait_for_phase(shared: &Shared, slot: &WorkerSlot, seen: u64) -> Option<u64> 
     }
 }
 
-/// Registers a worker in the phase of `state`. Returns false if the phase has closed.
+/// Registers the calling worker in the phase of `state`. Returns false if this phase has closed.
 fn enter(shared: &Shared, mut state: u64) -> bool {
     let epoch = state >> 32;
     while state & OPEN != 0 && state >> 32 == epoch {
@@ -341,7 +332,7 @@ fn enter(shared: &Shared, mut state: u64) -> bool {
     false
 }
 
-/// Pins the calling thread to the processor with this index (modulo their number) among those that it may use.
+/// Pins the calling thread to one of the processors that it may use: the one at `index`, modulo their number.
 fn pin_to_processor(index: usize) {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
@@ -392,6 +383,7 @@ mod tests {
     #[test]
     fn waiting_is_on_the_critical_path_and_spinning_is_not() {
         let pool = pool(2);
+        let waited_ns = |cost: &CriticalPathCost| cost.wall_ns.saturating_sub(cost.cpu_ns + cost.queue_ns);
         let ((), cost) = pool.measure(|| {
             pool.run(|participant| {
                 // Each thread sleeps as if it waited for a page.
@@ -399,18 +391,16 @@ mod tests {
                 thread::sleep(Duration::from_millis(long));
             });
         });
-        assert!(cost.demand_disk_ns() > 25_000_000, "{cost:?}");
+        assert!(waited_ns(&cost) > 25_000_000, "{cost:?}");
         assert!(cost.cpu_ns < 10_000_000, "{cost:?}");
-        let ((), cost) = pool.measure(|| pool.for_each_chunk(8, 1, |_, _| spin(5_000_000)));
-        assert!(cost.demand_disk_ns() < 5_000_000, "{cost:?}");
-    }
-
-    #[allow(clippy::disallowed_methods)] // the test needs a thread to be busy for a while
-    fn spin(nanos: u64) {
-        let start = monotonic_nanos();
-        while monotonic_nanos() - start < nanos {
-            std::hint::spin_loop();
-        }
+        let spin = || {
+            let start = monotonic_nanos();
+            while monotonic_nanos() - start < 5_000_000 {
+                std::hint::spin_loop();
+            }
+        };
+        let ((), cost) = pool.measure(|| pool.for_each_chunk(8, 1, |_, _| spin()));
+        assert!(waited_ns(&cost) < 5_000_000, "{cost:?}");
     }
 
     #[test]

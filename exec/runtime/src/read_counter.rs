@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-/// A file of `/proc` that stays open, because it is read before and after every step.
+/// A file in `/proc` that stays open, because it is read before and after every step.
 #[derive(Debug)]
 pub(crate) struct ProcFile(Option<File>);
 
@@ -11,7 +11,7 @@ impl ProcFile {
         Self(File::open(path).ok())
     }
 
-    /// Returns the number that `find` extracts from the first 256 bytes of the file, or 0 if there is none.
+    /// Returns the number that `find` extracts from the first 256 bytes of the file, or 0 if there is no such number.
     #[cfg(unix)]
     pub(crate) fn number(&self, find: impl Fn(&str) -> Option<u64>) -> u64 {
         use std::os::unix::fs::FileExt;
@@ -26,23 +26,20 @@ impl ProcFile {
     }
 }
 
-/// A counter of the bytes that a process or thread has read from disk (`read_bytes` of its `io` file in `/proc`). It
-/// is always 0 on systems without such a file.
+/// Counts the bytes that a process or thread has read from disk (`/proc/self/io`); always 0 without `/proc`.
 #[derive(Debug)]
 pub struct ReadCounter(ProcFile);
 
 impl ReadCounter {
-    /// Creates the counter of this process.
     pub fn for_current_process() -> Self {
         Self(ProcFile::open("/proc/self/io"))
     }
 
-    /// Creates the counter of the calling thread.
     pub fn for_current_thread() -> Self {
         Self(ProcFile::open("/proc/thread-self/io"))
     }
 
-    /// Returns the bytes read since the start of the process or thread.
+    /// Returns the number of bytes read from disk since the process or thread started.
     pub fn bytes_read(&self) -> u64 {
         let line =
             |text: &str| text.lines().find_map(|line| line.strip_prefix("read_bytes:")?.trim().parse().ok());

@@ -21,42 +21,41 @@ use crate::error::ExecError;
 /// The dimensions of a head that form a rotated pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PairLayout {
-    /// Dimensions 2i and 2i + 1.
+    /// Pair i is the dimensions 2i and 2i + 1.
     Interleaved,
-    /// Dimensions i and i + d/2, of d rotated dimensions.
+    /// Pair i is the dimensions i and i + d/2, of d rotated dimensions.
     Halves,
 }
 
-/// The rotary embedding of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     pub pair_layout: PairLayout,
-    /// The rotation angle of each pair per position, in radians, [rotated dimensions / 2].
+    /// The rotation angle of each pair of dimensions per position, in radians, `[rotated dimensions / 2]`.
     pub frequencies: Vec<f64>,
-    /// The factor by which YaRN multiplies cosines and sines; 1 without YaRN.
+    /// The factor of cosines and sines: that of YaRN, if used, times `attn_factor` of the model file.
     pub magnitude: f64,
 }
 
-/// Rotations in the trained context above which YaRN keeps the angle of a pair.
+/// Number of rotations in the trained context above which YaRN keeps the angle of a pair.
 /// source: Peng et al. 2023, section 3.4
 const BETA_FAST: f32 = 32.0;
-/// Rotations in the trained context below which YaRN divides the angle of a pair by the factor.
+/// Number of rotations in the trained context below which YaRN divides the angle of a pair by the scaling factor.
 /// source: Peng et al. 2023, section 3.4
 const BETA_SLOW: f32 = 1.0;
-/// Increase of the factor of cosines and sines for each unit of the natural logarithm of the YaRN factor.
+/// The slope 0.1 in YaRN's factor of cosines and sines, `1 + 0.1 ln f` for the scaling factor f.
 /// source: Peng et al. 2023, section 3.5
 const MAGNITUDE_SLOPE: f64 = 0.1;
 
-/// The scaling of the rotation angles.
+/// The scaling of the rotation angles for a context longer than in training.
 struct Scaling {
     factor: f64,
-    /// YaRN's two pair indices: angles up to the first one are unchanged, and from the second one on divided
-    /// by `factor`. `None` without YaRN: all angles are divided.
+    /// The two pair indices between which YaRN interpolates: angles up to the first index are unchanged, and angles
+    /// from the second index on are divided by `factor`. `None` without YaRN: all angles are divided by `factor`.
     ramp: Option<[f64; 2]>,
 }
 
 impl Rope {
-    /// Reads the rotary embedding from the metadata of a model; `factors` divide the frequencies.
+    /// Reads the rotary embedding from the metadata of a model file; `factors` are the divisors of `frequencies`.
     pub(crate) fn read(
         metadata: &Metadata,
         shape: &ModelShape,
@@ -80,10 +79,16 @@ impl Rope {
         }
         let attention = positive(metadata, &key("scaling.attn_factor"), 1.0)?;
         let magnitude = scaling.magnitude() * f64::from(attention);
-        Ok(Rope { pair_layout: pairs(shape.architecture), frequencies, magnitude })
+        let pair_layout = match shape.architecture {
+            Architecture::Llama | Architecture::InternLm2 => PairLayout::Interleaved,
+            Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Gemma | Architecture::Gemma2 => {
+                PairLayout::Halves
+            }
+        };
+        Ok(Rope { pair_layout, frequencies, magnitude })
     }
 
-    /// Writes cosine and sine of the angle of each pair at `position` into `out`, `[pairs]`.
+    /// Writes the cosine and sine of each pair's angle at `position`, times the magnitude, into `out`, `[pairs]`.
     pub fn cosines_and_sines(&self, position: u32, out: &mut [[f32; 2]]) {
         for (pair, frequency) in out.iter_mut().zip(&self.frequencies) {
             let angle = f64::from(position) * frequency;
@@ -96,19 +101,10 @@ pub(crate) fn rotated_dimensions(metadata: &Metadata, shape: &ModelShape) -> Res
     let key = format!("{}.rope.dimension_count", shape.architecture);
     let dimensions = metadata.get_u32(&key)?.unwrap_or(shape.key_length);
     if dimensions == 0 || dimensions % 2 == 1 || dimensions > shape.key_length {
-        let hint = "it must be an even number up to the key length; convert the model again";
+        let hint = "it must be an even number from 2 to the key length; convert the model again";
         return Err(ExecError::Metadata { key, found: dimensions.to_string(), hint });
     }
     Ok(dimensions)
-}
-
-fn pairs(architecture: Architecture) -> PairLayout {
-    match architecture {
-        Architecture::Llama | Architecture::InternLm2 => PairLayout::Interleaved,
-        Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Gemma | Architecture::Gemma2 => {
-            PairLayout::Halves
-        }
-    }
 }
 
 impl Scaling {
@@ -159,15 +155,14 @@ fn scaling(
             let (low, high) = (fast.floor().max(0.0), slow.ceil().min(f64::from(dimensions) - 1.0));
             Ok(Scaling { factor: f64::from(factor), ramp: Some([low, high]) })
         }
-        Some(other) => Err(ExecError::Metadata {
-            key: type_key,
-            found: format!("`{other}`"),
-            hint: "only the scaling types none, linear and yarn are supported; use a model with one of them",
-        }),
+        Some(other) => {
+            let hint = "the supported scaling types are none, linear and yarn; use a model with one of them";
+            Err(ExecError::Metadata { key: type_key, found: format!("`{other}`"), hint })
+        }
     }
 }
 
-/// Refuses YaRN with parameters other than those of Peng et al. 2023, or with invalid values.
+/// Fails if a parameter of YaRN is not valid or differs from Peng et al. 2023.
 fn check_yarn(
     metadata: &Metadata,
     shape: &ModelShape,
@@ -183,7 +178,7 @@ fn check_yarn(
         return refused(factor_key.to_owned(), factor.to_string(), hint);
     }
     if base <= 1.0 {
-        let hint = "YaRN needs a base above 1; convert the model again";
+        let hint = "YaRN needs a frequency base above 1; convert the model again";
         return refused(key("freq_base"), base.to_string(), hint);
     }
     // source: llama.cpp's defaults, which correspond to the formulas of the paper
@@ -191,29 +186,26 @@ fn check_yarn(
     for (name, plain) in parts {
         let key = key(&format!("scaling.{name}"));
         if let Some(found) = metadata.get_f32(&key)?.filter(|found| *found != plain) {
-            let hint = "YaRN is supported only with the default of this key; use a model that has it";
+            let hint = "only the default of this key is supported with YaRN; use a model with this value";
             return refused(key, found.to_string(), hint);
         }
     }
     Ok(())
 }
 
-/// Reads a number, which must be positive and finite.
+/// Reads the number `key`, which must be positive and finite; a missing key means `default`.
 pub(crate) fn positive(metadata: &Metadata, key: &str, default: f32) -> Result<f32, ExecError> {
     let value = metadata.get_f32(key)?.unwrap_or(default);
     check_positive(key, value).map(|()| value)
 }
 
-/// Refuses a value that is not positive and finite.
+/// Fails if the value of the metadata key `key` is not positive and finite.
 pub(crate) fn check_positive(key: &str, value: f32) -> Result<(), ExecError> {
     if value.is_finite() && value > 0.0 {
         return Ok(());
     }
-    Err(ExecError::Metadata {
-        key: key.into(),
-        found: value.to_string(),
-        hint: "it must be positive; convert the model again",
-    })
+    let hint = "it must be positive and finite; convert the model again";
+    Err(ExecError::Metadata { key: key.into(), found: value.to_string(), hint })
 }
 
 #[cfg(test)]
@@ -291,11 +283,9 @@ pub(crate) mod tests {
     #[test]
     fn unsupported_scaling_is_refused() {
         let error = read(&[("rope.scaling.type", text("longrope"))], None).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "key `llama.rope.scaling.type` is `longrope`: \
-             only the scaling types none, linear and yarn are supported; use a model with one of them"
-        );
+        let expected = "metadata key `llama.rope.scaling.type` is `longrope`: \
+                        the supported scaling types are none, linear and yarn; use a model with one of them";
+        assert_eq!(error.to_string(), expected);
         assert!(read(&[("rope.dimension_count", Value::U32(3))], None).is_err());
         let yarn =
             |name, value| read(&[("rope.scaling.type", text("yarn")), (name, Value::F32(value))], None);

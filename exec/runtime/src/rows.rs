@@ -1,11 +1,11 @@
-//! A buffer whose rows are written by several threads.
+//! A buffer whose rows are written by several threads at the same time.
 //!
-//! A phase of the pool borrows a buffer as [`SharedRows`], and each thread writes the rows of its chunks. The callers
-//! of [`SharedRows::row`] guarantee that chunks do not overlap.
+//! A phase of the thread pool borrows a buffer as [`SharedRows`], and each thread writes the rows of its chunks. The
+//! callers of [`SharedRows::row`] guarantee that chunks do not overlap.
 
 use std::marker::PhantomData;
 
-/// A buffer of rows, [rows, length]; each row is written by one thread at a time.
+/// A buffer of rows, `[rows, length]`, of which each row is written by one thread at a time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SharedRows<'a, T> {
     first: *mut T,
@@ -20,17 +20,17 @@ unsafe impl<T: Send> Send for SharedRows<'_, T> {}
 unsafe impl<T: Send> Sync for SharedRows<'_, T> {}
 
 impl<'a, T> SharedRows<'a, T> {
-    /// Wraps `values` as rows of `length` values.
+    /// Wraps `values` as rows of `length` elements.
     pub(crate) fn new(values: &'a mut [T], length: usize) -> SharedRows<'a, T> {
         assert!(length > 0 && values.len().is_multiple_of(length), "a buffer must be whole rows");
         let rows = values.len() / length;
         SharedRows { first: values.as_mut_ptr(), rows, length, lifetime: PhantomData }
     }
 
-    /// Returns a row for writing.
+    /// Returns the row with the index `row` for writing.
     ///
     /// # Safety
-    /// No other reference to this row exists.
+    /// The caller ensures that no other reference to this row exists.
     #[allow(clippy::mut_from_ref)] // the point of the type: rows are disjoint, see above
     pub(crate) unsafe fn row(&self, row: usize) -> &mut [T] {
         assert!(row < self.rows, "row {row} of {}", self.rows);

@@ -1,9 +1,10 @@
 //! The sampler: chooses the next token from logits.
 //!
-//! Temperature 0 is greedy: it chooses the largest logit, and the lowest id among equal ones. Otherwise the sampler
-//! keeps the k most likely tokens (top-k), of these the smallest set with a total probability of at least p (top-p),
-//! and draws one of them with a `ChaCha8` random generator. The exponential is the project's own, so that a seed
-//! gives the same text on every platform.
+//! Temperature 0 means greedy sampling: the token with the largest logit, and among equal logits the one with the
+//! lowest id. Otherwise the sampler keeps the k most likely tokens (top-k), then the smallest set of the most likely
+//! tokens whose total probability is at least p (top-p), and draws a token from this set with a `ChaCha8` random number
+//! generator. The exponential function is implemented in `hearth_kernels`, so that a seed gives the same text on every
+//! platform.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -11,14 +12,13 @@ use rand_chacha::ChaCha8Rng;
 use crate::error::ExecError;
 use hearth_kernels::exponential;
 
-/// The options of a sampler.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplerOptions {
-    /// The temperature; zero is greedy sampling.
+    /// The temperature; 0 means greedy sampling.
     pub temperature: f32,
-    /// The maximum number of candidates (top-k); zero keeps all.
+    /// The maximum number of candidate tokens (top-k); 0 keeps all tokens.
     pub top_k: usize,
-    /// The threshold of nucleus sampling (top-p); one keeps all.
+    /// The threshold of nucleus sampling (top-p), a probability; 1 keeps all candidate tokens.
     pub top_p: f32,
     pub seed: u64,
 }
@@ -29,7 +29,7 @@ impl Default for SamplerOptions {
     }
 }
 
-/// Chooses tokens from logits by [`SamplerOptions`].
+/// Chooses tokens from logits as [`SamplerOptions`] define.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     options: SamplerOptions,
@@ -38,22 +38,22 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Creates a sampler. Fails if an option is out of range.
+    /// Creates a sampler. Fails if the temperature or top-p is out of range.
     pub fn new(options: SamplerOptions) -> Result<Sampler, ExecError> {
         let SamplerOptions { temperature, top_p, .. } = options;
         let refused = |name, value, range| Err(ExecError::Sampling { name, value, range });
         if !(temperature.is_finite() && temperature >= 0.0) {
-            return refused("temperature", temperature, "zero (greedy) or more");
+            return refused("temperature", temperature, "0 (greedy) or a larger number");
         }
         if !(top_p > 0.0 && top_p <= 1.0) {
-            return refused("top_p", top_p, "more than 0 and at most 1");
+            return refused("top_p", top_p, "a number above 0 and at most 1");
         }
         let stream = ChaCha8Rng::seed_from_u64(options.seed);
         Ok(Sampler { options, stream, candidates: Vec::new() })
     }
 
-    /// Creates a sampler with the same options and an independent random stream, given by the seed and the number of
-    /// the sequence. Sequence 0 has the stream of [`Sampler::new`].
+    /// Creates a sampler for the sequence with the index `sequence`: with the same options, and with an independent
+    /// random stream that the seed and the index determine. Sequence 0 has the stream of [`Sampler::new`].
     #[must_use]
     pub fn for_sequence(&self, sequence: u32) -> Sampler {
         let mut stream = ChaCha8Rng::seed_from_u64(self.options.seed);
@@ -61,7 +61,7 @@ impl Sampler {
         Sampler { options: self.options, stream, candidates: Vec::new() }
     }
 
-    /// Chooses a token from `logits` `[vocabulary]`.
+    /// Chooses the next token from the logits `[vocabulary]`.
     pub fn sample(&mut self, logits: &[f32]) -> u32 {
         if self.options.temperature == 0.0 {
             return greedy_token(logits);
@@ -101,7 +101,7 @@ impl Sampler {
     }
 }
 
-/// Returns the token with the largest logit, and the lowest id among equal ones.
+/// Returns the token with the largest logit; among equal logits, the token with the lowest id.
 pub fn greedy_token(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (token, &logit) in logits.iter().enumerate() {
@@ -146,19 +146,15 @@ mod tests {
         assert!(likely[0] == 0 && likely[3] == 0 && likely[2] > 400, "{likely:?}");
     }
 
-    /// Draws 100 tokens from a vocabulary of 50.
+    /// Draws 100 tokens from a vocabulary of 50 tokens.
     fn draw(mut sampler: Sampler) -> Vec<u32> {
         let logits: Vec<f32> = (0..50).map(|token| (token * 7 % 11) as f32).collect();
         (0..100).map(|_| sampler.sample(&logits)).collect()
     }
 
     #[test]
-    fn equal_seeds_give_equal_tokens() {
+    fn equal_seeds_give_equal_tokens_and_each_sequence_has_its_own_stream() {
         assert_eq!(draw(sampler(0.8, 40, 0.95)), draw(sampler(0.8, 40, 0.95)));
-    }
-
-    #[test]
-    fn each_sequence_has_its_own_random_stream() {
         let seed = sampler(0.8, 40, 0.95);
         let [first, second, third] = [0, 1, 2].map(|sequence| draw(seed.for_sequence(sequence)));
         assert_eq!(first, draw(seed.clone()));

@@ -1,10 +1,10 @@
-//! Measures how fast this machine runs a model.
+//! Measures the prefill and decoding speed of a model on this machine.
 //!
-//! It measures decoding of single tokens, and prefill of prompts of several lengths, with all layers and the output
-//! layer in this process. It also measures the rate at which the same threads read the same weights without
+//! All layers and the output layer run in this process. [`measure`] times the decoding of single tokens and the prefill
+//! of prompts of several lengths. It also measures the rate at which the same threads read the same weights without
 //! computing, which is an upper bound for decoding from memory.
 //!
-//! Not here: the comparison with another engine, which runs in a process of its own.
+//! Not here: the comparison with another inference engine, which runs in a separate process.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,52 +20,52 @@ use crate::memory::MemoryWatch;
 use crate::sampler::greedy_token;
 use crate::{Cpu, Engine, Extent, ThreadPool, ThreadPoolOptions, Weights};
 
-/// The options of a speed measurement.
 #[derive(Debug, Clone)]
 pub struct SpeedOptions {
     pub threads: usize,
-    /// Lengths of the prompts, in tokens.
+    /// Lengths of the prompts whose prefill is measured, in tokens.
     pub prompt_lengths: Vec<u32>,
-    /// Number of decoded tokens that are timed.
+    /// Number of tokens whose decoding is measured.
     pub decode_tokens: u32,
 }
 
-/// The result of a speed measurement.
+/// The measured speed and memory use of a model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct InferenceSpeed {
-    /// Seconds from opening the file to the logits of the first token.
+    /// Time from opening the model file to the logits of the first token, in seconds.
     #[serde(rename = "load_s")]
     pub first_logits_s: f64,
     #[serde(rename = "prefill")]
     pub prefill_speeds: Vec<PrefillSpeed>,
-    /// Tokens per second of decoding: the reciprocal of the median time of a token.
+    /// Tokens decoded per second: the reciprocal of the median time per token.
     pub decode_tokens_per_s: f64,
-    /// Resident memory of this process after decoding, in bytes, if the system reports it.
+    /// Resident memory of the process after decoding, in bytes; `None` if the system does not report this value.
     pub resident_bytes: Option<u64>,
-    /// Resident memory of the process after all prompts, in bytes; buffers grow with the length of a prompt.
+    /// Resident memory of the process after all prompts, in bytes; buffers grow with the prompt length.
     pub resident_bytes_after_prompts: Option<u64>,
-    /// Bytes of weights that are read for a token; `None` for other engines.
+    /// Bytes of weights that are read to decode one token; `None` for other inference engines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_bytes_per_token: Option<u64>,
-    /// The best rate at which all threads together read the weights of the model, in bytes per second.
+    /// The highest measured rate at which all threads together read the weights of the model, in bytes per second.
     #[serde(rename = "read_bytes_per_s", default, skip_serializing_if = "Option::is_none")]
     pub memory_read_bytes_per_s: Option<f64>,
-    /// The name of the instruction set of the kernels.
+    /// The name of the SIMD instruction set of the kernels, for example `avx2`.
     #[serde(rename = "instructions", default, skip_serializing_if = "Option::is_none")]
     pub instruction_set: Option<String>,
 }
 
-/// The speed of processing a prompt in one pass.
+/// The speed of processing a prompt of `tokens` tokens in one pass.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PrefillSpeed {
     pub tokens: u32,
     pub tokens_per_s: f64,
 }
 
-/// Number of passes over the weights in the measurement of the read rate. source: assumed, the best of five is stable
+/// Number of times that all weights are read to measure the read rate; the fastest time counts.
+/// source: assumed, the best of five is stable
 const READING_PASSES: usize = 5;
 
-/// Measures the speed of the model at `path`.
+/// Measures the speed of the model file at `path`.
 pub fn measure(path: &Path, options: &SpeedOptions) -> Result<InferenceSpeed, ExecError> {
     let start = monotonic_nanos();
     let weights = Arc::new(Weights::open(path)?);
@@ -114,7 +114,8 @@ fn seconds_since(start: u64) -> f64 {
     (monotonic_nanos() - start) as f64 * 1e-9
 }
 
-/// Returns the best rate of several passes in which all threads read the bytes of `extents`, in bytes per second.
+/// Returns the rate at which all threads together read the bytes of `extents`, in bytes per second: the highest of
+/// several measurements.
 fn read_rate(weights: &Weights, extents: &[Extent], pool: &ThreadPool) -> f64 {
     let mut best = 0.0f64;
     for _ in 0..READING_PASSES {

@@ -1,8 +1,8 @@
-//! A stage: the layers of one device of the ring, with their KV caches.
+//! A stage: the decoder layers that one device of the ring computes, with their KV caches.
 //!
-//! A stage owns some ranges of layers (its windows) and their KV caches. The ring passes it rows of activations and
-//! the range of layers to run. A process that runs the whole model ([`crate::engine`]) has one stage with all layers.
-//! All arguments that come from other devices are checked here.
+//! A stage owns one or more ranges of layers (windows). The ring passes hidden states to the stage, together with the
+//! range of layers to run. A process that runs the whole model ([`crate::engine`]) has one stage with all layers. The
+//! stage checks all arguments that come from other devices.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,20 +10,18 @@ use std::sync::Arc;
 
 use crate::{Backend, Cpu, CpuBackend, CriticalPathCost, ExecError, KvCacheOptions, Weights};
 
-/// The layers of a model that a device computes, with their KV caches.
 pub struct Stage {
     weights: Arc<Weights>,
     owned: Vec<Range<u32>>,
     context: u32,
-    /// Number of positions in the KV cache, by sequence and layer.
+    /// Number of positions in the KV cache of each sequence and layer.
     filled: BTreeMap<(u32, u32), u32>,
-    /// Rounds the hidden rows after every layer, so that they can be sent in fewer bytes.
     rounding: Option<fn(&mut [f32])>,
     backend: Box<dyn Backend>,
 }
 
 impl Stage {
-    /// Creates a stage of the layers in `owned`, computed on the CPU.
+    /// Creates a stage that computes the layers in `owned` on the CPU.
     pub fn on_cpu(
         weights: Arc<Weights>,
         owned: &[Range<u32>],
@@ -36,7 +34,7 @@ impl Stage {
         Stage::new(weights, owned, cache, Box::new(backend))
     }
 
-    /// Creates a stage of the layers in `owned`, computed by `backend`, whose caches have the size given by `cache`.
+    /// Creates a stage that computes the layers in `owned` with `backend`, whose KV caches have the size `cache`.
     pub fn new(
         weights: Arc<Weights>,
         owned: &[Range<u32>],
@@ -50,14 +48,14 @@ impl Stage {
         Ok(Stage { weights, owned: owned.to_vec(), context: cache.context, filled, rounding: None, backend })
     }
 
-    /// Sets the function that rounds the hidden rows after every layer, so that they can be sent in fewer bytes.
+    /// Sets the function that rounds the hidden states after every layer, so that they can be sent in fewer bytes.
     #[must_use]
     pub fn with_rounding(mut self, rounding: fn(&mut [f32])) -> Stage {
         self.rounding = Some(rounding);
         self
     }
 
-    /// Runs `layers` over tokens of the first sequence, see [`Stage::forward_sequence`].
+    /// Runs `layers` over tokens of sequence 0, see [`Stage::forward_sequence`].
     pub fn forward(
         &mut self,
         layers: Range<u32>,
@@ -67,10 +65,11 @@ impl Stage {
         self.forward_sequence(0, layers, hidden, positions)
     }
 
-    /// Runs `layers`, which must be inside one owned range, in place over `hidden` [tokens, embedding] of a sequence.
+    /// Runs `layers` in place over `hidden`, `[tokens, embedding]`, the hidden states of tokens of one sequence. The
+    /// layers must be inside one range of this stage.
     ///
-    /// `positions` must be consecutive and leave no gap after the cached ones. If they start before the end of the
-    /// cached positions, the cache is rolled back first, as after a rejected draft.
+    /// `positions`, one for each token, must be consecutive and leave no gap after the cached positions. If they start
+    /// before the end of the cached positions, the KV cache is truncated first, as after a rejected draft.
     pub fn forward_sequence(
         &mut self,
         sequence: u32,
@@ -104,47 +103,44 @@ impl Stage {
         Ok(cost)
     }
 
-    /// Returns the logits of rows after all layers, or `None` if the backend does not compute the output matrix.
-    /// Damaged weights can give logits that are not finite.
+    /// Returns the logits `[tokens, vocabulary]` of the final hidden states `hidden`, `[tokens, embedding]`, or `None`
+    /// if the backend does not compute the output matrix. Damaged weights can give logits that are not finite.
     pub fn logits(&mut self, hidden: &[f32]) -> Option<(Vec<f32>, CriticalPathCost)> {
         self.backend.logits(hidden)
     }
 
-    /// Removes the cached positions of all sequences from `length` on.
+    /// Truncates the KV caches of all sequences to `length` positions.
     pub fn truncate_kv_caches(&mut self, length: u32) {
         for filled in self.filled.values_mut() {
             *filled = (*filled).min(length);
         }
     }
 
-    /// Removes the cached positions of one sequence from `length` on.
+    /// Truncates the KV cache of one sequence to `length` positions.
     pub fn roll_back(&mut self, sequence: u32, length: u32) {
-        for (_, filled) in self.filled.iter_mut().filter(|((of, _), _)| *of == sequence) {
+        for (_, filled) in self.filled.range_mut((sequence, 0)..=(sequence, u32::MAX)) {
             *filled = (*filled).min(length);
         }
     }
 
-    /// Returns the ranges of layers of this stage.
     pub fn layer_ranges(&self) -> &[Range<u32>] {
         &self.owned
     }
 
-    /// Returns the name of the backend, which is used in traces.
     pub fn backend_name(&self) -> &'static str {
         self.backend.name()
     }
 
-    /// Whether a GPU computes the layers that the plan assigns to it.
+    /// Returns whether a GPU computes the layers that the plan assigns to the GPU; false after the GPU is lost.
     pub fn has_gpu(&self) -> bool {
         self.backend.has_gpu()
     }
 
-    /// Returns the bytes of all KV caches.
     pub fn kv_cache_bytes(&self) -> u64 {
         self.backend.kv_cache_bytes()
     }
 
-    /// Checks `positions` and returns the first one and the end, or `None` if there are no positions.
+    /// Checks `positions`. Returns the first position and the end (exclusive), or `None` if there are no positions.
     fn check_positions(
         &self,
         sequence: u32,

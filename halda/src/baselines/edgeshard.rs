@@ -1,18 +1,19 @@
 //! The strategy `edgeshard`: the fastest division into consecutive blocks of layers that fit in memory.
 //!
-//! It is the dynamic program for latency of EdgeShard (Zhang et al., 2024): computing and communication per token.
-//! The first block is on the device with the prompt, and devices may be dropped.
+//! EdgeShard (Zhang et al., 2024) minimises the time of computing and communication per token by a dynamic program. The
+//! first block is on the device with the prompt, and devices may be dropped.
 //!
 //! ```text
 //! f_m(j) = min( f_{m-1}(j),  min over 1 <= w <= min(j, cap_m) of f_{m-1}(j - w) + t_m(w) ),   result f_M(L)
 //! ```
 //!
-//! `f_m(j)`: the minimum time of the first j of L layers on the first m of M devices; `cap_m`: the layers that fit on
-//! device m; `t_m(w)`: its time and hop for w layers in one round, as many as possible on the faster processor.
+//! `f_m(j)` is the minimum time of the first j of L layers on the first m of M devices, `cap_m` the number of layers
+//! that fit on device m, and `t_m(w)` the time of device m and its hop for w layers in one round, with as many layers
+//! as fit on the faster processor.
 //!
-//! Deviation: in EdgeShard the state includes the last device and the set of used devices. Here the devices are in
-//! the instance's order, so the used devices are always among the first m, and the program is exact for that order
-//! except for hops: if they depend on the receiver they are estimates, and a head with all layers has one.
+//! Deviation: in EdgeShard the state includes the last device and the set of used devices. Here the devices are in the
+//! instance's order, so the used devices are always among the first m, and the program is exact for that order except
+//! for hops: hops that depend on the receiver are estimates, and a head with all layers counts a hop.
 //!
 //! Deviation: a block fits if nothing is read from disk (`crate::capacity`), because weights are memory-mapped here.
 
@@ -33,7 +34,7 @@ impl Strategy for EdgeShard {
     }
 }
 
-/// Solves the dynamic program. All devices together must have memory for the model, and the head for a layer.
+/// Returns the windows by the dynamic program. The devices must have memory for the model, and the head for a layer.
 fn fastest_blocks(model: &LatencyModel, capacities: &[LayerCapacity]) -> Vec<u32> {
     let layers = model.model_layers() as usize;
     // fastest[j]: the minimum time for the first j layers on the devices so far.

@@ -1,7 +1,7 @@
 //! The strategy `even`: windows of the same size on every device.
 //!
-//! It is the control in experiments. With L layers and k rounds, a round of W = L/k layers is divided into M windows.
-//! The first W mod M windows have one layer more than the others. Each window gets its best GPU split.
+//! The strategy is the control in experiments. With L layers and k rounds, each round of W = L/k layers is divided into
+//! M windows. The first W mod M windows have one layer more than the others. Each window gets its fastest GPU split.
 
 use crate::{
     Assignment, InfeasibleReason, LatencyModel, PlanRules, Proposal, RoundWindow, Strategy, StrategyError,
@@ -45,13 +45,7 @@ impl Strategy for EvenWindows {
             (0..devices).map(|device| (each + usize::from(device < larger)) as u32).collect();
         // If no split is allowed, the maximum of GPU layers lets the check of the plan name the violated constraint.
         let split = |(device, &layers): (usize, &u32)| {
-            let window = RoundWindow {
-                device,
-                is_head: device == 0,
-                layers_per_round,
-                layers_before_window: 0,
-                window_layers: layers,
-            };
+            let window = RoundWindow::first(device, device == 0, layers_per_round, layers);
             model.best_split(window).map_or_else(|| model.max_gpu_layers(window), |split| split.gpu_layers)
         };
         let gpu_layers = window_layers.iter().enumerate().map(split).collect();

@@ -1,10 +1,10 @@
 //! The strategy `exhaustive`: tries every plan, as an oracle for the solvers.
 //!
 //! It enumerates all windows w and GPU layers n, filters them by the constraints and evaluates them with the latency
-//! model, independently of the dynamic program of [`crate::solvers::exact_search`]. With `c_m` = `w_m` - `n_m` CPU layers, a
-//! plan consists of 2M integers whose sum is at most L, so there are C(L + 2M, 2M) plans. If hops depend on the next
-//! device, each plan is combined with every choice of relays among the devices without layers. If the order is free,
-//! it is also combined with every order of the devices after the head. Too many plans are an error.
+//! model, independently of the dynamic program of [`crate::solvers::exact_search`]. With `c_m` = `w_m` - `n_m` CPU
+//! layers, a plan consists of 2M integers whose sum is at most L, so there are C(L + 2M, 2M) plans. If hops depend on
+//! the next device, each plan is combined with every choice of relays among the devices without layers. If the order is
+//! free, it is also combined with every order of the devices after the head. Too many plans are an error.
 
 use crate::latency::constraints::ring_violations;
 use crate::solvers::overlap::best_residencies;
@@ -19,7 +19,7 @@ const MAX_PLANS: f64 = 2e7;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExhaustiveSearch {
     pub rules: PlanRules,
-    /// The number of rounds per token (k); `None` to search every valid one.
+    /// The number of rounds per token (k); `None` to search every valid number.
     pub rounds: Option<u32>,
     pub order: OrderChoice,
     pub objective: Objective,
@@ -73,7 +73,7 @@ impl Strategy for ExhaustiveSearch {
     }
 }
 
-/// Returns an upper bound of the number of plans: C(L + 2M, 2M), times the choices of relays, times the orders.
+/// Returns an upper bound of the number of plans: C(L + 2M, 2M) times the choices of relays times the ring orders.
 fn plan_count(model_layers: u32, devices: usize, order: OrderChoice, with_relays: bool) -> f64 {
     let parts = 2.0 * devices as f64;
     let windows: f64 =
@@ -86,7 +86,7 @@ fn plan_count(model_layers: u32, devices: usize, order: OrderChoice, with_relays
     windows * relays * orders
 }
 
-/// Returns every order of the devices with device 0 first, or only the order of the instance.
+/// Returns every order of the devices with device 0 first, or only the instance's order, depending on `choice`.
 fn orders(devices: usize, choice: OrderChoice) -> Vec<Vec<usize>> {
     if choice == OrderChoice::Given {
         return vec![(0..devices).collect()];
@@ -105,7 +105,8 @@ fn orders(devices: usize, choice: OrderChoice) -> Vec<Vec<usize>> {
     orders
 }
 
-/// Calls `visit` for every distribution of `left` layers of a round over `device` and the devices after it.
+/// Calls `visit` for every distribution of `left` layers of a round over the processors of device `device` and later
+/// ones.
 pub fn for_each_split(
     plan: &mut Assignment,
     device: usize,
@@ -135,7 +136,7 @@ struct Search<'a, 'i> {
 }
 
 impl Search<'_, '_> {
-    /// Evaluates every ring that contains the devices with layers, and any of the others as relays, in every order.
+    /// Evaluates a plan in every ring order, with every choice of relays among the devices without layers.
     fn try_rings(&mut self, plan: &mut Assignment) {
         let devices = plan.window_layers.len();
         let idle: Vec<usize> = (0..devices).filter(|device| plan.window_layers[*device] == 0).collect();

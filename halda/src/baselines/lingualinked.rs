@@ -25,14 +25,15 @@ use crate::latency::coefficients::DeviceCosts;
 use crate::solvers::linear_program::{self, LinearProgram};
 use crate::{LatencyModel, Proposal, Strategy, StrategyError};
 
-/// The maximum time, relative to a layer on the fastest device. HiGHS rejects or ignores coefficients of very
-/// different size (its `small_matrix_value` is 1e-9, its tolerances are 1e-7). source: assumed
+/// The maximum of a time in the linear program, relative to the time of the fastest layer. HiGHS rejects or ignores
+/// coefficients of very different size (its `small_matrix_value` is 1e-9, its tolerances are 1e-7). source: assumed
 const MAX_RELATIVE_TIME: f64 = 1e6;
 
-/// The relative excess of z allowed when the sum of times is minimised. source: assumed, above the tolerance, 1e-7
+/// The relative amount by which z may exceed its minimum when the sum of times is minimised. source: assumed, above the
+/// solver's tolerance of 1e-7
 const SLACK: f64 = 1e-6;
 
-/// The parts into which a layer is divided before rounding. source: assumed, finer than the solver's tolerance
+/// The number of parts of a layer before rounding. source: assumed, finer than the solver's tolerance
 const PARTS_PER_LAYER: u64 = 1 << 32;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -56,13 +57,13 @@ impl Strategy for LinguaLinked {
     }
 }
 
-/// The costs and limits of one device in the linear program, in units of the time of the fastest layer.
+/// The times and limits of one device in the linear program. The unit of time is that of the fastest layer.
 #[derive(Debug, Clone, Copy)]
 struct Load {
     capacity: LayerCapacity,
     cpu_layer: f64,
     gpu_layer: f64,
-    /// The time that does not depend on the number of layers: xi, on the head plus kappa.
+    /// The time that does not depend on the number of layers: xi, and on the head also kappa.
     fixed: f64,
 }
 
@@ -86,13 +87,14 @@ fn loads(model: &LatencyModel, capacities: &[LayerCapacity]) -> Vec<Load> {
     model.devices.iter().zip(capacities).enumerate().map(load).collect()
 }
 
-/// Solves both linear programs; returns the fractional number of layers of each device.
+/// Solves both linear programs and returns the fractional number of layers of each device.
 fn balanced(loads: &[Load], layers: u32) -> Result<Vec<f64>, String> {
     let (_, longest) = solve(loads, layers, None)?;
     Ok(solve(loads, layers, Some(longest * (1.0 + SLACK)))?.0)
 }
 
-/// Minimises the longest time z, or the sum of times with z at most `longest`. Returns each device's layers and z.
+/// Minimises the longest time z, or with `longest` the sum of the times for z up to `longest`. Returns the number of
+/// layers of each device, and z.
 fn solve(loads: &[Load], layers: u32, longest: Option<f64>) -> Result<(Vec<f64>, f64), String> {
     let mut problem = LinearProgram::default();
     let z =
@@ -116,8 +118,8 @@ fn solve(loads: &[Load], layers: u32, longest: Option<f64>) -> Result<(Vec<f64>,
     Ok((shares, found[z]))
 }
 
-/// Converts shares to integers, in units of 1 / [`PARTS_PER_LAYER`] layers. The result satisfies the limits and sums
-/// to exactly `layers`, although the solver is exact only within its tolerance.
+/// Converts fractional numbers of layers to integers in units of 1 / [`PARTS_PER_LAYER`] layers. The result satisfies
+/// the limits and sums to exactly `layers`, although the solver is exact only within its tolerance.
 fn whole_parts(shares: &[f64], capacities: &[LayerCapacity], layers: u32) -> Vec<u64> {
     let most: Vec<u64> =
         capacities.iter().map(|capacity| u64::from(capacity.layers()) * PARTS_PER_LAYER).collect();
@@ -170,7 +172,7 @@ mod tests {
         (left / fast).min(first) + ((left - first * fast).max(0.0) / slow).min(second)
     }
 
-    /// Returns the minimum of z, the longest time of a device, by bisection. The head has at least one layer.
+    /// Returns the minimum of the longest time of a device (z) by bisection. The head has at least one layer.
     fn longest_by_bisection(loads: &[Load], layers: u32) -> f64 {
         let enough = |longest: f64| {
             let fixed = |load: &Load| load.capacity.layers() == 0 || load.fixed <= longest;

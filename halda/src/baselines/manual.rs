@@ -6,16 +6,16 @@ use hearth_schema::residency::ResidencyOptions;
 
 use crate::{Assignment, LatencyModel, Objective, PlanRules, Proposal, Strategy, StrategyError};
 
-/// An explicit plan. The vectors are in the instance's order of devices.
+/// An explicit plan. Each vector has an entry for each device, in the instance's order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ManualPlan {
     pub head: usize,
     /// The number of rounds (k), including a partial last one; if `None`, as many as the windows need.
     pub rounds: Option<u32>,
     pub window_layers: Vec<u32>,
-    /// The GPU layers in each device's window (n); if empty, there are none.
+    /// The number of GPU layers in each device's window (n); if empty, no device has GPU layers.
     pub gpu_layers: Vec<u32>,
-    /// The residency of each device. If empty, each device gets the first residency of its runtime model.
+    /// The residency policy of each device; if empty, each device gets the first policy of its runtime model.
     pub residencies: Vec<ResidencyOptions>,
 }
 

@@ -1,12 +1,12 @@
 //! The strategies `mem` and `mem-total`: layers in proportion to memory, as in prima.cpp without Halda and in exo.
 //!
 //! prima.cpp paper, section 4.1 and appendix A.10 (`MemSched`). The plan has one round, with windows in proportion to
-//! memory by cumulative rounding (`crate::baselines::proportional_shares`). On each device as many layers as fit are
-//! on the GPU. The others are on its CPU, which may have to read them from disk. `mem` uses the available memory, as
+//! memory by cumulative rounding (`crate::baselines::proportional_shares`). On each device as many layers as fit are on
+//! the GPU. The other layers are on the CPU, which may have to read them from disk. `mem` uses the available memory, as
 //! the paper does without Halda; `mem-total` uses the total memory, as exo does.
 //!
-//! If the window of the head rounds to zero, it gets one layer of the largest window. If the share of a device with a
-//! slow disk does not fit, the plan is an error.
+//! If the window of the head rounds to zero, the head gets one layer of the largest window. If the layers of a device
+//! with a slow disk do not fit in its memory, the plan is an error.
 
 use crate::baselines::proportional_shares::{cumulative_rounding, ensure_head_layer};
 use crate::{Assignment, Device, GpuApi, LatencyModel, Proposal, Strategy, StrategyError};
@@ -17,7 +17,7 @@ pub enum MemoryProportional {
     /// `mem`: the available memory without swap, as in prima.cpp without Halda ("RAM/VRAM ratios" in the paper): the
     /// working set with Metal, RAM plus GPU memory with CUDA, otherwise RAM.
     Available,
-    /// `mem-total`: the total memory of each device in any unit, as in exo; see [`crate::problem::exo_memory_by_device`].
+    /// `mem-total`: the total memory of each device in any unit, as in exo ([`crate::problem::exo_memory_by_device`]).
     Total(Vec<u64>),
 }
 

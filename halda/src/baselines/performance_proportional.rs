@@ -10,14 +10,15 @@
 //!    when it is full, to their disks, from which they are read for every token.
 //!
 //! The "other devices" of step 2 are interpreted as GPUs, because the rule is for "GPU clusters" and the fallback adds
-//! CPUs. On devices estimated from the paper's Fig. 10 with the 70B model, this takes 1.3 times the optimum, and 3.1
-//! times if devices without a GPU fill their RAM in step 2. In the paper, the strategy takes 1.6 times Halda's time.
+//! CPUs. On devices estimated from the paper's Fig. 10 with the 70B model, the plan then takes 1.3 times as long as the
+//! optimum; it takes 3.1 times as long if devices without a GPU fill their RAM in step 2. In the paper, the strategy
+//! takes 1.6 times as long as Halda.
 //!
 //! A GPU that cannot hold a layer, or is slower than the CPU of its device, is ignored in steps 1 and 2
 //! (`crate::capacity`). Step 3 uses no slow disks. As many layers of a window as fit are on the GPU. If the window of
-//! the head rounds to zero, it gets one layer of the largest window.
+//! the head rounds to zero, the head gets one layer of the largest window.
 //!
-//! Not here: the cost of hops and disks. A device that slows down the ring still gets its share.
+//! Not here: the cost of hops and disks. A device that slows down the ring still gets its layers.
 
 use crate::baselines::proportional_shares::{
     distribute_remaining, ensure_head_layer, proportional_within_capacity, speed_weights,

@@ -14,8 +14,8 @@
 //! proportion, until all layers are assigned or all devices are full. Apart from rounding, the windows are then
 //! min(capacity, lambda d) with the same lambda for all devices.
 
-/// The weight of the fastest device if weights are speeds. source: assumed; fine enough to distinguish two devices
-/// whose shares of [`crate::problem::validation::MAX_MODEL_LAYERS`] layers differ
+/// The integer weight of the fastest device in [`speed_weights`]. source: assumed; fine enough to distinguish two
+/// devices whose windows differ with [`crate::problem::validation::MAX_MODEL_LAYERS`] layers
 const MAX_SPEED_WEIGHT: f64 = (1_u64 << 40) as f64;
 
 /// Returns windows in proportion to `sizes` that sum to `layers`; `None` if all sizes are zero.
@@ -30,14 +30,14 @@ pub(crate) fn cumulative_rounding(sizes: &[u64], layers: u32) -> Option<Vec<u32>
     sizes.iter().map(window).collect()
 }
 
-/// Returns shares in proportion to the weights, cut to the capacity of each device.
+/// Returns windows in proportion to the weights, each reduced to the capacity of its device.
 pub(crate) fn proportional_within_capacity(weights: &[u64], capacity: &[u32], layers: u32) -> Vec<u32> {
     let shares = cumulative_rounding(weights, layers).unwrap_or_else(|| vec![0; weights.len()]);
     shares.iter().zip(capacity).map(|(share, capacity)| *share.min(capacity)).collect()
 }
 
-/// Distributes the layers that are in no window yet in proportion to the weights, at most `capacity` to each device.
-/// Layers above the total capacity are not assigned.
+/// Distributes the layers that are in no window yet to the devices in proportion to the weights, at most `capacity`
+/// additional layers to each device. Layers above the total capacity are not assigned.
 pub(crate) fn distribute_remaining(windows: &mut [u32], weights: &[u64], capacity: &[u32], layers: u32) {
     let mut free = capacity.to_vec();
     let mut left = layers - windows.iter().sum::<u32>();
@@ -55,7 +55,7 @@ pub(crate) fn distribute_remaining(windows: &mut [u32], weights: &[u64], capacit
     }
 }
 
-/// Converts seconds per layer to integer weights in proportion to layers per second.
+/// Converts the seconds per layer of each device to integer weights in proportion to its layers per second.
 pub(crate) fn speed_weights(layer_seconds: &[f64]) -> Vec<u64> {
     let fastest = layer_seconds.iter().copied().fold(f64::INFINITY, f64::min);
     layer_seconds.iter().map(|seconds| (fastest / seconds * MAX_SPEED_WEIGHT).round() as u64).collect()

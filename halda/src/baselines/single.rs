@@ -1,7 +1,7 @@
 //! The strategy `single`: all layers on one device, as with llama.cpp.
 //!
-//! All L layers are in one window. As many as fit are on the GPU, the others on the CPU (memory-mapped weights,
-//! maximum `--n-gpu-layers`). By default the device is the one that is fastest alone.
+//! All L layers are in one window. As many layers as fit are on the GPU, and the others on the CPU (memory-mapped
+//! weights, maximum `--n-gpu-layers`). By default the device is the one that is fastest alone.
 //!
 //! Not here: fewer GPU layers than fit, which are faster if the GPU is slower than the CPU.
 
@@ -9,7 +9,7 @@ use crate::{Assignment, HeadChoice, LatencyModel, Proposal, Strategy, StrategyEr
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SingleDevice {
-    /// The index of the device. If `None`, the fastest one with an allowed plan; ties go to the lower index.
+    /// The index of the device; `None` for the fastest device with an allowed plan. Ties go to the lower index.
     pub device: Option<usize>,
 }
 

@@ -1,6 +1,6 @@
-//! Coefficients of the latency model: the cost of a layer, a window and the output head on each device.
+//! Coefficients of the latency model: the costs of a layer, a window and the output head on each device.
 //!
-//! They are the platform-specific constants of the prima.cpp paper, appendix A.3:
+//! These are the platform-specific constants of the prima.cpp paper, appendix A.3:
 //!
 //! ```text
 //! alpha = Fc + t_kv_cpu + b'/T_cpu            a layer on the CPU, without reading from disk
@@ -20,16 +20,16 @@ use crate::latency::hop_times::HopTimes;
 use crate::problem::instance::ValuesByFormat;
 use crate::{Device, GpuApi, Instance, InstanceError, ReadRates};
 
-/// What a device reads again from disk for every token: the sets M1 to M4 of the prima.cpp paper.
+/// Which weights a device reads again from disk for every token: the sets M1 to M4 of the prima.cpp paper.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub enum MemoryCase {
-    /// M1: macOS without Metal; the share exceeds memory, and the excess is read again.
+    /// M1: macOS without Metal. The device's weights exceed memory, and the excess is read again.
     ReloadsExcessMacos,
-    /// M2: macOS with Metal; the share exceeds the working set, and all of it is read again.
+    /// M2: macOS with Metal. The device's weights exceed the working set, and all of them are read again.
     ReloadsEverything,
-    /// M3: Linux or Android; the CPU share exceeds memory, and the excess is read again.
+    /// M3: Linux or Android. The weights of the CPU layers exceed memory, and the excess is read again.
     ReloadsExcess,
-    /// M4: the share fits in memory, or it must fit because the disk is too slow.
+    /// M4: the device's weights fit in memory, or must fit because the disk is too slow.
     #[default]
     NoReload,
 }
@@ -58,9 +58,10 @@ pub(crate) struct ModelSizes {
     pub layer_bytes_prefix_sums: Vec<i64>,
     /// Whether all layers have the same size and, on each device, the same time.
     pub has_uniform_layers: bool,
-    /// The maximum sum of (bytes - `layer_weight_bytes`) over consecutive layers, reserved in GPU memory per window.
+    /// The maximum sum of (bytes - `layer_weight_bytes`) over consecutive layers, which a window reserves in GPU
+    /// memory.
     pub max_consecutive_excess_bytes: i64,
-    /// The total bytes by which layers exceed [`Self::layer_weight_bytes`]: a bound for any set of layers.
+    /// The sum of the bytes by which single layers exceed [`Self::layer_weight_bytes`].
     pub total_excess_bytes: i64,
 }
 
@@ -68,39 +69,39 @@ pub(crate) struct ModelSizes {
 pub(crate) struct DeviceCosts {
     /// Fc of the prima.cpp paper: the seconds of CPU arithmetic per layer.
     pub cpu_compute: f64,
-    /// Fg of the prima.cpp paper: the seconds of GPU arithmetic per layer; equal to Fc (CPU) without a GPU.
+    /// Fg of the prima.cpp paper: the seconds of GPU arithmetic per layer; without a GPU those of the CPU.
     pub gpu_compute: f64,
     /// Fo of the prima.cpp paper: the seconds of CPU arithmetic for the output head.
     pub output_compute: f64,
     /// `t_kv_cpu` + b'/`T_cpu`: the seconds of memory traffic per layer on the CPU.
     pub cpu_memory_seconds: f64,
-    /// `t_kv_gpu` + b'/`T_gpu`: the seconds of memory traffic per layer on the GPU; without a GPU as on the CPU.
+    /// `t_kv_gpu` + b'/`T_gpu`: the seconds of memory traffic per layer on the GPU; without a GPU those of the CPU.
     pub gpu_memory_seconds: f64,
-    /// (`t_ram_vram` + `t_vram_ram`) (1 - UMA): the seconds of copies per window.
+    /// (`t_ram_vram` + `t_vram_ram`) (1 - UMA): the seconds per window of copying the hidden state to the GPU and back.
     pub window_copy_seconds: f64,
-    /// `t_comm`: the seconds of the hop after a window; an estimate if it depends on the next device.
+    /// `t_comm`: the seconds of the hop after a window; an estimate if hops depend on the next device.
     pub hop: f64,
     /// (`b_i/V` + `b_o`)/`T_cpu`: the additional seconds of memory traffic per token if the device is the head.
     pub head_memory_seconds: f64,
     /// `s_disk` of the prima.cpp paper: the disk throughput in bytes per second.
     pub disk_read_rate: f64,
     pub read_rates: ReadRates,
-    /// Whether the disk is slower than the threshold of the instance, so that the share must fit in memory.
+    /// Whether the disk is slower than the instance's threshold, so that the device's weights must fit in memory.
     pub has_slow_disk: bool,
     /// Whether the GPU is used through Metal, so that GPU and CPU layers share memory.
     pub uses_metal: bool,
-    /// `c_cpu`, with Metal `c_cpu` + `c_gpu`: the compute buffers in bytes.
+    /// `c_cpu`, with Metal `c_cpu` + `c_gpu`: the bytes of the compute buffers in main memory.
     pub buffer_bytes: i64,
-    /// `cap`: the memory for layers, buffers and the output head, in bytes.
+    /// `cap`: the bytes of memory for layers, buffers and the output head.
     pub memory_capacity_bytes: i64,
-    /// Prefix sums of the layers' seconds with all weights in memory, on the CPU and on the GPU; `None` if unknown.
+    /// Prefix sums of the layers' compute seconds on the CPU and on the GPU; `None` if single layers were not timed.
     pub layer_seconds_prefix_sums: Option<[Vec<f64>; 2]>,
-    /// The seconds of CPU and GPU window overheads and of the output head on the CPU, for an upper bound of T.
+    /// The sum of the window overheads of CPU and GPU and of the CPU time of the output head, in seconds.
     pub overhead_bound_seconds: f64,
     pub is_gpu_never_slower: bool,
-    /// The bytes of RAM that a run can use, including memory of other programs that can be swapped out on any OS.
+    /// The bytes of RAM that a run can use, including memory of other programs that can be swapped out.
     pub steady_state_capacity: i64,
-    /// The bytes available for GPU layers, as a worker and as the head; 0 without a GPU.
+    /// The bytes available for GPU layers if the device is a worker, and if it is the head; 0 without a GPU.
     pub gpu_memory_bytes_by_role: [i64; 2],
     pub case_if_exceeded: MemoryCase,
 }
@@ -175,6 +176,8 @@ impl DeviceCosts {
             let compute = seconds(&instance.model.layer_flops, &device.gpu_speed);
             (compute, device.gpu_cache_write + resident / device.gpu_memory_rate)
         };
+        let window_copy_seconds =
+            if device.unified_memory { 0.0 } else { device.gpu_upload + device.gpu_download };
         let metal = device.gpu == GpuApi::Metal;
         let (capacity, case_if_exceeded) = capacity_and_case(device);
         let work = device.runtime.compute_times.as_ref();
@@ -186,11 +189,7 @@ impl DeviceCosts {
             output_compute: seconds(&instance.model.output_flops, &device.cpu_speed),
             cpu_memory_seconds,
             gpu_memory_seconds,
-            window_copy_seconds: if device.unified_memory {
-                0.0
-            } else {
-                device.gpu_upload + device.gpu_download
-            },
+            window_copy_seconds,
             hop: hops.sender_hop_seconds[index],
             head_memory_seconds: model.head_bytes(true) / device.cpu_memory_rate,
             disk_read_rate: device.disk_read_rate,
@@ -218,12 +217,11 @@ impl DeviceCosts {
         // Divided by the number of devices, so that the sum over all devices is finite too.
         let limit = f64::MAX / instance.devices.len() as f64;
         let is_finite = costs.max_token_seconds(model, hops.longest_hop(index)) < limit;
-        is_finite
-            .then_some(costs)
-            .ok_or_else(|| InstanceError::InfiniteTokenTime { place: device.label(index) })
+        let error = || InstanceError::InfiniteTokenTime { place: device.label(index) };
+        is_finite.then_some(costs).ok_or_else(error)
     }
 
-    /// Returns an upper bound of the seconds per token that any plan spends on this device.
+    /// Returns an upper bound of the seconds that this device adds to a token in any plan.
     fn max_token_seconds(&self, model: &ModelSizes, longest_hop: f64) -> f64 {
         let layer = self.cpu_compute + self.gpu_compute + self.cpu_memory_seconds + self.gpu_memory_seconds;
         let work: f64 = self.layer_seconds_prefix_sums.iter().flatten().filter_map(|sums| sums.last()).sum();
@@ -250,13 +248,13 @@ impl DeviceCosts {
         self.gpu_compute + self.gpu_memory_seconds
     }
 
-    /// Returns x, the number of layers that fit in memory; negative if not even the buffers fit.
+    /// Returns x, the number of layers that fit in main memory; negative if not even the buffers fit.
     pub(crate) fn layers_that_fit(&self, head: bool, model: &ModelSizes) -> i64 {
         let head_bytes = if head { model.row_bytes_ceil + model.output_head_bytes } else { 0 };
         (self.memory_capacity_bytes - self.buffer_bytes - head_bytes).div_euclid(model.layer_resident_bytes)
     }
 
-    /// Returns the number of layers that fit in GPU memory for any choice of layers in `windows` windows.
+    /// Returns the number of layers that fit in GPU memory, whichever layers of the model the `windows` windows have.
     pub(crate) fn gpu_layers_that_fit(&self, head: bool, model: &ModelSizes, windows: u32) -> i64 {
         let surplus = model
             .total_excess_bytes
@@ -265,13 +263,14 @@ impl DeviceCosts {
     }
 }
 
-/// Returns the compute seconds: the sum of FLOPs / speed over all formats. Formats without work need no speed.
+/// Returns the compute seconds: the sum of operations / speed over all weight formats that have operations.
 fn seconds(work: &ValuesByFormat, speeds: &ValuesByFormat) -> f64 {
     let used = work.iter().filter(|(_, flops)| **flops > 0.0);
     used.map(|(format, flops)| flops / speeds.get(format).copied().unwrap_or(f64::NAN)).sum()
 }
 
-/// Returns the memory of a device for its share (cap) in bytes, and the memory case of a share that exceeds it.
+/// Returns the bytes of memory for layers, buffers and output head (cap), and the memory case if these exceed the
+/// memory.
 fn capacity_and_case(device: &Device) -> (i64, MemoryCase) {
     let ram = device.ram_available as i64;
     match (device.os, device.gpu) {
@@ -287,8 +286,8 @@ fn ram_and_swap(device: &Device) -> i64 {
     (device.ram_available + device.swappable_bytes.min(device.swap_available)) as i64
 }
 
-/// Returns the bytes for GPU layers, as a worker and as the head: `d_cuda` - `c_gpu` with CUDA, and
-/// `d_metal` - `c_gpu` with Metal, where the head also needs `b_o`. They may be negative.
+/// Returns the bytes available for GPU layers if the device is a worker, and if it is the head: `d_cuda` - `c_gpu` with
+/// CUDA, and `d_metal` - `c_gpu` with Metal, where the head also needs `b_o`. Both may be negative.
 fn gpu_bytes(device: &Device, model: &ModelSizes) -> [i64; 2] {
     let buffers = device.gpu_buffer_bytes as i64;
     match device.gpu {

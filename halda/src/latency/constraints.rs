@@ -14,17 +14,17 @@
 
 use crate::{Assignment, GpuApi, LatencyModel, LayerCounts};
 
-/// The optional rules of a plan.
+/// The optional rules of a plan: whether it may leave out devices, and whether its last round may be partial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PlanRules {
-    /// Whether devices other than the head may have no layers, that is, may be dropped.
+    /// Whether devices other than the head may be dropped, that is, have no layers.
     pub may_drop_devices: bool,
-    /// Whether the last round of the ring may be partial, that is, have fewer layers than the other rounds.
+    /// Whether the last round may be partial, that is, have fewer layers than the other rounds.
     pub may_have_partial_round: bool,
 }
 
 impl PlanRules {
-    /// Returns the rules that are set, as `name=true`.
+    /// Returns each rule that is true as `name=true`.
     pub fn to_option_strings(self) -> Vec<String> {
         let rules = [("drop", self.may_drop_devices), ("remainder", self.may_have_partial_round)];
         rules.iter().filter(|(_, is_set)| *is_set).map(|(name, _)| format!("{name}=true")).collect()
@@ -85,7 +85,7 @@ pub enum Violation {
 }
 
 impl Violation {
-    /// Returns what to change in the plan or the scenario.
+    /// Returns the hint to the user: what to change in the plan or the scenario.
     pub fn hint(&self) -> &'static str {
         match self {
             Self::NoGpu { .. } => "give the device no GPU layers, or complete `gpu` in its profile",
@@ -110,7 +110,7 @@ impl Violation {
     }
 }
 
-/// Returns all constraints that an assignment violates by the prima.cpp paper's objective.
+/// Returns all constraints that an assignment violates by the prima.cpp paper's latency model.
 pub fn violations(model: &LatencyModel, assignment: &Assignment, rules: PlanRules) -> Vec<Violation> {
     let mut found = ring_violations(model, assignment, rules);
     if shape_violations(model, assignment).is_empty() {
@@ -123,7 +123,7 @@ pub fn violations(model: &LatencyModel, assignment: &Assignment, rules: PlanRule
     found
 }
 
-/// Returns the violated constraints except those of memory: shape, optional rules and links.
+/// Returns the violated constraints of an assignment except those of memory: shape, optional rules and links.
 pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: PlanRules) -> Vec<Violation> {
     let mut found = shape_violations(model, assignment);
     if !found.is_empty() {
@@ -147,7 +147,8 @@ pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: Pla
     found
 }
 
-/// Checks the shape and the links. An assignment that violates these has no time.
+/// Returns the violated constraints of the shape of an assignment and of the links in its ring. If there are any, the
+/// assignment has no time per token.
 pub fn shape_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Violation> {
     let &Assignment { head, rounds, ref window_layers, ref gpu_layers, .. } = assignment;
     let devices = model.device_count();
@@ -185,7 +186,7 @@ pub fn shape_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Vi
     found
 }
 
-/// Checks that `order` starts with the head, contains every device with layers, and contains no device twice.
+/// Checks that the ring order starts with the head, contains every device with layers, and contains no device twice.
 fn order_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Violation> {
     let order = assignment.ring_order.as_ref()?;
     let violation = |what| Some(Violation::Order { what });
@@ -193,8 +194,9 @@ fn order_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Viol
     let devices = model.device_count();
     for (position, &device) in order.iter().enumerate() {
         if device >= devices {
-            let counted = format!("there are {devices} devices, counted from 0");
-            return violation(format!("it names device {device}, but {counted}"));
+            return violation(format!(
+                "it names device {device}, but there are {devices} devices, counted from 0"
+            ));
         }
         if order[..position].contains(&device) {
             return violation(format!("it names `{}` twice", name(device)));
@@ -208,7 +210,7 @@ fn order_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Viol
     violation(format!("it lacks `{}`, which has layers", name(missing)))
 }
 
-/// Returns the first missing link of the ring, in whole rounds or in the partial last round.
+/// Returns the violation for the first missing link of the ring, in whole rounds or in the partial last round.
 fn link_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Violation> {
     let shares = assignment.shares(model.model_layers());
     let seconds = model.communication(assignment, &shares);

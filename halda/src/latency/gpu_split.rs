@@ -11,12 +11,13 @@ use crate::{LatencyModel, RoundWindow};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GpuSplit {
-    /// n: the GPU layers in the window of a round.
+    /// n: the number of GPU layers in the window of a round.
     pub gpu_layers: u32,
     pub device_seconds: f64,
 }
 
-/// Returns the maximum GPU layers n in a window, with at most `layers` in all rounds; -1 if `layers` is negative.
+/// Returns the maximum number of GPU layers per window (n) for at most `layers` GPU layers in all rounds, or -1 if
+/// `layers` is negative. `rest` is the number of layers that a partial last round leaves for the window.
 fn gpu_layers_within((rounds, rest): (u32, u32), layers: i64) -> i64 {
     let (rounds, rest) = (i64::from(rounds), i64::from(rest));
     if layers < 0 {
@@ -37,24 +38,17 @@ impl LatencyModel<'_> {
         gpu_layers_within(counts, fit).min(i64::from(window.window_layers)) as u32
     }
 
-    /// Returns the maximum number of GPU layers in the window of a device if a token takes one round of all layers.
+    /// Returns the maximum number of GPU layers in a window of `layers` layers if a token takes a single round.
     pub(crate) fn max_gpu_layers_in_one_round(&self, device: usize, head: usize, layers: u32) -> u32 {
-        let (head, layers_per_round) = (device == head, self.model.layers);
-        self.max_gpu_layers(RoundWindow {
-            device,
-            is_head: head,
-            layers_per_round,
-            layers_before_window: 0,
-            window_layers: layers,
-        })
+        self.max_gpu_layers(RoundWindow::first(device, device == head, self.model.layers, layers))
     }
 
-    /// Returns the best split of a window; `None` if a slow disk would be read. Ties go to fewer GPU layers.
+    /// Returns the fastest GPU split of a window; `None` if every split reads a slow disk. Ties go to fewer GPU layers.
     pub(crate) fn best_split(&self, window: RoundWindow) -> Option<GpuSplit> {
         self.best_split_with_hop(window, self.devices[window.device].hop)
     }
 
-    /// Returns the best split of a window if the hop after it takes `hop` seconds; see [`Self::best_split`].
+    /// Returns the split of [`Self::best_split`] if the hop after the window takes `hop` seconds.
     pub(crate) fn best_split_with_hop(&self, window: RoundWindow, hop: f64) -> Option<GpuSplit> {
         let RoundWindow { device, is_head: head, .. } = window;
         if window.window_layers == 0 {
@@ -85,7 +79,8 @@ impl LatencyModel<'_> {
         splits.min_by(|one, other| one.device_seconds.total_cmp(&other.device_seconds))
     }
 
-    /// Returns the maximum number of CPU layers whose weights are not reread (the head rereads an embedding row).
+    /// Returns the maximum number of CPU layers without rereading layer weights (the head rereads an embedding row
+    /// anyway).
     fn layers_before_reading(&self, device: usize, head: bool) -> i64 {
         let costs = &self.devices[device];
         let head_bytes = if head { self.model.output_head_bytes } else { 0 };

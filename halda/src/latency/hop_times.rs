@@ -10,11 +10,11 @@ use crate::problem::instance::Instance;
 
 #[derive(Debug, Clone)]
 pub(crate) struct HopTimes {
-    /// The seconds of a hop from each sender to any device; the instance's `hop` if hops depend on the receiver.
+    /// The seconds of a hop from each device to any other; an estimate if hops depend on the receiver.
     pub sender_hop_seconds: Vec<f64>,
-    /// Hop seconds at `from * devices + to`; infinite without a link. Empty if hops depend only on the sender.
+    /// The seconds of a hop at index `from * devices + to`; infinite without a link. Empty without hop times by pair.
     between: Vec<f64>,
-    /// Whether a hop depends on the next device. If not, the order of the ring does not matter.
+    /// Whether the time of a hop depends on the receiver. If not, the order of the ring does not matter.
     pub depends_on_receiver: bool,
 }
 
@@ -34,15 +34,12 @@ impl HopTimes {
             first(from).is_none_or(|first| first.is_finite() && hops(from).all(|hop| hop == first))
         };
         let depends_on_receiver = !(0..devices).all(all_equal);
-        let sender_hops = if depends_on_receiver {
-            senders
-        } else {
-            (0..devices).map(|from| first(from).unwrap_or(0.0)).collect()
-        };
-        Self { sender_hop_seconds: sender_hops, between, depends_on_receiver }
+        let common_hops = || (0..devices).map(|from| first(from).unwrap_or(0.0)).collect();
+        let sender_hop_seconds = if depends_on_receiver { senders } else { common_hops() };
+        Self { sender_hop_seconds, between, depends_on_receiver }
     }
 
-    /// Returns the hop from one device to another in seconds; infinite without a link.
+    /// Returns the seconds of a hop from one device to another; infinite without a link.
     pub(crate) fn seconds(&self, from: usize, to: usize) -> f64 {
         if self.between.is_empty() {
             self.sender_hop_seconds[from]
@@ -57,7 +54,8 @@ impl HopTimes {
         !self.between.is_empty()
     }
 
-    /// Returns the hop of a sender in seconds; 0 if hops depend on the receiver, as they are then added separately.
+    /// Returns the seconds of a hop from a device to any other; 0 if hops depend on the receiver and are added
+    /// separately.
     pub(crate) fn fixed_hop(&self, from: usize) -> f64 {
         if self.depends_on_receiver { 0.0 } else { self.sender_hop_seconds[from] }
     }
@@ -67,7 +65,7 @@ impl HopTimes {
         others.filter(|hop| hop.is_finite()).fold(0.0, f64::max)
     }
 
-    /// Returns the shortest hop of a sender to another device in seconds; infinite if it has no link.
+    /// Returns the seconds of the shortest hop from a device to another one; infinite if it has no link.
     pub(crate) fn shortest_hop(&self, from: usize) -> f64 {
         let others =
             (0..self.sender_hop_seconds.len()).filter(|to| *to != from).map(|to| self.seconds(from, to));

@@ -18,8 +18,8 @@
 //! Resolved ambiguities: need = cap fits in memory. The minimum `b_i/V` of the disk term applies to the head only
 //! (the paper's Eq. 20 counts it once, its Eq. 12-19 for every device). A device without layers has no costs.
 //!
-//! A reported T always comes from [`LatencyModel::evaluate`] or [`LatencyModel::evaluate_steady_state`] for the reported
-//! assignment, and not from a sum inside a planner.
+//! A reported T always comes from [`LatencyModel::evaluate`] or [`LatencyModel::evaluate_steady_state`] for the
+//! reported assignment, and not from a sum inside a planner.
 //!
 //! Not here: the overlap of reading with computing, which makes the number of rounds matter ([`steady_state`]).
 
@@ -51,13 +51,13 @@ pub struct LatencyModel<'i> {
 /// The time per token of an assignment, and its terms.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LatencyBreakdown {
-    /// T: seconds per token.
+    /// T: the seconds per token.
     #[serde(rename = "seconds")]
     pub seconds_per_token: f64,
     /// The terms of each device, in the instance's order.
     pub devices: Vec<DeviceTerms>,
-    /// The device with the slowest disk and the seconds that a token waits for it; `None` if it does not wait. The
-    /// disk term of the device includes these seconds.
+    /// The device with the slowest disk, and the seconds that a token waits for this disk; `None` if a token waits for
+    /// no disk. The disk term of the device includes these seconds.
     #[serde(rename = "waits")]
     pub slowest_disk_and_wait_seconds: Option<(usize, f64)>,
 }
@@ -70,22 +70,22 @@ pub struct DeviceTerms {
     /// `T_comp` of the prima.cpp paper: the seconds of arithmetic per token.
     #[serde(rename = "compute")]
     pub compute_seconds: f64,
-    /// `T_mem` of the prima.cpp paper: the seconds of memory traffic of weights, cache and hidden state.
+    /// `T_mem` of the prima.cpp paper: the seconds per token of memory traffic of weights, cache and hidden state.
     #[serde(rename = "memory")]
     pub memory_seconds: f64,
-    /// `T_disk` of the prima.cpp paper: the seconds of reading weights that did not stay in memory.
+    /// `T_disk` of the prima.cpp paper: the seconds per token of reading weights that did not stay in memory.
     #[serde(rename = "disk")]
     pub disk_seconds: f64,
-    /// `T_comm` of the prima.cpp paper: the seconds of sending the hidden state to the next device.
+    /// `T_comm` of the prima.cpp paper: the seconds per token of sending the hidden state to the next device.
     #[serde(rename = "communication")]
     pub communication_seconds: f64,
-    /// need: the bytes of memory that the share needs.
+    /// The bytes of memory that the layers, buffers and, on the head, the output head need.
     #[serde(rename = "need")]
     pub required_memory_bytes: f64,
-    /// cap: the bytes of memory that the device has for the share.
+    /// The bytes of memory that the device has for layers, buffers and the output head (cap).
     #[serde(rename = "capacity")]
     pub memory_capacity_bytes: u64,
-    /// Whether `need` exceeds `capacity`, so that weights are read from disk for every token.
+    /// Whether the required memory exceeds the capacity, so that weights are read from disk for every token.
     #[serde(rename = "over")]
     pub exceeds_memory: bool,
     #[serde(rename = "case")]
@@ -93,17 +93,14 @@ pub struct DeviceTerms {
 }
 
 impl DeviceTerms {
-    /// Returns the seconds that the device adds to a token.
+    /// Returns the seconds that the device adds to a token: the sum of its terms.
     pub fn seconds(&self) -> f64 {
         self.compute_seconds + self.memory_seconds + self.disk_seconds + self.communication_seconds
     }
 }
 
 impl<'i> LatencyModel<'i> {
-    /// Validates an instance and computes its coefficients.
-    ///
-    /// # Errors
-    /// If the instance is invalid.
+    /// Validates an instance and computes the coefficients of its devices. Fails if the instance is invalid.
     pub fn new(instance: &'i Instance) -> Result<Self, InstanceError> {
         instance.validate()?;
         let model = ModelSizes::new(instance);
@@ -118,7 +115,6 @@ impl<'i> LatencyModel<'i> {
         self.instance
     }
 
-    /// Returns L, the number of decoder layers of the model.
     pub fn model_layers(&self) -> u32 {
         self.model.layers
     }
@@ -131,10 +127,8 @@ impl<'i> LatencyModel<'i> {
         self.instance.devices[device].name.clone()
     }
 
-    /// Evaluates the time per token by the prima.cpp paper's objective, even if a memory constraint is violated.
-    ///
-    /// # Errors
-    /// If the shape of the assignment is invalid, or a link is missing.
+    /// Evaluates the time per token by the prima.cpp paper's objective, even if a memory constraint is violated. Fails
+    /// if the shape of the assignment is invalid, or a link is missing.
     pub fn evaluate(&self, assignment: &Assignment) -> Result<LatencyBreakdown, Violation> {
         shape_violations(self, assignment).into_iter().next().map_or(Ok(()), Err)?;
         let shares = assignment.shares(self.model.layers);
@@ -144,11 +138,8 @@ impl<'i> LatencyModel<'i> {
             ..self.device_latency_terms(device, device == assignment.head, share)
         };
         let devices: Vec<DeviceTerms> = shares.into_iter().zip(hops).enumerate().map(terms).collect();
-        Ok(LatencyBreakdown {
-            seconds_per_token: devices.iter().map(DeviceTerms::seconds).sum(),
-            devices,
-            slowest_disk_and_wait_seconds: None,
-        })
+        let seconds_per_token = devices.iter().map(DeviceTerms::seconds).sum();
+        Ok(LatencyBreakdown { seconds_per_token, devices, slowest_disk_and_wait_seconds: None })
     }
 
     /// Returns the seconds per token (T) by the prima.cpp paper's objective; infinite if [`Self::evaluate`] fails.
@@ -163,7 +154,7 @@ impl<'i> LatencyModel<'i> {
     }
 
     /// Returns the seconds of communication of each device (`T_comm`): its hops in whole rounds and in a partial last
-    /// one, which skips devices without layers in it, but not relays. Infinite if a link is missing.
+    /// round, which skips devices that have no layers in that round, but not relays. Infinite if a link is missing.
     pub(crate) fn communication(&self, assignment: &Assignment, shares: &[LayerCounts]) -> Vec<f64> {
         let mut seconds = vec![0.0; shares.len()];
         let ring = assignment.ring();
@@ -193,7 +184,7 @@ impl<'i> LatencyModel<'i> {
         seconds
     }
 
-    /// Returns the terms of a device for a share. Its hops are an estimate if they depend on the next device.
+    /// Returns the terms of a device with these layer counts. The hops are an estimate if they depend on the receiver.
     pub fn device_latency_terms(&self, device: usize, head: bool, share: LayerCounts) -> DeviceTerms {
         self.terms_with_hop(device, head, share, self.devices[device].hop)
     }
@@ -207,13 +198,9 @@ impl<'i> LatencyModel<'i> {
     ) -> DeviceTerms {
         let costs = &self.devices[device];
         let model = &self.model;
-        let capacity = costs.memory_capacity_bytes as u64;
+        let memory_capacity_bytes = costs.memory_capacity_bytes as u64;
         if share.layers == 0 {
-            return DeviceTerms {
-                layer_counts: share,
-                memory_capacity_bytes: capacity,
-                ..DeviceTerms::default()
-            };
+            return DeviceTerms { layer_counts: share, memory_capacity_bytes, ..DeviceTerms::default() };
         }
         let gpu = f64::from(share.gpu_layers);
         let cpu = f64::from(share.layers - share.gpu_layers);
@@ -225,6 +212,8 @@ impl<'i> LatencyModel<'i> {
         let over = layers > costs.layers_that_fit(head, model);
         let output_bytes = if head { model.output_head_bytes } else { 0 };
         let whole = layers * model.layer_resident_bytes + output_bytes + costs.buffer_bytes;
+        let reloads = over && !costs.has_slow_disk;
+        let memory_case = if reloads { costs.case_if_exceeded } else { MemoryCase::NoReload };
         let row = model.head_row(head);
         let read = match (costs.uses_metal, over) {
             (true, true) => f64::from(share.layers) * model.layer_weight_bytes + model.head_bytes(head),
@@ -241,13 +230,9 @@ impl<'i> LatencyModel<'i> {
             disk_seconds: read / costs.disk_read_rate,
             communication_seconds: windows * hop,
             required_memory_bytes: whole as f64 + row,
-            memory_capacity_bytes: capacity,
+            memory_capacity_bytes,
             exceeds_memory: over,
-            memory_case: if over && !costs.has_slow_disk {
-                costs.case_if_exceeded
-            } else {
-                MemoryCase::NoReload
-            },
+            memory_case,
         }
     }
 }

@@ -55,13 +55,13 @@ use crate::{
 /// The time that a device adds to a token, and the time for which a token occupies its disk.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceTiming {
-    /// The terms without hops. `disk` is the time of reading from disk that no computation hides.
+    /// The terms of the device without hops. The disk term is the time of reading from disk that no computation hides.
     pub terms: DeviceTerms,
-    /// The seconds for which a token occupies the disk, a lower bound of the time per token (`busy` in [`self`]).
+    /// The seconds for which a token occupies the disk of the device: a lower bound of the time per token.
     pub disk_busy_seconds: f64,
 }
 
-/// The work of a device for a token, with the weight bytes of its actual layers.
+/// The layers that a device computes for a token, with the bytes of their weights and their compute time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct DeviceWork {
     pub device: usize,
@@ -69,8 +69,7 @@ pub struct DeviceWork {
     pub layer_counts: LayerCounts,
     pub cpu_weight_bytes: i64,
     pub gpu_weight_bytes: i64,
-    /// The compute seconds of this device's layers for one token, over all rounds; `None` if the times of single layers
-    /// are unknown.
+    /// The compute seconds of all layers of the device for one token; `None` if single layers were not timed.
     pub total_layer_seconds: Option<f64>,
 }
 
@@ -81,16 +80,16 @@ pub(crate) struct ResidentTiming {
     within_metal: bool,
 }
 
-/// The weights of a device and the memory for them, in bytes.
+/// The bytes of a device's weights, and of the memory that is available for them.
 #[derive(Default)]
 struct Memory {
-    /// The bytes of weights that the CPU reads per token.
+    /// The bytes of the weights that the CPU reads for a token.
     share: i64,
-    /// The bytes of `share` that belong to the output head.
+    /// The bytes of the output head, if the CPU reads it for a token; else 0.
     output: i64,
-    /// The bytes of memory available for the page cache of `share`.
+    /// The bytes of memory available for the page cache of the weights that the CPU reads.
     budget: i64,
-    /// The bytes of the weights of GPU layers that Metal keeps wired.
+    /// The bytes of the weights on the GPU, which Metal keeps wired in main memory; 0 without Metal.
     wired: i64,
 }
 
@@ -102,11 +101,9 @@ impl DeviceTiming {
 }
 
 impl LatencyModel<'_> {
-    /// Evaluates the time per token and its terms in the steady state, with a residency for each device. If a token
-    /// waits for the slowest disk, the wait is added to the disk term of that device.
-    ///
-    /// # Errors
-    /// If the assignment has an invalid shape or violates a memory constraint.
+    /// Evaluates the time per token and its terms in the steady state, with a residency policy for each device. If a
+    /// token waits for the slowest disk, the wait is added to the disk term of the device with this disk. Fails if the
+    /// assignment has an invalid shape or violates a memory constraint.
     pub fn evaluate_steady_state(
         &self,
         assignment: &Assignment,
@@ -126,23 +123,13 @@ impl LatencyModel<'_> {
         let own: f64 = devices.iter().map(DeviceTerms::seconds).sum();
         let disk_wait = (slowest.1, (slowest.0 - own).max(0.0));
         devices[disk_wait.0].disk_seconds += disk_wait.1;
-        Ok(LatencyBreakdown {
-            seconds_per_token: own.max(slowest.0),
-            devices,
-            slowest_disk_and_wait_seconds: Some(disk_wait).filter(|(_, seconds)| *seconds > 0.0),
-        })
+        let slowest_disk_and_wait_seconds = Some(disk_wait).filter(|(_, seconds)| *seconds > 0.0);
+        let seconds_per_token = own.max(slowest.0);
+        Ok(LatencyBreakdown { seconds_per_token, devices, slowest_disk_and_wait_seconds })
     }
 
-    /// Returns the memory constraints that an assignment violates in the steady state.
-    pub fn memory_violations(
-        &self,
-        assignment: &Assignment,
-        residencies: &[ResidencyOptions],
-    ) -> Vec<Violation> {
-        self.timings(assignment, residencies).filter_map(Result::err).collect()
-    }
-
-    fn timings(
+    /// Returns for each device its timing in the steady state, or the memory constraint that it violates.
+    pub(crate) fn timings(
         &self,
         assignment: &Assignment,
         residencies: &[ResidencyOptions],
@@ -153,13 +140,14 @@ impl LatencyModel<'_> {
         })
     }
 
-    /// Returns the timing of a device. Returns `None` if the layers do not fit in GPU memory, if main memory is too
-    /// small for what cannot be reclaimed, or if a slow disk would be read.
+    /// Returns the timing of a device. Returns `None` if its GPU layers do not fit in GPU memory, if the memory that
+    /// cannot be reclaimed exceeds main memory, or if a slow disk would be read.
     pub fn device_timing(&self, work: &DeviceWork, residency: &ResidencyOptions) -> Option<DeviceTiming> {
         self.add_rereading(&self.resident_timing(work)?, residency)
     }
 
-    /// Returns the timing with all weights in memory; `None` if GPU layers or unreclaimable memory do not fit.
+    /// Returns the timing of a device with all weights in memory. Returns `None` if its GPU layers do not fit in GPU
+    /// memory, or the memory that cannot be reclaimed exceeds main memory.
     pub(crate) fn resident_timing(&self, work: &DeviceWork) -> Option<ResidentTiming> {
         let DeviceWork { device, layer_counts: share, .. } = *work;
         let mut terms = self.device_latency_terms(device, work.is_head, share);
@@ -180,7 +168,7 @@ impl LatencyModel<'_> {
         fits.then_some(ResidentTiming { device, terms, memory, within_metal })
     }
 
-    /// Adds the time of reading weights that did not stay in memory. Returns `None` if a slow disk would be read.
+    /// Adds the time of reading weights that did not stay in memory. Returns `None` if this would read a slow disk.
     pub(crate) fn add_rereading(
         &self,
         resident_timing: &ResidentTiming,
@@ -222,7 +210,7 @@ impl LatencyModel<'_> {
         Some(DeviceTiming { terms, disk_busy_seconds: busy })
     }
 
-    /// Replaces the paper's compute terms with known times, if there are any, and adds the token overhead.
+    /// Replaces the paper's compute terms with the times of the runtime model, if known, and adds the token overhead.
     fn apply_known_times(&self, device_work: &DeviceWork, terms: &mut DeviceTerms) {
         let DeviceWork { device, is_head: head, layer_counts: share, .. } = *device_work;
         let runtime = &self.instance().devices[device].runtime;
@@ -271,11 +259,11 @@ impl LatencyModel<'_> {
         work.layer_counts.gpu_layers == 0 || self.gpu_need(work) <= available
     }
 
-    /// Returns the seconds of the output head on the GPU; `None` if it is on the CPU. It is on the GPU if all layers
-    /// are on the GPU and it fits beside them, as in [`crate::plan_document`].
+    /// Returns the seconds of the output head on the GPU; `None` if the CPU computes the output head. It is on the GPU
+    /// if all layers of the device are on the GPU and it fits beside them, as in [`crate::plan_document`].
     fn output_on_gpu(&self, work: &DeviceWork) -> Option<f64> {
         let times = self.instance().devices[work.device].runtime.compute_times.as_ref()?;
-        // For a head with Metal, `gpu_bytes[1]` already excludes the output (paper, appendix A.3).
+        // For a head with Metal, the bytes of the role `head` already exclude the output (paper, appendix A.3).
         let available = self.devices[work.device].gpu_memory_bytes_by_role[0];
         let fits = work.layer_counts.gpu_layers == work.layer_counts.layers
             && self.gpu_need(work) + self.model.output_head_bytes <= available;
@@ -290,17 +278,11 @@ impl LatencyModel<'_> {
         self.model.layer_resident_bytes - self.instance().model.layer_weight_bytes as i64
     }
 
-    /// Returns the work of a device for its windows in all rounds, each with `gpu_layers` layers on the GPU.
+    /// Returns the work of a device that has this window in every round, with `gpu_layers` of its layers on the GPU.
     pub fn device_work(&self, window: RoundWindow, gpu_layers: u32) -> DeviceWork {
         let (rounds, rest) = window.rounds_and_rest(self.model.layers);
-        let share = window.share(self.model.layers, gpu_layers);
-        let RoundWindow {
-            device,
-            is_head: head,
-            layers_per_round,
-            layers_before_window: layers_before,
-            window_layers: window,
-        } = window;
+        let layer_counts = window.share(self.model.layers, gpu_layers);
+        let RoundWindow { device, is_head, layers_per_round, layers_before_window, window_layers } = window;
         let sums = &self.model.layer_bytes_prefix_sums;
         let bytes = |start: u32, end: u32| sums[end as usize] - sums[start as usize];
         let seconds = self.devices[device].layer_seconds_prefix_sums.as_ref();
@@ -309,67 +291,52 @@ impl LatencyModel<'_> {
             let sum = |layer: u32| seconds.and_then(|sums| sums[which].get(layer as usize)).copied();
             sum(end).zip(sum(start)).map_or(0.0, |(end, start)| end - start)
         };
-        let (mut cpu_bytes, mut gpu_bytes, mut work) = (0, 0, 0.0);
+        let (mut cpu_weight_bytes, mut gpu_weight_bytes, mut work) = (0, 0, 0.0);
         let mut add = |start: u32, layers: u32| {
             // A window that would run past the last layer is moved to an earlier start.
             let start = start.min(self.model.layers.saturating_sub(layers));
             let layers = layers.min(self.model.layers);
             let split = start + gpu_layers.min(layers);
-            gpu_bytes += bytes(start, split);
-            cpu_bytes += bytes(split, start + layers);
+            gpu_weight_bytes += bytes(start, split);
+            cpu_weight_bytes += bytes(split, start + layers);
             work += layers_time(1, start, split) + layers_time(0, split, start + layers);
         };
-        (0..rounds).for_each(|round| add(round * layers_per_round + layers_before, window));
+        (0..rounds).for_each(|round| add(round * layers_per_round + layers_before_window, window_layers));
         if rest > 0 {
-            add(rounds * layers_per_round + layers_before, window.min(rest));
+            add(rounds * layers_per_round + layers_before_window, window_layers.min(rest));
         }
-        DeviceWork {
-            device,
-            is_head: head,
-            layer_counts: share,
-            cpu_weight_bytes: cpu_bytes,
-            gpu_weight_bytes: gpu_bytes,
-            total_layer_seconds: seconds.map(|_| work),
-        }
+        let total_layer_seconds = seconds.map(|_| work);
+        DeviceWork { device, is_head, layer_counts, cpu_weight_bytes, gpu_weight_bytes, total_layer_seconds }
     }
 
-    /// Returns the window of a device; without layers, an empty one at its position in the full ring.
+    /// Returns the window of a device in a round; without layers, an empty window at its place in the ring of all
+    /// devices.
     pub(crate) fn round_window(&self, assignment: &Assignment, device: usize) -> RoundWindow {
         let full_ring = || ring_order(assignment.head, self.device_count()).collect();
         let order: Vec<usize> = assignment.ring_order.clone().unwrap_or_else(full_ring);
         let before = order.into_iter().take_while(|other| *other != device);
-        let layers_before = before.map(|other| assignment.window_layers[other]).sum();
-        let (head, layers_per_round) = (device == assignment.head, assignment.layers_per_round() as u32);
-        RoundWindow {
-            device,
-            is_head: head,
-            layers_per_round,
-            layers_before_window: layers_before,
-            window_layers: assignment.window_layers[device],
-        }
+        let layers_before_window = before.map(|other| assignment.window_layers[other]).sum();
+        let (is_head, layers_per_round) = (device == assignment.head, assignment.layers_per_round() as u32);
+        let window_layers = assignment.window_layers[device];
+        RoundWindow { device, is_head, layers_per_round, layers_before_window, window_layers }
     }
 
     pub(crate) fn work_by_device(&self, assignment: &Assignment) -> Vec<DeviceWork> {
         let without_layers =
             |device| DeviceWork { device, is_head: device == assignment.head, ..DeviceWork::default() };
         let mut works: Vec<DeviceWork> = (0..self.device_count()).map(without_layers).collect();
-        let (layers_per_round, mut layers_before) = (assignment.layers_per_round() as u32, 0);
+        let (layers_per_round, mut layers_before_window) = (assignment.layers_per_round() as u32, 0);
         for device in assignment.ring() {
-            let (head, layers) = (device == assignment.head, assignment.window_layers[device]);
-            let window = RoundWindow {
-                device,
-                is_head: head,
-                layers_per_round,
-                layers_before_window: layers_before,
-                window_layers: layers,
-            };
+            let (is_head, window_layers) = (device == assignment.head, assignment.window_layers[device]);
+            let window =
+                RoundWindow { device, is_head, layers_per_round, layers_before_window, window_layers };
             works[device] = self.device_work(window, assignment.gpu_layers[device]);
-            layers_before += layers;
+            layers_before_window += window_layers;
         }
         works
     }
 
-    /// Returns the violated constraint of a device that has no timing.
+    /// Returns the memory constraint that a device violates if [`Self::device_timing`] returns `None` for its work.
     fn memory_violation(&self, work: &DeviceWork) -> Violation {
         let (costs, described) = (&self.devices[work.device], &self.instance().devices[work.device]);
         let memory = self.memory(work);
@@ -393,7 +360,7 @@ impl LatencyModel<'_> {
     }
 }
 
-/// Returns the seconds of rereading weights that no computation hides, and those for which a token occupies the disk.
+/// Returns the seconds per token of reading weights again that no computation hides, and those that occupy the disk.
 fn wait_and_busy(
     terms: &DeviceTerms,
     memory: &Memory,
@@ -420,7 +387,8 @@ fn wait_and_busy(
     let excess = runtime.reread_scope == RereadScope::Excess && !residency.evicts_after_use();
     let read = (share - if excess { budget } else { 0.0 }).max(0.0);
     let window = share / windows;
-    let ahead = max_read_ahead(residency).min(window);
+    let max_ahead = residency.max_prefetch().map_or(f64::INFINITY, Bytes::as_f64);
+    let ahead = if residency.prefetch_in_one_call { 0.0 } else { max_ahead.min(window) };
     if ahead <= 0.0 {
         return (read / reads.fault_read_rate, 0.0);
     }
@@ -434,18 +402,11 @@ fn wait_and_busy(
     (faults, stage + read / reads.read_ahead_rate + again)
 }
 
-/// Returns whether the residency policy releases weights of a share that fits in memory.
+/// Returns whether the residency policy releases weights although all `share` bytes of them fit in memory.
 fn releases_fitting_weights(residency: &ResidencyOptions, share: i64) -> bool {
     match residency.policy {
         Residency::Managed => residency.max_kept_bytes(share as u64) < share as u64,
         Residency::Os | Residency::Windowed => residency.evicts_after_use(),
         Residency::Pinned | Residency::Sliding => false,
     }
-}
-
-fn max_read_ahead(residency: &ResidencyOptions) -> f64 {
-    if residency.prefetch_in_one_call {
-        return 0.0;
-    }
-    residency.max_prefetch().map_or(f64::INFINITY, Bytes::as_f64)
 }

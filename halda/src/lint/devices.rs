@@ -11,7 +11,7 @@ use super::{Finding, Severity};
 
 pub(super) struct DeviceCheck<'p> {
     pub plan: &'p Plan,
-    /// The index of the device in the plan.
+    /// The index of the checked device in the plan.
     pub device_index: usize,
     pub planned_device: &'p PlannedDevice,
     pub member: &'p Member,
@@ -73,27 +73,20 @@ impl DeviceCheck<'_> {
     }
 
     fn memory(&self, found: &mut Vec<Finding>) {
-        let MemoryBudget {
-            available_memory: available,
-            kv_cache,
-            buffers,
-            weight_cache: left,
-            head_weights,
-            ..
-        } = self.budget;
-        let name = &self.planned_device.name;
+        let MemoryBudget { available_memory, kv_cache, buffers, weight_cache, head_weights, .. } =
+            self.budget;
+        let (name, tokens) = (&self.planned_device.name, self.plan.context_length);
         if !self.budget.fits {
             let what = format!(
-                "the key-value cache of {} tokens takes {kv_cache} and buffers take {buffers}: with the minimum memory \
-                 for weights this exceeds the {available} of memory of `{name}`",
-                self.plan.context_length
+                "the key-value cache of {tokens} tokens takes {kv_cache} and buffers take {buffers}: with the minimum \
+                 memory for weights this exceeds the {available_memory} of memory of `{name}`"
             );
             let fix = "lower `context`, or give the device fewer layers";
             found.push(Finding::error("memory-exceeded", self.at(""), what, fix));
-        } else if head_weights > left {
+        } else if head_weights > weight_cache {
             let what = format!(
-                "the output head takes {head_weights}, but only {left} remain beside cache and buffers, so it is read \
-                 again for every token"
+                "the output head takes {head_weights}, but only {weight_cache} remain beside cache and buffers, so it is \
+                 read again for every token"
             );
             let fix = "use a device with more memory as the head";
             found.push(Finding::warning("head-over-memory", self.at(""), what, fix));
@@ -110,9 +103,9 @@ impl DeviceCheck<'_> {
             "`{name}` uses {share} of weights for each token, {excess} more than its memory for weights"
         );
         let fix = if managed {
-            "give it fewer layers if this is too slow"
+            "give the device fewer layers if this is too slow"
         } else {
-            "give it fewer layers, or use `managed` residency, which reads only the weights that do not fit"
+            "give the device fewer layers, or use `managed` residency, which reads only the weights that do not fit"
         };
         found.push(Finding::note("share-exceeds-memory", self.at(""), what, fix));
         let disk = self.member.device.disk_read_rate();
@@ -120,7 +113,7 @@ impl DeviceCheck<'_> {
             let what = format!(
                 "`{name}` reads weights for every token from a disk of {disk}, below the threshold of {slow_disk}"
             );
-            let fix = "give it fewer layers, or lower `planner.slow_disk` if this is intended";
+            let fix = "give the device fewer layers, or lower `planner.slow_disk` if this is intended";
             found.push(Finding::warning("slow-disk-overloaded", self.at(".window"), what, fix));
         }
         if managed {
@@ -144,17 +137,16 @@ impl DeviceCheck<'_> {
             let ahead = options.prefetch_budget.map_or(window, |budget| budget.min(window));
             if window > resident {
                 let what = format!(
-                    "a window of `{name}` takes {window}, but only {resident} fit in memory, so none of it stays there"
+                    "a window of `{name}` takes {window}, but only {resident} fit in memory, so none of it stays in memory"
                 );
-                let fix = "give it smaller windows in more rounds, or `managed` residency";
+                let fix = "give the device smaller windows in more rounds, or `managed` residency";
                 found.push(Finding::warning("window-exceeds-memory", self.at(".window"), what, fix));
             } else if window + ahead > resident {
                 let what = format!(
                     "a window of {window} and {ahead} of the next one, which are read ahead, exceed the {resident} of \
                      memory for weights: reading ahead evicts weights in use"
                 );
-                let fix =
-                    "give it smaller windows in more rounds, a `prefetch_budget`, or `managed` residency";
+                let fix = "give the device smaller windows in more rounds, a `prefetch_budget`, or `managed` residency";
                 found.push(Finding::warning("windows-evict-each-other", self.at(".window"), what, fix));
             }
         }

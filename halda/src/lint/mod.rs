@@ -17,7 +17,7 @@ pub use profiles::uncertain_rates;
 pub use ring::check_plan;
 pub use scenario::{check_event_times, check_scenario};
 
-/// The severity of a finding; the most severe is first.
+/// The severity of a finding. The variants are in descending order of severity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
@@ -34,13 +34,13 @@ impl std::fmt::Display for Severity {
     }
 }
 
-/// A problem in a scenario or plan, with a fix.
+/// A problem in a scenario or plan, and what the user can do about it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
     pub severity: Severity,
     pub code: &'static str,
     pub what: String,
-    /// The document and the key that the finding is about, such as `scenario events[0].at`.
+    /// The document and the key with the problem, such as `scenario events[0].at`.
     #[serde(rename = "where")]
     pub location: String,
     #[serde(rename = "fix")]

@@ -68,7 +68,7 @@ fn memory(held: &PinnedMemory, name: &str, at: &str) -> Vec<Finding> {
     let again: Bytes = held.gpu_upload_per_layer.iter().copied().sum();
     if again > Bytes::ZERO {
         let what = format!(
-            "{again} of weights do not fit in GPU memory on `{name}` and are copied to it for every token"
+            "{again} of weights do not fit in GPU memory on `{name}` and are copied to the GPU for every token"
         );
         found.push(Finding::warning("gpu-uploads", at, what, "give the device fewer layers"));
     }

@@ -1,6 +1,6 @@
 //! Findings about device profiles with missing or noisy measurements, and about models that are too small.
 //!
-//! They name the values to measure, or to measure again. Implausible values are checked in `rates`.
+//! The findings name the values to measure, or to measure again. Implausible values are checked in `rates`.
 
 use hearth_core::Cluster;
 use hearth_profiles::device::DeviceProfile;
@@ -11,12 +11,12 @@ use hearth_schema::scenario::DeviceEntry;
 
 use super::Finding;
 
-/// The spread (half the interquartile range over the median) above which a measurement is noisy. source: assumed, the
-/// accepted prediction error
+/// The spread (half the interquartile range divided by the median) above which a measurement is noisy. source: assumed,
+/// the accepted prediction error
 const MAX_SPREAD: f64 = 0.1;
-/// The minimum fraction of a layer's bytes for which the rate of a format matters. source: assumed
+/// The fraction of a layer's bytes above which a weight format needs a measured rate. source: assumed
 const MIN_FORMAT_SHARE: f64 = 0.05;
-/// The model size below which predictions count as not validated, because fixed costs exceed the cost of reading
+/// The size of a model below which predictions count as not validated, because fixed costs exceed the cost of reading
 /// weights. source: assumed, a tenth of the 1B Llama (638 MB) with which `hearth lab` validates predictions
 const MIN_MODEL_SIZE: Bytes = Bytes(64_000_000);
 
@@ -42,15 +42,12 @@ pub(super) fn findings(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<F
 fn formats(model: &ModelProfile) -> Vec<Format> {
     let layer = model.mean_layer();
     let least = layer.bytes().as_f64() * MIN_FORMAT_SHARE;
-    layer
-        .totals_by_format()
-        .filter(|(_, share)| share.bytes.as_f64() >= least)
-        .map(|(format, _)| format)
-        .collect()
+    let large = layer.totals_by_format().filter(|(_, share)| share.bytes.as_f64() >= least);
+    large.map(|(format, _)| format).collect()
 }
 
-/// Returns the measured values of a device that have a wide spread, such as `cpu.matvec.q4_k` by 14 %. Rates of
-/// weight formats are included only if `wanted` is true for the format.
+/// Returns the measured values of a device with a wide spread, each as text such as "`cpu.matvec.q4_k` by 14 %". The
+/// rate of a weight format is included only if `wanted` is true for the format.
 pub fn uncertain_rates(device: &DeviceProfile, wanted: impl Fn(Format) -> bool) -> Vec<String> {
     let (cpu, disk) = (&device.cpu, &device.disk);
     let plain = [
@@ -87,7 +84,7 @@ fn noisy(name: &str, device: &DeviceProfile, formats: &[Format], found: &mut Vec
     }
 }
 
-/// Reports weight formats of the model without a measured rate, for which the rate of another format is used.
+/// Reports weight formats of the model without a measured rate on a device, which uses the rate of another format.
 fn unknown_formats(name: &str, device: &DeviceProfile, formats: &[Format], found: &mut Vec<Finding>) {
     let without = |rates: &FormatMap<_>| -> Vec<String> {
         formats.iter().filter(|&&format| rates.get(format).is_none()).map(ToString::to_string).collect()

@@ -11,15 +11,15 @@ use hearth_schema::Scenario;
 
 use super::Finding;
 
-/// The range of disk rates. source: a floppy disk reads 60 kB/s; a drive on PCI Express 6 x4 has up to 28 GB/s
+/// The plausible disk read rates. source: a floppy disk reads 60 kB/s; a drive on PCI Express 6 x4 has up to 28 GB/s
 const DISK_RATES: [BytesPerSecond; 2] = [BytesPerSecond(5e4), BytesPerSecond(4e10)];
-/// The range of RAM bandwidth. source: a Raspberry Pi 1 reads about 0.3 GB/s; 12 channels of DDR5 0.6 TB/s
+/// The plausible RAM bandwidths. source: a Raspberry Pi 1 reads about 0.3 GB/s; 12 channels of DDR5 read 0.6 TB/s
 const MEMORY_RATES: [BytesPerSecond; 2] = [BytesPerSecond(1e8), BytesPerSecond(2e12)];
-/// The range of GPU memory bandwidth in bytes/s. source: as for main memory, and 8 TB/s of HBM3E
+/// The plausible GPU memory bandwidths. source: the minimum as for RAM; HBM3E reads 8 TB/s
 const GPU_MEMORY_RATES: [BytesPerSecond; 2] = [BytesPerSecond(1e8), BytesPerSecond(2e13)];
-/// The range of link bandwidth. source: a modem has 56 kbit/s; the fastest Ethernet on the market 800 Gbit/s
+/// The plausible link bandwidths. source: a modem has 56 kbit/s; the fastest Ethernet on the market has 800 Gbit/s
 const LINK_RATES: [BytesPerSecond; 2] = [BytesPerSecond(7e3), BytesPerSecond(1e11)];
-/// The range of memory sizes in bytes. source: assumed
+/// The plausible memory sizes of a device. source: assumed
 const MEMORY_SIZES: [Bytes; 2] = [Bytes(16 << 20), Bytes(8 << 40)];
 
 pub(super) fn findings(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
@@ -69,7 +69,7 @@ fn check_range<T: PartialOrd + Display + Copy>(
     }
 }
 
-/// The minimum latency of a link. source: assumed, the time of light for 30 m
+/// The latency below which the latency of a link is implausible. source: assumed, the time of light for 30 m
 const MIN_LATENCY: Seconds = Seconds(1e-7);
 
 fn link(location: &str, link: &Link, found: &mut Vec<Finding>) {

@@ -1,4 +1,4 @@
-//! Findings about a plan as a whole. Those about a single device are in `devices`.
+//! Findings about a plan as a whole. Findings about a single device of a plan are in `devices`.
 
 use hearth_core::Cluster;
 use hearth_core::memory::{MemoryBudget, draft};
@@ -12,10 +12,10 @@ use super::{Finding, pinned};
 use crate::problem::SLOW_DISK_THRESHOLD;
 use crate::{DropReason, Instance, LatencyModel, ManualPlan, solve};
 
-/// The maximum fraction of the time per token that hops should take. source: assumed
+/// The fraction of the time per token above which hops take too long. source: assumed
 const MAX_HOP_SHARE: f64 = 0.5;
 
-/// Checks a plan for a scenario. `cluster` must have the scenario's memory limits applied. Disks slower than
+/// Checks a plan for a scenario. The scenario's memory limits must already be applied to `cluster`. Disks slower than
 /// `slow_disk` (by default [`SLOW_DISK_THRESHOLD`]) should not be read for every token.
 pub fn check_plan(
     plan: &Plan,
@@ -58,7 +58,8 @@ pub fn check_plan(
     found
 }
 
-/// Returns the cluster with the memory that the draft model leaves on the head; a finding if it does not fit there.
+/// Returns the cluster without the memory that the draft model takes on the head; a finding if its GPU memory is too
+/// small.
 fn cluster_beside_draft(plan: &Plan, cluster: &Cluster) -> Result<Cluster, Finding> {
     let mut left = cluster.clone();
     left.draft_model = None;
@@ -79,10 +80,8 @@ fn origin(plan: &Plan, scenario: &ScenarioRecord, cluster: &Cluster) -> Vec<Find
     let again = "plan again from this scenario";
     let mut found = Vec::new();
     let (planned, model) = (&plan.model, &cluster.model);
-    let same_file = planned
-        .file_digest
-        .as_ref()
-        .is_some_and(|digest| model.match_digest(digest) != DigestMatch::Different);
+    let is_same = |digest: &str| model.match_digest(digest) != DigestMatch::Different;
+    let same_file = planned.file_digest.as_deref().is_some_and(is_same);
     let same_shape = planned.shape_digest == model.shape_digest();
     if planned.layers != model.shape.layers.0 || !(same_file || same_shape) {
         let what =
@@ -193,8 +192,8 @@ fn addresses(plan: &Plan, found: &mut Vec<Finding>) {
     }
     for (index, device) in plan.devices.iter().enumerate() {
         if device.role != Role::Head && device.address.is_none() {
-            let (name, fix) =
-                (&device.name, "set its `address` to the host and port on which its worker listens");
+            let name = &device.name;
+            let fix = "set `address` of the device to the host and port on which its worker listens";
             let what = format!("`{name}` has no address, so `hearth execute` cannot reach it");
             let location = format!("plan devices[{index}] `{name}`.address");
             found.push(Finding::note("no-address", location, what, fix));
@@ -202,7 +201,7 @@ fn addresses(plan: &Plan, found: &mut Vec<Finding>) {
     }
 }
 
-/// Reports dropped devices that would make the plan faster by the latency model.
+/// Reports dropped devices whose use would make the plan faster by the latency model.
 fn dropped(plan: &Plan, cluster: &Cluster, slow_disk: Option<BytesPerSecond>, found: &mut Vec<Finding>) {
     let instance = Instance::from_cluster(cluster, slow_disk);
     let Ok(model) = LatencyModel::new(&instance) else { return };

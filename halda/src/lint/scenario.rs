@@ -1,4 +1,4 @@
-//! Findings about a scenario that do not depend on a plan, and about its run events.
+//! Findings about a scenario that do not depend on a plan, and about the run events of a scenario.
 
 use hearth_core::Cluster;
 use hearth_core::cluster::Connection;
@@ -8,10 +8,10 @@ use hearth_schema::{Plan, Scenario};
 
 use super::{Finding, profiles, rates};
 
-/// The maximum hop time in a home network. source: assumed, seven times the 7 ms of Wi-Fi in prima.cpp, section 4
+/// The hop time above which a link is slow. source: assumed, seven times the 7 ms of Wi-Fi in prima.cpp, section 4
 const MAX_HOP: Seconds = Seconds(0.05);
 
-/// Checks a scenario. `cluster` must have the full memory of the devices, without the scenario's memory limits.
+/// Checks a scenario. The devices of `cluster` must have their full memory, without the scenario's memory limits.
 pub fn check_scenario(scenario: &Scenario, cluster: &Cluster) -> Vec<Finding> {
     let mut found = Vec::new();
     addresses(scenario, &mut found);
@@ -48,7 +48,7 @@ fn addresses(scenario: &Scenario, found: &mut Vec<Finding>) {
     }
 }
 
-/// Reports run events after the estimated end of a run: the predicted time per token, times all tokens.
+/// Reports run events after the estimated end of a run, which is the predicted time per token times all tokens.
 pub fn check_event_times(scenario: &Scenario, plan: &Plan) -> Vec<Finding> {
     let Some(predicted) = plan.prediction else { return Vec::new() };
     let workload = &scenario.workload;
@@ -138,13 +138,11 @@ fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
 
 fn wifi(scenario: &Scenario, cluster: &Cluster, activation: Bytes, slow: &mut impl FnMut(String, Seconds)) {
     for (index, channel) in scenario.links.wifi.iter().flat_map(|wifi| wifi.channels.iter().enumerate()) {
-        let hop =
-            |station: &String, other: &DeviceEntry| match cluster.links.connection(station, &other.name)? {
-                Connection::Wireless(path) if *station != other.name => {
-                    Some(path.expected_link().message_time(activation))
-                }
-                _ => None,
-            };
+        let hop = |station: &String, other: &DeviceEntry| {
+            let connection = cluster.links.connection(station, &other.name)?;
+            let Connection::Wireless(path) = connection else { return None };
+            (*station != other.name).then(|| path.expected_link().message_time(activation))
+        };
         let others = |station| scenario.devices.iter().filter_map(move |other| hop(station, other));
         let hops = channel.stations.iter().flat_map(others);
         if let Some(slowest) = hops.max_by(|one, other| one.0.total_cmp(&other.0)) {

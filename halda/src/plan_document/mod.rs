@@ -1,6 +1,6 @@
 //! Conversion of a solution to a plan document.
 //!
-//! The devices are in ring order from the head. A relay has a window of 0 ([`crate::solvers::relays`]).
+//! The devices of the document are in ring order from the head. A relay ([`crate::solvers::relays`]) has a window of 0.
 
 mod reasons;
 
@@ -31,10 +31,8 @@ pub enum PlanError {
     Violation(#[from] Violation),
 }
 
-/// Converts a solution to a plan document. Its instance must be [`crate::Instance::from_cluster`] of `cluster`.
-///
-/// # Errors
-/// If the cluster lacks a device of the solution, or the plan is not valid.
+/// Converts a solution to a plan document. The solved instance must be [`crate::Instance::from_cluster`] of `cluster`.
+/// Fails if the cluster lacks a device of the solution, or the plan is not valid.
 pub fn plan_from_solution(
     solution: &Solution,
     cluster: &Cluster,
@@ -83,7 +81,7 @@ pub fn plan_from_solution(
     Ok(plan)
 }
 
-/// Returns a plan with one round and no devices, to be filled in.
+/// Returns a plan document with one round and no devices, to which a planner adds its devices.
 pub fn empty_plan(cluster: &Cluster, scenario: &ScenarioRecord, planner: PlannerRecord) -> Plan {
     Plan {
         schema: Plan::SCHEMA.to_owned(),
@@ -105,10 +103,8 @@ pub fn empty_plan(cluster: &Cluster, scenario: &ScenarioRecord, planner: Planner
     }
 }
 
-/// Converts an assignment to a plan document without an explanation, for callers that score many plans.
-///
-/// # Errors
-/// If the assignment violates a constraint, or the plan is not valid.
+/// Converts an assignment to a plan document without an explanation, for a search that scores many plans. Fails if the
+/// assignment violates a constraint, or the plan is not valid.
 pub fn plan_from_assignment(
     model: &LatencyModel,
     assignment: &Assignment,
@@ -117,37 +113,26 @@ pub fn plan_from_assignment(
 ) -> Result<Plan, PlanError> {
     let explained = |(device, window): (&Device, &u32)| DeviceExplanation {
         name: device.name.clone(),
-        binding_constraints: Vec::new(),
-        extra_layer_seconds: None,
         drop_reason: (*window == 0).then_some(DropReason::NoLayerLeft),
-        relay: None,
+        ..DeviceExplanation::default()
     };
     let devices = model.instance().devices.iter().zip(&assignment.window_layers).map(explained).collect();
     let residencies = best_residencies(model, assignment).unwrap_or_default();
     let breakdown = model.evaluate_steady_state(assignment, &residencies)?;
-    let solution = Solution {
-        strategy: "refine",
-        strategy_options: Vec::new(),
-        assignment: assignment.clone(),
-        residencies,
-        breakdown,
-        explanation: Explanation {
-            search_steps: Vec::new(),
-            devices,
-            optimal_seconds_per_token: None,
-            optimality_gap: None,
-            incomplete_search: None,
-        },
-    };
+    let explanation = Explanation { devices, ..Explanation::default() };
+    let (assignment, strategy_options) = (assignment.clone(), Vec::new());
+    let solution =
+        Solution { strategy: "refine", strategy_options, assignment, residencies, breakdown, explanation };
     let mut draft = plan_from_solution(&solution, cluster, scenario)?;
     // The sentences would explain a search that was not run.
     draft.explanation.clear();
     Ok(draft)
 }
 
-/// Returns the processor of the output head. It is the GPU of the head if all layers of the head are on its GPU and
-/// the output head fits beside them, because llama.cpp offloads it like a further layer. Deviation: in the prima.cpp
-/// paper it is always on the CPU (appendix A.3), which contradicts the paper's 15 and 20 ms per token for 8B and 14B.
+/// Returns the processor that computes the output head: the GPU of the head device if all layers of that device are on
+/// the GPU and the output head fits beside them, because llama.cpp offloads the output head like a further layer.
+/// Deviation: in the prima.cpp paper the output head is always on the CPU (appendix A.3), which contradicts the paper's
+/// 15 and 20 ms per token for 8B and 14B.
 fn output_processor(plan: &Plan, cluster: &Cluster) -> Processor {
     let on_gpu = Plan { output_processor: Processor::Gpu, ..plan.clone() };
     let head = plan.devices.first().filter(|head| head.window > 0 && head.gpu_layers == head.window);

@@ -1,8 +1,10 @@
 //! The sentences in a plan document that explain the plan, generated from its [`Explanation`](crate::Explanation).
 
-use crate::{BindingConstraint, DeviceExplanation, DeviceTerms, DropReason, InfeasibleReason, Solution};
+use crate::{
+    BindingConstraint, DeviceExplanation, DeviceTerms, DropReason, InfeasibleReason, LayerCounts, Solution,
+};
 
-/// Returns the explanation as sentences: general ones, then one per device in the instance's order.
+/// Returns the explanation of a solution as sentences: first about the plan, then about each device with layers.
 pub fn explanation_sentences(solution: &Solution) -> Vec<String> {
     let mut all = vec![best_by_rounds(solution)];
     if let (Some(optimum), Some(gap)) =
@@ -26,8 +28,7 @@ pub fn explanation_sentences(solution: &Solution) -> Vec<String> {
     all.extend(relays);
     let devices = solution.explanation.devices.iter().zip(&solution.breakdown.devices);
     all.extend(devices.filter(|(device, _)| device.drop_reason.is_none()).map(|(device, terms)| {
-        let binding: Vec<&str> =
-            device.binding_constraints.iter().map(|binding| binding_words(*binding)).collect();
+        let binding: Vec<&str> = device.binding_constraints.iter().copied().map(binding_words).collect();
         let limits =
             if binding.is_empty() { "no constraint limits it".to_owned() } else { binding.join(", ") };
         format!("`{}`: {}, {limits}; {}.", device.name, share(terms), one_more(device))
@@ -46,7 +47,7 @@ fn limit(solution: &Solution) -> Vec<String> {
     all
 }
 
-/// Returns why a device was dropped, `None` if it was not.
+/// Returns why a device was dropped; `None` if the plan uses the device.
 pub fn drop_reason_text(device: &DeviceExplanation) -> Option<String> {
     Some(match device.drop_reason? {
         DropReason::Slower(seconds) if seconds < 0.0 => {
@@ -94,13 +95,11 @@ fn best_by_rounds(solution: &Solution) -> String {
 
 fn share(terms: &DeviceTerms) -> String {
     let memory = if terms.exceeds_memory { "more than its memory holds" } else { "within its memory" };
-    format!(
-        "{} layers, {} of them on the GPU, {memory}",
-        terms.layer_counts.layers, terms.layer_counts.gpu_layers
-    )
+    let LayerCounts { layers, gpu_layers, .. } = terms.layer_counts;
+    format!("{layers} layers, {gpu_layers} of them on the GPU, {memory}")
 }
 
-/// Differences below this, in seconds, count as zero. source: assumed
+/// The seconds per token below which a difference between plans counts as zero. source: assumed
 const NEGLIGIBLE: f64 = 1e-9;
 
 fn one_more(device: &DeviceExplanation) -> String {

@@ -16,16 +16,16 @@
 
 use serde::Serialize;
 
-/// A layer-to-device assignment. Its windows (w) and GPU layers (n) are listed by device, in the instance's order.
+/// A layer-to-device assignment. Windows (w) and GPU layers (n) are listed by device, in the instance's order.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Assignment {
     /// The index of the device that embeds the tokens, computes the output head and samples.
     pub head: usize,
     /// k: the number of rounds per token, including a partial last one.
     pub rounds: u32,
-    /// `w_m`: the layers of each device in a whole round; 0 for a dropped device.
+    /// `w_m`: the number of layers of each device in a whole round; 0 for a dropped device and for a relay.
     pub window_layers: Vec<u32>,
-    /// `n_m`: the layers of each window that are on the GPU.
+    /// `n_m`: the number of layers in each window that the GPU computes.
     pub gpu_layers: Vec<u32>,
     /// The devices in the ring, the head first, including relays, which have no layers. If `None`, the ring has the
     /// devices with layers, in the instance's order from the head.
@@ -33,20 +33,20 @@ pub struct Assignment {
     pub ring_order: Option<Vec<usize>>,
 }
 
-/// The work of one device for a token.
+/// The numbers of layers and windows that one device computes for a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct LayerCounts {
-    /// `l_m`: the layers of the model on the device.
+    /// `l_m`: the number of layers of the model on the device.
     pub layers: u32,
-    /// `lgpu_m`: the layers of the model on the GPU of the device.
+    /// `lgpu_m`: the number of layers of the model on the GPU of the device.
     pub gpu_layers: u32,
-    /// `win_m`: the windows per token. A hop follows each window.
+    /// `win_m`: the number of windows per token. A hop follows each window.
     pub windows: u32,
 }
 
 impl LayerCounts {
-    /// Computes the share of a device with `window` layers per round, `gpu` of them on the GPU, in `rounds` whole
-    /// rounds and a partial last round, of which the devices before this one leave `rest` layers.
+    /// Counts the layers of a device with `window` layers per round, `gpu` of them on the GPU, in `rounds` whole rounds
+    /// and a partial last round, in which the devices before this one in the ring leave `rest` layers.
     pub fn new(window: u32, gpu: u32, rounds: u32, rest: u32) -> Self {
         if window == 0 {
             return Self::default();
@@ -59,21 +59,26 @@ impl LayerCounts {
     }
 }
 
-/// The window of a device in a round.
+/// The position and the size of a device's window in a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoundWindow {
     pub device: usize,
     pub is_head: bool,
-    /// W: the layers of a whole round.
+    /// W: the number of layers of a whole round.
     pub layers_per_round: u32,
-    /// The layers of a round before the window.
+    /// The number of layers of the round that other devices compute before this window.
     pub layers_before_window: u32,
-    /// w: the layers of the window.
+    /// w: the number of layers of the window.
     pub window_layers: u32,
 }
 
 impl RoundWindow {
-    /// Returns the number of whole rounds, and the layers of a partial last round left for this window.
+    /// Creates the window of a device at the beginning of a round.
+    pub(crate) fn first(device: usize, is_head: bool, layers_per_round: u32, window_layers: u32) -> Self {
+        Self { device, is_head, layers_per_round, layers_before_window: 0, window_layers }
+    }
+
+    /// Returns the number of whole rounds, and how many layers of a partial last round remain for this window.
     pub(crate) fn rounds_and_rest(self, model_layers: u32) -> (u32, u32) {
         let remainder = model_layers % self.layers_per_round;
         (model_layers / self.layers_per_round, remainder.saturating_sub(self.layers_before_window))
@@ -86,12 +91,12 @@ impl RoundWindow {
 }
 
 impl Assignment {
-    /// Creates an assignment in the instance's order of devices.
+    /// Creates an assignment whose ring has the instance's order of devices.
     pub fn new(head: usize, rounds: u32, window_layers: Vec<u32>, gpu_layers: Vec<u32>) -> Self {
         Self { head, rounds, window_layers, gpu_layers, ring_order: None }
     }
 
-    /// Returns the devices in the ring, including relays, the head first.
+    /// Returns the devices in the ring including relays, the head first.
     pub fn ring(&self) -> Vec<usize> {
         self.ring_order.clone().unwrap_or_else(|| {
             let devices = self.window_layers.len();
@@ -106,18 +111,18 @@ impl Assignment {
         ring.iter().copied().chain(others).collect()
     }
 
-    /// Returns whether a device is in the ring without layers.
+    /// Returns whether a device is in the ring and has no layers.
     pub fn is_relay(&self, device: usize) -> bool {
         let in_order = self.ring_order.as_ref().is_some_and(|order| order.contains(&device));
         in_order && self.window_layers.get(device) == Some(&0)
     }
 
-    /// Returns W, the layers of a whole round.
+    /// Returns W, the number of layers of a whole round.
     pub fn layers_per_round(&self) -> u64 {
         self.window_layers.iter().map(|window| u64::from(*window)).sum()
     }
 
-    /// Returns the share of each device in the instance's order. The assignment must have no
+    /// Returns the layer counts of each device in the instance's order. The assignment must have no
     /// [shape violations](crate::latency::constraints::shape_violations).
     pub(crate) fn shares(&self, model_layers: u32) -> Vec<LayerCounts> {
         let layers_per_round = self.layers_per_round() as u32;
@@ -133,12 +138,12 @@ impl Assignment {
     }
 }
 
-/// Returns the devices in ring order: the head, the devices after it, then the devices before it.
+/// Returns the indices of the devices in ring order: the head, the devices after it, then the devices before it.
 pub fn ring_order(head: usize, devices: usize) -> impl Iterator<Item = usize> {
     (head..devices).chain(0..head.min(devices))
 }
 
-/// Returns the k (rounds) that the prima.cpp paper considers: factors of L except L itself, ascending; 1 if L = 1.
+/// Returns the numbers of rounds (k) that the prima.cpp paper considers: factors of L below L, ascending; 1 if L = 1.
 pub fn valid_rounds(model_layers: u32) -> Vec<u32> {
     (1..=model_layers.max(2) / 2).filter(|rounds| model_layers.is_multiple_of(*rounds)).collect()
 }

@@ -22,8 +22,8 @@
 //! Deviations: an f32 key-value cache counts as an f16 cache of twice the tokens. If a GPU shares memory without
 //! Metal, its memory is subtracted from RAM. Every GPU on macOS is used through Metal.
 //!
-//! `hop` of a device is the time to its neighbour in the full ring, or 0 without a link. The hops by pair override
-//! it. The memory of a draft model is subtracted from the head. CPU rates are those that a CPU quota sustains.
+//! `hop` of a device is the time to the next device in the ring of all devices, or 0 without a link. Hop times by pair
+//! override it. The memory of a draft model is subtracted from the head. CPU rates are those that a CPU quota sustains.
 
 use hearth_core::compute_cost::{ComputeCost, os_read_ahead_rate, stream_rate};
 use hearth_core::memory::draft;
@@ -38,11 +38,11 @@ use crate::problem::assignment::ring_order;
 use crate::problem::instance::{Device, GpuApi, Instance, Model, ValuesByFormat};
 use crate::runtime_model::{ComputeTimes, ReadRates, RereadScope, RuntimeModel};
 
-/// The default speed below which a disk must not be read for every token. source: prima.cpp, public implementation
+/// The default read rate below which a disk must not be read for every token. source: prima.cpp, public implementation
 pub const SLOW_DISK_THRESHOLD: BytesPerSecond = BytesPerSecond(1e8);
 
 impl Instance {
-    /// Returns the assignment problem of a cluster. A disk slower than `slow_disk` must not be read for every token.
+    /// Returns the assignment problem of a cluster. Disks slower than `slow_disk` must not be read for every token.
     pub fn from_cluster(cluster: &Cluster, slow_disk: Option<BytesPerSecond>) -> Self {
         let cluster = &*draft::cluster_without_draft(cluster);
         let order: Vec<usize> = ring_order(cluster.head, cluster.members.len()).collect();
@@ -110,7 +110,7 @@ fn model(cluster: &Cluster) -> Model {
     }
 }
 
-/// Returns the FLOP of a tensor group for one token, by weight format.
+/// Returns the floating-point operations of a tensor group for one token, by weight format.
 fn work(group: &TensorGroup) -> ValuesByFormat {
     group.totals_by_format().map(|(format, share)| (format.name().to_owned(), share.flops.0)).collect()
 }
@@ -162,8 +162,8 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
     }
 }
 
-/// Returns the runtime model of a member. If the scenario does not fix the residency, a planner may choose `os` and,
-/// on Linux and Android, where single pages can be released, also `managed`.
+/// Returns the runtime model of a cluster member. If the scenario does not fix the residency policy, a planner may
+/// choose `os` and, on Linux and Android, where single pages can be released, also `managed`.
 fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
     let (profile, managed) = (&member.device, ResidencyOptions::with_policy(Residency::Managed));
     let os = ResidencyOptions::default();
@@ -186,7 +186,7 @@ fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
     }
 }
 
-/// Returns the compute times of a token in the simulator, at the mean length of the KV cache during the run.
+/// Returns the compute times of one token as in the simulator, at the mean length of the KV cache during the run.
 fn compute_times(cluster: &Cluster, member: &Member) -> ComputeTimes {
     let (profile, model) = (&member.device, &cluster.model);
     let pass = Pass::new(0, mean_length(cluster), 1, true);
@@ -206,8 +206,8 @@ fn compute_times(cluster: &Cluster, member: &Member) -> ComputeTimes {
     }
 }
 
-/// Converts the simulated time of a layer on a SoC to rates of the prima.cpp paper's latency model: a memory rate
-/// that gives this time, and a compute rate that adds 1 % to the time. Returns `None` if the device has no SoC.
+/// Converts the simulated time of a layer on a SoC to rates of the prima.cpp paper's latency model: a memory rate with
+/// which a layer takes this time, and a compute rate that adds 1 %. Returns `None` if the device has no SoC.
 fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, BytesPerSecond)> {
     member.device.soc.as_ref()?;
     let (model, element) = (&cluster.model, Bytes(cluster.kv_cache_format.bytes_per_element()));
@@ -216,7 +216,7 @@ fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, Byte
     Some((model.mean_layer().flops() / (time * 0.01), model.mean_layer_bytes() / time))
 }
 
-/// Returns the time of attention over the mean cache length plus the fixed overhead of a layer.
+/// Returns the time of a layer for attention over the mean length of the KV cache, plus the fixed overhead of a layer.
 fn layer_extras(cluster: &Cluster, member: &Member) -> Seconds {
     let cpu = &member.device.cpu;
     let length = mean_length(cluster);
@@ -226,16 +226,12 @@ fn layer_extras(cluster: &Cluster, member: &Member) -> Seconds {
 }
 
 fn mean_length(cluster: &Cluster) -> u32 {
-    cluster
-        .workload
-        .prompt_tokens
-        .saturating_add(cluster.workload.generated_tokens / 2)
-        .min(cluster.context_length)
+    let workload = &cluster.workload;
+    workload.prompt_tokens.saturating_add(workload.generated_tokens / 2).min(cluster.context_length)
 }
 
 fn speeds(model: &ModelProfile, rate: impl Fn(Format) -> Option<FlopsPerSecond>) -> ValuesByFormat {
     let mean = model.mean_layer();
-    let formats =
-        mean.totals_by_format().chain(model.output_head.totals_by_format()).map(|(format, _)| format);
-    formats.filter_map(|format| Some((format.name().to_owned(), rate(format)?.0))).collect()
+    let totals = mean.totals_by_format().chain(model.output_head.totals_by_format());
+    totals.filter_map(|(format, _)| Some((format.name().to_owned(), rate(format)?.0))).collect()
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::runtime_model::RuntimeModel;
 
-/// A value for each weight format, with the prima.cpp paper's format names as keys (`q4k`, `q6k`, `f16`, ...).
+/// A value for each weight format. The keys are names of formats, such as `q4k`, `q6k` or `f16`.
 pub type ValuesByFormat = BTreeMap<String, f64>;
 
 /// A layer-to-device assignment problem. Device 0 is the head unless a plan names another.
@@ -18,7 +18,7 @@ pub type ValuesByFormat = BTreeMap<String, f64>;
 #[serde(deny_unknown_fields)]
 pub struct Instance {
     pub name: String,
-    /// Disks slower than this, in bytes per second, must not be read for every token.
+    /// The read rate in bytes per second below which a disk must not be read for every token.
     #[serde(rename = "s_threshold")]
     pub slow_disk_threshold: f64,
     pub model: Model,
@@ -37,25 +37,25 @@ pub struct Model {
     /// L: the number of decoder layers.
     #[serde(rename = "L")]
     pub model_layers: u32,
-    /// e: the width of the hidden state. The hop time `t_comm` already includes it.
+    /// e: the width of the hidden state in elements. The hop times (`t_comm`) already depend on it.
     #[serde(rename = "e")]
     pub hidden_size: u64,
     /// `h_k`: the number of heads in the key cache.
     #[serde(rename = "h_k")]
     pub key_heads: u64,
-    /// `e_k`: the width of a key head.
+    /// `e_k`: the width of a key head in elements.
     #[serde(rename = "e_k")]
     pub key_head_dim: u64,
     /// `h_v`: the number of heads in the value cache.
     #[serde(rename = "h_v")]
     pub value_heads: u64,
-    /// `e_v`: the width of a value head.
+    /// `e_v`: the width of a value head in elements.
     #[serde(rename = "e_v")]
     pub value_head_dim: u64,
     /// `n_kv`: the number of tokens in the key-value cache.
     #[serde(rename = "n_kv")]
     pub cached_tokens: u64,
-    /// V: the size of the vocabulary. A token reads one of the V rows of the input embedding.
+    /// V: the number of tokens in the vocabulary. Each token reads one of the V rows of the input embedding.
     #[serde(rename = "V")]
     pub vocab_size: u64,
     /// b: the weight bytes of a layer.
@@ -93,8 +93,8 @@ pub enum GpuApi {
 #[serde(deny_unknown_fields)]
 pub struct Device {
     pub name: String,
-    /// The operating system. If weights exceed memory, it reclaims the excess; macOS with Metal reclaims all weights.
-    /// Android can also swap out other programs.
+    /// The operating system. If weights exceed memory, Linux and Android reclaim the excess, as does macOS without
+    /// Metal; macOS with Metal reclaims all weights. Android can also swap out other programs.
     pub os: Os,
     pub gpu: GpuApi,
     /// s_{cpu,q}: the speed of the CPU in FLOP/s, by weight format.
@@ -109,10 +109,10 @@ pub struct Device {
     /// `T_gpu`: the bandwidth from GPU memory to the GPU in bytes per second; 0 without a GPU.
     #[serde(rename = "T_gpu")]
     pub gpu_memory_rate: f64,
-    /// `t_kv_cpu`: the seconds to write the new keys and values of one layer on the CPU.
+    /// `t_kv_cpu`: the seconds to write the keys and values of one token and layer on the CPU.
     #[serde(rename = "t_kv_cpu")]
     pub cpu_cache_write: f64,
-    /// `t_kv_gpu`: the seconds to write the new keys and values of one layer on the GPU.
+    /// `t_kv_gpu`: the seconds to write the keys and values of one token and layer on the GPU.
     #[serde(rename = "t_kv_gpu")]
     pub gpu_cache_write: f64,
     /// `t_ram_vram`: the seconds to copy the hidden state to the GPU.
@@ -151,7 +151,7 @@ pub struct Device {
     /// `c_gpu`: the compute buffers in GPU memory, in bytes.
     #[serde(rename = "c_gpu")]
     pub gpu_buffer_bytes: u64,
-    /// The residencies, page-cache behaviour, disk rates and overheads, which the prima.cpp paper's model leaves out.
+    /// The residency policies, page cache, disk rates and overheads, which the prima.cpp paper's model leaves out.
     #[serde(default, alias = "practice")]
     pub runtime: RuntimeModel,
 }

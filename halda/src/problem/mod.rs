@@ -1,4 +1,4 @@
-//! The layer-to-device assignment problem: instances with validation and conversion from a cluster, and assignments.
+//! The layer-to-device assignment problem: instances (validated, or converted from a cluster) and assignments.
 
 pub mod assignment;
 mod from_cluster;

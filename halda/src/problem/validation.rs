@@ -2,19 +2,18 @@
 //!
 //! Byte counts must be at most 2^50, and L at most 512 (the largest model today has 126 layers). This keeps memory
 //! arithmetic within `i64`, so that memory constraints are checked on integers without rounding. The upper bound of
-//! the token time must be finite, so that no planner computes an infinity or NaN.
+//! the time per token must be finite, so that no planner computes an infinity or NaN.
 
 use hearth_profiles::device::Os;
 
 use crate::problem::instance::{Device, GpuApi, Instance, Model, ValuesByFormat};
 
-/// The maximum byte count: 1 PiB.
+/// The maximum of each byte count in an instance: 1 PiB.
 pub const MAX_BYTE_COUNT: u64 = hearth_profiles::device::MAX_MEMORY_BYTES.0;
 
-/// The maximum number of layers of a model.
 pub const MAX_MODEL_LAYERS: u32 = 512;
 
-/// Why an instance is invalid. `place` names the instance, the model, or a device with its index.
+/// Why an instance is invalid. `place` is the instance, the model, a device or a hop in the error message.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum InstanceError {
     #[error("instance `{instance}` has no devices: give at least the head")]
@@ -25,17 +24,16 @@ pub enum InstanceError {
     Residency(String),
     #[error("`t_comm_between` has {found} {what}, but there are {devices} devices")]
     HopCount { what: String, found: usize, devices: usize },
-    #[error("a token on {place} would take infinite time: its speeds are too low for the model")]
+    #[error(
+        "a token on {place} would take infinite time: the speeds of the device are too low for the model"
+    )]
     InfiniteTokenTime { place: String },
 }
 
 type Checked = Result<(), InstanceError>;
 
 impl Instance {
-    /// Checks everything that the planners rely on.
-    ///
-    /// # Errors
-    /// The first problem found.
+    /// Checks that all values are in the ranges that the planners rely on. The error names the first invalid value.
     pub fn validate(&self) -> Result<(), InstanceError> {
         if self.devices.is_empty() {
             return Err(InstanceError::NoDevices { instance: self.name.clone() });
@@ -84,12 +82,10 @@ impl Model {
         for bytes in &self.weight_bytes_by_layer {
             checked.bytes("layer_bytes", *bytes)?;
         }
-        if !self.weight_bytes_by_layer.is_empty()
-            && self.weight_bytes_by_layer.len() as u64 != u64::from(self.model_layers)
-        {
-            let (given, layers) = (self.weight_bytes_by_layer.len(), self.model_layers);
+        let (given, layers) = (self.weight_bytes_by_layer.len(), self.model_layers);
+        if given > 0 && given as u64 != u64::from(layers) {
             let problem = format!("has {given} entries for {layers} layers: give one per layer, or none");
-            return Checker { place: &|| "the model".to_owned() }.refuse("layer_bytes", problem);
+            return checked.refuse("layer_bytes", problem);
         }
         checked.bytes("b_i", self.input_embedding_bytes)?;
         checked.bytes("b_o", self.output_head_bytes)?;
@@ -155,9 +151,8 @@ impl Device {
             return checked.refuse("runtime.residencies", problem);
         }
         for residency in &self.runtime.allowed_residencies {
-            residency
-                .validate(&self.label(index))
-                .map_err(|error| InstanceError::Residency(error.to_string()))?;
+            let checked = residency.validate(&self.label(index));
+            checked.map_err(|error| InstanceError::Residency(error.to_string()))?;
         }
         Ok(())
     }
@@ -176,10 +171,10 @@ impl Device {
             ("runtime.work.cpu_layers", &work.cpu_layer_seconds, model.model_layers),
             ("runtime.work.gpu_layers", &work.gpu_layer_seconds, gpu_layers),
         ] {
-            if times.len() as u64 != u64::from(layers) {
-                let times = times.len();
-                return checked
-                    .refuse(field, format!("has {times} times for {layers} layers: give one per layer"));
+            let count = times.len();
+            if count as u64 != u64::from(layers) {
+                let problem = format!("has {count} times for {layers} layers: give one per layer");
+                return checked.refuse(field, problem);
             }
             times.iter().try_for_each(|seconds| checked.not_negative(field, *seconds))?;
         }
@@ -188,7 +183,7 @@ impl Device {
 }
 
 struct Checker<'a> {
-    /// Formats the model or the device that has the checked values; called only if a check fails.
+    /// Formats the instance, model, device or hop whose values are checked; called only if a check fails.
     place: &'a dyn Fn() -> String,
 }
 
@@ -225,7 +220,7 @@ impl Checker<'_> {
         work.iter().try_for_each(|(format, flops)| self.not_negative(&format!("{field}.{format}"), *flops))
     }
 
-    /// Checks that every format with work has a speed above zero. Other speeds are ignored.
+    /// Checks that each weight format with work has a speed above zero. Speeds of other formats are ignored.
     fn speed(&self, field: &str, speeds: &ValuesByFormat, work: &ValuesByFormat) -> Checked {
         for format in work.iter().filter(|(_, flops)| **flops > 0.0).map(|(format, _)| format) {
             let Some(speed) = speeds.get(format) else {

@@ -33,32 +33,34 @@ use crate::{Assignment, InfeasibleReason, LatencyModel, RoundWindow};
 #[derive(Clone, Copy)]
 pub(crate) struct RingSizeProblem<'a, 'i> {
     pub model: &'a LatencyModel<'i>,
-    /// The devices that may be in the ring, the head first.
+    /// The indices of the devices that may be in the ring, in ring order from the head.
     pub order: &'a [usize],
     pub layers_per_round: u32,
-    /// The minimum window of each device: 1 for the head and other devices that must be in the ring, else 0.
+    /// The minimum window of each device in layers: 1 for the head and other devices that must be in the ring, else 0.
     pub min_windows: &'a [u32],
 }
 
 pub(crate) trait WindowTimes {
-    /// Returns the seconds of a window after `layers_before` layers of a round, without hops; infinite if forbidden.
+    /// Returns the seconds per token of a device whose window has `window` layers and follows `layers_before` layers of
+    /// the round, without hops; infinite if this window is not allowed.
     fn seconds(&self, device: usize, window: u32, layers_before: usize) -> f64;
 
-    /// Returns how many values of `layers_before`, from 0, have their own times; larger values use the last one's.
+    /// Returns the number of values of `layers_before`, from 0 on, that have different times. All larger values have
+    /// the time of the largest of these values.
     fn offset_count(&self) -> usize;
 }
 
 pub(crate) struct Ring {
     pub total_seconds: f64,
-    /// (device, window, layers of a round before the window), in ring order. The window of a relay is 0.
+    /// (device, layers of its window, layers of the round before its window) in ring order. A relay has 0 layers.
     pub members: Vec<(usize, u32, usize)>,
 }
 
-/// The minimum seconds up to each position of the order, with j layers so far, at index position * (W + 1) + j.
+/// The minimum seconds per token of the devices up to each position of the order, at index position * (W + 1) + j.
 struct BestTimes {
-    /// a: the times before the window of the device, with j layers before it.
+    /// `a_m(j)`: the minimum seconds before the window of device m if j layers of the round precede this window.
     arrival: Vec<f64>,
-    /// f: the times after the window of the device, with j layers up to and including it.
+    /// `f_m(j)`: the minimum seconds including the window of device m if the window ends after j layers of the round.
     cost: Vec<f64>,
 }
 
@@ -84,13 +86,14 @@ impl RingSizeProblem<'_, '_> {
         }))
     }
 
-    /// Returns g(w), the seconds in whole rounds, for windows of 0 to W layers; hops as in [`Self::window_time`].
+    /// Returns g(w), the seconds per token of a device in whole rounds, for windows of w = 0 to W layers, with hops as
+    /// in [`Self::window_time`].
     pub(crate) fn whole_round_times(&self, device: usize) -> Vec<f64> {
         let times = PaperTimes(*self);
         (0..=self.layers_per_round).map(|window| self.window_time(&times, device, window, 0)).collect()
     }
 
-    /// Returns the ring with the minimum sum of times; `None` if there is no plan.
+    /// Returns the ring with the minimum sum of window times and hops; `None` if no ring is allowed.
     pub(crate) fn fastest_ring(&self, times: &impl WindowTimes) -> Option<Ring> {
         let linked = self.model.hops.depends_on_receiver;
         let found = self.run(times, linked);
@@ -101,7 +104,7 @@ impl RingSizeProblem<'_, '_> {
         Some(head_only.filter(|head_only| head_only.total_seconds < ring.total_seconds).unwrap_or(ring))
     }
 
-    /// Converts a ring to an assignment. `gpu_layers` maps (device, window, layers before the window) to GPU layers.
+    /// Converts a ring to an assignment. `gpu_layers` maps an element of [`Ring::members`] to its GPU layers.
     pub fn ring_to_assignment(
         &self,
         ring: &Ring,
@@ -134,12 +137,12 @@ impl RingSizeProblem<'_, '_> {
         self.order[0]
     }
 
-    /// Returns W + 1, the number of windows from 0 to W.
+    /// Returns W + 1, the number of window sizes from 0 to W layers.
     fn columns(&self) -> usize {
         self.layers_per_round as usize + 1
     }
 
-    /// Returns R = L mod W, the layers of a partial last round.
+    /// Returns R = L mod W, the number of layers of a partial last round.
     pub(crate) fn remainder(&self) -> usize {
         (self.model.model_layers() % self.layers_per_round) as usize
     }
@@ -182,8 +185,8 @@ impl RingSizeProblem<'_, '_> {
         }
     }
 
-    /// Returns the minimum window at a position (0 if the device may be a relay, else 1), and the hop to the head in
-    /// seconds. If hops are part of the window times (not `linked`), both are 0.
+    /// Returns the minimum number of layers of the device at a position (0 if it may be a relay, else 1), and the
+    /// seconds of its hop to the head. If the window times include hops (not `linked`), both are 0.
     fn smallest_and_return_hop(&self, position: usize, linked: bool) -> (usize, f64) {
         if !linked {
             return (0, 0.0);
@@ -193,19 +196,20 @@ impl RingSizeProblem<'_, '_> {
         (smallest, self.model.hops.seconds(device, self.head()))
     }
 
-    /// Returns the number of hops per token to a device whose window starts after `layers_before` layers.
+    /// Returns the number of hops per token to a device whose window follows `layers_before` layers of the round.
     fn hops_into(&self, layers_before: usize) -> f64 {
         f64::from(self.whole_rounds() + u32::from(layers_before < self.remainder()))
     }
 
-    /// Returns the positions of the possible predecessors. A device that must be in the ring cannot be skipped.
+    /// Returns the possible positions of the previous device in the ring: back to the nearest one that must be in the
+    /// ring.
     fn predecessors(&self, position: usize) -> std::ops::Range<usize> {
         let kept = (0..position).rev().find(|before| self.min_windows[self.order[*before]] > 0);
         kept.unwrap_or(0)..position
     }
 
-    /// Computes `cost[position][j + w]` = min over j, w of `arrival[position][j]` + g(w, j), for w from the minimum.
-    /// The time of the device with the last layer of a partial round includes its hop to the head.
+    /// Computes `cost[position][j + w]` = min over j, w of `arrival[position][j]` + g(w, j), for w from the minimum of
+    /// the device. The device with the last layer of a partial round also gets the time of its hop to the head.
     fn add_windows(&self, position: usize, linked: bool, table: &[f64], found: &mut BestTimes) {
         let (smallest, return_hop) = self.smallest_and_return_hop(position, linked);
         let (columns, remainder) = (self.columns(), self.remainder());
@@ -223,13 +227,8 @@ impl RingSizeProblem<'_, '_> {
         }
     }
 
-    fn time_after(&self, before: f64, own: f64, layers_before: usize, window: usize, return_hop: f64) -> f64 {
-        let rest = self.remainder().saturating_sub(layers_before);
-        let closes = rest > 0 && window >= rest;
-        (if closes { before + return_hop } else { before }) + own
-    }
-
-    /// Returns g(w), the seconds of a window with hops that do not depend on the next device; infinite if forbidden.
+    /// Returns g(w), the seconds per token of a device with this window, including its hops if they do not depend on
+    /// the next device; infinite if the window is not allowed.
     fn window_time(&self, times: &impl WindowTimes, device: usize, window: u32, layers_before: usize) -> f64 {
         if window < self.min_windows[device] {
             return f64::INFINITY;
@@ -246,19 +245,12 @@ impl RingSizeProblem<'_, '_> {
     }
 
     fn split(&self, device: usize, window: u32, layers_before: usize) -> Option<GpuSplit> {
-        let (head, layers_per_round, layers_before) =
-            (device == self.head(), self.layers_per_round, layers_before as u32);
-        let window = RoundWindow {
-            device,
-            is_head: head,
-            layers_per_round,
-            layers_before_window: layers_before,
-            window_layers: window,
-        };
+        let first = RoundWindow::first(device, device == self.head(), self.layers_per_round, window);
+        let window = RoundWindow { layers_before_window: layers_before as u32, ..first };
         self.model.best_split_with_hop(window, 0.0)
     }
 
-    /// Fills a table with the window times g(w) after j layers, at index j * (W + 1) + w; larger j use the last row.
+    /// Fills a table with the times of windows of w layers that follow j layers of the round, at index j * (W + 1) + w.
     fn fill_window_times(&self, times: &impl WindowTimes, device: usize, table: &mut Vec<f64>) {
         table.clear();
         for layers_before in 0..times.offset_count() {
@@ -270,7 +262,7 @@ impl RingSizeProblem<'_, '_> {
         }
     }
 
-    /// Returns the seconds of the best ring and the position of its last device; ties go to the lowest position.
+    /// Returns the seconds per token of the best ring and the position of its last device; ties go to the lowest one.
     fn end(&self, found: &BestTimes, linked: bool) -> Option<(f64, usize)> {
         let count = self.order.len();
         let positions = if linked { self.predecessors(count) } else { count - 1..count };
@@ -283,6 +275,7 @@ impl RingSizeProblem<'_, '_> {
         rings.filter(|(seconds, _)| seconds.is_finite()).min_by(|one, other| one.0.total_cmp(&other.0))
     }
 
+    /// Returns the [`Ring::members`] of the best ring, whose last device is at position `last`.
     fn reconstruct(
         &self,
         times: &impl WindowTimes,
@@ -300,10 +293,11 @@ impl RingSizeProblem<'_, '_> {
             let before = (0..=after.saturating_sub(smallest)).find(|&layers_before| {
                 let arrived = found.arrival[position * columns + layers_before];
                 let window = after - layers_before;
+                let rest = self.remainder().saturating_sub(layers_before);
+                let hop = if rest > 0 && window >= rest { return_hop } else { 0.0 };
                 let offset = layers_before.min(times.offset_count() - 1);
                 let own = || self.window_time(times, device, window as u32, offset);
-                arrived.is_finite()
-                    && self.time_after(arrived, own(), layers_before, window, return_hop) == goal
+                arrived.is_finite() && arrived + hop + own() == goal
             });
             // One of these gave the goal. If none is found, the check of the proposal reports the violation.
             let layers_before = before.unwrap_or(0);
@@ -321,7 +315,7 @@ impl RingSizeProblem<'_, '_> {
         members
     }
 
-    /// Returns the position before `position` in the best ring. Ties go to the first position.
+    /// Returns the position of the device before `position` in the best ring; ties go to the lowest position.
     fn predecessor(&self, found: &BestTimes, position: usize, layers_before: usize) -> usize {
         let columns = self.columns();
         let device = self.order[position];

@@ -23,26 +23,27 @@ use crate::{
     Strategy, StrategyError,
 };
 
-/// The maximum number of table entries in a search over partial last rounds. source: measured, 20 ns each, so 0.3 s
+/// The maximum number of table entries in a search with partial last rounds. source: measured, 20 ns each, so 0.3 s
 const MAX_TABLE_ENTRIES: f64 = 1.5e7;
 
-/// The maximum number of heads in a heuristic search, those with the best bounds. source: assumed
+/// The maximum number of heads in a heuristic search, which tries those with the lowest bounds. source: assumed
 const MAX_HEADS_TRIED: usize = 4;
 
-/// The maximum number of orders in a heuristic search. source: assumed; random rings of 20 devices need one or two
+/// The maximum number of ring orders in a heuristic search. source: assumed; random rings of 20 devices need one or two
 const MAX_ORDER_TRIALS: usize = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExactSearch {
     pub rules: PlanRules,
     pub head: HeadChoice,
-    /// The number of rounds per token (k); `None` to search every valid one.
+    /// The number of rounds per token (k); `None` to search every valid number.
     pub rounds: Option<u32>,
     pub order: OrderChoice,
 }
 
 impl Default for ExactSearch {
-    /// The problem of prima.cpp: device 0 is the head, every device has a layer, all rounds are whole, and k is free.
+    /// Returns the problem of prima.cpp: device 0 is the head, every device has a layer, rounds are whole, and k is
+    /// free.
     fn default() -> Self {
         let (head, order) = (HeadChoice::Fixed(0), OrderChoice::Given);
         Self { rules: PlanRules::default(), head, rounds: None, order }
@@ -70,8 +71,8 @@ impl Strategy for ExactSearch {
         let rings = ring_sizes(model.model_layers(), self.rules.may_have_partial_round, self.rounds)?;
         self.head.candidates(model.device_count())?;
         let (deciding, bounds, steps, notes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let exact = *self;
-        let mut search = Search { model, exact, deciding, bounds, steps, best: None, notes, bound: None };
+        let mut search =
+            Search { model, exact: *self, deciding, bounds, steps, best: None, notes, bound: None };
         // If the next device does not matter, all orders of whole rounds are equally fast.
         if self.order == OrderChoice::Best && model.hops.depends_on_receiver {
             search.best_order(&rings);
@@ -91,7 +92,7 @@ struct Search<'a, 'i> {
     steps: Vec<SearchStep>,
     best: Option<(f64, Assignment)>,
     notes: Vec<String>,
-    /// A lower bound of the time per token (T) over all plans, in seconds; `None` if the search is complete.
+    /// A lower bound of the seconds per token (T) of all plans; `None` if the search is complete.
     bound: Option<f64>,
 }
 
@@ -152,7 +153,8 @@ impl Search<'_, '_> {
         }
     }
 
-    /// Tries all orders of all device sets for the sizes in `whole`; then, with the best head, other divisors of L.
+    /// Tries all ring orders of all sets of devices for the ring sizes in `whole`, and then, only with the best head,
+    /// for the other ring sizes in `rings` that divide L.
     fn try_all_orders(&mut self, heads: &[usize], rings: &[u32], whole: &[u32]) {
         let (model, rules) = (self.model, self.exact.rules);
         let cycles = ShortestCycles::new(model);
@@ -181,7 +183,7 @@ impl Search<'_, '_> {
         }
     }
 
-    /// Tries short cycles as orders of the ring, each with the exact dynamic program.
+    /// Tries a few short cycles through the devices as ring orders, each with the exact dynamic program.
     fn try_some_orders(&mut self, mut heads: Vec<usize>, deciding: &[u32]) {
         let all: Vec<usize> = (0..self.model.device_count()).collect();
         let deciding = self.affordable(deciding, &mut heads, MAX_ORDER_TRIALS);
@@ -217,7 +219,7 @@ impl Search<'_, '_> {
         self.model.model_layers().is_multiple_of(layers_per_round)
     }
 
-    /// Returns the heads to try, those with the lowest bounds first, and the ring sizes that can contain the optimum.
+    /// Returns the heads to try, in ascending order of their bounds, and the ring sizes that the optimum can have.
     fn heads_and_deciding_sizes(&mut self, rings: &[u32]) -> (Vec<usize>, Vec<u32>) {
         let deciding = match (self.exact.rounds, self.exact.head) {
             (None, HeadChoice::Best) => vec![self.model.model_layers()],
@@ -237,7 +239,8 @@ impl Search<'_, '_> {
         (heads, deciding)
     }
 
-    /// Computes the lower bound of each head. Partial last rounds are bounded by one round with the same shares.
+    /// Computes a lower bound of the time per token for each head. A plan with a partial last round is never faster
+    /// than one round with the same layers on each device.
     fn bound_by_head(&mut self, deciding: &[u32]) {
         let layers_per_round = match deciding {
             [ring] if self.is_whole(*ring) => *ring,
@@ -251,8 +254,8 @@ impl Search<'_, '_> {
         self.bounds.get(head).is_some_and(|bound| bound * (1.0 - 1e-9) > self.best_seconds())
     }
 
-    /// Returns the ring sizes that can be searched `times` times with these heads within the limit. If there are too
-    /// many, keeps only the head with the lowest bound, and evenly spaced sizes.
+    /// Returns the ring sizes that can be searched `times` times with each of the heads within [`MAX_TABLE_ENTRIES`].
+    /// If not all can be searched, keeps only the head with the lowest bound, and returns evenly spaced ring sizes.
     fn affordable(&mut self, rings: &[u32], heads: &mut Vec<usize>, times: usize) -> Vec<u32> {
         let once: f64 = rings.iter().map(|ring| entries(self.model, *ring)).sum();
         let entries = once * times as f64;
@@ -271,7 +274,8 @@ impl Search<'_, '_> {
         kept
     }
 
-    /// Returns the ring sizes besides `decided` whose times are only reported: all, or divisors of L if too many.
+    /// Returns the ring sizes besides `decided` whose times are reported: all, or only the divisors of L if all are too
+    /// many.
     fn sizes_to_report(&mut self, rings: &[u32], decided: &[u32]) -> Vec<u32> {
         if self.exact.rounds.is_some() {
             return Vec::new();
@@ -305,7 +309,7 @@ impl Search<'_, '_> {
         }
     }
 
-    /// Searches the best windows in the order of a cycle of all devices, starting at the head.
+    /// Searches the best windows for the ring order that is a cycle of all devices, rotated to the head.
     fn try_ring(&mut self, head: usize, cycle: &[usize], layers_per_round: u32) {
         self.try_order(head, &from_head(cycle, head), layers_per_round);
     }
@@ -341,8 +345,8 @@ impl Search<'_, '_> {
     }
 }
 
-/// Estimates the work for a ring size in table entries of 20 ns each. Additions and hops count as fractions of an
-/// entry, because each takes half a nanosecond. source: measured
+/// Estimates the time of the dynamic program for a ring size, in table entries of 20 ns each. An addition or a hop
+/// counts as a fraction of an entry, because it takes half a nanosecond. source: measured
 fn entries(model: &LatencyModel, layers_per_round: u32) -> f64 {
     let devices = model.device_count() as f64;
     let ring = f64::from(layers_per_round);

@@ -4,7 +4,7 @@
 
 use std::ops::RangeInclusive;
 
-/// Whether this build has a solver.
+/// Whether this build has a solver for linear programs.
 pub(crate) const AVAILABLE: bool = cfg!(feature = "highs");
 
 #[derive(Default)]
@@ -27,7 +27,7 @@ struct Row {
 }
 
 impl LinearProgram {
-    /// Adds a real variable and returns its index.
+    /// Adds a real variable with its cost in the objective, and returns its index.
     pub(crate) fn add_column(&mut self, cost: f64, bounds: RangeInclusive<f64>) -> usize {
         self.columns.push(Column { cost, bounds, integer: false });
         self.columns.len() - 1
@@ -38,15 +38,13 @@ impl LinearProgram {
         self.columns.len() - 1
     }
 
-    /// Adds bounds on a weighted sum of columns; `terms` has (column, weight). Infinite bounds are allowed.
+    /// Adds bounds, which may be infinite, on a weighted sum of variables. `terms` has (index of the variable, weight).
     pub fn add_row(&mut self, bounds: RangeInclusive<f64>, terms: impl IntoIterator<Item = (usize, f64)>) {
         self.rows.push(Row { bounds, terms: terms.into_iter().collect() });
     }
 
-    /// Returns the value of each column at a minimum. Integer columns are whole within the tolerance of the solver.
-    ///
-    /// # Errors
-    /// The message of the solver, if it finds no optimum.
+    /// Returns the value of each variable at an optimum. Integer variables are whole within the solver's tolerance. If
+    /// there is no optimum, the error is the solver's message.
     #[cfg(feature = "highs")]
     pub(crate) fn minimise(&self) -> Result<Vec<f64>, String> {
         highs::minimise(self)
@@ -65,8 +63,8 @@ mod highs {
 
     use super::LinearProgram;
 
-    /// The time limit of one program in seconds. source: assumed; programs of 32 devices take about a millisecond,
-    /// those of a hundred take milliseconds, and a planner must not hang
+    /// The time limit of HiGHS for one program in seconds. source: assumed; programs of 32 devices take about a
+    /// millisecond, those of a hundred devices take milliseconds, and a planner must not hang
     const TIME_LIMIT: f64 = 10.0;
 
     pub(super) fn minimise(program: &LinearProgram) -> Result<Vec<f64>, String> {

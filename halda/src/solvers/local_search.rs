@@ -1,9 +1,9 @@
-//! Local search (hill climbing) that improves a plan by a score of the caller, for example its simulated time.
+//! Local search (hill climbing) that improves a plan by a score from the caller, for example its simulated time.
 //!
-//! The search tries the neighbours of the best plan in turn (`Move`), and moves to the first better one. After an
+//! The search tries the neighbours of the best plan in turn (`Move`), and continues from the first better one. After an
 //! improvement the same move is tried again first. The search stops when no neighbour is better, after a number of
 //! evaluations, or when the caller stops it. Each plan is scored once. Only plans that satisfy the named constraints
-//! are scored, with the residencies that are fastest in the steady state; the last round may be partial.
+//! are scored, with the residency policies that are fastest in the steady state; the last round may be partial.
 
 use std::collections::BTreeMap;
 
@@ -19,16 +19,16 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RefineOptions {
     pub rules: PlanRules,
-    /// Whether the search keeps the number of rounds of the start plan.
+    /// Whether every plan in the search has the number of rounds of the start plan.
     pub keep_rounds: bool,
-    /// The maximum number of evaluations, including that of the start plan; unlimited by default.
+    /// The maximum number of plans to score, including the start plan; unlimited by default.
     pub max_evaluations: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct RefineProgress {
     pub evaluations: u64,
-    /// The best score so far; `None` while no plan has a score.
+    /// The lowest score so far; `None` while no plan has a score.
     pub best_score: Option<f64>,
 }
 
@@ -50,7 +50,7 @@ pub struct RefineResult {
 }
 
 /// Searches for a plan with a lower score than `start`. `score` returns `None` for a plan that cannot run.
-/// `should_continue` is called before each evaluation.
+/// `should_continue` is called before each call of `score`, and ends the search by returning false.
 pub fn refine(
     model: &LatencyModel,
     start: &Assignment,
@@ -58,13 +58,8 @@ pub fn refine(
     score: impl FnMut(&Assignment) -> Option<f64>,
     should_continue: impl FnMut(RefineProgress) -> bool,
 ) -> RefineResult {
-    let mut scores = ScoreCache {
-        score,
-        should_continue,
-        search,
-        known: BTreeMap::new(),
-        progress: RefineProgress::default(),
-    };
+    let (known, progress) = (BTreeMap::new(), RefineProgress::default());
+    let mut scores = ScoreCache { score, should_continue, search, known, progress };
     let mut best = start.clone();
     // A start with an invalid shape has no neighbours and no score.
     let is_valid = shape_violations(model, start).is_empty();
@@ -108,7 +103,7 @@ struct ScoreCache<S, G> {
 }
 
 impl<S: FnMut(&Assignment) -> Option<f64>, G: FnMut(RefineProgress) -> bool> ScoreCache<S, G> {
-    /// Returns the score of a plan, or why the search stops.
+    /// Returns the score of a plan, which is computed only once. Returns an error if the search must stop before that.
     fn get_or_score(&mut self, assignment: &Assignment) -> Result<Option<f64>, StopReason> {
         if let Some(known) = self.known.get(assignment) {
             return Ok(*known);
@@ -137,15 +132,15 @@ struct Processor {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Move {
-    /// Increases or decreases the number of rounds, to the next factor of the model's layers or by one, and scales the
-    /// windows to it.
+    /// Increases or decreases the number of rounds, either to the next factor of the number of layers of the model or
+    /// by one, and scales the windows accordingly.
     Rounds { more: bool, factors: bool },
-    /// Moves one layer of a round, also between the processors of one device. This can drop a device, or add one. If
-    /// `from` or `to` is `None`, the round gets one layer more or fewer.
+    /// Moves one layer of a round to another processor, which may be on the same device. This can drop a device, or add
+    /// one. Without `from`, the round gets one layer more; without `to`, one layer fewer.
     Layer { from: Option<Processor>, to: Option<Processor> },
-    /// Exchanges the windows of two devices.
+    /// Exchanges the window sizes of two devices.
     Swap { one: usize, other: usize },
-    /// Moves all layers of a device to another device.
+    /// Moves all layers of `device` to the device `to`.
     Drop { device: usize, to: usize },
 }
 
@@ -172,7 +167,8 @@ fn moves(model: &LatencyModel) -> Vec<Move> {
 }
 
 impl Move {
-    /// Returns the plan after the move, which may violate constraints; `None` if it is impossible or changes nothing.
+    /// Returns the plan after the move, which may violate constraints; `None` if the move is impossible or without
+    /// effect.
     fn apply(self, at: &Assignment, model: &LatencyModel) -> Option<Assignment> {
         let mut next = at.clone();
         match self {
@@ -222,16 +218,12 @@ fn next_rounds(at: &Assignment, model: &LatencyModel, more: bool, factors: bool)
     if !factors {
         return if more { at.rounds.checked_add(1) } else { at.rounds.checked_sub(1) };
     }
-    let valid = valid_rounds(model.model_layers());
-    if more {
-        valid.into_iter().find(|&rounds| rounds > at.rounds)
-    } else {
-        valid.into_iter().rfind(|&rounds| rounds < at.rounds)
-    }
+    let mut valid = valid_rounds(model.model_layers()).into_iter();
+    if more { valid.find(|rounds| *rounds > at.rounds) } else { valid.rfind(|rounds| *rounds < at.rounds) }
 }
 
-/// Scales a plan to another number of rounds; `None` if that is impossible. Windows keep their ratios (largest
-/// remainder method), none becomes empty, and devices with GPU layers get a new split.
+/// Returns a plan with another number of rounds; `None` if no windows give it. Windows keep their ratios (largest
+/// remainder method), no window becomes empty, and devices with GPU layers get a new split.
 fn rescaled(at: &Assignment, model: &LatencyModel, rounds: u32) -> Option<Assignment> {
     let layers = model.model_layers();
     if rounds == 0 {
@@ -273,25 +265,19 @@ fn rescaled(at: &Assignment, model: &LatencyModel, rounds: u32) -> Option<Assign
     Some(next)
 }
 
-/// Sets the GPU layers of a window to the fastest split by the latency model; to 0 if no split is allowed.
+/// Sets the GPU layers of a device to the fastest split of its window by the latency model, or to 0 if none is allowed.
 fn split(next: &mut Assignment, model: &LatencyModel, device: usize) {
     let layers_per_round = next.layers_per_round().clamp(1, u64::from(model.model_layers())) as u32;
-    let (head, layers) = (device == next.head, next.window_layers[device]);
-    let window = RoundWindow {
-        device,
-        is_head: head,
-        layers_per_round,
-        layers_before_window: 0,
-        window_layers: layers,
-    };
+    let window =
+        RoundWindow::first(device, device == next.head, layers_per_round, next.window_layers[device]);
     next.gpu_layers[device] = model.best_split(window).map_or(0, |split| split.gpu_layers);
 }
 
-/// The strategy `refine`, which proposes the result of a search so that it is checked, evaluated and explained.
+/// The strategy `refine`, which proposes the plan of a local search, so that it is checked, evaluated and explained.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefinedPlan {
     pub assignment: Assignment,
-    /// The name of the strategy whose plan was the start of the search.
+    /// The name of the strategy whose plan was the start of the local search.
     pub start_strategy: String,
     pub rules: PlanRules,
 }

@@ -15,8 +15,8 @@
 use crate::solvers::dynamic_program::min_plus_update;
 use crate::{LatencyModel, RoundWindow};
 
-/// Returns a lower bound of the time per token (T) in seconds with each device as the head, for whole rounds of W
-/// layers; infinite if no plan exists. Rounding errors may increase it by about 1e-12 (relative).
+/// Returns a lower bound of the seconds per token (T) with each device as the head, for whole rounds of W layers;
+/// infinite if no plan exists. Rounding errors may increase a bound by a relative 1e-12.
 pub(crate) fn bounds_by_head(model: &LatencyModel, layers_per_round: u32, may_drop: bool) -> Vec<f64> {
     let devices = model.device_count();
     let worker_times = |device: usize| {
@@ -31,40 +31,27 @@ pub(crate) fn bounds_by_head(model: &LatencyModel, layers_per_round: u32, may_dr
         let with_others = own.iter().zip(others[head].iter().rev()).map(|(own, others)| own + others);
         // With hops by pair, a ring of one device has no hop.
         let hop = model.hops.seconds(head, head);
-        let all = RoundWindow {
-            device: head,
-            is_head: true,
-            layers_per_round,
-            layers_before_window: 0,
-            window_layers: layers_per_round,
-        };
-        let alone = model.best_split_with_hop(all, hop);
-        let alone =
-            alone.filter(|_| may_drop || devices == 1).map_or(f64::INFINITY, |split| split.device_seconds);
+        let all = RoundWindow::first(head, true, layers_per_round, layers_per_round);
+        let alone = model.best_split_with_hop(all, hop).filter(|_| may_drop || devices == 1);
+        let alone = alone.map_or(f64::INFINITY, |split| split.device_seconds);
         with_others.fold(f64::INFINITY, f64::min).min(alone)
     };
     (0..devices).map(bound).collect()
 }
 
-/// Returns g(w), the seconds of windows of 0 to W layers with the device's shortest hop; infinite for w = 0.
+/// Returns g(w), the seconds per token of a device with its shortest hop and w = 0 to W layers; infinite for w = 0.
 fn window_times(model: &LatencyModel, layers_per_round: u32, device: usize, head: bool) -> Vec<f64> {
     let hops = &model.hops;
     let hop = if hops.depends_on_receiver { hops.shortest_hop(device) } else { hops.fixed_hop(device) };
     let time = |layers| {
-        let window = RoundWindow {
-            device,
-            is_head: head,
-            layers_per_round,
-            layers_before_window: 0,
-            window_layers: layers,
-        };
+        let window = RoundWindow::first(device, head, layers_per_round, layers);
         model.best_split_with_hop(window, hop).map_or(f64::INFINITY, |split| split.device_seconds)
     };
     let windows = (1..=layers_per_round).map(time);
     std::iter::once(f64::INFINITY).chain(windows).collect()
 }
 
-/// Returns for each device the minimum seconds of 0 to W layers on all other devices, `p_i` (+) `s_i`.
+/// Returns for each device i the minimum seconds of j = 0 to W layers on all other devices, `p_i` (+) `s_i`.
 fn programs_without_one(tables: &[Vec<f64>], layers_per_round: u32) -> Vec<Vec<f64>> {
     let no_layers = no_layers(layers_per_round);
     let one_by_one = |times: &mut Vec<f64>, table: &Vec<f64>| {
@@ -77,7 +64,7 @@ fn programs_without_one(tables: &[Vec<f64>], layers_per_round: u32) -> Vec<Vec<f
     before.zip(after.iter().rev()).map(|(before, after)| min_plus_convolution(&before, after)).collect()
 }
 
-/// Returns the times of 0 to W layers on no device: 0, then infinity.
+/// Returns the seconds of j = 0 to W layers on no device: 0 for j = 0, else infinity.
 pub(crate) fn no_layers(layers_per_round: u32) -> Vec<f64> {
     let mut times = vec![f64::INFINITY; layers_per_round as usize + 1];
     times[0] = 0.0;

@@ -9,7 +9,7 @@
 
 use crate::{Assignment, LatencyModel};
 
-/// Adds relays that close the gaps of a ring. A ring with a gap that cannot be closed is unchanged.
+/// Adds relays that close the gaps in the ring of an assignment. If a gap cannot be closed, returns it unchanged.
 pub(crate) fn with_relays(model: &LatencyModel, assignment: Assignment) -> Assignment {
     let devices = model.device_count();
     let ring = assignment.ring();
@@ -37,7 +37,7 @@ pub(crate) fn with_relays(model: &LatencyModel, assignment: Assignment) -> Assig
     Assignment { ring_order: Some(order), ..assignment }
 }
 
-/// Returns the devices between `from` and `to` on the fastest path through free devices; `None` if there is no path.
+/// Returns the devices between `from` and `to` on the fastest path through free devices; `None` if no path exists.
 fn fastest_path(model: &LatencyModel, from: usize, to: usize, free: &[bool]) -> Option<Vec<usize>> {
     let devices = free.len();
     let mut seconds: Vec<f64> = (0..devices).map(|device| model.hops.seconds(from, device)).collect();

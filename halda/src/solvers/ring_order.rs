@@ -26,7 +26,7 @@ const MAX_DEVICES: usize = 12;
 /// The maximum number of additions in the search over subsets. source: measured, half a nanosecond each
 const MAX_ADDITIONS: f64 = 1.2e9;
 
-/// Returns whether all subsets of devices can be tried within the limits, for a number of heads and these ring sizes.
+/// Returns whether all subsets of devices can be tried within the limits, for so many heads and these ring sizes.
 pub(crate) fn can_try_all_subsets(
     model: &LatencyModel,
     rules: PlanRules,
@@ -42,7 +42,7 @@ pub(crate) fn can_try_all_subsets(
     heads as f64 * sets * squares <= MAX_ADDITIONS
 }
 
-/// Returns the devices of the best ring of W layers with this head, in ring order; `None` if there is no plan.
+/// Returns the devices of the fastest ring of W layers with this head, in ring order; `None` if no plan exists.
 pub(crate) fn best_ring(
     model: &LatencyModel,
     cycles: &ShortestCycles,
@@ -67,17 +67,17 @@ pub(crate) fn best_ring(
 
 /// The search over the tree of subsets, in which each level decides whether one device is in the ring.
 struct Subsets<'a> {
-    /// g(w) of each device: the seconds of windows of 0 to W layers.
+    /// g(w) of each device: the seconds per token with a window of w = 0 to W layers.
     tables: Vec<Vec<f64>>,
     cycles: &'a ShortestCycles,
     rounds: f64,
     min_windows: &'a [u32],
-    /// The shortest time per token so far in seconds, and the set of devices that has it, as a bit mask.
+    /// The minimum seconds per token so far, and the set of devices with this time as a bit mask.
     best: (f64, usize),
 }
 
 impl Subsets<'_> {
-    /// Visits all extensions of `set` by devices from `device` on. `times` is F(`set`) in seconds by number of
+    /// Visits all sets that add to `set` devices from index `device` on. `times` is F(`set`) in seconds by number of
     /// layers.
     fn descend(&mut self, device: usize, times: &[f64], set: usize) {
         let with = set | 1 << device;
@@ -99,7 +99,7 @@ impl Subsets<'_> {
         self.descend(device + 1, &grown, with);
     }
 
-    /// Replaces the best set if `set` is faster, or equally fast with fewer devices.
+    /// Replaces the best set of devices if `set` is faster, or equally fast with fewer devices.
     fn keep_best(&mut self, layers_time: f64, set: usize) {
         if layers_time == f64::INFINITY || set == 0 {
             return;

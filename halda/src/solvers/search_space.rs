@@ -6,9 +6,9 @@ use crate::{LatencyModel, OrderChoice, PlanRules, StrategyError, valid_rounds};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadChoice {
-    /// The head is the device with this index.
+    /// The device with this index is the head.
     Fixed(usize),
-    /// Every device is tried as the head, and the fastest plan is chosen; ties go to the lower index.
+    /// Every device is tried as the head, and the head of the fastest plan is chosen; ties go to the lower index.
     Best,
 }
 
@@ -24,14 +24,14 @@ impl HeadChoice {
     }
 }
 
-/// Rotates a cycle of devices so that the head is first.
+/// Returns a cycle of devices, rotated so that the head is first.
 pub(crate) fn from_head(cycle: &[usize], head: usize) -> Vec<usize> {
     let mut order = cycle.to_vec();
     order.rotate_left(cycle.iter().position(|device| *device == head).unwrap_or(0));
     order
 }
 
-/// Returns the minimum window of each device: 1 for the head and for devices that must not be dropped, else 0.
+/// Returns the minimum window of each device in layers: 1 for the head and devices that must not be dropped, else 0.
 pub(crate) fn min_windows(model: &LatencyModel, rules: PlanRules, head: usize) -> Vec<u32> {
     (0..model.device_count()).map(|device| u32::from(device == head || !rules.may_drop_devices)).collect()
 }
@@ -54,7 +54,7 @@ pub(crate) fn search_options(
     options
 }
 
-/// Returns the ring sizes (W) to search in descending order; if `rounds` is given, only those with that many rounds.
+/// Returns the ring sizes (layers per round) to search, in descending order; only those with `rounds` rounds if given.
 pub(crate) fn ring_sizes(
     model_layers: u32,
     may_leave_remainder: bool,

@@ -1,4 +1,4 @@
-//! Shortest cycles through devices: exact for few devices, by local search for many.
+//! Shortest cycles through devices: exact for few devices, by local search for many devices.
 //!
 //! Hops may differ by direction. For few devices, Held and Karp's dynamic program over all subsets is used:
 //!
@@ -14,14 +14,14 @@ use crate::latency::LatencyModel;
 /// The shortest cycles through all sets of devices. A set is a bit mask of devices.
 pub(crate) struct ShortestCycles {
     devices: usize,
-    /// The hops in seconds, at index from * M + to for M devices.
+    /// The seconds of the hop from one device to another, at index from * M + to for M devices.
     hops: Vec<f64>,
-    /// d(S, j) at index S * M + j: the length of the shortest path from the first device of S through all of S to j.
+    /// d(S, j) at index S * M + j: the seconds of the shortest path from the first device of S through all of S to j.
     paths: Vec<f64>,
 }
 
 impl ShortestCycles {
-    /// Computes the cycles of all sets in O(2^M M^2).
+    /// Computes the shortest cycles through all sets of M devices in O(2^M M^2).
     pub(crate) fn new(model: &LatencyModel) -> Self {
         let devices = model.device_count();
         let pairs = (0..devices).flat_map(|from| (0..devices).map(move |to| (from, to)));
@@ -44,12 +44,12 @@ impl ShortestCycles {
         Self { devices, hops, paths }
     }
 
-    /// Returns the length of the shortest cycle through a set in seconds; infinite if there is none.
+    /// Returns the seconds of the shortest cycle through a set of devices; infinite if links are missing.
     pub(crate) fn seconds(&self, set: usize) -> f64 {
         self.last(set).map_or(f64::INFINITY, |last| self.closed(set, last))
     }
 
-    /// Returns the shortest cycle through a set, starting at its first device.
+    /// Returns the shortest cycle through a set of devices, starting at the first one.
     pub(crate) fn order(&self, set: usize) -> Vec<usize> {
         let mut order = Vec::new();
         let mut left = set;
@@ -66,7 +66,7 @@ impl ShortestCycles {
         order
     }
 
-    /// Returns the length of the cycle through a set whose last device is `last`, in seconds.
+    /// Returns the seconds of the shortest cycle through a set of devices that ends with the device `last`.
     fn closed(&self, set: usize, last: usize) -> f64 {
         let first = set.trailing_zeros() as usize;
         let return_hop = if last == first { 0.0 } else { self.hops[last * self.devices + first] };
@@ -79,8 +79,8 @@ impl ShortestCycles {
     }
 }
 
-/// Returns an order of all devices: a short cycle through `members`, found by local search, with the other devices
-/// inserted. Avoiding missing links has priority over length.
+/// Returns an order of all devices: a short cycle through `members`, found by local search, into which the other
+/// devices are inserted. A cycle with fewer missing links is preferred to a shorter one.
 pub(crate) fn candidate_cycle(model: &LatencyModel, members: &[usize]) -> Vec<usize> {
     let (first, others) = members.split_at(members.len().min(1));
     let (mut cycle, mut left) = (first.to_vec(), others.to_vec());
@@ -99,7 +99,7 @@ pub(crate) fn candidate_cycle(model: &LatencyModel, members: &[usize]) -> Vec<us
     with_missing_devices(model, cycle)
 }
 
-/// Inserts all devices that are missing from a cycle, each where its two new hops are shortest.
+/// Inserts all devices that are missing from a cycle, each at the place where its two new hops are shortest.
 pub(crate) fn with_missing_devices(model: &LatencyModel, mut cycle: Vec<usize>) -> Vec<usize> {
     let others: Vec<usize> = (0..model.device_count()).filter(|device| !cycle.contains(device)).collect();
     for device in others {
@@ -114,7 +114,7 @@ pub(crate) fn with_missing_devices(model: &LatencyModel, mut cycle: Vec<usize>) 
     cycle
 }
 
-/// The length of a cycle: the number of missing links, and the seconds of the existing ones.
+/// The length of a cycle: the number of missing links, and the seconds of the hops over the existing links.
 type Length = (usize, f64);
 
 fn cycle_length(model: &LatencyModel, cycle: &[usize]) -> Length {
@@ -128,12 +128,13 @@ fn cycle_length(model: &LatencyModel, cycle: &[usize]) -> Length {
     hops.fold((0, 0.0), add)
 }
 
-/// Returns whether a length is shorter than another by more than rounding errors.
+/// Returns whether the length of a cycle is less than that of another one by more than rounding errors.
 fn is_shorter(one: Length, other: Length) -> bool {
     one.0 < other.0 || one.0 == other.0 && one.1 < other.1 * (1.0 - 1e-12)
 }
 
-/// Returns the shortest cycle after reversing or moving one segment; `None` if none is shorter than `cycle`.
+/// Returns the shortest cycle after reversing or moving one segment, and its length; `None` if none is shorter than
+/// `cycle`.
 fn improved(model: &LatencyModel, cycle: &[usize], length: Length) -> Option<(Vec<usize>, Length)> {
     let mut best: Option<(Vec<usize>, Length)> = None;
     let mut offer = |candidate: Vec<usize>| {

@@ -62,36 +62,41 @@ fn chosen(solution: &Solution, windows: &[u32], gpu_layers: &[u32]) {
 }
 
 /// Returns a head with 10 layers/s, a laptop with a GPU of 40 and a CPU of 5 layers/s, and a phone with 10 layers/s.
-/// The arguments are the layers that fit in memory; for the laptop on GPU and CPU.
+/// The arguments are the numbers of layers that fit in their memory; for the laptop in GPU memory and in RAM.
 fn three(head: u64, laptop: [u64; 2], phone: u64) -> Vec<Device> {
     let laptop = with_gpu(device("laptop", 5.0, laptop[1]), 40.0, laptop[0]);
     vec![device("head", 10.0, head), laptop, device("phone", 10.0, phone)]
 }
 
 #[test]
-fn perf_follows_compute_power() {
+fn perf_follows_compute_power_within_memory() {
+    let perf = |layers, devices, windows: &[u32], gpu_layers: &[u32]| {
+        check(&PerformanceProportional, layers, devices, windows, gpu_layers)
+    };
     // 20 layers in the ratio 10:40:10 have the cumulative shares 3.33, 16.67, 20: windows of 3, 14, 3, which all fit.
-    let solution = check(&PerformanceProportional, 20, three(20, [20, 20], 20), &[3, 14, 3], &[0, 14, 0]);
+    let solution = perf(20, three(20, [20, 20], 20), &[3, 14, 3], &[0, 14, 0]);
     assert!((solution.seconds_per_token() - (3.0 / 10.0 + 14.0 / 40.0 + 3.0 / 10.0)).abs() < 1e-12);
-}
 
-#[test]
-fn perf_moves_what_exceeds_a_gpu_to_other_gpus() {
     let gpu = |name, speed, layers| with_gpu(device(name, 5.0, 10), speed, layers);
     let four =
         |last| vec![device("head", 10.0, 20), gpu("a", 40.0, 6), gpu("b", 20.0, 20), gpu("c", 20.0, last)];
     // 18 layers in the ratio 10:40:20:20 are 2, 8, 4, 4. 6 of the 8 fit; the other 2 go to the other GPUs, 1 each.
-    check(&PerformanceProportional, 18, four(5), &[2, 6, 5, 5], &[0, 6, 5, 5]);
+    perf(18, four(5), &[2, 6, 5, 5], &[0, 6, 5, 5]);
     // The last device cannot hold another layer.
-    check(&PerformanceProportional, 18, four(4), &[2, 6, 6, 4], &[0, 6, 6, 4]);
-}
+    perf(18, four(4), &[2, 6, 6, 4], &[0, 6, 6, 4]);
 
-#[test]
-fn perf_offloads_to_cpus_by_their_speed() {
     // The shares are 3, 14, 3, and the GPU holds 6. The other 8 layers in the ratio 10:5:10 have the cumulative
     // shares 3.2, 4.8, 8: 3, 2, 3. The phone can hold only 2 of its 3. The last layer in the ratio 10:5 has 0.67, 1:
     // it is the head's.
-    check(&PerformanceProportional, 20, three(10, [6, 4], 5), &[7, 8, 5], &[0, 6, 0]);
+    perf(20, three(10, [6, 4], 5), &[7, 8, 5], &[0, 6, 0]);
+
+    // 10 layers in the ratio 1:100 give the head 0.1, which rounds to zero, so it gets one layer of the other device.
+    perf(10, vec![device("head", 1.0, 10), device("desktop", 100.0, 10)], &[1, 9], &[0, 0]);
+
+    // The laptop counts with its CPU, so the ratio is 10:10. 4 layers fit in each RAM; the last 2 go to the slow GPU.
+    let laptop = with_gpu(device("laptop", 10.0, 4), 2.0, 2);
+    let solution = perf(10, vec![device("head", 10.0, 4), laptop], &[4, 6], &[0, 2]);
+    assert!(!solution.breakdown.devices[1].exceeds_memory);
 }
 
 #[test]
@@ -117,22 +122,6 @@ fn perf_overloads_cpus_when_all_memory_is_full() {
 }
 
 #[test]
-fn perf_keeps_the_head_in_the_ring() {
-    // 10 layers in the ratio 1:100 give the head 0.1, which rounds to zero, so it gets one layer of the other device.
-    let devices = vec![device("head", 1.0, 10), device("desktop", 100.0, 10)];
-    check(&PerformanceProportional, 10, devices, &[1, 9], &[0, 0]);
-}
-
-#[test]
-fn perf_uses_a_slow_gpu_last() {
-    // The laptop counts with its CPU, so the ratio is 10:10. 4 layers fit in each RAM; the last 2 go to the slow GPU.
-    let laptop = with_gpu(device("laptop", 10.0, 4), 2.0, 2);
-    let solution =
-        check(&PerformanceProportional, 10, vec![device("head", 10.0, 4), laptop], &[4, 6], &[0, 2]);
-    assert!(!solution.breakdown.devices[1].exceeds_memory);
-}
-
-#[test]
 fn edgeshard_trades_speed_for_hops() {
     // A layer takes 0.1 s on the head and 0.05 s on the others. A block on another device saves 0.05 s per layer and
     // costs a hop. 8 layers on the near device save 0.4 s for a hop of 0.1 s. One more layer on the far device would
@@ -144,6 +133,10 @@ fn edgeshard_trades_speed_for_hops() {
     assert!((solution.seconds_per_token() - (2.0 * 0.1 + 8.0 * 0.05 + 0.1)).abs() < 1e-12);
     // With 20 layers, all but one are on the far device, so that there is only its hop.
     check(&EdgeShard, 20, devices, &[1, 0, 19], &[0, 0, 0]);
+    // The faster processor of a device is filled first.
+    for (gpu_speed, gpu_layers) in [(40.0, 3), (2.0, 1)] {
+        check(&EdgeShard, 5, vec![with_gpu(device("desktop", 10.0, 4), gpu_speed, 3)], &[5], &[gpu_layers]);
+    }
 }
 
 #[test]
@@ -157,19 +150,9 @@ fn edgeshard_reads_nothing_even_where_reading_is_faster() {
     let refusal = solved(&EdgeShard, 17, devices.clone()).unwrap_err();
     assert_eq!(refusal, "`edgeshard` reads no weights from disk, and only 16 of the 17 layers fit in memory");
     devices[0].ram_available = LAYER - 1;
-    let small_head = solved(&EdgeShard, 10, devices).unwrap_err();
-    assert_eq!(
-        small_head,
-        "`edgeshard` reads no weights from disk, and the head `head` has too little memory for a layer"
-    );
-}
-
-#[test]
-fn edgeshard_fills_the_faster_processor_first() {
-    let desktop = with_gpu(device("desktop", 10.0, 4), 40.0, 3);
-    check(&EdgeShard, 5, vec![desktop], &[5], &[3]);
-    let desktop = with_gpu(device("desktop", 10.0, 4), 2.0, 3);
-    check(&EdgeShard, 5, vec![desktop], &[5], &[1]);
+    let small_head =
+        "`edgeshard` reads no weights from disk, and the head `head` has too little memory for a layer";
+    assert_eq!(solved(&EdgeShard, 10, devices).unwrap_err(), small_head);
 }
 
 #[test]
@@ -183,17 +166,9 @@ fn lingualinked_balances_computing_and_communication() {
     let tight = Device { ram_available: 5 * LAYER, ..near.clone() };
     check(&LinguaLinked, 10, vec![device("head", 10.0, 10), tight], &[5, 5], &[0, 0]);
     check(&LinguaLinked, 10, vec![device("head", 10.0, 3), near], &[3, 7], &[0, 0]);
-}
-
-#[test]
-fn lingualinked_counts_gpu_and_cpu_of_a_device() {
-    // 4/40 + (x - 4)/10 = (11 - x)/10 gives x = 7.
+    // GPU and CPU of the head both count: 4/40 + (x - 4)/10 = (11 - x)/10 gives x = 7.
     let head = with_gpu(device("head", 10.0, 20), 40.0, 4);
     check(&LinguaLinked, 11, vec![head, device("worker", 10.0, 20)], &[7, 4], &[4, 0]);
-}
-
-#[test]
-fn lingualinked_minimises_the_sum_where_balance_is_impossible() {
     // The hop of the far device takes 10 s, which is the longest time in any case. The sum of the other times is
     // minimal if the fast device has all layers but one.
     let far = Device { hop: 10.0, ..device("far", 10.0, 10) };
@@ -204,9 +179,6 @@ fn lingualinked_minimises_the_sum_where_balance_is_impossible() {
 #[test]
 fn lingualinked_without_memory_is_an_error() {
     let devices = vec![device("head", 10.0, 4), device("worker", 10.0, 5)];
-    let refusal = solved(&LinguaLinked, 10, devices).unwrap_err();
-    assert_eq!(
-        refusal,
-        "`lingualinked` reads no weights from disk, and only 9 of the 10 layers fit in memory"
-    );
+    let expected = "`lingualinked` reads no weights from disk, and only 9 of the 10 layers fit in memory";
+    assert_eq!(solved(&LinguaLinked, 10, devices).unwrap_err(), expected);
 }

@@ -36,7 +36,7 @@ fn partial_last_round_has_its_terms() {
     near(worker.communication_seconds, 2.0 * 0.005);
     let refusal = solve(&ExactSearch { rounds: Some(5), ..ExactSearch::default() }, &model).unwrap_err();
     let expected =
-        "24 layers cannot be divided into 5 rounds; valid numbers of rounds are [1, 2, 3, 4, 6, 8, 12]";
+        "24 layers cannot be divided into 5 rounds; valid numbers of rounds are 1, 2, 3, 4, 6, 8, 12";
     assert_eq!(refusal.to_string(), expected);
 }
 

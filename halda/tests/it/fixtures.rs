@@ -41,7 +41,7 @@ pub fn certified_rows() -> impl Iterator<Item = (&'static str, LatencyModel<'sta
     ROWS.iter().map(|(place, instance, row)| (place.as_str(), LatencyModel::new(instance).unwrap(), row))
 }
 
-/// Solves an instance, and checks the plan or the error. Returns `None` if there is no plan.
+/// Solves an instance, and checks the plan or the error. Returns `None` if the instance has no plan.
 #[track_caller]
 pub fn checked_solution(place: &str, strategy: &dyn Strategy, model: &LatencyModel) -> Option<Solution> {
     match solve(strategy, model) {
@@ -152,7 +152,7 @@ pub const ALL_RULES: [PlanRules; 4] = [
     FREE,
 ];
 
-/// Returns whether two values are equal to a relative 1e-9.
+/// Returns whether two values differ by at most a relative 1e-9.
 pub fn equal(left: f64, right: f64) -> bool {
     (left - right).abs() <= 1e-9 * left.abs().max(right.abs())
 }

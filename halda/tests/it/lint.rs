@@ -76,7 +76,7 @@ impl Case {
         lint::check_scenario(&self.scenario, &self.cluster)
     }
 
-    /// Sets the memory of a device so that `left` remains beside buffers and the key-value cache of `layers` layers.
+    /// Sets the memory of a device so that `left` bytes remain beside buffers and the KV cache of `layers` layers.
     fn set_memory_left(&mut self, device: usize, layers: u32, left: Bytes) {
         let member = &mut self.cluster.members[device].device;
         let cache = self.cluster.model.shape.kv_bytes_per_layer(512, Bytes(2)).0 * u64::from(layers);
@@ -85,7 +85,7 @@ impl Case {
     }
 }
 
-/// Checks the codes of the findings, given in ascending order.
+/// Checks that the findings have exactly the expected codes, which are in ascending order.
 #[track_caller]
 fn codes(found: &[Finding], expected: &[&str]) {
     let mut codes: Vec<&str> = found.iter().map(|finding| finding.code).collect();

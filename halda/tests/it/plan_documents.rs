@@ -2,8 +2,8 @@
 
 use hearth_core::{Cluster, LinkTable, Member};
 use hearth_halda::{
-    ExactSearch, HeadChoice, Instance, LatencyModel, ManualPlan, MemoryProportional, SingleDevice, Strategy,
-    exo_memory_by_device, plan_from_solution, solve,
+    Device, ExactSearch, HeadChoice, Instance, LatencyModel, ManualPlan, MemoryProportional, SingleDevice,
+    Strategy, exo_memory_by_device, plan_from_solution, solve,
 };
 use hearth_profiles::device::{DeviceProfile, Quota, shipped_profile as shipped_device};
 use hearth_profiles::document::Document;
@@ -21,7 +21,7 @@ fn link(milliseconds: f64) -> Link {
     Link { latency: assumed(Seconds(milliseconds / 1e3)), bandwidth: assumed(BytesPerSecond(50e6)) }
 }
 
-/// Returns a device with `gib` GiB of memory. `gpu` is (kind, whether memory is unified, GiB).
+/// Returns a device with `gib` GiB of memory. `gpu` is (kind, whether memory is unified, GiB of GPU memory).
 fn device(name: &str, os: &str, gib: u64, gpu: Option<(&str, bool, u64)>) -> Member {
     let yaml = format!(
         "schema: device/1
@@ -63,7 +63,7 @@ disk:
     Member { name: name.to_owned(), address: None, device, residency: None }
 }
 
-/// Returns links of 3 ms, except that `from` cannot send to `to`.
+/// Returns links with a latency of 3 ms between all devices, except that `from` cannot send to `to`.
 fn one_way(from: &str, to: &str) -> LinkTable {
     let devices = [from.to_owned(), to.to_owned()];
     let between =
@@ -71,7 +71,7 @@ fn one_way(from: &str, to: &str) -> LinkTable {
     LinkTable::new(Links { pair_links: between, ..Links::uniform(link(3.0)) })
 }
 
-/// Returns a mac, a desktop as the head, and a laptop, with a shipped model.
+/// Returns a cluster of a Mac, a desktop as the head, and a laptop, with a shipped model.
 fn cluster(model: &str) -> Cluster {
     let members = vec![
         device("mac", "macos", 8, Some(("metal", true, 5))),
@@ -95,14 +95,7 @@ fn cpu_quota_slows_a_device() {
     let slowed = of(&cluster);
     assert_eq!((free.name.as_str(), slowed.name.as_str()), ("laptop", "laptop"));
     assert_eq!(slowed.cpu_memory_rate, free.cpu_memory_rate / 4.0);
-    let layer = |device: &hearth_halda::Device| {
-        device
-            .runtime
-            .compute_times
-            .as_ref()
-            .and_then(|work| work.cpu_layer_seconds.first().copied())
-            .expect("a layer")
-    };
+    let layer = |device: &Device| device.runtime.compute_times.as_ref().unwrap().cpu_layer_seconds[0];
     let ratio = layer(&slowed) / layer(&free);
     // The time to copy keys and values does not change.
     assert!((3.9..=4.0).contains(&ratio), "{ratio}");
@@ -268,5 +261,5 @@ fn plan_has_relays() {
     let mut direct = plan;
     direct.devices.remove(1);
     let refused = cluster.links.check_reachability(&direct).unwrap_err().to_string();
-    assert!(refused.starts_with("the plan sends from `desktop` to `mac`, but"), "{refused}");
+    assert!(refused.starts_with("the plan sends messages from `desktop` to `mac`, but"), "{refused}");
 }

@@ -27,7 +27,7 @@ use crate::fixtures::{
 /// The bytes of a layer in the small instances.
 const LAYER: u64 = 100 << 20;
 
-/// Returns a value for each weight format.
+/// Returns `value` for the weight format q4k, and half of it for f32.
 fn per_format(value: f64) -> BTreeMap<String, f64> {
     BTreeMap::from([("q4k".to_owned(), value), ("f32".to_owned(), value / 2.0)])
 }
@@ -132,7 +132,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// Generates an instance; `largest` is the maximum number of layers by number of devices.
+    /// Generates an instance. `largest` has the maximum number of layers for 1 to 4 devices.
     fn small(largest: [u32; 4])(devices in 1..=4_usize)(
         layers in 1..=largest[devices - 1],
         devices in prop::collection::vec(device(largest[devices - 1]), devices),
@@ -189,42 +189,23 @@ fn strategies(model: &LatencyModel) -> Vec<Box<dyn Planner>> {
         all.push(Box::new(OverlapSearch { rules, ..OverlapSearch::default() }));
         all.push(Box::new(OverlapSearch { rules, head: best, order, ..OverlapSearch::default() }));
     }
-    for may_drop in [false, true] {
+    for may_drop_devices in [false, true] {
+        let halda = Halda { may_drop_devices, ..Halda::PRIMA_CPP_PAPER };
         for terms in [CostTerms::PRIMA_CPP_PAPER, CostTerms::PRIMA_CPP] {
-            all.push(Box::new(Halda {
-                may_drop_devices: may_drop,
-                terms,
-                flip_memory_cases: !may_drop,
-                ..Halda::PRIMA_CPP_PAPER
-            }));
+            all.push(Box::new(Halda { terms, flip_memory_cases: !may_drop_devices, ..halda }));
         }
-        all.push(Box::new(Halda {
-            may_drop_devices: may_drop,
-            head: devices - 1,
-            rounds: Some(layers),
-            ..Halda::PRIMA_CPP_PAPER
-        }));
-        all.push(Box::new(Halda {
-            may_drop_devices: may_drop,
-            prune_by_bound: false,
-            ..Halda::PRIMA_CPP_PAPER
-        }));
+        all.push(Box::new(Halda { head: devices - 1, rounds: Some(layers), ..halda }));
+        all.push(Box::new(Halda { prune_by_bound: false, ..halda }));
     }
     for rounds in [0, 1, 2, layers] {
         all.push(Box::new(EvenWindows { rounds }));
     }
-    for device in 0..=devices {
-        all.push(Box::new(SingleDevice { device: Some(device) }));
+    for head in 0..=devices {
+        all.push(Box::new(SingleDevice { device: Some(head) }));
         let window_layers = vec![layers / devices as u32; devices];
         let gpu_layers = vec![layers / (devices as u32 + 1); devices];
-        let rounds = (device == 0).then_some(1);
-        all.push(Box::new(ManualPlan {
-            head: device,
-            rounds,
-            window_layers,
-            gpu_layers,
-            ..ManualPlan::default()
-        }));
+        let (rounds, residencies) = ((head == 0).then_some(1), Vec::new());
+        all.push(Box::new(ManualPlan { head, rounds, window_layers, gpu_layers, residencies }));
     }
     all
 }
@@ -248,8 +229,7 @@ fn check_contract(model: &LatencyModel) -> Result<(), TestCaseError> {
                 prop_assert_eq!(seconds, solution.seconds_per_token(), "{}", name);
                 if strategy.is_optimal() && strategy.objective() == Objective::SteadyState {
                     let residencies = best_residencies(model, assignment).unwrap();
-                    let best =
-                        model.evaluate_steady_state(assignment, &residencies).unwrap().seconds_per_token;
+                    let best = model.steady_state_seconds(assignment, &residencies);
                     prop_assert!(equal(best, seconds), "{} is not {}", best, seconds);
                 }
                 prop_assert_eq!(solution.explanation.devices.len(), model.device_count());

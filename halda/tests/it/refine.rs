@@ -18,7 +18,7 @@ use crate::fixtures::{FREE, cases, certified_rows};
 
 const SEARCH: RefineOptions = RefineOptions { rules: FREE, keep_rounds: false, max_evaluations: None };
 
-/// Returns the small instances for which `exact` has a plan, with that plan.
+/// Returns each small instance for which the strategy `exact` has a plan, with this plan.
 fn instances() -> impl Iterator<Item = (LatencyModel<'static>, Assignment)> {
     let small = certified_rows().filter(|(place, ..)| place.starts_with("small.jsonl"));
     small.filter_map(|(_, model, _)| {
@@ -32,14 +32,14 @@ fn allowed(model: &LatencyModel, at: &Assignment) -> bool {
     ring_violations(model, at, FREE).is_empty() && best_residencies(model, at).is_some()
 }
 
-/// Returns the sum over processors of weight * (layers - target)^2, with `targets` of (target, weight).
+/// Returns the sum over processors of weight * (layers - target)^2. `targets` has (target, weight) of each processor.
 fn convex_score(assignment: &Assignment, targets: &[(f64, f64)]) -> f64 {
     let split = assignment.window_layers.iter().zip(&assignment.gpu_layers);
     let layers = split.flat_map(|(window, gpu)| [f64::from(window - gpu), f64::from(*gpu)]);
     layers.zip(targets).map(|(layers, (target, weight))| weight * (layers - target).powi(2)).sum()
 }
 
-/// Returns a pseudo-random score that depends only on the plan and the seed. A tenth of the plans have none.
+/// Returns a pseudo-random score that depends only on the plan and the seed. A tenth of the plans have no score.
 fn random_score(assignment: &Assignment, seed: u64) -> Option<f64> {
     let numbers = assignment.window_layers.iter().chain(&assignment.gpu_layers).chain([&assignment.rounds]);
     let mixed = numbers.fold(seed, |mixed, number| {
@@ -160,8 +160,6 @@ fn refined_plan_is_explained() {
     let solution = solve(&strategy, &model).unwrap();
     assert_eq!((solution.strategy, &solution.assignment), ("refine", &start));
     assert_eq!(solution.strategy_options, ["start=exact", "drop=true", "remainder=true"]);
-    assert!(
-        solution.explanation.optimality_gap.is_some_and(|gap| gap >= -1e-9),
-        "the default strategy is optimal"
-    );
+    // The default strategy is optimal.
+    assert!(solution.explanation.optimality_gap.is_some_and(|gap| gap >= -1e-9));
 }

@@ -20,7 +20,7 @@ use crate::fixtures::{
 /// The bytes of a layer.
 const LAYER: u64 = 100 << 20;
 
-/// Returns a device that computes a layer in `milliseconds` and holds `holds` layers in memory. Its disk is slow.
+/// Returns a device that computes a layer in `milliseconds`, holds `holds` layers in memory, and has a slow disk.
 fn device(name: &str, milliseconds: f64, holds: u64) -> Device {
     Device {
         cpu_speed: BTreeMap::from([("q4k".to_owned(), 1e9 / (milliseconds / 1e3))]),
@@ -43,9 +43,10 @@ fn hops<const M: usize>(rows: [[i32; M]; M]) -> Vec<Vec<Option<f64>>> {
     rows.into_iter().map(|row| row.into_iter().map(entry).collect()).collect()
 }
 
-/// Returns whether a time in seconds is close to a time in milliseconds.
-fn near(found: f64, milliseconds: f64) -> bool {
-    (found * 1e3 - milliseconds).abs() < 1e-6
+/// Checks that a time in seconds is close to a time in milliseconds.
+#[track_caller]
+fn near(found: f64, milliseconds: f64) {
+    assert!((found * 1e3 - milliseconds).abs() < 1e-6, "{found} s is not {milliseconds} ms");
 }
 
 fn best(instance: &Instance, order: OrderChoice) -> Result<Solution, StrategyError> {
@@ -59,15 +60,10 @@ fn hops_go_to_the_next_device_in_each_round() {
     let devices = ["a", "b", "c"].map(|name| device(name, 1.0, 100)).into();
     let instance = instance(10, devices, rows);
     let model = LatencyModel::new(&instance).unwrap();
-    let hops = |windows: [u32; 3], rounds, order: Option<Vec<usize>>| {
-        let assignment =
-            Assignment { ring_order: order, ..Assignment::new(0, rounds, windows.into(), vec![0; 3]) };
-        let breakdown = model.evaluate(&assignment).unwrap();
-        breakdown
-            .devices
-            .iter()
-            .map(|terms| (terms.communication_seconds * 1e3).round() as u32)
-            .collect::<Vec<_>>()
+    let hops = |windows: [u32; 3], rounds, ring_order: Option<Vec<usize>>| -> Vec<u32> {
+        let assignment = Assignment::new(0, rounds, windows.into(), vec![0; 3]);
+        let breakdown = model.evaluate(&Assignment { ring_order, ..assignment }).unwrap();
+        breakdown.devices.iter().map(|terms| (terms.communication_seconds * 1e3).round() as u32).collect()
     };
     assert_eq!(hops([4, 3, 3], 1, None), [1, 20, 100]);
     assert_eq!(hops([5, 0, 5], 1, None), [2, 0, 100], "b is skipped");
@@ -94,16 +90,10 @@ fn weak_device_becomes_a_relay() {
         assert_eq!(solution.assignment.window_layers, [5, 0, 5]);
         assert_eq!(solution.assignment.ring(), [0, 1, 2]);
         assert!(solution.assignment.is_relay(1));
-        assert!(
-            near(solution.seconds_per_token(), 10.0 + 2.0 + 3.0 + 4.0),
-            "{}",
-            solution.seconds_per_token()
-        );
+        near(solution.seconds_per_token(), 10.0 + 2.0 + 3.0 + 4.0);
         let relay = solution.explanation.devices[1].relay.as_ref().unwrap();
-        assert_eq!(
-            (relay.previous_device.as_str(), relay.next_device.as_str(), relay.has_direct_link),
-            ("a", "c", false)
-        );
+        let neighbours = (relay.previous_device.as_str(), relay.next_device.as_str());
+        assert_eq!((neighbours, relay.has_direct_link), (("a", "c"), false));
         assert_eq!(solution.breakdown.devices[1].layer_counts, LayerCounts::default());
     }
     // A manual plan gets the relay too.
@@ -111,7 +101,7 @@ fn weak_device_becomes_a_relay() {
     let manual = ManualPlan { window_layers: vec![5, 0, 5], ..ManualPlan::default() };
     let manual = solve(&manual, &model).unwrap();
     assert_eq!(manual.assignment.ring_order, Some(vec![0, 1, 2]));
-    assert!(near(manual.seconds_per_token(), 19.0), "{}", manual.seconds_per_token());
+    near(manual.seconds_per_token(), 19.0);
     // Without the link from b to c there is no plan.
     instance.hops.as_mut().unwrap()[1][2] = None;
     let refusal = best(&instance, OrderChoice::Given).unwrap_err().to_string();
@@ -131,10 +121,10 @@ fn best_order_follows_the_short_links() {
     let devices = ["a", "b", "c", "d"].map(|name| device(name, 1.0, 2)).into();
     let instance = instance(8, devices, rows);
     let given = best(&instance, OrderChoice::Given).unwrap();
-    assert!(near(given.seconds_per_token(), 8.0 + 36.0));
+    near(given.seconds_per_token(), 8.0 + 36.0);
     let free = best(&instance, OrderChoice::Best).unwrap();
     assert_eq!(free.assignment.ring_order, Some(vec![0, 3, 2, 1]));
-    assert!(near(free.seconds_per_token(), 8.0 + 4.0));
+    near(free.seconds_per_token(), 8.0 + 4.0);
     assert_eq!(free.strategy_options, ["drop=true", "order=best"]);
     assert_eq!(free.explanation.incomplete_search, None);
 }
@@ -154,15 +144,12 @@ fn invalid_hop_matrix_is_an_error() {
         let devices = vec![device("a", 1.0, 2), device("b", 1.0, 2)];
         LatencyModel::new(&instance(4, devices, rows)).unwrap_err().to_string()
     };
-    let row = vec![Some(0.0), Some(1.0)];
+    let (row, nan) = (vec![Some(0.0), Some(1.0)], vec![Some(f64::NAN), None]);
     assert_eq!(refused(vec![row.clone()]), "`t_comm_between` has 1 rows, but there are 2 devices");
     for (second, problem) in [
         (vec![None], "has 1 entries in the row of devices[1] `b`, but there are 2 devices"),
         (vec![Some(-1.0), None], "of the hop from devices[1] `b` to `a` is -1: it must not be negative"),
-        (
-            vec![Some(f64::NAN), None],
-            "of the hop from devices[1] `b` to `a` is NaN: it must be a finite number",
-        ),
+        (nan, "of the hop from devices[1] `b` to `a` is NaN: it must be a finite number"),
     ] {
         assert_eq!(refused(vec![row.clone(), second]), format!("`t_comm_between` {problem}"));
     }
@@ -181,11 +168,11 @@ fn large_ring_has_a_good_order_and_a_bound() {
     let devices = (0..16).map(|index| device(&format!("d{index}"), 1.0, 2)).collect();
     let instance = instance(32, devices, rows);
     let given = best(&instance, OrderChoice::Given).unwrap();
-    assert!(near(given.seconds_per_token(), 32.0 + 16.0 * 7.0), "{}", given.seconds_per_token());
+    near(given.seconds_per_token(), 32.0 + 16.0 * 7.0);
     let free = best(&instance, OrderChoice::Best).unwrap();
-    assert!(near(free.seconds_per_token(), 32.0 + 16.0), "{}", free.seconds_per_token());
+    near(free.seconds_per_token(), 32.0 + 16.0);
     let limit = free.explanation.incomplete_search.unwrap();
-    assert!(near(limit.lower_bound_seconds.unwrap(), 32.0 + 16.0), "{limit:?}");
+    near(limit.lower_bound_seconds.unwrap(), 32.0 + 16.0);
     assert!(limit.notes[0].starts_with("Not every order of the ring was tried"), "{limit:?}");
 }
 
@@ -195,7 +182,7 @@ fn any_hop() -> impl Strategy<Value = Option<f64>> {
 }
 
 prop_compose! {
-    /// Generates an instance with random hops; `most_layers` is the maximum number of layers by number of devices.
+    /// Generates an instance with random hops. `most_layers` has the maximum number of layers for 1 to 5 devices.
     fn any_ring(most_layers: [u32; 5], devices: std::ops::RangeInclusive<usize>)(devices in devices)(
         layers in 1..=most_layers[devices - 1],
         machines in prop::collection::vec((0.5..20.0_f64, 0..4_u64, any::<bool>()), devices),
@@ -209,7 +196,7 @@ prop_compose! {
     }
 }
 
-/// Compares `exact` with `exhaustive`.
+/// Checks that the strategies `exact` and `exhaustive` find equally fast plans.
 fn same(model: &LatencyModel, exact: ExactSearch) -> Result<(), TestCaseError> {
     let ExactSearch { rules, rounds, order, .. } = exact;
     same_time(&exact, &ExhaustiveSearch { rules, rounds, order, ..ExhaustiveSearch::default() }, model)

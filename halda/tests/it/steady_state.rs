@@ -1,15 +1,15 @@
-//! The steady-state model, compared with hand-computed times, and the choice of rounds and residencies.
+//! The steady-state model, compared with hand-computed times, and the choice of rounds and residency policies.
 //!
-//! There are two devices: a head with enough memory for all of its layers, which only adds time, and a reader like
-//! that of `studies/src/bin/windowed_reader.rs`, with 400 MiB of weights and a disk of 400 MB/s. A token takes 1.345
-//! s without reading.
+//! There are two devices: a head with enough memory for all of its layers, which only adds time, and a reader like that
+//! of `studies/src/bin/windowed_reader.rs`, with 400 MiB of weights and a disk of 400 MB/s. A token takes 1.345 s
+//! without reading.
 
 use std::collections::BTreeMap;
 
 use hearth_core::residency::kept_bytes;
 use hearth_halda::{
-    Assignment, Device, Instance, LatencyBreakdown, LatencyModel, OverlapSearch, ReadRates, RereadScope,
-    RuntimeModel, Solution, Strategy, solve,
+    Assignment, Device, DeviceTerms, Instance, LatencyBreakdown, LatencyModel, OverlapSearch, ReadRates,
+    RereadScope, RuntimeModel, Solution, Strategy, solve,
 };
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
@@ -28,10 +28,10 @@ const DISK: f64 = 400e6;
 /// The seconds per token for which the second device computes its eight layers.
 const STAGE: f64 = 0.08;
 
-/// The seconds of a layer on the head. The rest of its time is token overhead.
+/// The seconds of a layer on the head. The rest of the head's time is token overhead.
 const HEAD_LAYER: f64 = 0.001;
 
-/// Returns a device that takes `layer` seconds for a layer.
+/// Returns a device whose CPU takes `layer` seconds for a layer.
 fn device(name: &str, layer: f64, memory: u64, residency: ResidencyOptions) -> Device {
     Device {
         cpu_speed: BTreeMap::from([("q4k".to_owned(), 1e9 / layer)]),
@@ -70,7 +70,7 @@ fn seconds(memory: u64, residency: ResidencyOptions, rounds: u32) -> f64 {
     times(&instance(memory, residency, 0.0), residency, rounds).seconds_per_token
 }
 
-/// Checks that a time is within 5 ms of the expected one.
+/// Checks that a time in seconds differs by less than 5 ms from the expected time.
 fn close(found: f64, expected: f64) {
     assert!((found - expected).abs() < 0.005, "{found} s, expected {expected} s");
 }
@@ -94,24 +94,20 @@ fn lru_page_cache_times() {
 
 #[test]
 fn paper_page_cache_rereads_the_excess() {
-    let mut instance = instance(305 * MIB, ResidencyOptions::default(), 0.0);
-    instance.devices[1].runtime.reread_scope = RereadScope::Excess;
-    let found = times(&instance, ResidencyOptions::default().without_prefetch(), 1);
+    let times = |memory, residency| {
+        let mut instance = instance(memory, ResidencyOptions::default(), 0.0);
+        instance.devices[1].runtime.reread_scope = RereadScope::Excess;
+        times(&instance, residency, 1)
+    };
+    let found = times(305 * MIB, ResidencyOptions::default().without_prefetch());
     close(found.seconds_per_token, QUIET + 95.0 * MIB as f64 / DISK);
     close(found.devices[1].disk_seconds, 95.0 * MIB as f64 / DISK);
-}
-
-#[test]
-fn prefetched_pages_evict_kept_pages() {
-    // Fig. 3 of the paper: twice as many layers as fit in memory, one round. Prefetching doubles
-    // the reading and hides none of it, because the next window does not fit beside the current one.
-    let mut instance = instance(200 * MIB, ResidencyOptions::default(), 0.0);
-    instance.devices[1].runtime.reread_scope = RereadScope::Excess;
-    let seconds = |prefetch: bool| {
-        times(&instance, ResidencyOptions { prefetch, ..ResidencyOptions::default() }, 1).seconds_per_token
-    };
-    close(seconds(false), QUIET + 200.0 * MIB as f64 / DISK);
-    close(seconds(true), QUIET + 400.0 * MIB as f64 / DISK);
+    // Fig. 3 of the paper: twice as many layers as fit in memory, one round. Prefetching doubles the reading, because
+    // prefetched pages evict kept pages. It hides none of it, as the next window does not fit beside the current one.
+    for (prefetch, read) in [(false, 200.0), (true, 400.0)] {
+        let found = times(200 * MIB, ResidencyOptions { prefetch, ..ResidencyOptions::default() });
+        close(found.seconds_per_token, QUIET + read * MIB as f64 / DISK);
+    }
 }
 
 #[test]
@@ -151,11 +147,8 @@ fn managed_residency_times() {
     instance.devices[0].runtime.token_overhead_seconds = 0.0;
     let found = times(&instance, managed, 8);
     close(found.seconds_per_token, read / DISK);
-    let own = found
-        .devices
-        .iter()
-        .map(|device| device.compute_seconds + device.memory_seconds + device.disk_seconds);
-    close(found.seconds_per_token, own.sum());
+    // Without hops, the terms of the devices sum to the time.
+    close(found.seconds_per_token, found.devices.iter().map(DeviceTerms::seconds).sum());
 }
 
 /// Returns an instance whose head has memory for half of the model and must not read from disk.
@@ -197,9 +190,7 @@ fn rounds_are_chosen_only_where_they_pay() {
 fn fastest_residency_is_chosen() {
     let mut instance = small_head(205 * MIB, ResidencyOptions::default(), 0.5);
     let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::with_policy(Residency::Managed));
-    for device in &mut instance.devices {
-        device.runtime.allowed_residencies = vec![os, managed];
-    }
+    instance.devices.iter_mut().for_each(|device| device.runtime.allowed_residencies = vec![os, managed]);
     let plan = best(&instance);
     assert_eq!(plan.residencies[0], os, "everything fits");
     assert_eq!(plan.residencies[1].policy, Residency::Managed);

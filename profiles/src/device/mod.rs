@@ -2,7 +2,7 @@
 //!
 //! A profile has those parameters of the latency model (prima.cpp paper, Table 6 and appendix A.3) that depend on
 //! neither the model nor the plan, each with its source. Times that depend on the shape of a model are computed from
-//! a latency and a bandwidth: `t_kv_cpu` is [`TransferCost::transfer_time`] of the keys and values of one token.
+//! a latency and a bandwidth: `t_kv_cpu` is [`TransferCost::transfer_time`] for the keys and values of one token.
 //!
 //! ```
 //! let desktop = hearth_profiles::device::shipped_profile("d3").unwrap();
@@ -10,7 +10,7 @@
 //! assert_eq!(desktop.disk_read_rate().to_string(), "3.17 GB/s");
 //! ```
 //!
-//! Not here: how the values are measured ([`crate::measure`]).
+//! The module [`crate::measure`] measures the values on this machine.
 
 pub mod quota;
 pub mod shipped_devices;
@@ -29,11 +29,11 @@ use crate::link::PeerLink;
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Fraction, Seconds};
 use crate::values::{FormatMap, Sourced};
 
-/// Maximum size in a device profile, with which sums of sizes never overflow.
+/// Maximum of each size in a device profile, so that sums of sizes cannot overflow.
 /// source: assumed, a thousand times the memory of a large server
 pub const MAX_MEMORY_BYTES: Bytes = Bytes(1 << 50);
 
-/// Operating system of a device, which determines how memory is reclaimed.
+/// Operating system of a device. Memory reclaim depends on the operating system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Os {
@@ -41,7 +41,7 @@ pub enum Os {
     Linux,
     /// macOS. Whether Metal is used depends on the GPU of the device.
     Macos,
-    /// Android and `HarmonyOS`, which swap out idle applications under memory pressure.
+    /// Android or `HarmonyOS`, which swap out idle applications under memory pressure.
     Android,
 }
 
@@ -51,7 +51,7 @@ pub enum Os {
 pub enum GpuKind {
     /// CUDA: an NVIDIA GPU with its own memory.
     Cuda,
-    /// Metal: an Apple GPU that shares main memory.
+    /// Metal: an Apple GPU that shares main memory with the CPU.
     Metal,
     /// Vulkan: a GPU of any vendor.
     Vulkan,
@@ -59,22 +59,22 @@ pub enum GpuKind {
     Dx12,
 }
 
-/// How the kernel reclaims page cache.
+/// Policy by which the kernel reclaims page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PageCachePolicy {
     /// Reloads the part of the weights that does not fit in memory, as in the latency model of the prima.cpp paper.
     PaperLinear,
-    /// Linux with active and inactive lists.
+    /// Linux with active and inactive page lists.
     TwoList,
     /// Linux with multi-generational LRU (`CONFIG_LRU_GEN`).
     #[serde(rename = "mglru")]
     MgLru,
     /// Evicts pages at random, each with equal probability.
     Random,
-    /// macOS without the GPU.
+    /// macOS on the CPU, without Metal.
     Macos,
-    /// macOS where Metal wires the weights.
+    /// macOS with Metal, which wires the weights (pins the pages in memory).
     MacosMetal,
     /// Android: memory of other applications is compressed, and the run may be killed.
     Android,
@@ -95,7 +95,7 @@ impl PageCachePolicy {
     }
 }
 
-/// Parameters of page-cache policies. Absent parameters have the simulator's defaults.
+/// Parameters of page-cache policies. The simulator has a default for each absent parameter.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[serde(expecting = "the parameters of memory reclaim, such as `{keep_alive: true}`")]
@@ -109,10 +109,10 @@ pub struct ReclaimParameters {
     /// Android: size of the page cache below which the run is killed under memory pressure.
     #[serde(rename = "kill_below", skip_serializing_if = "Option::is_none")]
     pub kill_threshold: Option<Sourced<Bytes>>,
-    /// macOS: fraction of the installed memory that remains for file pages under pressure.
+    /// macOS: fraction of the installed memory that remains for file pages under memory pressure.
     #[serde(rename = "file_floor", skip_serializing_if = "Option::is_none")]
     pub min_file_page_fraction: Option<Sourced<Fraction>>,
-    /// Metal: idle time after which weights are unwired.
+    /// Metal: idle time after which the weights are unwired (no longer pinned in memory).
     #[serde(rename = "unwire_after", skip_serializing_if = "Option::is_none")]
     pub unwire_timeout: Option<Sourced<Seconds>>,
     /// Metal: whether the weights are accessed during idle times, so that they stay wired.
@@ -147,38 +147,38 @@ impl TransferCost {
     expecting = "the keys of a processor: `name`, `cores`, `matvec` and others, as `hearth profile` writes them"
 )]
 pub struct Cpu {
-    /// Name reported by the operating system.
+    /// Name of the processor as the operating system reports it.
     pub name: String,
-    /// Number of cores available to a run.
+    /// Number of cores that a run can use.
     pub cores: u32,
-    /// Speed of matrix-vector products with weights in cache: s_cpu,q of the paper.
+    /// Speed of matrix-vector products with weights in cache: s_cpu,q of the prima.cpp paper.
     pub matvec: FormatMap<Sourced<FlopsPerSecond>>,
     /// Speed of matrix-vector products with weights streamed from memory, as in decoding; absent if not measured.
     #[serde(default, skip_serializing_if = "FormatMap::is_empty")]
     pub matvec_streamed: FormatMap<Sourced<FlopsPerSecond>>,
-    /// Speed of matmuls with a batch of tokens, as in prefill.
+    /// Speed of matrix products with a batch of tokens, as in prefill.
     #[serde(default, skip_serializing_if = "FormatMap::is_empty")]
     pub matmul: FormatMap<Sourced<FlopsPerSecond>>,
-    /// Bandwidth of reading weights from memory: T_cpu.
+    /// Bandwidth of reading weights from memory: T_cpu of the prima.cpp paper.
     pub read_bandwidth: Sourced<BytesPerSecond>,
     /// Speed of attention over cached keys and values.
     #[serde(rename = "attention", default, skip_serializing_if = "Option::is_none")]
     pub attention_rate: Option<Sourced<FlopsPerSecond>>,
-    /// Fixed time of a layer besides its arithmetic: waking threads, norms, small buffers.
+    /// Fixed time of a layer in addition to its matrix products: waking threads, norms, small buffers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer_overhead: Option<Sourced<Seconds>>,
-    /// Fixed time of a pass through one window: waking threads and framing a message.
+    /// Fixed time of a pass through one window (the layers of the device in a round): waking threads, framing a
+    /// message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_overhead: Option<Sourced<Seconds>>,
-    /// Fixed time of a token on the head: embedding, sampling, and the time that no other term explains.
+    /// Fixed time of a token on the head (the first device): embedding, sampling, and time that no other term explains.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_overhead: Option<Sourced<Seconds>>,
     /// Cost of copying keys and values into the cache, from which t_kv_cpu is computed.
     pub kv_copy: TransferCost,
-    /// Size of the compute buffers: c_cpu.
+    /// Size of the compute buffers: c_cpu of the prima.cpp paper.
     pub compute_buffer: Sourced<Bytes>,
-    /// CPU quota of all threads together, set by a control group; absent without a quota. The rates above do not
-    /// include it.
+    /// CPU quota of a control group for all threads; absent without a quota. The other values ignore the quota.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<Quota>,
 }
@@ -190,18 +190,17 @@ pub struct Cpu {
     expecting = "the keys of a GPU: `kind`, `name`, `memory_available` and others, as in the shipped device `d3`"
 )]
 pub struct Gpu {
-    /// Programming interface.
     pub kind: GpuKind,
-    /// Name reported by the driver.
+    /// Name of the GPU as the driver reports it.
     pub name: String,
-    /// Whether the GPU shares main memory with the CPU, so that nothing is uploaded.
+    /// Whether the GPU shares main memory with the CPU, so that copies between both take no time.
     pub unified_memory: bool,
-    /// Speed of matrix-vector products: s_gpu,q.
+    /// Speed of matrix-vector products: s_gpu,q of the prima.cpp paper.
     pub matvec: FormatMap<Sourced<FlopsPerSecond>>,
-    /// Speed of matmuls with a batch of tokens.
+    /// Speed of matrix products with a batch of tokens, as in prefill.
     #[serde(default, skip_serializing_if = "FormatMap::is_empty")]
     pub matmul: FormatMap<Sourced<FlopsPerSecond>>,
-    /// Bandwidth of reading weights from GPU memory: T_gpu.
+    /// Bandwidth of reading weights from GPU memory: T_gpu of the prima.cpp paper.
     pub read_bandwidth: Sourced<BytesPerSecond>,
     /// GPU memory available to a run: d_cuda, or for Metal the recommended working set d_metal.
     pub memory_available: Sourced<Bytes>,
@@ -211,14 +210,14 @@ pub struct Gpu {
     pub upload: TransferCost,
     /// Cost of copies from GPU memory to main memory, from which t_vram_ram is computed.
     pub download: TransferCost,
-    /// Size of the compute buffers: c_gpu.
+    /// Size of the compute buffers: c_gpu of the prima.cpp paper.
     pub compute_buffer: Sourced<Bytes>,
-    /// Fixed time of a pass through one window: kernel launches and synchronisation.
+    /// Fixed time of a pass through one window (the layers of the device in a round): kernel launches, synchronisation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_overhead: Option<Sourced<Seconds>>,
 }
 
-/// Main memory.
+/// Main memory of a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
@@ -228,27 +227,26 @@ pub struct Memory {
     /// Installed memory, or the limit of the control group.
     #[serde(rename = "total")]
     pub total_memory: Sourced<Bytes>,
-    /// Memory that a run can use, including page cache: d_avail.
+    /// Memory that a run can use, including page cache: d_avail of the prima.cpp paper.
     #[serde(rename = "available")]
     pub available_memory: Sourced<Bytes>,
-    /// Memory of other programs that could be swapped out: bytes_can_swap.
+    /// Memory of other programs that could be swapped out: bytes_can_swap of the prima.cpp paper.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub can_swap: Option<Sourced<Bytes>>,
-    /// Free swap space.
+    /// Free swap space: d_swap_avail of the prima.cpp paper.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swap_available: Option<Sourced<Bytes>>,
-    /// How the kernel reclaims page cache.
     pub page_cache: PageCachePolicy,
-    /// Parameters of the page-cache policy, if known.
+    /// Parameters of the page-cache policy, if they are known.
     #[serde(rename = "reclaim", default, skip_serializing_if = "Option::is_none")]
     pub reclaim_parameters: Option<ReclaimParameters>,
 }
 
 impl Memory {
     /// Returns the memory that a run can obtain: the available memory, and the memory of other programs that is
-    /// swapped out under pressure (`can_swap`, limited by the free swap space if known). Deviation: the prima.cpp
-    /// paper counts the latter on Android only (appendix A.3); its published times contradict that, see the sources
-    /// in the shipped devices.
+    /// swapped out under memory pressure (`can_swap`, limited by the free swap space if known). Deviation: the
+    /// prima.cpp paper counts swapped-out memory on Android only (appendix A.3), but the times in the paper contradict
+    /// this restriction; see the sources in the shipped devices.
     pub fn obtainable_bytes(&self) -> Bytes {
         let swappable = self.can_swap.as_ref().map_or(Bytes::ZERO, |bytes| bytes.value);
         let swap = self.swap_available.as_ref().map_or(swappable, |bytes| bytes.value);
@@ -270,56 +268,54 @@ pub struct Disk {
     /// Rate of random reads of 4 KiB: s_disk on macOS; if absent, equal to `sequential`.
     #[serde(rename = "random", default, skip_serializing_if = "Option::is_none")]
     pub random_bandwidth: Option<Sourced<BytesPerSecond>>,
-    /// Rate of populating a mapping ahead of use.
+    /// Rate of reading a memory mapping ahead of use (`MADV_POPULATE_READ`).
     #[serde(rename = "populate", default, skip_serializing_if = "Option::is_none")]
     pub populate_bandwidth: Option<Sourced<BytesPerSecond>>,
     /// Maximum rate at which one thread reads pages into the page cache and evicts them again, however fast the disk
-    /// is: the kernel's CPU time per page limits a device that streams its weights. The default was measured on one
-    /// machine.
+    /// is: the kernel's CPU time per page limits a device that streams weights from disk. The default was measured on
+    /// one machine.
     #[serde(rename = "turnover", default, skip_serializing_if = "Option::is_none")]
     pub page_cache_throughput: Option<Sourced<BytesPerSecond>>,
-    /// Time from a request to its first byte.
+    /// Time from a read request to its first byte.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<Sourced<Seconds>>,
-    /// Limit of the rate of all reads together, set by a control group; absent without a limit. The rates above do
-    /// not include it.
+    /// Limit of a control group for the rate of all reads; absent without a limit. The other rates ignore the limit.
     #[serde(rename = "limit", default, skip_serializing_if = "Option::is_none")]
     pub bandwidth_limit: Option<Sourced<BytesPerSecond>>,
-    /// Size of the read-ahead window, which also limits how much one advice call reads.
+    /// Size of the read-ahead window, which also limits how much one `madvise` call reads.
     #[serde(rename = "read_ahead", default, skip_serializing_if = "Option::is_none")]
     pub read_ahead_window: Option<Sourced<Bytes>>,
 }
 
-/// A device profile, from measurements or from publications.
+/// A device profile, with values from measurements or from publications.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a device document, which begins with `schema: device/1`")]
 pub struct DeviceProfile {
     /// Schema of the document: `device/1`.
     pub schema: String,
-    /// Short name, unique in a cluster.
+    /// Short name of the device, different for each device of a scenario.
     pub name: String,
     /// Description of the device.
     #[serde(rename = "about", default, skip_serializing_if = "String::is_empty")]
     pub description: String,
-    /// Operating system.
     pub os: Os,
     pub cpu: Cpu,
     pub memory: Memory,
     pub disk: Disk,
-    /// GPU, if a run may use one.
+    /// GPU of the device, if a run may use a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<Gpu>,
-    /// GPU and NPU of a SoC, which compute in place of the CPU, if a run may use them.
+    /// GPU and NPU of a SoC that compute in place of the CPU, if a run may use them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soc: Option<Soc>,
-    /// Measured links from this device to others.
+    /// Measured links from this device to other devices.
     #[serde(rename = "peers", default, skip_serializing_if = "Vec::is_empty")]
     pub peer_links: Vec<PeerLink>,
 }
 
 impl DeviceProfile {
     /// Returns s_disk of the latency model (prima.cpp paper, appendix A.3): the sequential rate on Linux and Android,
-    /// the random rate on macOS, but at most the limit of the disk.
+    /// the random rate on macOS, but in both cases at most the limit of the disk.
     pub fn disk_read_rate(&self) -> BytesPerSecond {
         let rate = match self.os {
             Os::Linux | Os::Android => self.disk.sequential_bandwidth.value,
@@ -334,108 +330,7 @@ impl DeviceProfile {
         let unified = self.gpu.as_ref().is_some_and(|gpu| gpu.unified_memory);
         unified && self.memory.page_cache == PageCachePolicy::MacosMetal
     }
-}
 
-impl Disk {
-    /// Returns the rate of reading ahead: of populating a mapping, or of sequential reads if that is unknown.
-    pub fn read_ahead_rate(&self) -> BytesPerSecond {
-        self.within_limit(self.populate_bandwidth.as_ref().unwrap_or(&self.sequential_bandwidth).value)
-    }
-
-    /// Returns the rate of page faults, or of sequential reads if that is unknown.
-    pub fn fault_read_rate(&self) -> BytesPerSecond {
-        self.within_limit(self.fault_bandwidth.as_ref().unwrap_or(&self.sequential_bandwidth).value)
-    }
-
-    fn within_limit(&self, rate: BytesPerSecond) -> BytesPerSecond {
-        self.bandwidth_limit.as_ref().map_or(rate, |limit| BytesPerSecond(rate.0.min(limit.value.0)))
-    }
-}
-
-impl Cpu {
-    /// Returns the speed of matrix-vector products in a format.
-    ///
-    /// A format without a measured speed has the speed of the format with the closest number of bits per weight:
-    /// decoding is memory-bound, and formats differ less in arithmetic than in size.
-    pub fn matvec_rate(&self, format: Format) -> Option<FlopsPerSecond> {
-        nearest_format_rate(&self.matvec, format)
-    }
-}
-
-impl Gpu {
-    /// Returns the speed of matrix-vector products in a format, as [`Cpu::matvec_rate`] does for the CPU.
-    pub fn matvec_rate(&self, format: Format) -> Option<FlopsPerSecond> {
-        nearest_format_rate(&self.matvec, format)
-    }
-}
-
-/// Returns the rate of a format, or of the measured format with the closest number of bits per weight.
-pub fn nearest_format_rate(
-    rates: &FormatMap<Sourced<FlopsPerSecond>>,
-    format: Format,
-) -> Option<FlopsPerSecond> {
-    let distance = |other: Format| (other.bits_per_weight() - format.bits_per_weight()).abs();
-    rates.get(format).map(|rate| rate.value).or_else(|| {
-        rates.iter().min_by(|a, b| distance(a.0).total_cmp(&distance(b.0))).map(|(_, rate)| rate.value)
-    })
-}
-
-impl Document for DeviceProfile {
-    const SCHEMA: &'static str = "device/1";
-
-    fn validate(&self) -> Result<(), DocumentError> {
-        let name = &self.name;
-        let refuse = |key: &str, what: String| {
-            Err(DocumentError::invalid_value(key, format!("device `{name}`: {what}")))
-        };
-        if self.name.is_empty() {
-            return refuse("name", "`name` is empty".into());
-        }
-        if self.cpu.cores == 0 {
-            return refuse("cpu.cores", "`cpu.cores` is 0; a device needs at least one".into());
-        }
-        if self.cpu.matvec.is_empty() {
-            let what = "`cpu.matvec` is empty; add at least the rate for the main weight format of the model";
-            return refuse("cpu.matvec", what.into());
-        }
-        if let Some(what) = self.cpu.quota.as_ref().and_then(Quota::invalid_reason) {
-            return refuse("cpu.quota", what);
-        }
-        for (place, rate) in self.rates() {
-            if rate <= 0.0 {
-                let what = format!("`{place}` is zero, so a run would never end; measure it again");
-                return refuse(&place, what);
-            }
-        }
-        for (place, bytes) in self.sizes() {
-            if bytes > MAX_MEMORY_BYTES {
-                let what = format!("`{place}` is {bytes}, more than {MAX_MEMORY_BYTES}: check its unit");
-                return refuse(place, what);
-            }
-        }
-        if self.memory.available_memory.value > self.memory.total_memory.value {
-            let what = "`memory.available` is more than `memory.total`";
-            return refuse("memory.available", what.into());
-        }
-        let reclaim = self.memory.reclaim_parameters.iter();
-        let fractions = reclaim.flat_map(|it| {
-            [("compressed", &it.compressed_fraction), ("file_floor", &it.min_file_page_fraction)]
-        });
-        for (key, fraction) in fractions {
-            if fraction.as_ref().is_some_and(|fraction| fraction.value.0 > 1.0) {
-                let what = format!("`memory.reclaim.{key}` is more than 100 %, the maximum");
-                return refuse(&format!("memory.reclaim.{key}"), what);
-            }
-        }
-        if self.soc.is_some() && self.gpu.is_some() {
-            let what = "it has both `gpu` and `soc`; write the GPU of a SoC in `soc.gpu` only";
-            return refuse("soc", what.into());
-        }
-        self.soc.as_ref().map_or(Ok(()), |soc| soc.validate(name))
-    }
-}
-
-impl DeviceProfile {
     fn sizes(&self) -> impl Iterator<Item = (&'static str, Bytes)> {
         let (memory, gpu) = (&self.memory, self.gpu.as_ref());
         let sizes = [
@@ -481,5 +376,104 @@ impl DeviceProfile {
             rates.map(move |(format, rate)| (format!("{key}.{format}"), rate.value.0))
         });
         single.into_iter().filter_map(|(key, rate)| Some((key.to_owned(), rate?))).chain(by_format).collect()
+    }
+}
+
+impl Disk {
+    /// Returns the rate of reading ahead: the rate of populating a mapping or, if unknown, the sequential rate.
+    pub fn read_ahead_rate(&self) -> BytesPerSecond {
+        self.within_limit(self.populate_bandwidth.as_ref().unwrap_or(&self.sequential_bandwidth).value)
+    }
+
+    /// Returns the read rate of page faults or, if unknown, the sequential rate.
+    pub fn fault_read_rate(&self) -> BytesPerSecond {
+        self.within_limit(self.fault_bandwidth.as_ref().unwrap_or(&self.sequential_bandwidth).value)
+    }
+
+    fn within_limit(&self, rate: BytesPerSecond) -> BytesPerSecond {
+        self.bandwidth_limit.as_ref().map_or(rate, |limit| BytesPerSecond(rate.0.min(limit.value.0)))
+    }
+}
+
+impl Cpu {
+    /// Returns the speed of matrix-vector products with weights in a format.
+    ///
+    /// A format without a measured speed has the speed of the format with the closest number of bits per weight:
+    /// decoding is memory-bound, and formats differ less in arithmetic than in size.
+    pub fn matvec_rate(&self, format: Format) -> Option<FlopsPerSecond> {
+        nearest_format_rate(&self.matvec, format)
+    }
+}
+
+impl Gpu {
+    /// Returns the speed of matrix-vector products with weights in a format, as [`Cpu::matvec_rate`] for the CPU.
+    pub fn matvec_rate(&self, format: Format) -> Option<FlopsPerSecond> {
+        nearest_format_rate(&self.matvec, format)
+    }
+}
+
+/// Returns the rate of a format, or of the measured format with the closest number of bits per weight.
+pub fn nearest_format_rate(
+    rates: &FormatMap<Sourced<FlopsPerSecond>>,
+    format: Format,
+) -> Option<FlopsPerSecond> {
+    let distance = |other: Format| (other.bits_per_weight() - format.bits_per_weight()).abs();
+    rates.get(format).map(|rate| rate.value).or_else(|| {
+        rates.iter().min_by(|a, b| distance(a.0).total_cmp(&distance(b.0))).map(|(_, rate)| rate.value)
+    })
+}
+
+impl Document for DeviceProfile {
+    const SCHEMA: &'static str = "device/1";
+
+    fn validate(&self) -> Result<(), DocumentError> {
+        let name = &self.name;
+        let refuse = |key: &str, what: String| {
+            Err(DocumentError::invalid_value(key, format!("device `{name}`: {what}")))
+        };
+        if self.name.is_empty() {
+            return refuse("name", "`name` is empty; give the device a name".into());
+        }
+        if self.cpu.cores == 0 {
+            return refuse("cpu.cores", "`cpu.cores` is 0; a device needs at least one".into());
+        }
+        if self.cpu.matvec.is_empty() {
+            let what = "`cpu.matvec` is empty; add at least the rate for the main weight format of the model";
+            return refuse("cpu.matvec", what.into());
+        }
+        if let Some(what) = self.cpu.quota.as_ref().and_then(Quota::invalid_reason) {
+            return refuse("cpu.quota", what);
+        }
+        for (place, rate) in self.rates() {
+            if rate <= 0.0 {
+                let what = format!("`{place}` is zero, so a run would never end; measure it again");
+                return refuse(&place, what);
+            }
+        }
+        for (place, bytes) in self.sizes() {
+            if bytes > MAX_MEMORY_BYTES {
+                let what = format!("`{place}` is {bytes}, more than {MAX_MEMORY_BYTES}: check its unit");
+                return refuse(place, what);
+            }
+        }
+        if self.memory.available_memory.value > self.memory.total_memory.value {
+            let what = "`memory.available` is more than `memory.total`; check both values";
+            return refuse("memory.available", what.into());
+        }
+        let reclaim = self.memory.reclaim_parameters.iter();
+        let fractions = reclaim.flat_map(|it| {
+            [("compressed", &it.compressed_fraction), ("file_floor", &it.min_file_page_fraction)]
+        });
+        for (key, fraction) in fractions {
+            if fraction.as_ref().is_some_and(|fraction| fraction.value.0 > 1.0) {
+                let what = format!("`memory.reclaim.{key}` is more than 100 %; choose from 0 % to 100 %");
+                return refuse(&format!("memory.reclaim.{key}"), what);
+            }
+        }
+        if self.soc.is_some() && self.gpu.is_some() {
+            let what = "it has both `gpu` and `soc`; write the GPU of a SoC in `soc.gpu` only";
+            return refuse("soc", what.into());
+        }
+        self.soc.as_ref().map_or(Ok(()), |soc| soc.validate(name))
     }
 }

@@ -1,8 +1,9 @@
 //! CPU quota of a device.
 //!
-//! A control group's quota limits the CPU time of all threads together in every period; after that they wait for the
-//! next period (kernel/sched/fair.c, bandwidth control). Unused time is lost. So short work runs at full speed, and
-//! long work at the fraction that the quota allows. The rates in a profile with a quota are the rates without it.
+//! A control group's quota limits the CPU time of all threads together in every period. Threads that have used up the
+//! quota wait for the next period (kernel/sched/fair.c, bandwidth control), and unused CPU time is lost. So short work
+//! runs at full speed, and long work runs at the fraction that the quota allows. A profile with a quota has the rates
+//! of the processor without the quota.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -18,7 +19,7 @@ const CORES_RANGE: [f64; 2] = [0.01, 1024.0];
 /// `max_bw_quota_period_us`
 const PERIOD_RANGE: [f64; 2] = [1e-3, 1.0];
 
-/// Period of a quota that emulates a slow processor.
+/// Period of the quota with which `hearth lab` emulates a slow processor.
 /// source: docs/decisions/0012: the shortest period with which the duration of long work is within 7 % of the
 /// expected duration
 pub const EMULATION_QUOTA_PERIOD: Seconds = Seconds(0.01);
@@ -37,12 +38,12 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// Returns whether a number of cores is in the range of a quota.
+    /// Returns whether a number of cores is in the range that a quota may have.
     pub fn is_valid_core_count(cores: f64) -> bool {
         (CORES_RANGE[0]..=CORES_RANGE[1]).contains(&cores)
     }
 
-    /// Returns why the quota is invalid, `None` if it is valid.
+    /// Returns the reason why the quota is invalid, or `None` if the quota is valid.
     pub(super) fn invalid_reason(&self) -> Option<String> {
         let (cores, period) = (self.cores.value, self.period.value.0);
         if !Quota::is_valid_core_count(cores) {
@@ -55,7 +56,7 @@ impl Quota {
 }
 
 impl Cpu {
-    /// Returns the processor without the quota, but with the rates that the quota allows for long work.
+    /// Returns the processor without its quota, with rates reduced to those that the quota allows for long work.
     #[must_use]
     pub fn with_sustained_rates(&self) -> Cpu {
         let mut slowed = self.clone();

@@ -1,8 +1,8 @@
 //! Shipped device profiles: the documents of `profiles/devices/`, which are compiled into the program.
 //!
-//! They are the six devices of the prima.cpp paper's testbed (its Table 3) and the five SoCs of the HeteroLLM paper's
-//! Table 1, of which one was measured there. Values that a paper does not state are inferred (those of the testbed
-//! from Table 4) or assumed, and the source of each value says which.
+//! The shipped devices are the six devices of the prima.cpp paper's testbed (its Table 3) and the five SoCs of the
+//! HeteroLLM paper's Table 1; the HeteroLLM paper has measurements of one of the SoCs. Values that a paper does not
+//! state are inferred (those of the testbed from Table 4) or assumed, as the source of each value says.
 
 use super::DeviceProfile;
 use crate::document::Document;
@@ -14,7 +14,6 @@ shipped!(
     "snapdragon-8-gen-3", "dimensity-9300", "apple-a18", "nvidia-orin", "tesla-fsd",
 );
 
-/// Returns the profile of a shipped device.
 pub fn shipped_profile(name: &str) -> Result<DeviceProfile, UnknownDocument> {
     let device = DeviceProfile::from_yaml(shipped_yaml(name)?);
     Ok(device.expect("shipped documents are valid: a test reads them all"))

@@ -1,18 +1,27 @@
 //! Finds the location of duplicate keys in a YAML text.
 //!
-//! The YAML parser reports only the location of the map.
+//! The YAML parser reports only the location of the map that contains a duplicate key.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-/// Returns an error with the location of the first duplicate key in a text.
+/// Returns the first duplicate key or syntax error in a YAML text, as an error with its location.
 pub(super) fn find(text: &str) -> Option<serde_yaml::Error> {
     UniqueKeys.deserialize(serde_yaml::Deserializer::from_str(text)).err()
 }
 
-/// Accepts any value whose maps have no duplicate keys.
+/// Defines methods of a visitor that accept every value of a scalar type.
+macro_rules! accept_scalars {
+    ($($visit:ident: $scalar:ty),+) => {$(
+        fn $visit<E>(self, _: $scalar) -> Result<(), E> {
+            Ok(())
+        }
+    )+};
+}
+
+/// A visitor that accepts any value whose maps have no duplicate keys.
 struct UniqueKeys;
 
 impl<'de> DeserializeSeed<'de> for UniqueKeys {
@@ -43,32 +52,14 @@ impl<'de> Visitor<'de> for UniqueKeys {
         Ok(())
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<(), E> {
-        Ok(())
-    }
+    accept_scalars!(visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_f64: f64, visit_str: &str);
 
     fn visit_unit<E>(self) -> Result<(), E> {
         Ok(())
     }
 }
 
-/// Accepts a key that is not in the set yet.
+/// A visitor that accepts a key that is not in the set yet, and adds the key to the set.
 struct NewKey<'k>(&'k mut BTreeSet<String>);
 
 impl<'de> DeserializeSeed<'de> for NewKey<'_> {

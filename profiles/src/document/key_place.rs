@@ -1,11 +1,11 @@
 //! Finds the line and column of a key in a YAML text.
 //!
-//! A validation error has the path of a key (`cpu.matvec.q4_k`). The parent of a key is the nearest line above it
+//! A validation error has the path of a key (`cpu.matvec.q4_k`). The parent of a key is the nearest line above the key
 //! with less indentation, as in block-style YAML. In flow style (`{a: 1}`) several keys share a line; the search then
 //! ends at the innermost key that begins a line.
 
 struct KeyLine<'a> {
-    /// Number of characters before the key: spaces and list markers.
+    /// Number of characters before the key in its line: spaces and list markers.
     indent: usize,
     key: &'a str,
     /// Line number, from 1.
@@ -25,7 +25,7 @@ fn key_lines(text: &str) -> impl Iterator<Item = KeyLine<'_>> {
     })
 }
 
-/// Returns line and column of the key at a path, or of the longest prefix of the path that exists.
+/// Returns the line and column of the key at a path or, for an absent key, of the nearest parent that exists.
 pub(super) fn locate(text: &str, path: &str) -> Option<(usize, usize)> {
     let lines: Vec<KeyLine<'_>> = key_lines(text).collect();
     let (mut from, mut parent, mut found) = (0, None, None);

@@ -10,22 +10,21 @@ mod wording;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Maximum size of a document in bytes. A plan for a hundred devices has a few tens of KiB.
+/// Maximum size of a document in bytes. A plan for a hundred devices takes a few tens of KiB.
 pub const MAX_DOCUMENT_BYTES: usize = 4 << 20;
 
-/// Maximum nesting depth. No schema nests deeper than eight levels.
+/// Maximum nesting depth of a document. No schema has more than eight levels.
 const MAX_DEPTH: usize = 32;
 
 const KINDS: [&str; 6] = ["device", "model", "plan", "published", "scenario", "trace"];
 
-/// An error in a document.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
-    /// Text that is not YAML, or YAML that does not match the schema. Line and column count from 1; 0 is unknown.
+    /// Text that is not YAML, or YAML that does not match the schema. Line and column count from 1; 0 means unknown.
     #[error("{what}{}", place(*.line, *.column))]
     Content { what: String, line: usize, column: usize },
-    /// The first key does not name the schema `expected`, such as `plan/1`. `other` is true if it names the schema of
-    /// another kind of document. The line counts from 1; 0 means that the document is empty.
+    /// The first key does not name the schema `expected`, such as `plan/1`. `other` is true if the key names the schema
+    /// of another kind of document. The line counts from 1; 0 means that the document is empty.
     #[error(
         "this is not a {expected} document: {found}; {}{}",
         if *.other {
@@ -37,7 +36,7 @@ pub enum DocumentError {
     )]
     Schema { expected: &'static str, found: String, other: bool, line: usize },
     /// The document is larger than [`MAX_DOCUMENT_BYTES`].
-    #[error("the document has {bytes} bytes; the maximum is {MAX_DOCUMENT_BYTES}")]
+    #[error("the document has {bytes} bytes, and the maximum is {MAX_DOCUMENT_BYTES}: check its path")]
     TooLarge { bytes: usize },
     /// Valid YAML with values that are not allowed. `key` is the path of the key, such as `cpu.matvec.q4_k`; it is
     /// empty if the error is not about a single key. Parsing a document replaces this error by
@@ -56,12 +55,12 @@ impl DocumentError {
         DocumentError::Invalid { what: what.into(), key: String::new() }
     }
 
-    /// Creates an error in the value of one key. Segments of the key are joined by dots: `cpu.matvec.q4_k`.
+    /// Creates an error about the value of one key. `key` is the path of the key, such as `cpu.matvec.q4_k`.
     pub fn invalid_value(key: impl Into<String>, what: impl Into<String>) -> Self {
         DocumentError::Invalid { what: what.into(), key: key.into() }
     }
 
-    /// Returns the line and column of the error, `None` if unknown.
+    /// Returns the line and column of the error, or `None` if they are unknown.
     pub fn location(&self) -> Option<(usize, usize)> {
         match self {
             DocumentError::Content { line, column, .. } if *line > 0 => Some((*line, *column)),
@@ -77,7 +76,7 @@ impl DocumentError {
         text.strip_suffix(&place(line, column)).unwrap_or(&text).to_owned()
     }
 
-    /// Replaces the path of a key by its line and column in the text.
+    /// Replaces the path of the key in the error by the line and column of the key in the text.
     fn located(self, text: &str) -> Self {
         match self {
             DocumentError::Invalid { what, key } if !key.is_empty() => {
@@ -89,7 +88,7 @@ impl DocumentError {
     }
 }
 
-/// A key that was renamed since the last release. The old name is accepted for one more release.
+/// A document key that was renamed since the last release. The old name is accepted until the next release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RenamedKey {
     /// The path of the old key, for example `links.air`.
@@ -97,7 +96,7 @@ pub struct RenamedKey {
     pub new_key: &'static str,
 }
 
-/// A warning about an old key in a document.
+/// A warning that a document has a key with an old name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{}` was renamed to `{}`; the next release does not accept the old name{}", .key.old_key, .key.new_key, place(*.line, *.column))]
 pub struct DeprecationWarning {
@@ -116,7 +115,7 @@ pub trait Document: Serialize + DeserializeOwned {
     /// Keys renamed since the last release. The serde types accept the old names as aliases.
     const RENAMED_KEYS: &'static [RenamedKey] = &[];
 
-    /// Checks what the types cannot ensure: the ranges of values and their consistency.
+    /// Checks what the types cannot ensure: that values are in range and do not contradict each other.
     fn validate(&self) -> Result<(), DocumentError>;
 
     /// Parses and validates a document.
@@ -131,7 +130,7 @@ pub trait Document: Serialize + DeserializeOwned {
         Ok(document)
     }
 
-    /// Returns the old keys in the text of a valid document.
+    /// Returns a warning for each key with an old name in the text of a valid document.
     fn deprecations(text: &str) -> Vec<DeprecationWarning> {
         let parsed: Option<serde_yaml::Value> = serde_yaml::from_str(text).ok();
         let has = |key: &&RenamedKey| {
@@ -164,7 +163,7 @@ fn content(error: &serde_yaml::Error, document: &str) -> DocumentError {
     DocumentError::Content { what, line: at.0, column: at.1 }
 }
 
-/// Returns the character at a line and a column, both from 1.
+/// Returns the character at a line and column, which both count from 1.
 fn char_at(text: &str, (line, column): (usize, usize)) -> Option<char> {
     text.lines().nth(line.checked_sub(1)?)?.chars().nth(column.checked_sub(1)?)
 }
@@ -191,7 +190,7 @@ fn check_schema(text: &str, expected: &'static str) -> Result<(), DocumentError>
     Err(DocumentError::Schema { expected, found: format!("it has schema `{value}`{unread}"), other, line })
 }
 
-/// Refuses deep nesting before the parser recurses into it.
+/// Checks the nesting depth of a document before the recursive parser reads the document.
 fn check_depth(text: &str) -> Result<(), DocumentError> {
     let mut flow = 0usize;
     for (number, line) in text.lines().enumerate() {
@@ -205,7 +204,7 @@ fn check_depth(text: &str) -> Result<(), DocumentError> {
             _ => depth,
         });
         if flow > MAX_DEPTH || indent > 8 * MAX_DEPTH {
-            let what = format!("nested more than {MAX_DEPTH} levels deep");
+            let what = format!("the document has more than {MAX_DEPTH} nested levels; write it with fewer");
             return Err(DocumentError::Content { what, line: number + 1, column: 1 });
         }
     }

@@ -1,8 +1,9 @@
-//! Rewords the parser's errors for users.
+//! Rewords the error messages of the YAML parser for users.
 //!
-//! The parser names Rust types and lists all known keys. Users read the type in words and the nearest known key.
+//! The parser's messages name Rust types and list all known keys. The reworded messages describe the type in words and
+//! suggest the known key that is most similar to the unknown key.
 
-/// Rust types in the parser's messages, and their descriptions.
+/// Rust types in the parser's messages, each with its description for users.
 const TYPES: [(&str, &str); 6] = [
     ("u8", "a whole number from 0 to 255"),
     ("u16", "a whole number from 0 to 65535"),
@@ -22,8 +23,8 @@ pub(super) fn reword(message: String) -> String {
     typed.unwrap_or(message)
 }
 
-/// Returns the known key that is most similar to the unknown one, if the difference can be a typing error: at most a
-/// third of the letters are wrong. Swapped letters count as one error.
+/// Returns the known key that is most similar to the unknown key of a message, if the difference can be a typing error:
+/// at most a third of the letters are wrong, and two swapped letters count as one error.
 fn suggestion(message: &str) -> Option<&str> {
     let (_, rest) =
         message.split_once("unknown field `").or_else(|| message.split_once("unknown variant `"))?;

@@ -1,24 +1,25 @@
 //! Errors of GGUF files.
 //!
-//! A [`HeaderError`] gives offsets in one header, a [`GgufError`] gives paths, parts and keys of a model.
-//! Every message says what is wrong, where, and how a user who downloaded the model can fix it.
+//! A [`HeaderError`] has offsets in one header, and a [`GgufError`] has paths, parts and keys of a model. Every message
+//! says what is wrong, where, and how a user who downloaded the model can fix the problem.
 
 use std::path::PathBuf;
 
 /// The reason why the header of a file is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum HeaderError {
-    #[error("reading at byte {offset} failed: {source}", offset = grouped(*.offset))]
+    #[error("cannot read the header at byte {offset}: {source}", offset = grouped(*.offset))]
     Io { offset: u64, source: std::io::Error },
     #[error(
-        "this is not a GGUF file: it starts with {found:02x?} instead of \"GGUF\"; \
-         convert the model, or check that the download is not a web page"
+        "this is not a GGUF file: it starts with `{found}` instead of `GGUF`; \
+         convert the model, or check that the download is not a web page",
+        found = .found.escape_ascii()
     )]
     Magic { found: [u8; 4] },
-    /// A big-endian file (version 3 allows them).
+    /// A big-endian file, which GGUF version 3 allows.
     #[error("this GGUF file is big-endian, which is not supported: convert it to little-endian")]
     BigEndian,
-    #[error("GGUF version {version} is not supported: convert the model again to version 3 (2 works too)")]
+    #[error("GGUF version {version} is not supported: convert the model to version 2 or 3")]
     Version { version: u32 },
     /// The file ends before the end of the header.
     #[error(
@@ -27,16 +28,16 @@ pub enum HeaderError {
         needed = grouped(*.needed), offset = grouped(*.offset), remaining = grouped(*.remaining)
     )]
     Truncated { what: String, offset: u64, needed: u64, remaining: u64 },
-    /// A count or length that is larger than in any real model.
+    /// A count or length that is larger than in every real model.
     #[error(
         "{what} at byte {offset} is {found}, above the limit of {limit}: the header is damaged; download the file again",
         offset = grouped(*.offset), found = grouped(*.found), limit = grouped(*.limit)
     )]
     TooLarge { what: String, offset: u64, found: u64, limit: u64 },
-    /// A count or length with which the header would be larger than in any real model.
+    /// A count or length with which the header would be larger than in every real model.
     #[error(
-        "{what} at byte {offset} would make the header {header_bytes} bytes long, above the limit of \
-         {limit}: the header is damaged; download the file again",
+        "{what} at byte {offset} would make the header {header_bytes} bytes long, above the limit of {limit} bytes: \
+         the header is damaged; download the file again",
         offset = grouped(*.offset), header_bytes = grouped(*.header_bytes), limit = grouped(*.limit)
     )]
     HeaderTooLarge { what: String, offset: u64, header_bytes: u64, limit: u64 },
@@ -44,18 +45,14 @@ pub enum HeaderError {
     NotUtf8 { what: String, offset: u64 },
     #[error("key `{key}` has value type {type_number}, which GGUF does not define: download the file again")]
     UnknownValueType { key: String, type_number: u32 },
-    #[error(
-        "key `{key}` has arrays nested deeper than {limit}: the header is damaged; download the file again"
-    )]
+    #[error("key `{key}` has arrays with more than {limit} nested levels: download the file again")]
     TooDeep { key: String, limit: u32 },
-    #[error(
-        "key `{key}` contains a boolean with value {found}: the header is damaged; download the file again"
-    )]
+    #[error("key `{key}` has a boolean with the value {found}, not 0 or 1: download the file again")]
     Boolean { key: String, found: u8 },
-    /// A key that appears twice: readers would disagree about which value is valid.
-    #[error("key `{key}` appears twice: write the file again with only one of them")]
+    /// A key that appears twice, so that the value is ambiguous.
+    #[error("key `{key}` appears twice: write the file again with one value of the key")]
     DuplicateKey { key: String },
-    #[error("tensor `{tensor}` appears twice: write the file again with only one of them")]
+    #[error("tensor `{tensor}` appears twice: write the file again with the tensor only once")]
     DuplicateTensor { tensor: String },
     #[error(
         "tensor `{tensor}` has type number {type_number}, which is not supported: \
@@ -79,8 +76,7 @@ pub enum HeaderError {
     PartialBlock { tensor: String, row: u64, format: crate::Format, block: u64 },
     /// `general.alignment` is not a power of two in the accepted range.
     #[error(
-        "`general.alignment` is {found}: it must be a power of two from {min} to {max}; convert the \
-         model again"
+        "`general.alignment` is {found}, not a power of two from {min} to {max}: convert the model again"
     )]
     Alignment { found: String, min: u64, max: u64 },
     #[error("tensor `{tensor}` starts at data offset {offset}, not a multiple of the alignment {alignment}; the file is \
@@ -89,7 +85,7 @@ pub enum HeaderError {
     Misaligned { tensor: String, offset: u64, alignment: u64 },
     /// A tensor that ends after the end of the file. `end` is `u64::MAX` if it exceeds 64 bits.
     #[error(
-        "tensor `{tensor}` ends at byte {end}, past the end of the file ({file_bytes}): \
+        "tensor `{tensor}` ends at byte {end}, past the end of the file ({file_bytes} bytes): \
          the download is truncated; download it again",
         end = grouped(*.end), file_bytes = grouped(*.file_bytes)
     )]
@@ -112,27 +108,25 @@ pub enum GgufError {
     Read { path: PathBuf, source: std::io::Error },
     #[error("`{path}`: {source}", path = .path.display())]
     Header { path: PathBuf, source: HeaderError },
-    /// A part of a split model whose name does not follow the convention. `number` counts from 1.
+    /// A part of a split model whose file name does not follow the convention. `number` counts from 1.
     #[error(
         "`{path}` is part {number} of {count}, but its name does not end in `{expected}`: \
          rename the parts to their original names, so that the other parts are found",
         path = .path.display()
     )]
     SplitName { path: PathBuf, number: u32, count: u32, expected: String },
-    /// `split.no`, `split.count` or `split.tensors.count` contradict each other.
+    /// Parts whose keys `split.no`, `split.count` or `split.tensors.count` contradict each other.
     #[error("`{path}`: {what}: download all parts again from one source", path = .path.display())]
     Split { path: PathBuf, what: String },
     #[error("key `{key}` is missing: convert the model again with a current converter")]
     MissingKey { key: String },
-    #[error("key `{key}` is {found}, not {expected}: convert the model again with a current converter")]
+    #[error("key `{key}` has type {found}, not {expected}: convert the model again with a current converter")]
     WrongType { key: String, expected: &'static str, found: String },
-    #[error(
-        "tensor `{tensor}` is missing: the conversion is incomplete; convert or download the model again"
-    )]
+    #[error("tensor `{tensor}` is missing in the file: convert or download the model again")]
     MissingTensor { tensor: String },
     #[error("architecture `{found}` is not supported: use a model of one of {known}")]
     Architecture { found: String, known: String },
-    /// Metadata that contradicts itself or the tensors.
+    /// Metadata that are contradictory or do not match the tensors.
     #[error("{what}: convert the model again with a current converter")]
     Shape { what: String },
 }
@@ -145,17 +139,11 @@ fn dimensions_problem(dims: &[u64], limit: u32) -> String {
     }
 }
 
-/// Formats a number with its digits grouped by three: `812 344 832`.
+/// Returns a number as text, with its digits in groups of three: `812 344 832`.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(' ');
-        }
-        text.push(digit);
-    }
-    text
+    let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
+    groups.join(" ")
 }
 
 #[cfg(test)]

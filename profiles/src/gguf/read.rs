@@ -2,7 +2,7 @@
 //!
 //! A file of GGUF version 2 or 3 has a magic number, the version, the numbers of tensors and of keys, the keys, the
 //! tensor infos, padding to the alignment, and the data of the tensors. The header is read once, from front to back.
-//! Memory grows with the bytes that were read, never with a count in the file (`gguf::reader`).
+//! The memory use is proportional to the bytes that were read, not to a count in the file (`gguf::reader`).
 //!
 //! Not here: split models (`gguf::split`), and the meaning of keys (`model::gguf_shape`).
 
@@ -14,21 +14,21 @@ use super::reader::HeaderReader;
 use super::value::{MAX_RESERVED_ELEMENTS, Metadata, Value};
 use crate::{Bytes, Format};
 
-/// Maximum number of tensors in a model. The largest mixture-of-experts models have a few thousand.
+/// Maximum number of tensors in a model. The largest mixture-of-experts models have a few thousand tensors.
 pub(super) const MAX_TENSORS: u64 = 1 << 18;
 const MAX_KEYS: u64 = 1 << 16;
-/// Maximum length of a key in bytes, as the GGUF specification says.
+/// Maximum length of a key in bytes, according to the GGUF specification.
 pub(super) const MAX_KEY_BYTES: u64 = (1 << 16) - 1;
-/// Maximum length of a tensor name in bytes, as the GGUF specification says.
+/// Maximum length of a tensor name in bytes, according to the GGUF specification.
 pub(super) const MAX_TENSOR_NAME_BYTES: u64 = 64;
 /// Maximum number of dimensions of a tensor (`GGML_MAX_DIMS`).
 pub(super) const MAX_DIMENSIONS: u32 = 4;
-/// Minimum and maximum of `general.alignment`, in bytes.
+/// Minimum and maximum value of `general.alignment`, in bytes.
 const ALIGNMENT_RANGE: (u64, u64) = (8, 1 << 20);
-/// Alignment of files without `general.alignment`, in bytes.
+/// Alignment of tensors in files without `general.alignment`, in bytes.
 pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
 
-/// Minimum size of a key with its value in bytes: length of the key, value type, a value of one byte.
+/// Minimum size of a key with its value in bytes: length of the key, value type, and a value of one byte.
 const MIN_KEY_BYTES: u64 = 8 + 4 + 1;
 /// Minimum size of a tensor info in bytes: length of the name, number of dimensions, one dimension, type, offset.
 const MIN_TENSOR_BYTES: u64 = 8 + 4 + 8 + 4 + 8;
@@ -36,12 +36,12 @@ const MIN_TENSOR_BYTES: u64 = 8 + 4 + 8 + 4 + 8;
 /// Name, dimensions, format and offset of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Name, for example `blk.3.ffn_up.weight`.
+    /// Name of the tensor, for example `blk.3.ffn_up.weight`.
     pub name: String,
-    /// Dimensions in ggml's order: `dims[0]` is the length of a row.
+    /// Dimensions in the order of ggml: `dims[0]` is the length of a row.
     pub dims: Vec<u64>,
     pub format: Format,
-    /// Index of the file that contains the tensor.
+    /// Index of the file that contains the tensor, in [`super::GgufModel::part_paths`].
     pub part_index: usize,
     /// Offset of the first byte of the tensor from the start of its file.
     pub offset: u64,
@@ -54,33 +54,33 @@ impl TensorInfo {
         self.dims.iter().product()
     }
 
-    /// Returns the number of rows; a row has `dims[0]` weights.
+    /// Returns the number of rows of the tensor; a row has `dims[0]` weights.
     pub fn row_count(&self) -> u64 {
         self.dims[1..].iter().product()
     }
 
-    /// Returns the offset of the end of the tensor from the start of the file.
+    /// Returns the offset of the end of the tensor from the start of its file.
     pub fn end_offset(&self) -> u64 {
         self.offset + self.bytes.0
     }
 }
 
-/// The validated header of one file.
+/// The validated header of one GGUF file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GgufHeader {
     /// GGUF version, 2 or 3.
     pub version: u32,
     pub metadata: Metadata,
-    /// The tensors in file order; their `part` is 0.
+    /// The tensors in file order. Their `part_index` is 0.
     pub tensors: Vec<TensorInfo>,
-    /// Alignment in bytes: the offset of every tensor is a multiple of it.
+    /// Alignment in bytes: the offset of every tensor is a multiple of this number.
     pub alignment: u64,
-    /// Offset of the tensor data, after the header and its padding.
+    /// Offset of the tensor data in the file, after the header and its padding.
     pub data_start: u64,
 }
 
 impl GgufHeader {
-    /// Reads the header of a file of `file_bytes` bytes. The reads are small, so wrap the file in a `BufReader`.
+    /// Reads the header of a file of `file_bytes` bytes. The reads are small, so wrap files in a `BufReader`.
     pub fn read(reader: impl Read, file_bytes: u64) -> Result<GgufHeader, HeaderError> {
         let mut source = HeaderReader { reader, offset: 0, file_bytes };
         let version = source.preamble()?;
@@ -98,12 +98,12 @@ impl GgufHeader {
         Ok(header)
     }
 
-    /// Reads the header of a file in memory.
+    /// Reads the header of a file whose bytes are in memory.
     pub fn from_bytes(file: &[u8]) -> Result<GgufHeader, HeaderError> {
         Self::read(file, file.len() as u64)
     }
 
-    /// Converts offsets in the data section to offsets in the file and checks them.
+    /// Converts the offsets of tensors in the data section to offsets in the file, and checks the offsets.
     fn resolve_offsets(&mut self, file_bytes: u64) -> Result<(), HeaderError> {
         for tensor in &mut self.tensors {
             if !tensor.offset.is_multiple_of(self.alignment) {
@@ -120,14 +120,10 @@ impl GgufHeader {
         let mut by_start: Vec<&TensorInfo> = self.tensors.iter().collect();
         by_start.sort_by_key(|tensor| tensor.offset);
         for pair in by_start.windows(2) {
-            if pair[1].offset < pair[0].end_offset() {
+            let (start, end) = (pair[1].offset, pair[0].end_offset());
+            if start < end {
                 let (first, second) = (pair[0].name.clone(), pair[1].name.clone());
-                return Err(HeaderError::Overlap {
-                    first,
-                    second,
-                    start: pair[1].offset,
-                    end: pair[0].end_offset(),
-                });
+                return Err(HeaderError::Overlap { first, second, start, end });
             }
         }
         Ok(())
@@ -147,7 +143,7 @@ fn alignment(metadata: &Metadata) -> Result<u64, HeaderError> {
 }
 
 impl<R: Read> HeaderReader<R> {
-    /// Reads the magic number and the version, and returns the version.
+    /// Reads the magic number and the GGUF version, and returns the version.
     fn preamble(&mut self) -> Result<u32, HeaderError> {
         let found = self.array::<4>("the magic number")?;
         if found != *b"GGUF" {
@@ -187,7 +183,7 @@ impl<R: Read> HeaderReader<R> {
         Ok(tensors)
     }
 
-    /// Reads a tensor info. Its offset is relative to the start of the data section.
+    /// Reads a tensor info. The offset of the tensor is relative to the start of the data section.
     fn tensor_info(&mut self, index: u64) -> Result<TensorInfo, HeaderError> {
         let name = self.name(&format!("the name of tensor {index}"), MAX_TENSOR_NAME_BYTES)?;
         let dimensions = self.u32("a number of dimensions")?;

@@ -1,6 +1,6 @@
 //! Reads numbers and strings from an untrusted file with bounded memory.
 //!
-//! Every length is checked before memory for it is allocated: against a limit above every real model, and against the
+//! Every length is checked before memory is allocated: against a limit that no real model exceeds, and against the
 //! number of bytes that remain in the file.
 
 use std::io::{ErrorKind, Read};
@@ -10,16 +10,17 @@ use super::error::HeaderError;
 /// Maximum size of a header in bytes. A vocabulary of 256 k tokens with merges takes about 20 MB.
 pub(super) const MAX_HEADER_BYTES: u64 = 256 << 20;
 
-/// A reader with its position and the size of the file.
+/// A reader of a header, with its position in the file and the size of the file.
 pub(super) struct HeaderReader<R> {
     pub(super) reader: R,
-    /// Number of bytes read so far.
+    /// Number of bytes that were read so far.
     pub(super) offset: u64,
     pub(super) file_bytes: u64,
 }
 
 impl<R: Read> HeaderReader<R> {
-    /// Fails if `count` items of at least `min_bytes` bytes exceed the rest of the file or the size limit of headers.
+    /// Returns an error if `count` items of at least `min_bytes` bytes exceed the rest of the file or the maximum size
+    /// of a header. `what` names the items in the error.
     pub(super) fn require(&self, what: &str, count: u64, min_bytes: u64) -> Result<(), HeaderError> {
         let needed = count.saturating_mul(min_bytes);
         let remaining = self.file_bytes.saturating_sub(self.offset);
@@ -65,7 +66,7 @@ impl<R: Read> HeaderReader<R> {
         Ok(u64::from_le_bytes(self.array(what)?))
     }
 
-    /// Reads a count or length of at most `limit`.
+    /// Reads a count or a length, which must be at most `limit`.
     pub(super) fn count(&mut self, what: &str, limit: u64) -> Result<u64, HeaderError> {
         let offset = self.offset;
         let found = self.u64(what)?;
@@ -83,7 +84,7 @@ impl<R: Read> HeaderReader<R> {
         Ok(bytes)
     }
 
-    /// Reads a key or a name. It must be UTF-8, because it is compared with known names.
+    /// Reads a key or a tensor name, which must be UTF-8 because keys and names are compared with known names.
     pub(super) fn name(&mut self, what: &str, limit: u64) -> Result<String, HeaderError> {
         let offset = self.offset;
         let bytes = self.string_bytes(what, limit)?;

@@ -1,8 +1,9 @@
 //! Opens split models, which consist of several GGUF files.
 //!
-//! Every part is a GGUF file with the keys `split.no` (from 0), `split.count` and `split.tensors.count` (of all parts
-//! together), and its name ends like `-00001-of-00003.gguf` (from 1). The first part has the metadata of the model. A
-//! model can be opened by the path of any part.
+//! Every part is a GGUF file with the keys `split.no` (part number from 0), `split.count` (number of parts) and
+//! `split.tensors.count` (tensors in all parts together). The name of a part has a suffix such as
+//! `-00001-of-00003.gguf`, where part numbers count from 1. The first part has the metadata of the model. A model can
+//! be opened with the path of any part.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -15,6 +16,8 @@ use super::{GgufModel, PartSize};
 
 const MAX_PARTS: u32 = 10_000;
 
+/// The keys of a split model in the header of a part.
+#[derive(PartialEq)]
 struct SplitKeys {
     /// Number of the part, from 0.
     number: u32,
@@ -29,7 +32,7 @@ impl SplitKeys {
         let number = header.metadata.get_u32("split.no")?.unwrap_or(0);
         let tensors = header.metadata.get_u64("split.tensors.count")?;
         if count == 0 || count > MAX_PARTS || number >= count {
-            let what = format!("its header says part {} of {count}", u64::from(number) + 1);
+            let what = format!("the header names part {} of {count}", u64::from(number) + 1);
             return Err(GgufError::Split { path: path.to_owned(), what });
         }
         Ok(Self { number, count, tensors })
@@ -37,20 +40,15 @@ impl SplitKeys {
 }
 
 impl GgufModel {
-    /// Reads the header of the file at `path`; if it is a part of a split model, reads the headers of all parts.
+    /// Reads the header of the file at `path`, or of all parts of the model if the file is a part of a split model.
     pub fn open(path: impl AsRef<Path>) -> Result<GgufModel, GgufError> {
         let path = path.as_ref();
         let (header, file_bytes) = read_header(path)?;
         let split = SplitKeys::of(&header, path)?;
         if split.count == 1 {
-            let parts = vec![path.to_owned()];
-            let sizes = vec![PartSize { data_start: header.data_start, file_bytes }];
-            return Ok(GgufModel {
-                metadata: header.metadata,
-                tensors: header.tensors,
-                part_paths: parts,
-                part_sizes: sizes,
-            });
+            let GgufHeader { metadata, tensors, data_start, .. } = header;
+            let (part_paths, part_sizes) = (vec![path.to_owned()], vec![PartSize { data_start, file_bytes }]);
+            return Ok(GgufModel { metadata, tensors, part_paths, part_sizes });
         }
         let parts = part_paths(path, &split)?;
         let mut model = GgufModel::default();
@@ -58,13 +56,10 @@ impl GgufModel {
         for (index, part) in parts.iter().enumerate() {
             let (header, file_bytes) = read_header(part)?;
             let found = SplitKeys::of(&header, part)?;
-            if found.number as usize != index || found.count != split.count || found.tensors != split.tensors
-            {
+            if found != (SplitKeys { number: index as u32, ..split }) {
                 let (number, count, expected) = (found.number + 1, found.count, index + 1);
-                let total = split.count;
-                let what = format!(
-                    "its header says part {number} of {count}, but part {expected} of {total} was expected"
-                );
+                let what =
+                    format!("expected part {expected} of {}, found part {number} of {count}", split.count);
                 return Err(GgufError::Split { path: part.clone(), what });
             }
             for mut tensor in header.tensors {
@@ -103,7 +98,7 @@ fn read_header(path: &Path) -> Result<(GgufHeader, u64), GgufError> {
     Ok((header, file_bytes))
 }
 
-/// Returns the end of the file name of part `number` (from 0) of `count`.
+/// Returns the suffix of the file name of part `number` (from 0) of a model with `count` parts.
 pub fn part_suffix(number: u32, count: u32) -> String {
     format!("-{:05}-of-{count:05}.gguf", number + 1)
 }

@@ -1,7 +1,7 @@
 //! GGUF metadata: typed values by key.
 //!
-//! The value of an absent key is `Ok(None)`, because most keys are optional. A value of an unexpected type is
-//! an error that names the key, because a silent default would make the model compute wrong results.
+//! The getters return `Ok(None)` for an absent key, because most keys are optional. A value of an unexpected type is an
+//! error that names the key, because a silent default would make the model compute wrong results.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -17,12 +17,12 @@ pub(super) const MAX_RESERVED_ELEMENTS: u64 = 4096;
 
 type HeaderResult<T> = Result<T, HeaderError>;
 
-/// A type of metadata values and array elements.
+/// A type that metadata values and array elements can have.
 pub(super) trait Element: Sized {
     /// Minimum size of an encoded value, in bytes.
     const MIN_BYTES: u64;
 
-    /// Reads a value of the key `key` inside `depth` nested arrays.
+    /// Reads a value of the key `key`, which is inside `depth` nested arrays.
     fn read<R: Read>(source: &mut HeaderReader<R>, key: &str, depth: u32) -> HeaderResult<Self>;
 
     fn write(&self, out: &mut Vec<u8>);
@@ -95,12 +95,12 @@ macro_rules! value_types {
         #[derive(Debug, Clone, PartialEq)]
         pub enum Value { $($name($type),)+ }
 
-        /// An array, stored by element type, so that elements take no more memory than needed.
+        /// An array value. Each element type has its own variant, so that elements take no more memory than needed.
         #[derive(Debug, Clone, PartialEq)]
         pub enum Array { $($name(Vec<$type>),)+ }
 
         impl Value {
-            /// Reads a type number and a value.
+            /// Reads the type number of a value, and the value.
             pub(super) fn read<R: Read>(source: &mut HeaderReader<R>, key: &str) -> HeaderResult<Self> {
                 match source.u32("a value type")? {
                     $($number => Element::read(source, key, 0).map(Value::$name),)+
@@ -108,7 +108,7 @@ macro_rules! value_types {
                 }
             }
 
-            /// Appends the type number and the value.
+            /// Appends the type number and the value to `out`.
             pub(super) fn write(&self, out: &mut Vec<u8>) {
                 match self {
                     $(Value::$name(value) => {
@@ -120,7 +120,7 @@ macro_rules! value_types {
 
             fn describe(&self) -> String {
                 if let Value::Array(array) = self {
-                    return format!("an array of {}", array.element());
+                    return format!("array of {}", array.element());
                 }
                 let name = match self { $(Value::$name(_) => $text,)+ };
                 name.to_owned()
@@ -179,7 +179,7 @@ value_types! {
 }
 
 impl Value {
-    /// Returns the value of an integer of any width, because converters use different widths.
+    /// Returns the value if it is an integer. Any width is accepted, because converters use different widths.
     fn integer(&self) -> Option<i128> {
         match *self {
             Value::U8(v) => Some(v.into()),
@@ -195,6 +195,18 @@ impl Value {
     }
 }
 
+/// Defines getters for the values of keys, each with its type and the accepted variants of [`Value`].
+macro_rules! getters {
+    ($($get:ident -> $type:ty: $expected:literal, $($variant:pat => $value:expr),+;)+) => {$(
+        pub fn $get(&self, key: &str) -> Result<Option<$type>, GgufError> {
+            self.typed(key, $expected, |value| match value {
+                $($variant => Some($value),)+
+                _ => None,
+            })
+        }
+    )+};
+}
+
 /// The keys and values of a header, ordered by key.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Metadata {
@@ -202,12 +214,12 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// Returns the value of a key, of any type.
+    /// Returns the value of a key, which may have any type.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.values.get(key)
     }
 
-    /// Adds a key with its value; returns `false` and changes nothing if the key exists.
+    /// Adds a key with its value. Returns `false` and changes nothing if the key exists.
     pub fn insert(&mut self, key: String, value: Value) -> bool {
         let is_new = !self.values.contains_key(&key);
         if is_new {
@@ -216,61 +228,29 @@ impl Metadata {
         is_new
     }
 
-    /// Iterates over keys and values, ordered by key.
+    /// Iterates over all keys and their values, ordered by key.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.values.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// Returns the value of an integer of any width; an error if it does not fit in `u32`.
+    /// Returns the value of an integer key of any width, or an error if the value does not fit in `u32`.
     pub fn get_u32(&self, key: &str) -> Result<Option<u32>, GgufError> {
-        self.typed(key, "an integer from 0 to 4294967295", |value| {
-            value.integer().and_then(|v| u32::try_from(v).ok())
-        })
+        self.typed(key, "an integer from 0 to 4294967295", |value| u32::try_from(value.integer()?).ok())
     }
 
-    /// Returns the value of an integer of any width; an error if it is negative.
+    /// Returns the value of an integer key of any width, or an error if the value is negative.
     pub fn get_u64(&self, key: &str) -> Result<Option<u64>, GgufError> {
-        self.typed(key, "a non-negative integer", |value| value.integer().and_then(|v| u64::try_from(v).ok()))
+        self.typed(key, "a non-negative integer", |value| u64::try_from(value.integer()?).ok())
     }
 
-    /// Returns the value of a floating-point number, rounded to single precision.
-    pub fn get_f32(&self, key: &str) -> Result<Option<f32>, GgufError> {
-        self.typed(key, "an f32", |value| match *value {
-            Value::F32(v) => Some(v),
-            Value::F64(v) => Some(v as f32),
-            _ => None,
-        })
-    }
-
-    pub fn get_bool(&self, key: &str) -> Result<Option<bool>, GgufError> {
-        self.typed(key, "a bool", |value| if let Value::Bool(v) = *value { Some(v) } else { None })
-    }
-
-    /// Returns a string. Bytes that are not UTF-8 were replaced by U+FFFD when the file was read.
-    pub fn get_str(&self, key: &str) -> Result<Option<&str>, GgufError> {
-        self.typed(key, "a string", |value| if let Value::Str(v) = value { Some(v.as_str()) } else { None })
-    }
-
-    /// Returns an array of strings. Bytes that are not UTF-8 were replaced by U+FFFD when the file was read.
-    pub fn get_str_array(&self, key: &str) -> Result<Option<&[String]>, GgufError> {
-        self.typed(key, "an array of strings", |value| match value {
-            Value::Array(Array::Str(items)) => Some(items.as_slice()),
-            _ => None,
-        })
-    }
-
-    pub fn get_f32_array(&self, key: &str) -> Result<Option<&[f32]>, GgufError> {
-        self.typed(key, "an array of f32", |value| match value {
-            Value::Array(Array::F32(items)) => Some(items.as_slice()),
-            _ => None,
-        })
-    }
-
-    pub fn get_i32_array(&self, key: &str) -> Result<Option<&[i32]>, GgufError> {
-        self.typed(key, "an array of i32", |value| match value {
-            Value::Array(Array::I32(items)) => Some(items.as_slice()),
-            _ => None,
-        })
+    // Bytes of strings that are not UTF-8 were replaced by U+FFFD when the file was read.
+    getters! {
+        get_f32 -> f32: "an f32", Value::F32(v) => *v, Value::F64(v) => *v as f32;
+        get_bool -> bool: "a bool", Value::Bool(v) => *v;
+        get_str -> &str: "a string", Value::Str(v) => v.as_str();
+        get_str_array -> &[String]: "an array of strings", Value::Array(Array::Str(v)) => v.as_slice();
+        get_f32_array -> &[f32]: "an array of f32", Value::Array(Array::F32(v)) => v.as_slice();
+        get_i32_array -> &[i32]: "an array of i32", Value::Array(Array::I32(v)) => v.as_slice();
     }
 
     fn typed<'a, T>(
@@ -301,7 +281,7 @@ mod tests {
         let error = metadata.get_u64("deep").unwrap_err();
         assert_eq!(
             error.to_string(),
-            "key `deep` is i64, not a non-negative integer: convert the model again with a current converter"
+            "key `deep` has type i64, not a non-negative integer: convert the model again with a current converter"
         );
         assert!(matches!(metadata.get_i32_array("names"), Err(GgufError::WrongType { .. })));
         assert_eq!(metadata.get_str_array("names").unwrap(), Some(&["a".to_owned()][..]));

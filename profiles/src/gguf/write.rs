@@ -1,8 +1,8 @@
 //! Writes GGUF headers of version 3, little-endian.
 //!
-//! Keys and tensors are added to a [`HeaderWriter`] in file order. The tensor data follow the header in the
-//! same order, each tensor aligned, so that the caller can stream them. The limits are those of
-//! [`GgufHeader::read`](super::GgufHeader::read), which accepts the result.
+//! Keys and tensors are added to a [`HeaderWriter`] in file order. The caller writes the tensor data after the header,
+//! in the same order and each tensor aligned. [`GgufHeader::read`](super::GgufHeader::read) accepts the written header,
+//! because reader and writer have the same limits.
 //!
 //! ```
 //! use hearth_profiles::Format;
@@ -17,8 +17,6 @@
 //! assert_eq!(GgufHeader::from_bytes(&file).unwrap().tensors, layout.tensors);
 //! ```
 
-use std::collections::BTreeSet;
-
 use super::error::HeaderError;
 use super::read::{
     DEFAULT_ALIGNMENT, MAX_DIMENSIONS, MAX_KEY_BYTES, MAX_TENSOR_NAME_BYTES, TensorInfo, tensor_bytes,
@@ -26,41 +24,38 @@ use super::read::{
 use super::value::{Element, Value};
 use crate::format::Format;
 
-/// Collects keys and tensors, and encodes the header.
+/// A builder that collects keys and tensors, and encodes the header.
 #[derive(Debug, Clone, Default)]
 pub struct HeaderWriter {
     keys: Vec<(String, Value)>,
-    key_names: BTreeSet<String>,
     /// The tensors, with offsets from the start of the data section.
     tensors: Vec<TensorInfo>,
-    tensor_names: BTreeSet<String>,
-    /// Size of the data of the tensors so far, with padding.
+    /// Size of the data of all tensors that were added, with padding.
     data_bytes: u64,
 }
 
 /// An encoded header and the positions of the tensors in the file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FileLayout {
-    /// The header with its padding, after which the data of the first tensor begin.
+    /// The header with padding. The data of the first tensor follow directly.
     pub header: Vec<u8>,
-    /// The tensors in file order, with offsets from the start of the file. The gaps between them, and up to
-    /// `file_bytes`, are zero bytes.
+    /// The tensors in file order, with offsets from the start of the file. The padding after tensors is zero bytes.
     pub tensors: Vec<TensorInfo>,
     pub file_bytes: u64,
 }
 
 impl HeaderWriter {
-    /// Appends a key and its value. `general.alignment` is refused: the alignment is always the default.
+    /// Appends a key and its value. Refuses `general.alignment`, because the alignment is always the default.
     pub fn add_key(&mut self, key: &str, value: Value) -> Result<&mut Self, HeaderError> {
         check_length("a key", key, MAX_KEY_BYTES)?;
-        if key == "general.alignment" || !self.key_names.insert(key.to_owned()) {
+        if key == "general.alignment" || self.keys.iter().any(|(name, _)| name == key) {
             return Err(HeaderError::DuplicateKey { key: key.to_owned() });
         }
         self.keys.push((key.to_owned(), value));
         Ok(self)
     }
 
-    /// Appends the entry of a tensor, without its data. `dims[0]` is the length of a row.
+    /// Appends the tensor info of a tensor, without the tensor's data. `dims[0]` is the length of a row.
     pub fn add_tensor(&mut self, name: &str, dims: &[u64], format: Format) -> Result<&mut Self, HeaderError> {
         check_length("the name of a tensor", name, MAX_TENSOR_NAME_BYTES)?;
         if dims.is_empty() || dims.len() > MAX_DIMENSIONS as usize || dims.contains(&0) {
@@ -71,7 +66,7 @@ impl HeaderWriter {
         let bytes = tensor_bytes(name, dims, format)?;
         let end = self.data_bytes.checked_add(bytes.0).ok_or_else(overflow)?;
         let padded = end.checked_next_multiple_of(DEFAULT_ALIGNMENT).ok_or_else(overflow)?;
-        if !self.tensor_names.insert(name.to_owned()) {
+        if self.tensors.iter().any(|tensor| tensor.name == name) {
             return Err(HeaderError::DuplicateTensor { tensor: name.to_owned() });
         }
         let (name, dims) = (name.to_owned(), dims.to_vec());

@@ -1,14 +1,14 @@
 //! Wi-Fi channels of a scenario, and the TCP connections over them.
 //!
-//! A channel carries one transmission at a time. A transmission takes a fixed overhead and the time of its data,
-//! which is at most the burst time; a longer message is sent in several transmissions. Stations send to the access
-//! point and receive from it, so that a message between two stations is transmitted twice. A message also has a
-//! log-normal delay (power saving, drivers, queues of the access point), and may wait for a stall, in which the
+//! A channel carries one transmission at a time. A transmission takes a fixed overhead and the time of its data, which
+//! is at most the burst time; a longer message is sent in several transmissions. Stations send to the access point and
+//! receive from it, so that a message between two stations is transmitted twice. A message also has a log-normal delay
+//! (power saving, drivers, queues of the access point), and may wait until the end of a stall, a period in which the
 //! channel transmits nothing.
 //!
-//! All parameters except the bandwidth and the stations have a default with its source.
+//! All parameters except the name, the bandwidth and the stations have a default value with a source.
 //!
-//! Not here: the mean time of a message ([`super::wifi_path`]), and contention (the simulator).
+//! Not here: the mean time of a message ([`super::wifi_path`]), and competing messages (the simulator).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,41 +19,42 @@ use crate::document::DocumentError;
 use crate::units::{Bytes, BytesPerSecond, Fraction, PerSecond, Seconds};
 use crate::values::Sourced;
 
-/// Maximum payload of a TCP segment: an Ethernet frame of 1500 bytes less the headers of IP and TCP with timestamps.
+/// Maximum payload of a TCP segment: 1500 bytes of an Ethernet frame minus the headers of IP and TCP with timestamps.
 /// source: RFC 9293, RFC 7323
 pub const MSS: Bytes = Bytes(1448);
 
 /// Minimum and maximum rate of a channel in bytes per second. source: IEEE 802.11-2020, whose slowest rate is 1
 /// Mbit/s; the maximum is assumed, above all products
 const RATE_RANGE: [f64; 2] = [125e3, 125e9];
-/// Maximum overhead, burst time and delay. source: assumed, far above those of every network, to detect wrong units
+/// Maximum overhead, burst time and median delay of a channel. source: assumed, to detect wrong units
 const MAX_TIME: Seconds = Seconds(1.0);
-/// Maximum `sigma` of a delay, with which one delay in a thousand is a hundred times the median. source: assumed
+/// Maximum `sigma` of a delay, with which 1 of 1000 delays is more than 100 times the median. source: assumed
 const MAX_SIGMA: f64 = 1.5;
 /// Maximum duration of a stall. source: assumed, to detect wrong units
 pub const MAX_STALL_DURATION: Seconds = Seconds(10.0);
-/// Maximum rate of one kind of stall, per second. source: assumed, to detect wrong units
+/// Maximum number of stalls of one kind per second. source: assumed, to detect wrong units
 const MAX_STALL_RATE: f64 = 100.0;
-/// Maximum fraction of time in stalls. source: assumed; a channel with more stalls hardly ever transmits
+/// Maximum fraction of time that a channel spends in stalls.
+/// source: assumed; a channel with more stalls hardly transmits anything
 const MAX_STALL_FRACTION: f64 = 0.5;
-/// Maximum number of channels, and of kinds of stalls of one channel. source: assumed
+/// Maximum number of channels in a scenario, and of kinds of stalls of one channel. source: assumed
 const MAX_CHANNELS: usize = 16;
 
-/// The Wi-Fi channels of a cluster.
+/// The Wi-Fi channels of a scenario.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "channels, such as `channels: [{name: 5 GHz, bandwidth: {value: 400 Mbit/s, source: \"measured\"}, stations: [one, other]}]`"
 )]
 pub struct Wifi {
-    /// Independent channels.
+    /// Channels, which do not interfere with each other.
     pub channels: Vec<WifiChannel>,
     /// Parameters of the TCP connections over the channels.
     #[serde(default)]
     pub tcp: TcpParameters,
 }
 
-/// A channel, whose stations share the airtime.
+/// A Wi-Fi channel, on which one station transmits at a time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
@@ -62,16 +63,15 @@ pub struct Wifi {
 pub struct WifiChannel {
     /// Name of the channel, for example `5 GHz`.
     pub name: String,
-    /// Bandwidth during a transmission. A message between two stations is transmitted twice, so it has half of this
-    /// bandwidth.
+    /// Bandwidth during a transmission. A message between two stations is sent twice, so it gets half the bandwidth.
     pub bandwidth: Sourced<BytesPerSecond>,
-    /// Fixed time of a transmission.
+    /// Fixed time that each transmission takes in addition to its data.
     #[serde(rename = "overhead", default = "default_overhead")]
     pub transmission_overhead: Sourced<Seconds>,
     /// Maximum duration of the data of one transmission.
     #[serde(rename = "burst", default = "default_burst")]
     pub max_burst_duration: Sourced<Seconds>,
-    /// One-way time of a small message on an idle channel, including its own transmissions.
+    /// One-way time of a small message on an idle channel, including the transmissions of the message.
     #[serde(default)]
     pub delay: Delay,
     /// Periods in which the channel transmits nothing.
@@ -79,12 +79,12 @@ pub struct WifiChannel {
     pub stalls: Stalls,
     /// Names of the devices on the channel.
     pub stations: Vec<String>,
-    /// Bandwidths of stations that differ from `bandwidth`, for both directions.
+    /// Bandwidths of single stations, in both directions. The other stations have `bandwidth`.
     #[serde(rename = "rates", default, skip_serializing_if = "BTreeMap::is_empty")]
     pub station_rates: BTreeMap<String, Sourced<BytesPerSecond>>,
 }
 
-/// A log-normal delay.
+/// A log-normal distribution of delays.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
@@ -103,11 +103,11 @@ pub struct Delay {
 pub enum Stalls {
     /// The name of a preset.
     Preset(StallPreset),
-    /// Independent kinds of stalls.
+    /// A list of kinds of stalls, which occur independently of each other.
     Custom(Vec<Stall>),
 }
 
-/// A preset of stalls.
+/// A preset of the stalls on a channel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum StallPreset {
@@ -121,14 +121,14 @@ pub enum StallPreset {
     Awdl,
 }
 
-/// A kind of stall. Stalls begin as a Poisson process and have uniformly distributed durations.
+/// A kind of stall. The starts of the stalls are a Poisson process, and the durations are uniformly distributed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a kind of stall, such as `{rate: 0.1 /s, from: 60 ms, to: 100 ms, source: \"measured\"}`"
 )]
 pub struct Stall {
-    /// Mean number of stalls per second.
+    /// Mean number of stalls of this kind per second.
     pub rate: PerSecond,
     /// Minimum duration of a stall.
     #[serde(rename = "from")]
@@ -136,11 +136,10 @@ pub struct Stall {
     /// Maximum duration of a stall.
     #[serde(rename = "to")]
     pub max_duration: Seconds,
-    /// Source of the values.
+    /// Source of the rate and the durations.
     pub source: String,
 }
 
-/// Parameters of TCP connections.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "the parameters of TCP, such as `{idle_restart: true}`")]
 pub struct TcpParameters {
@@ -151,16 +150,16 @@ pub struct TcpParameters {
     pub slow_start_after_idle: bool,
     /// Initial congestion window: bytes sent before the first acknowledgement.
     pub initial_window: Sourced<Bytes>,
-    /// Fraction of segments that are lost in spite of the retransmissions of the channel. A loss costs a round trip
-    /// if three later segments of the same message follow (RFC 5681, section 3.2), otherwise the timeout.
+    /// Fraction of segments that are lost in spite of retransmissions on the Wi-Fi channel. A loss costs a round trip
+    /// if three later segments of the message follow (RFC 5681, section 3.2), otherwise the retransmission timeout.
     #[serde(rename = "loss")]
     pub loss_rate: Sourced<Fraction>,
     /// Retransmission timeout.
     pub rto: Sourced<Seconds>,
 }
 
-/// Returns the overhead of a best-effort transmission at 5 GHz by IEEE 802.11-2020: AIFS 43 us, 7.5 slots of back-off
-/// 68 us, preamble 40 us, SIFS 16 us, block acknowledgement 32 us.
+/// Returns the overhead of a best-effort transmission at 5 GHz according to IEEE 802.11-2020: AIFS 43 us, 7.5 slots of
+/// back-off 68 us, preamble 40 us, SIFS 16 us, block acknowledgement 32 us.
 fn default_overhead() -> Sourced<Seconds> {
     let source = "IEEE 802.11-2020: AIFS, mean back-off, preamble, SIFS, block acknowledgement";
     Sourced::new(Seconds(0.2e-3), source)
@@ -194,8 +193,18 @@ impl Default for TcpParameters {
     }
 }
 
+/// Returns an error with a formatted message from the current function if the condition is false.
+macro_rules! ensure {
+    ($condition:expr, $($message:tt)+) => {
+        let holds: bool = $condition;
+        if !holds {
+            return Err(format!($($message)+));
+        }
+    };
+}
+
 impl Stalls {
-    /// Returns the kinds of stalls, including those of a preset.
+    /// Returns the kinds of stalls on the channel. For a preset, these are the kinds in the preset.
     pub fn stall_kinds(&self) -> Vec<Stall> {
         let awdl = |rate, min, max| Stall {
             rate: PerSecond(rate),
@@ -212,10 +221,6 @@ impl Stalls {
 }
 
 impl Stall {
-    pub fn mean_duration(&self) -> Seconds {
-        (self.min_duration + self.max_duration) / 2.0
-    }
-
     /// Returns the mean of the squared duration of a stall, in s².
     pub fn mean_square_duration(&self) -> f64 {
         let (min, max) = (self.min_duration.0, self.max_duration.0);
@@ -228,17 +233,17 @@ impl WifiChannel {
         self.station_rates.get(station).unwrap_or(&self.bandwidth).value
     }
 
-    /// Returns the mean fraction of time in stalls, from 0 to 1, if stalls do not overlap.
+    /// Returns the mean fraction of time (0 to 1) that the channel spends in stalls, if stalls do not overlap.
     pub fn stall_fraction(&self) -> f64 {
-        self.stalls.stall_kinds().iter().map(|kind| kind.rate.0 * kind.mean_duration().0).sum()
+        let fraction = |kind: Stall| kind.rate.0 * ((kind.min_duration + kind.max_duration) / 2.0).0;
+        self.stalls.stall_kinds().into_iter().map(fraction).sum()
     }
 
     fn validate(&self) -> Result<(), String> {
         check_rate("bandwidth", self.bandwidth.value)?;
         for (station, rate) in &self.station_rates {
-            if !self.stations.contains(station) {
-                return Err(format!("`rates` names `{station}`, which is not one of its stations"));
-            }
+            let is_station = self.stations.contains(station);
+            ensure!(is_station, "`rates` names `{station}`, which is not in `stations`");
             check_rate(&format!("rates.{station}"), rate.value)?;
         }
         check_time("overhead", self.transmission_overhead.value, Seconds(0.0))?;
@@ -246,107 +251,75 @@ impl WifiChannel {
         check_time("burst", self.max_burst_duration.value, Seconds(1e-4))?;
         check_time("delay.median", self.delay.median.value, Seconds(1e-6))?;
         let sigma = self.delay.sigma.value;
-        if !(0.0..=MAX_SIGMA).contains(&sigma) {
-            return Err(format!("`delay.sigma` is {sigma}: choose from 0 to {MAX_SIGMA}"));
-        }
+        ensure!((0.0..=MAX_SIGMA).contains(&sigma), "`delay.sigma` is {sigma}: choose from 0 to {MAX_SIGMA}");
         let kinds = self.stalls.stall_kinds();
-        if kinds.len() > MAX_CHANNELS {
-            return Err(format!("`stalls` has {} kinds; the maximum is {MAX_CHANNELS}", kinds.len()));
-        }
+        let count = kinds.len();
+        ensure!(count <= MAX_CHANNELS, "`stalls` has {count} kinds: list at most {MAX_CHANNELS}");
         for kind in &kinds {
-            if !(kind.rate.0 > 0.0 && kind.rate.0 <= MAX_STALL_RATE) {
-                let rate = kind.rate.0;
-                return Err(format!(
-                    "stalls at {rate} /s: choose a `rate` above 0 and up to {MAX_STALL_RATE} /s"
-                ));
-            }
-            let (from, to) = (kind.min_duration, kind.max_duration);
-            if from.0.is_nan() || from > to {
-                return Err(format!("stalls from {from} to {to}: give the shorter duration first"));
-            }
-            if to.0.is_nan() || to > MAX_STALL_DURATION {
-                return Err(format!("stalls of up to {to}: choose at most {MAX_STALL_DURATION}"));
-            }
+            let (rate, from, to) = (kind.rate.0, kind.min_duration, kind.max_duration);
+            let is_valid = rate > 0.0 && rate <= MAX_STALL_RATE;
+            ensure!(is_valid, "stalls at {rate} /s: choose a `rate` above 0 and up to {MAX_STALL_RATE} /s");
+            ensure!(from <= to, "stalls from {from} to {to}: give the shorter duration first");
+            ensure!(to <= MAX_STALL_DURATION, "stalls of up to {to}: choose at most {MAX_STALL_DURATION}");
         }
         let (percent, max) = (self.stall_fraction() * 100.0, MAX_STALL_FRACTION * 100.0);
-        if self.stall_fraction() > MAX_STALL_FRACTION {
-            return Err(format!("`stalls` take {percent:.0} % of the time; the maximum is {max} %"));
-        }
+        ensure!(percent <= max, "`stalls` take {percent:.0} % of the time: choose at most {max} %");
         Ok(())
     }
 }
 
 impl TcpParameters {
     fn validate(&self) -> Result<(), String> {
-        let window = self.initial_window.value;
-        if window < MSS {
-            return Err(format!("`initial_window` is {window}: give at least a segment of {} B", MSS.0));
-        }
+        let (window, loss, rto) = (self.initial_window.value, self.loss_rate.value.0, self.rto.value);
+        ensure!(window >= MSS, "`initial_window` is {window}: give at least a segment of {} B", MSS.0);
         // With more losses a connection hardly transmits anything.
-        if self.loss_rate.value.0 > 0.1 {
-            return Err(format!("`loss` is {:.0} %: the maximum is 10 %", self.loss_rate.value.0 * 100.0));
-        }
+        ensure!(loss <= 0.1, "`loss` is {:.0} %: choose at most 10 %", loss * 100.0);
         // source: TCP_RTO_MAX in include/net/tcp.h is two minutes
-        if !(1e-3..=120.0).contains(&self.rto.value.0) {
-            return Err(format!("`rto` is {}: choose from 1 ms to 120 s", self.rto.value));
-        }
+        ensure!((1e-3..=120.0).contains(&rto.0), "`rto` is {rto}: choose from 1 ms to 120 s");
         Ok(())
     }
 }
 
 impl Wifi {
-    /// Checks the channels and that their stations are among `devices`. `wire` is the link of all other devices.
+    /// Checks the channels, and that their stations are in `devices`. `wire` is the link of devices on no channel.
     pub fn validate(&self, devices: &BTreeSet<&str>, wire: &super::Link) -> Result<(), DocumentError> {
-        let refuse =
-            |what: String| Err(DocumentError::invalid_value("links.wifi", format!("links.wifi: {what}")));
-        if self.channels.is_empty() || self.channels.len() > MAX_CHANNELS {
-            return refuse(format!("{} channels: give 1 to {MAX_CHANNELS}", self.channels.len()));
-        }
+        self.check(devices, wire)
+            .map_err(|what| DocumentError::invalid_value("links.wifi", format!("links.wifi: {what}")))
+    }
+
+    fn check(&self, devices: &BTreeSet<&str>, wire: &super::Link) -> Result<(), String> {
+        let count = self.channels.len();
+        ensure!((1..=MAX_CHANNELS).contains(&count), "{count} channels: give 1 to {MAX_CHANNELS}");
         let (mut names, mut stations) = (BTreeSet::new(), BTreeSet::new());
         for channel in &self.channels {
             let name = &channel.name;
-            if name.is_empty() {
-                return refuse("a channel has an empty `name`".to_owned());
-            }
-            if !names.insert(name) {
-                return refuse(format!("two channels are called `{name}`"));
-            }
-            if channel.stations.is_empty() {
-                return refuse(format!("channel `{name}` has no `stations`"));
-            }
+            ensure!(!name.is_empty(), "a channel has an empty `name`: give every channel a name");
+            ensure!(names.insert(name), "two channels are called `{name}`: give them different names");
+            ensure!(!channel.stations.is_empty(), "channel `{name}` has no `stations`: list its devices");
             for station in &channel.stations {
-                if !devices.contains(station.as_str()) {
-                    return refuse(format!(
-                        "channel `{name}` names `{station}`, which is not a device of this scenario"
-                    ));
-                }
-                if !stations.insert(station) {
-                    return refuse(format!(
-                        "`{station}` is listed as a station twice; a device can be on only one channel"
-                    ));
-                }
+                let known = devices.contains(station.as_str());
+                ensure!(known, "channel `{name}` lists `{station}`, which is not a device of this scenario");
+                let is_new = stations.insert(station);
+                ensure!(is_new, "`{station}` is listed as a station twice: list a device on one channel");
             }
-            channel.validate().or_else(|what| refuse(format!("channel `{name}`: {what}")))?;
+            channel.validate().map_err(|what| format!("channel `{name}`: {what}"))?;
         }
         if stations.len() < devices.len() {
             check_rate("bandwidth", wire.bandwidth.value)
                 .and_then(|()| check_time("latency", wire.latency.value, Seconds(0.0)))
-                .or_else(|what| refuse(format!("devices on no channel use `links.default`, whose {what}")))?;
+                .map_err(|what| format!("devices on no channel use `links.default`, whose {what}"))?;
         }
-        self.tcp.validate().or_else(|what| refuse(format!("tcp: {what}")))
+        self.tcp.validate().map_err(|what| format!("tcp: {what}"))
     }
 }
 
 fn check_rate(key: &str, rate: BytesPerSecond) -> Result<(), String> {
-    if (RATE_RANGE[0]..=RATE_RANGE[1]).contains(&rate.0) {
-        return Ok(());
-    }
-    Err(format!("`{key}` is {rate}: choose from 1 Mbit/s to 1000 Gbit/s"))
+    let is_valid = (RATE_RANGE[0]..=RATE_RANGE[1]).contains(&rate.0);
+    ensure!(is_valid, "`{key}` is {rate}: choose from 1 Mbit/s to 1000 Gbit/s");
+    Ok(())
 }
 
 fn check_time(key: &str, time: Seconds, min: Seconds) -> Result<(), String> {
-    if time >= min && time <= MAX_TIME {
-        return Ok(());
-    }
-    Err(format!("`{key}` is {time}: choose from {min} to {MAX_TIME}"))
+    ensure!((min..=MAX_TIME).contains(&time), "`{key}` is {time}: choose from {min} to {MAX_TIME}");
+    Ok(())
 }

@@ -1,7 +1,8 @@
-//! Wi-Fi paths: the mean time of a message on otherwise idle channels.
+//! Mean time of a message over Wi-Fi on otherwise idle channels.
 //!
 //! X is the log-normal delay of the channel, c the overhead of the transmissions of a small message (included in X),
-//! `sending` the duration of the message's transmissions, r the rate of stalls and D their duration:
+//! `sending` the duration of the message's transmissions, r the rate of stalls and D their duration, rto the
+//! retransmission timeout, W the initial congestion window, and B the rate of the path:
 //!
 //! ```text
 //! time = sending - c + E max(X, c)                     without stalls and losses
@@ -15,27 +16,27 @@
 //! and a wire, the parts of a long message are transmitted on both hops at the same time, as in a pipeline of two
 //! stages.
 //!
-//! A planner needs a latency and a bandwidth. [`WirelessPath::expected_link`] returns them for a message of one
-//! transmission on a connection in use: `t_comm` over Wi-Fi is [`Link::message_time`] of this link. Between two stations of
-//! one channel, 1 / bandwidth = 1 / up + 1 / down.
+//! A planner needs a latency and a bandwidth. [`WirelessPath::expected_link`] returns both for a message of one
+//! transmission on a connection that was not idle: `t_comm` over Wi-Fi is [`Link::message_time`] of the returned link.
+//! Between two stations of one channel without stalls and losses, 1 / bandwidth = 1 / up + 1 / down.
 //!
-//! Not here: contention, which is simulated (`hearth_sim`).
+//! Not here: messages that compete for a channel, which `hearth_sim` simulates.
 
 use super::Link;
 use super::wifi::{MSS, TcpParameters, WifiChannel};
 use crate::units::{Bytes, BytesPerSecond, Seconds};
 use crate::values::Sourced;
 
-/// Number of duplicate acknowledgements (one per later segment) after which a lost segment is retransmitted.
+/// Number of duplicate acknowledgements (one per later segment) after which TCP retransmits a lost segment.
 /// source: RFC 5681, section 3.2
 pub const DUPLICATE_ACK_THRESHOLD: u64 = 3;
 
-/// How a device is connected to the access point.
+/// The connection between a device and the access point.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Endpoint<'a> {
-    /// A station of the channel with this index.
+    /// A Wi-Fi station: the index of its channel in the scenario, the channel, and the bandwidth of the station.
     Station { index: usize, channel: &'a WifiChannel, rate: BytesPerSecond },
-    /// A device that is connected by cable.
+    /// A device that is connected by cable, and the link over the cable.
     Wire(&'a Link),
 }
 
@@ -55,7 +56,7 @@ impl<'a> Endpoint<'a> {
         }
     }
 
-    /// Returns the fixed overhead of a transmission as a time; zero for a cable.
+    /// Returns the fixed time of each transmission; zero for a cable.
     pub fn transmission_overhead(&self) -> Seconds {
         self.channel().map_or(Seconds(0.0), |channel| channel.transmission_overhead.value)
     }
@@ -70,12 +71,12 @@ impl<'a> Endpoint<'a> {
 
 impl<'a> WirelessPath<'a> {
     /// Returns the channel that determines the delay of a message: the receiver's channel if the receiver is on Wi-Fi
-    /// (the message waits for its power saving), otherwise the sender's channel.
+    /// (the message waits until the receiver wakes up from power saving), otherwise the sender's channel.
     pub fn delay_channel(&self) -> Option<&'a WifiChannel> {
         self.receiver.channel().or(self.sender.channel())
     }
 
-    /// Returns whether both hops use the same channel.
+    /// Returns whether both hops of the path use the same channel.
     pub fn shares_channel(&self) -> bool {
         match (&self.sender, &self.receiver) {
             (Endpoint::Station { index: up, .. }, Endpoint::Station { index: down, .. }) => up == down,
@@ -100,8 +101,8 @@ impl<'a> WirelessPath<'a> {
         self.message_overhead() + self.wire_latency()
     }
 
-    /// Returns the maximum size of one transmission, with which no channel exceeds its burst time. It is at least one
-    /// segment.
+    /// Returns the maximum size of a transmission: one that no channel sends for longer than its burst time, but at
+    /// least one TCP segment.
     pub fn burst_bytes(&self) -> Bytes {
         let ends = [&self.sender, &self.receiver];
         let bytes =
@@ -110,12 +111,12 @@ impl<'a> WirelessPath<'a> {
         Bytes((min as u64).max(MSS.0))
     }
 
-    /// Returns the combined rate of two hops that transmit one after the other.
+    /// Returns the rate of the path if its two hops transmit one after the other.
     pub fn rate(&self) -> BytesPerSecond {
         BytesPerSecond(1.0 / (1.0 / self.sender.rate().0 + 1.0 / self.receiver.rate().0))
     }
 
-    /// Returns the mean time of a message on idle channels. A `fresh` connection begins with slow start.
+    /// Returns the mean time of a message on otherwise idle channels. If `fresh`, the connection begins in slow start.
     pub fn mean_message_time(&self, bytes: Bytes, fresh: bool) -> Seconds {
         let [up, down] = self.sending_times(bytes);
         let stretch =
@@ -156,13 +157,13 @@ impl<'a> WirelessPath<'a> {
         }
     }
 
-    /// Returns the total time of a message's transmissions on each hop.
+    /// Returns the total time of a message's transmissions on each of the two hops.
     fn sending_times(&self, bytes: Bytes) -> [Seconds; 2] {
         let bursts = bytes.0.div_ceil(self.burst_bytes().0).max(1) as f64;
         [&self.sender, &self.receiver].map(|end| end.transmission_overhead() * bursts + bytes / end.rate())
     }
 
-    /// Returns the time from the beginning of the first transmission to the end of the last.
+    /// Returns the time from the start of a message's first transmission to the end of its last transmission.
     fn transmission_time(&self, bytes: Bytes) -> Seconds {
         let [up, down] = self.sending_times(bytes);
         let burst = self.burst_bytes().0;
@@ -180,7 +181,7 @@ impl<'a> WirelessPath<'a> {
         paths.into_iter().fold(Seconds(0.0), |longest, path| if path > longest { path } else { longest })
     }
 
-    /// Returns the mean of max(X, c), where X is the log-normal delay and c the overhead of a small message.
+    /// Returns the mean of max(X, c), where X is the log-normal delay and c is the overhead of a small message.
     fn delay(&self) -> Seconds {
         let Some(channel) = self.delay_channel() else { return Seconds(0.0) };
         let (median, sigma) = (channel.delay.median.value.0, channel.delay.sigma.value);
@@ -218,7 +219,8 @@ impl<'a> WirelessPath<'a> {
 }
 
 /// Returns the time that a connection waits for acknowledgements in slow start. Each round trip doubles the
-/// congestion window W, beginning with the initial one, and the connection sends for W / `rate` of each round trip.
+/// congestion window W, which begins at `tcp.initial_window`, and the connection sends for W / `rate` of each round
+/// trip.
 pub fn slow_start_wait(
     round_trip: Seconds,
     tcp: &TcpParameters,
@@ -238,7 +240,7 @@ pub fn slow_start_wait(
 }
 
 /// Returns the probability that a message of `segments` segments waits for the retransmission timeout, and the
-/// probability that it needs only a fast retransmission.
+/// probability that the message needs only a fast retransmission. `loss` is the fraction of segments that are lost.
 pub fn retransmission_probabilities(loss: f64, segments: u64) -> [f64; 2] {
     let tail = segments.min(DUPLICATE_ACK_THRESHOLD);
     let none_of = |count: u64| (1.0 - loss).powi(i32::try_from(count).unwrap_or(i32::MAX));
@@ -268,7 +270,7 @@ mod tests {
         WifiChannel { stalls: Stalls::Preset(stalls), ..channel }
     }
 
-    /// Returns the channel without a spread of its delay.
+    /// Returns the channel with a constant delay (sigma 0).
     fn without_spread(channel: WifiChannel) -> WifiChannel {
         WifiChannel { delay: Delay { sigma: Sourced::new(0.0, "t"), ..Delay::default() }, ..channel }
     }

@@ -1,15 +1,14 @@
 //! Finds the control groups of this process and their CPU quota.
 //!
-//! `/proc/self/cgroup` names groups of cgroup v2 (one hierarchy for all controllers), of cgroup v1 (one
-//! hierarchy for each controller), or of both; `/proc/self/mountinfo` has their mount points. The limits of
-//! all parent groups apply, too. Systems other than Linux have no control groups.
+//! `/proc/self/cgroup` lists groups of cgroup v2 (one hierarchy for all controllers), of cgroup v1 (one hierarchy for
+//! each controller), or of both. `/proc/self/mountinfo` lists the mount points of the hierarchies. The limits of all
+//! parent groups apply, too. Systems other than Linux have no control groups.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::units::Seconds;
 
-/// The version of a control group hierarchy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CgroupVersion {
     /// cgroup v1: one hierarchy for each controller.
@@ -18,8 +17,8 @@ pub enum CgroupVersion {
     Two,
 }
 
-/// Returns the folders of this process's control groups for a controller, such as `cpu`. Each folder is followed by
-/// those of its parent groups. `root` is `/` except in tests.
+/// Returns the folders of this process's control groups for a controller, such as `cpu`. The folder of each group is
+/// followed by the folders of its parent groups. `root` is `/` except in tests.
 pub fn cgroup_folders(root: &Path, controller: &str) -> Vec<(CgroupVersion, PathBuf)> {
     let read = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
     let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
@@ -40,7 +39,10 @@ pub fn cgroup_folders(root: &Path, controller: &str) -> Vec<(CgroupVersion, Path
         }
         for mount in mounted {
             let top = root.join(mount.at.trim_start_matches('/'));
-            push_ancestors(&top, mount.relative_path(path), version, &mut found);
+            let folder = top.join(mount.relative_path(path));
+            let hierarchy = folder.ancestors().take_while(|folder| folder.starts_with(&top));
+            let existing = hierarchy.filter(|folder| folder.is_dir());
+            found.extend(existing.map(|folder| (version, folder.to_owned())));
         }
     }
     found
@@ -48,14 +50,14 @@ pub fn cgroup_folders(root: &Path, controller: &str) -> Vec<(CgroupVersion, Path
 
 /// A mount point of a control group hierarchy.
 struct Mount<'t> {
-    /// Path of the group that is mounted; `/` for the whole hierarchy.
+    /// Path in the hierarchy of the group that is mounted; `/` if the whole hierarchy is mounted.
     top: &'t str,
-    /// Path of the mount point.
+    /// Path of the mount point in the file system.
     at: String,
 }
 
 impl<'t> Mount<'t> {
-    /// Parses a line of `mountinfo`; `None` if it does not mount groups of this version with this controller.
+    /// Parses a line of `mountinfo`; `None` if the line does not mount groups of `version` with `controller`.
     fn read(line: &'t str, version: CgroupVersion, controller: &str) -> Option<Self> {
         let (place, kind) = line.split_once(" - ")?;
         let mut place = place.split_ascii_whitespace().skip(3);
@@ -77,44 +79,25 @@ impl<'t> Mount<'t> {
         folders.map(|at| Self { top: "/", at }).into()
     }
 
-    /// Returns the path of a group relative to the mount point. In a container the mounted group may have another
-    /// path than the container sees; the result is then the mount point itself.
+    /// Returns the path of a group relative to the mount point. In a container, the mounted group may have another path
+    /// than the container sees; the result is then the empty path, which means the mount point.
     fn relative_path<'p>(&self, path: &'p str) -> &'p str {
         let below = path.strip_prefix(self.top.trim_end_matches('/')).unwrap_or("");
         if below.split('/').any(|part| part == "..") { "" } else { below.trim_start_matches('/') }
     }
 }
 
-/// Appends the folder `path` below `root` and its parents, up to `root`.
-fn push_ancestors(
-    root: &Path,
-    path: &str,
-    version: CgroupVersion,
-    found: &mut Vec<(CgroupVersion, PathBuf)>,
-) {
-    let mut at = root.join(path);
-    while at.starts_with(root) {
-        if at.is_dir() {
-            found.push((version, at.clone()));
-        }
-        if !at.pop() {
-            return;
-        }
-    }
-}
-
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Quota {
-    /// CPU time per period divided by the period, in cores.
+    /// CPU time per period divided by the length of the period, in cores.
     pub(super) cores: f64,
     pub(super) period: Seconds,
 }
 
 /// Returns the smallest CPU quota that applies to this process.
 pub(super) fn processor_quota() -> Option<Quota> {
-    let quotas = cgroup_folders(Path::new("/"), "cpu")
-        .into_iter()
-        .filter_map(|(version, copies_folder)| quota(version, &copies_folder));
+    let folders = cgroup_folders(Path::new("/"), "cpu").into_iter();
+    let quotas = folders.filter_map(|(version, folder)| quota(version, &folder));
     quotas.min_by(|a, b| a.cores.total_cmp(&b.cores))
 }
 

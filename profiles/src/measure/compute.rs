@@ -1,11 +1,13 @@
-//! Compute rates of the executor's kernels on this machine.
+//! Measures the compute rates of the executor's CPU kernels on this machine.
 //!
-//! The caller provides the [`Kernels`]; this module decides what they compute. The product of a matrix of `rows` x
-//! `columns` and a vector has `2 * rows * columns` operations in every format. Products are measured in three ways:
+//! The caller provides the [`Kernels`], and this module decides what the kernels compute. The product of a matrix of
+//! `rows` x `columns` and a vector has `2 * rows * columns` operations in every format. Products are measured in three
+//! ways:
 //!
-//! - in cache: one matrix of [`CACHED_MATRIX_BYTES`] bytes, many times in one call, so that waking threads does not count;
-//! - streamed: matrices of [`STREAMED_MATRIX_BYTES`] bytes one after another from a buffer as large as memory allows, as in
-//!   decoding;
+//! - in cache: one matrix of [`CACHED_MATRIX_BYTES`] bytes, many times in one call, so that the time to wake threads
+//!   does not count;
+//! - streamed: matrices of [`STREAMED_MATRIX_BYTES`] bytes, one after another from a buffer as large as memory allows,
+//!   as in decoding;
 //! - batched: [`BATCH_SIZE`] vectors at once, as in prefill.
 
 use super::MeasurementError;
@@ -19,10 +21,10 @@ use crate::values::{FormatMap, Sourced};
 /// Size in bytes of a matrix that stays in the L2 cache of every core.
 pub const CACHED_MATRIX_BYTES: usize = 256 << 10;
 
-/// Size in bytes of a streamed matrix: about that of one matrix in a layer of a large model.
+/// Size in bytes of a streamed matrix: about the size of one matrix in a layer of a large model.
 pub const STREAMED_MATRIX_BYTES: usize = 16 << 20;
 
-/// Number of products with a cached matrix in one call.
+/// Number of products with a cached matrix in one call of the kernel.
 const REPEATS: usize = 32;
 
 /// Size in bytes of the matrix that is multiplied with a batch of vectors.
@@ -30,30 +32,27 @@ const BATCHED_BYTES: usize = 4 << 20;
 
 pub const BATCH_SIZE: usize = 128;
 
-/// Number of weights in a row: a whole number of blocks of every format, and the width of a small model.
+/// Number of weights in a row of each matrix: a whole number of blocks in every format, and the width of a small model.
 const COLUMNS: usize = 2048;
 
-/// Maximum number of formats for which all rounds are sampled; more formats get fewer rounds.
-/// source: assumed
+/// Maximum number of formats that are sampled in all rounds; more formats get fewer rounds. source: assumed
 const FEW_FORMATS: usize = 3;
 
 /// The CPU kernels whose rates are measured; the executor implements this trait.
 pub trait Kernels {
-    /// Returns a description for the sources of the rates, such as `avx2 kernels, 2 threads`.
+    /// Returns a description of the kernels for the sources of the rates, such as `avx2 kernels, 2 threads`.
     fn description(&self) -> String;
 
-    /// Returns the formats that the kernels support.
     fn formats(&self) -> Vec<Format>;
 
-    /// Multiplies a matrix with `tokens` vectors, `repeats` times in one call. `weights` has whole rows of `columns`
-    /// weights; the values of the vectors are arbitrary.
+    /// Multiplies a matrix by `tokens` vectors, `repeats` times in one call. `weights` has whole rows of `columns`
+    /// weights. The values of the vectors are arbitrary.
     fn multiply(&mut self, format: Format, columns: usize, weights: &[u8], tokens: usize, repeats: usize);
 
-    /// Computes attention in one layer for one token, with a KV cache in no CPU cache; returns its
-    /// operations.
+    /// Computes attention in one layer for one token, with a KV cache in main memory. Returns the number of operations.
     fn attend(&mut self) -> Flops;
 
-    /// Writes the keys and values of `tokens` tokens into the KV cache of one layer. Returns their size.
+    /// Writes the keys and values of `tokens` tokens into the KV cache of one layer. Returns the number of bytes.
     fn write_kv_cache(&mut self, tokens: usize) -> Bytes;
 }
 
@@ -64,7 +63,7 @@ pub struct ComputeRates {
     pub matvec: FormatMap<Sourced<FlopsPerSecond>>,
     /// Speed of matrix-vector products with weights streamed from memory.
     pub matvec_streamed: FormatMap<Sourced<FlopsPerSecond>>,
-    /// Speed of matmuls with a batch of vectors.
+    /// Speed of matrix products with a batch of vectors.
     pub matmul: FormatMap<Sourced<FlopsPerSecond>>,
     /// Speed of attention over cached keys and values.
     pub attention_rate: Sourced<FlopsPerSecond>,
@@ -72,8 +71,8 @@ pub struct ComputeRates {
     pub kv_copy: TransferCost,
 }
 
-/// Measures the rates of `kernels` for `formats`, or for all supported formats if `formats` contains no supported
-/// format.
+/// Measures the rates of `kernels` for the supported formats in `formats`, or for all supported formats if there are
+/// none in `formats`. Calls `progress` with the name of each step.
 pub fn measure_compute_rates(
     kernels: &mut dyn Kernels,
     formats: &[Format],
@@ -125,19 +124,19 @@ pub fn measure_compute_rates(
     Ok(ComputeRates { matvec, matvec_streamed, matmul, attention_rate: attention, kv_copy })
 }
 
-/// Returns the number of whole rows in `bytes` of weights, at least one, and their size in bytes.
+/// Returns the number of whole rows in `bytes` bytes of weights (at least 1), and the size of these rows in bytes.
 fn rows(format: Format, bytes: usize) -> (usize, usize) {
     let row = format.row_bytes(COLUMNS as u64).map_or(COLUMNS * 4, |row| row.0 as usize);
     let rows = (bytes / row).max(1);
     (rows, rows * row)
 }
 
-/// Returns the number of operations of a product with `tokens` vectors.
+/// Returns the number of operations in the product of a matrix of `rows` rows and `tokens` vectors.
 fn work(rows: usize, tokens: usize) -> f64 {
     (2 * rows * COLUMNS * tokens) as f64
 }
 
-/// Measures the speed of products with the first `max_bytes` of the buffer as the matrix, in operations per second.
+/// Measures the speed of products, in FLOP/s. The matrix is in the first `max_bytes` bytes of the buffer.
 fn product_rate(
     kernels: &mut dyn Kernels,
     format: Format,
@@ -154,8 +153,7 @@ fn product_rate(
     })
 }
 
-/// Measures the speed of matrix-vector products with weights streamed from the whole buffer, in operations per
-/// second.
+/// Measures the speed of matrix-vector products with weights streamed from the whole buffer, in FLOP/s.
 pub fn measure_streamed_matvec_rate(
     kernels: &mut dyn Kernels,
     format: Format,
@@ -175,8 +173,8 @@ pub fn measure_streamed_matvec_rate(
     })
 }
 
-/// Measures the cost of writing keys and values. The bandwidth is that of a batch; the latency is the time of a
-/// single token minus its time at this bandwidth.
+/// Measures the cost of writing keys and values into the KV cache. The bandwidth is that of a batch of tokens. The
+/// latency is the time for a single token minus the time of its bytes at this bandwidth.
 fn kv_copy(kernels: &mut dyn Kernels, effort: &MeasurementOptions) -> Result<TransferCost, MeasurementError> {
     let name = kernels.description();
     let rates = measure_rate(effort, || kernels.write_kv_cache(BATCH_SIZE).as_f64());
@@ -186,7 +184,7 @@ fn kv_copy(kernels: &mut dyn Kernels, effort: &MeasurementOptions) -> Result<Tra
     let times = measure_duration(effort, || bytes = kernels.write_kv_cache(1));
     let latency = times.sourced_median(
         |one| Seconds((one - (bytes / bandwidth.value).0).max(0.0)),
-        &format!("writing one token's keys and values, less their time at `bandwidth`, {name}"),
+        &format!("writing one token's keys and values, minus their time at `bandwidth`, {name}"),
     );
     if bandwidth.value.0.is_finite() && bandwidth.value.0 > 0.0 && latency.value.0.is_finite() {
         Ok(TransferCost { latency, bandwidth })
@@ -199,11 +197,8 @@ fn kv_copy(kernels: &mut dyn Kernels, effort: &MeasurementOptions) -> Result<Tra
 mod tests {
     use super::*;
 
-    /// Kernels that record calls and compute nothing.
-    #[derive(Default)]
-    struct Counting {
-        calls: Vec<(Format, usize, usize, usize)>,
-    }
+    /// Kernels that compute nothing and record the number of vectors of each product.
+    struct Counting(Vec<usize>);
 
     impl Kernels for Counting {
         fn description(&self) -> String {
@@ -216,7 +211,7 @@ mod tests {
             let row = format.row_bytes(columns as u64).unwrap().0 as usize;
             assert!(weights.len().is_multiple_of(row) && !weights.is_empty());
             assert!((weights.as_ptr() as usize).is_multiple_of(64));
-            self.calls.push((format, columns, weights.len(), tokens));
+            self.0.push(tokens);
             std::hint::black_box(weights.iter().step_by(64).map(|&byte| u64::from(byte)).sum::<u64>());
         }
         fn attend(&mut self) -> Flops {
@@ -229,25 +224,19 @@ mod tests {
 
     #[test]
     fn each_format_is_measured_three_ways() {
-        let mut kernels = Counting::default();
+        let mut kernels = Counting(Vec::new());
         let buffer = WeightBuffer::new(Bytes::from_mib(2)).unwrap();
-        let rates =
-            measure_compute_rates(&mut kernels, &[], &buffer, &MeasurementOptions::minimal(), &mut |_| ())
-                .unwrap();
+        let mut measure = |formats: &[Format]| {
+            let options = MeasurementOptions::minimal();
+            measure_compute_rates(&mut kernels, formats, &buffer, &options, &mut |_| ()).unwrap()
+        };
+        let (rates, only) = (measure(&[]), measure(&[Format::Q4K]));
         for table in [&rates.matvec, &rates.matvec_streamed, &rates.matmul] {
             let formats: Vec<Format> = table.iter().map(|(format, _)| format).collect();
             assert_eq!(formats, [Format::F32, Format::Q4K]);
             assert!(table.iter().all(|(_, rate)| rate.value.0 > 0.0 && rate.source.contains("counting")));
         }
-        assert!(kernels.calls.iter().any(|call| call.3 == BATCH_SIZE));
-        let only = measure_compute_rates(
-            &mut kernels,
-            &[Format::Q4K],
-            &buffer,
-            &MeasurementOptions::minimal(),
-            &mut |_| (),
-        )
-        .unwrap();
+        assert!(kernels.0.contains(&BATCH_SIZE));
         assert_eq!(only.matvec.iter().count(), 1);
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! Four kinds of reads are measured with a cold page cache: sequential read calls, page faults of the compute threads
 //! on a mapping, populating a mapping ahead of use, and reads of single pages at random positions. The CPU time of a
-//! thread that streams (advises, populates and discards) is measured, too, because it limits streaming from any disk.
-//! The model file is read if there is one, because file systems and file layouts differ. Otherwise, or if other
-//! processes keep its pages in memory, a scratch file in the same folder is read.
+//! thread that streams weights (requests, populates and discards pages) is also measured, because this time limits
+//! streaming from any disk. The model file is read if there is one, because file systems and file layouts differ. A
+//! scratch file in the same folder is read if there is no model file, or if other processes keep the pages of the model
+//! file in memory.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,13 +19,13 @@ use crate::device::Disk;
 use crate::units::{Bytes, BytesPerSecond, RoundForDisplay, Seconds};
 use crate::values::Sourced;
 
-/// Minimum size of a model file that is measured; instead of a smaller file a scratch file is measured.
+/// Minimum size of a model file for the measurement. In place of a smaller file, a scratch file is read.
 const MIN_MODEL_BYTES: Bytes = Bytes::from_mib(8);
 
-/// The file that is read in a measurement.
+/// The file that is read in a disk measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskTarget {
-    /// An existing file, which is not changed. Its pages are dropped from the page cache.
+    /// An existing file. The measurement drops its pages from the page cache, but does not change the file.
     File(PathBuf),
     /// A scratch file in this folder, which is removed after the measurement.
     Folder(PathBuf),
@@ -41,7 +42,7 @@ impl DiskTarget {
         }
     }
 
-    /// Opens the file to measure, and returns it with a description.
+    /// Opens the file to read. Returns the file and a description for the sources of the rates.
     fn open(&self, effort: &MeasurementOptions) -> Result<(ColdFile, String), MeasurementError> {
         if let DiskTarget::File(path) = self {
             let open = || File::open(path).map_err(MeasurementError::file("open", path));
@@ -58,7 +59,7 @@ impl DiskTarget {
     }
 }
 
-/// Measures the disk that stores a file or folder, with `threads` compute threads.
+/// Measures the disk that stores `target`, with page faults on `threads` threads. Reports each step to `progress`.
 pub fn measure_disk(
     target: &DiskTarget,
     threads: usize,
@@ -110,7 +111,7 @@ pub fn measure_disk(
     })
 }
 
-/// Returns the rate from the samples; `None` if the system lacks the measured call, as Linux does before 5.14.
+/// Returns the rate from the samples, or `None` if the system lacks the measured call, as Linux before 5.14 does.
 fn if_supported(
     samples: Result<Samples, MeasurementError>,
     what: &str,
@@ -126,7 +127,7 @@ fn if_supported(
     }
 }
 
-/// Returns the read-ahead window of the block device that stores a folder; `None` on systems other than Linux.
+/// Returns the read-ahead window of the block device that stores a folder, or `None` if the window is unknown.
 pub fn read_ahead_window(folder: &Path) -> Option<Sourced<Bytes>> {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
@@ -154,8 +155,7 @@ mod tests {
             &disk.random_bandwidth,
             &disk.populate_bandwidth,
             &disk.page_cache_throughput,
-        ]
-        .map(Option::as_ref);
+        ];
         for rate in rates.into_iter().flatten().chain([&disk.sequential_bandwidth]) {
             assert!(rate.value.0.is_finite() && rate.value.0 > 0.0, "{rate:?}");
             assert!(rate.source.contains("median of "), "{rate:?}");
@@ -173,11 +173,8 @@ mod tests {
         })
         .unwrap();
         assert_usable(&disk);
-        assert!(
-            disk.sequential_bandwidth.source.contains("a scratch file of "),
-            "{}",
-            disk.sequential_bandwidth.source
-        );
+        let source = &disk.sequential_bandwidth.source;
+        assert!(source.contains("a scratch file of "), "{source}");
         assert!(messages.len() >= 4);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }

@@ -1,12 +1,12 @@
 //! Measures reads from a file with a cold page cache.
 //!
-//! A [`ColdFile`] is read in windows of at most a quarter of the available memory. Each window is dropped from the
-//! page cache after it was read, so that a small memory does not fill up and the next round is cold again. Only the
+//! A [`ColdFile`] is read in windows of at most a quarter of the available memory. Each window is dropped from the page
+//! cache after it was read, so that a small memory does not fill up and the next sample reads from disk again. Only the
 //! reads are timed.
 //!
-//! Each sample continues where the previous sample stopped, and after the end of the file at its start, because the
-//! system has read ahead the beginning of the next sample. Before the first sample, half a sample is read and not
-//! counted, which also uses up the burst of a throttle's token bucket.
+//! Each sample continues at the position where the previous sample stopped (at the start of the file after its end),
+//! because the system has already read ahead the beginning of the next sample. Before the first sample, half a sample
+//! is read and not counted, which also uses up the burst of a throttle's token bucket.
 
 use std::fs::File;
 use std::io;
@@ -22,18 +22,18 @@ use super::sampling::{MeasurementOptions, Samples, elapsed_seconds};
 
 const READ_BYTES: usize = 1 << 20;
 
-/// Size in bytes of the chunk that a compute thread reads at a time: the executor's chunk of weight rows.
+/// Size in bytes of the chunk that a thread reads at a time: the size of the executor's chunk of weight rows.
 const CHUNK_BYTES: u64 = 32 << 10;
 
-/// Size in bytes of one `MADV_POPULATE_READ` call, as in the executor.
+/// Size in bytes of the range of one `MADV_POPULATE_READ` call, as in the executor.
 const POPULATE_BYTES: usize = 2 << 20;
 
 /// Size in bytes of a piece of weights that is streamed as a unit, as in the executor.
 const PIECE_BYTES: usize = 1 << 20;
-/// Maximum size in bytes of the pieces that are requested ahead, as in the executor.
+/// Maximum total size in bytes of the pieces that are requested ahead of use, as in the executor.
 const MAX_PREFETCHED_BYTES: usize = 4 << 20;
 
-/// Maximum fraction of a file range that remains in the page cache if dropping it succeeded.
+/// Maximum fraction of a file range in the page cache with which the range counts as dropped.
 const MAX_RESIDENT: f64 = 0.1;
 
 /// A file that is read with a cold page cache.
@@ -41,18 +41,18 @@ const MAX_RESIDENT: f64 = 0.1;
 pub(super) struct ColdFile {
     path: PathBuf,
     file: File,
-    /// Another file descriptor of the file, without read-ahead, for random reads.
+    /// Another file descriptor of the same file, without read-ahead, for random reads.
     random: File,
     /// Size of the file in bytes, rounded down to whole pages.
     length: u64,
-    /// Maximum number of bytes that are read before they are dropped from the page cache.
+    /// Maximum number of bytes that are read before their pages are dropped from the page cache.
     window: u64,
     /// Offset in the file at which the next read begins.
     position: u64,
 }
 
 impl ColdFile {
-    /// Creates the reader from two file descriptors of one file. `max_window` limits the bytes in memory at a time.
+    /// Creates a cold file from two file descriptors of one file. Windows have at most `max_window` bytes.
     pub(super) fn new(path: &Path, files: [File; 2], length: u64, max_window: u64) -> ColdFile {
         let [file, random] = files;
         mapping::advise_random(&random);
@@ -61,8 +61,8 @@ impl ColdFile {
         ColdFile { path: path.to_owned(), file, random, length: length / page * page, window, position: 0 }
     }
 
-    /// Returns whether the pages of the file can be dropped from the page cache. A mapping by another process
-    /// prevents it.
+    /// Returns whether the kernel drops the file's pages from the page cache; a mapping by another process prevents
+    /// this.
     pub(super) fn can_drop_cache(&mut self) -> Result<bool, MeasurementError> {
         let window = self.window();
         mapping::drop_cached_pages(&self.file, &window);
@@ -74,8 +74,8 @@ impl ColdFile {
         self.position..(self.position + self.window).min(self.length)
     }
 
-    /// Measures the bytes per second of `read`, which receives a file, a cold range of it and the time at which to
-    /// stop, and returns the number of bytes that it read from the start of the range.
+    /// Measures the bytes per second of `read`. This function receives a file, a file range that is not in the page
+    /// cache and the time at which to stop, and returns the number of bytes that it read from the start of the range.
     pub(super) fn rate(
         &mut self,
         effort: &MeasurementOptions,
@@ -86,7 +86,7 @@ impl ColdFile {
         self.samples(effort, |file| file.sample(effort.disk_sample_time.0, &mut read))
     }
 
-    /// Takes samples until there are enough or the time limit is reached.
+    /// Takes samples until the sample count or the time limit of `effort` is reached.
     fn samples(
         &mut self,
         effort: &MeasurementOptions,
@@ -101,7 +101,7 @@ impl ColdFile {
         Ok(Samples::new(values))
     }
 
-    /// Reads cold windows until the reads took `seconds`, and returns the bytes per second.
+    /// Reads windows that are not in the page cache for `seconds` seconds, and returns the bytes per second.
     fn sample(
         &mut self,
         seconds: f64,
@@ -124,7 +124,7 @@ impl ColdFile {
         }
     }
 
-    /// Measures the bytes per second of CPU time of a streaming thread. Waiting for the disk does not count.
+    /// Measures how many bytes a thread streams per second of its CPU time. Waiting for the disk does not count.
     pub(super) fn turnover(&mut self, effort: &MeasurementOptions) -> Result<Samples, MeasurementError> {
         mapping::drop_cached_pages(&self.file, &(0..self.length));
         let samples = self.samples(effort, |cold| {
@@ -145,7 +145,7 @@ impl ColdFile {
         samples
     }
 
-    /// Measures the time of cold reads of 4 KiB at positions all over the file, in seconds.
+    /// Measures the time in seconds of reads of 4 KiB from disk, at positions all over the file.
     pub(super) fn random_read_times(
         &mut self,
         effort: &MeasurementOptions,
@@ -174,7 +174,7 @@ impl ColdFile {
     }
 }
 
-/// Reads a range by read calls from front to back, and returns the number of bytes read.
+/// Reads a file range with read calls from front to back until the time `until`. Returns the number of bytes read.
 pub(super) fn read_sequentially(file: &File, range: Range<u64>, until: f64) -> io::Result<u64> {
     let mut buffer = vec![0; READ_BYTES];
     let mut at = range.start;
@@ -189,8 +189,8 @@ pub(super) fn read_sequentially(file: &File, range: Range<u64>, until: f64) -> i
     Ok(at - range.start)
 }
 
-/// Touches the pages of a mapping from front to back with several threads that share a counter, as the executor's
-/// threads do with the rows of a matrix. Returns the number of bytes read.
+/// Touches the mapped pages of a file range from front to back with several threads that share a counter, as the
+/// executor's threads do with the rows of a matrix. Returns the number of bytes read until the time `until`.
 pub(super) fn read_by_faults(threads: usize, file: &File, range: &Range<u64>, until: f64) -> io::Result<u64> {
     let map = mapping::map(file, range)?;
     let next = AtomicU64::new(0);
@@ -215,8 +215,8 @@ pub(super) fn read_by_faults(threads: usize, file: &File, range: &Range<u64>, un
     }))
 }
 
-/// Populates a mapping piece by piece on one thread, as the executor's prefetcher does. Returns the number of bytes
-/// read.
+/// Populates the mapping of a file range piece by piece on one thread, as the executor's prefetcher does. Returns the
+/// number of bytes read until the time `until`.
 #[cfg(target_os = "linux")]
 pub(super) fn read_by_populating(file: &File, range: &Range<u64>, until: f64) -> io::Result<u64> {
     let map = mapping::map(file, range)?;
@@ -239,8 +239,8 @@ pub(super) fn read_by_populating(_: &File, _: &Range<u64>, _: f64) -> io::Result
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Streams a part of a file on one thread, as the executor does. Returns the number of bytes and the thread's CPU
-/// time in seconds.
+/// Streams a file range on one thread until the time `until`, as the executor does. Returns the number of bytes read
+/// and the CPU time of the thread in seconds.
 #[cfg(target_os = "linux")]
 fn read_by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<(u64, f64)> {
     let map = mapping::map(file, range)?;
@@ -267,7 +267,7 @@ fn read_by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<
     Ok((done as u64, thread_seconds()? - begun))
 }
 
-/// Returns an error: only Linux can discard single pages.
+/// Returns an error: only Linux can discard single pages of a mapping.
 #[cfg(not(target_os = "linux"))]
 fn read_by_streaming(_: &File, _: &Range<u64>, _: f64) -> io::Result<(u64, f64)> {
     let _ = (PIECE_BYTES, MAX_PREFETCHED_BYTES);

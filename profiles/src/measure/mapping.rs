@@ -1,9 +1,9 @@
-//! Allocates buffers that behave like a model's weights, maps files, and drops pages from the page cache.
+//! Memory mappings: buffers that behave like a model's weights, mapped files, and pages in the page cache.
 //!
-//! The weights of a model are in mapped files with pages of 4 KiB. The buffer that replaces them is an anonymous
-//! mapping without huge pages, so that address translation costs the same. Every byte is [`FILL`]: as f32, f16 and
-//! bf16, and as scales and quants of every block format, this is a normal number, neither zero nor subnormal, so that
-//! arithmetic is not slowed down by subnormal numbers.
+//! The weights of a model are in mapped files with pages of 4 KiB. The buffer in place of the weights is an anonymous
+//! mapping without huge pages, so that address translation costs the same. Every byte of the buffer is [`FILL`]. As
+//! f32, f16 and bf16, and as scales of every block format, these bytes are normal numbers, because subnormal numbers
+//! would slow down the arithmetic.
 
 use std::fs::File;
 use std::io;
@@ -16,26 +16,26 @@ use crate::units::Bytes;
 
 const FILL: u8 = 0x1c;
 
-/// The maximum size of a buffer is the available memory divided by this number.
+/// Divisor of the available memory that gives the maximum size of a buffer.
 const MEMORY_DIVISOR: u64 = 2;
 
-/// Page size in bytes. On systems with larger pages a smaller value does no harm.
+/// Page size in bytes. On systems with larger pages, this smaller value does no harm.
 pub(super) const PAGE_SIZE: usize = 4096;
 
-/// A buffer in place of a model's weights.
+/// A buffer that is used in place of a model's weights.
 #[derive(Debug)]
 pub struct WeightBuffer {
     map: MmapMut,
 }
 
 impl WeightBuffer {
-    /// Allocates `wanted` bytes, or half of the available memory if that is less.
+    /// Allocates a buffer of `wanted` bytes, but at most half of the available memory and at least 1 MiB.
     pub fn new(wanted: Bytes) -> Result<WeightBuffer, MeasurementError> {
         let bytes = Bytes(wanted.0.min(memory::available_memory().0 / MEMORY_DIVISOR).max(1 << 20));
         let failed = |source| MeasurementError::Memory { bytes, source };
         let mut map = MmapMut::map_anon(bytes.0 as usize).map_err(failed)?;
         #[cfg(target_os = "linux")]
-        // Fails only on kernels without huge pages, where it is not needed.
+        // The call fails only on kernels without huge pages, where it is not needed.
         let _ = map.advise(memmap2::Advice::NoHugePage);
         map.fill(FILL);
         Ok(WeightBuffer { map })
@@ -59,8 +59,7 @@ pub(super) fn map(file: &File, range: &Range<u64>) -> io::Result<Mmap> {
     unsafe { options.map(file) }
 }
 
-/// Asks the kernel to drop the file's clean pages in this range from the page cache. Mapped pages remain, so the
-/// caller must remove its own mappings first.
+/// Asks the kernel to drop the clean pages of a file range from the page cache. Mapped pages remain: unmap them first.
 pub fn drop_cached_pages(file: &File, range: &Range<u64>) {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
@@ -73,19 +72,19 @@ pub fn drop_cached_pages(file: &File, range: &Range<u64>) {
     let _ = (file, range);
 }
 
-/// Tells the kernel that reads of this open file are random, so that it reads nothing ahead.
+/// Tells the kernel that reads of an open file are random, so that the kernel reads nothing ahead.
 pub(super) fn advise_random(file: &File) {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
         use std::os::fd::AsRawFd;
-        // SAFETY: as in `drop_cache`.
+        // SAFETY: as in `drop_cached_pages`.
         unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
     }
     #[cfg(not(any(target_os = "android", target_os = "linux")))]
     let _ = file;
 }
 
-/// Returns the fraction of a file's range that is in the page cache.
+/// Returns the fraction (0 to 1) of a file range that is in the page cache.
 pub(super) fn resident(file: &File, range: &Range<u64>) -> io::Result<f64> {
     let map = map(file, range)?;
     #[cfg(any(target_os = "android", target_os = "linux"))]

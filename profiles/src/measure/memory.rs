@@ -1,9 +1,8 @@
-//! Reads the memory of this machine and the limits of this process's control groups.
+//! Reads the memory of this machine and the memory limits of this process's control groups.
 //!
-//! The values are those of `/proc/meminfo`, or the limit of a control group if it is lower: `memory.max` and
-//! `memory.current` in cgroup v2, `memory.limit_in_bytes` and `memory.usage_in_bytes` in v1, of the process's
-//! group and all its parents. Reclaimable page cache of a group counts as available, as in the kernel's
-//! `MemAvailable`.
+//! The values are those of `/proc/meminfo` or, if lower, of the process's control group or one of its parent groups:
+//! `memory.max` and `memory.current` in cgroup v2, `memory.limit_in_bytes` and `memory.usage_in_bytes` in cgroup v1.
+//! Reclaimable page cache of a group counts as available, as in the kernel's `MemAvailable`.
 
 use std::fs;
 use std::path::Path;
@@ -13,15 +12,15 @@ use crate::device::{Memory, PageCachePolicy};
 use crate::units::Bytes;
 use crate::values::Sourced;
 
-/// Memory limit and usage of a control group, in bytes.
+/// Memory limit and memory usage of a control group, in bytes.
 struct Group {
     limit: u64,
     usage: u64,
-    /// Reclaimable page cache of the group.
+    /// Reclaimable page cache of the group, in bytes.
     cache: u64,
 }
 
-/// Returns the total memory: the installed memory or the lowest limit.
+/// Returns the total memory: the installed memory, or the lowest limit of a control group if that limit is lower.
 pub fn total_memory() -> Bytes {
     let machine = meminfo("MemTotal:").unwrap_or(0);
     Bytes(groups().iter().map(|group| group.limit).fold(machine, u64::min))
@@ -34,7 +33,7 @@ pub fn available_memory() -> Bytes {
     Bytes(groups().iter().map(free).fold(machine, u64::min))
 }
 
-/// Measures the memory that this process can use, and the page-cache policy.
+/// Measures the memory that this process can use, and finds out the kernel's page-cache policy.
 pub fn measure_memory() -> Memory {
     let limited = groups().iter().any(|group| Some(group.limit) < meminfo("MemTotal:"));
     let origin = if limited {
@@ -72,10 +71,10 @@ fn meminfo(name: &str) -> Option<u64> {
 
 fn groups() -> Vec<Group> {
     let folders = cgroup::cgroup_folders(Path::new("/"), "memory").into_iter();
-    folders.filter_map(|(version, copies_folder)| group(version, &copies_folder)).collect()
+    folders.filter_map(|(version, folder)| group(version, &folder)).collect()
 }
 
-/// Reads the limit and the usage of a group, `None` without a limit.
+/// Reads the limit and the usage of a control group. Returns `None` for a group without a limit.
 fn group(version: CgroupVersion, folder: &Path) -> Option<Group> {
     let (limit, usage, cache) = match version {
         CgroupVersion::One => {

@@ -1,8 +1,9 @@
 //! Measures the bandwidth of reading memory: T_cpu of the prima.cpp paper.
 //!
-//! All threads sum up the words of one large buffer. Each thread gets its next piece from a shared counter, as with
-//! the rows of a matrix. A sum is the least arithmetic that reads every byte, so the result is an upper bound for
-//! decoding. The buffer is as large as memory allows, because the weights of a model do not stay in a cache.
+//! All threads sum up the words of one large buffer. A shared counter gives each thread its next piece of the buffer,
+//! as the kernels do with the rows of a matrix. A sum is the least arithmetic that reads every byte, so the result is
+//! an upper bound for decoding. The buffer is as large as memory allows, because the weights of a model do not stay in
+//! a CPU cache.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -13,10 +14,10 @@ use super::sampling::{MeasurementOptions, measure_rate};
 use crate::units::BytesPerSecond;
 use crate::values::Sourced;
 
-/// Size in bytes of the piece that a thread reads at a time.
+/// Size in bytes of the piece of the buffer that a thread reads at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Measures the total read bandwidth of `threads` threads.
+/// Measures the total bandwidth with which `threads` threads read the buffer.
 pub fn measure_read_bandwidth(
     buffer: &WeightBuffer,
     threads: usize,
@@ -49,7 +50,7 @@ fn read_all(bytes: &[u8], threads: usize) {
     });
 }
 
-/// Returns the wrapping sum of all words, as sixteen independent sums, so that additions do not wait for each other.
+/// Returns the wrapping sum of all 8-byte words, from 16 independent sums so that additions do not wait for each other.
 fn sum(bytes: &[u8]) -> u64 {
     let mut lanes = [0u64; 16];
     for chunk in bytes.as_chunks::<128>().0 {

@@ -1,10 +1,10 @@
-//! Reads the name and the quota of this machine's processor.
+//! Reads the name of this machine's processor and the CPU quota of this process.
 
 use std::fs;
 
 use super::cgroup;
 
-/// Returns the name of the processor as the system reports it.
+/// Returns the name of the processor as the operating system reports it.
 pub fn processor_name() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     // The key is "model name" on x86 and on some ARM kernels, and "Hardware" on other ARM kernels.
@@ -19,7 +19,7 @@ pub fn processor_name() -> String {
         .unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
-/// Returns a description of this process's CPU quota, `None` without a quota.
+/// Returns a description of this process's CPU quota, or `None` if there is no quota.
 pub fn quota_description() -> Option<String> {
     let quota = cgroup::processor_quota()?;
     Some(format!("a quota of {:.2} cores in periods of {}", quota.cores, quota.period))

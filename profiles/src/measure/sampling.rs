@@ -1,9 +1,9 @@
-//! Repeats measurements and computes their median and spread.
+//! Repeats measurements and computes the median and the spread of the samples.
 //!
-//! A result is the median of several samples. Its spread is half the interquartile range divided by the median. Each
+//! A result is the median of several samples. The spread is half the interquartile range divided by the median. Each
 //! sample repeats the work until the resolution of the clock, the time slices of the scheduler and the burst of a
-//! throttle no longer matter. With a CPU quota a sample spans several periods, because within a period a process runs
-//! at full speed or not at all.
+//! throttle no longer matter. With a CPU quota, a sample spans several quota periods, because within a period a process
+//! runs at full speed or not at all.
 
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -12,30 +12,30 @@ use super::{MeasurementError, cgroup};
 use crate::units::{Bytes, Fraction, RoundForDisplay, Seconds};
 use crate::values::Sourced;
 
-/// Returns the seconds since the first call.
+/// Returns the time in seconds since the first call of this function.
 #[allow(clippy::disallowed_methods)] // the only clock of the measurements
 pub fn elapsed_seconds() -> f64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     START.elapsed().as_secs_f64()
 }
 
-/// Number of periods of a CPU quota that a sample spans.
+/// Minimum number of quota periods that a sample spans, if this process has a CPU quota.
 const QUOTA_PERIODS: f64 = 4.0;
 
 /// The limits of measurements in time, memory and disk space.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MeasurementOptions {
-    /// Number of samples of each result.
+    /// Maximum number of samples for each result.
     pub sample_count: usize,
-    /// Number of rounds in which all compute rates are sampled.
+    /// Number of rounds, in each of which all compute rates are sampled.
     pub sampling_rounds: usize,
-    /// Minimum time of a sample of arithmetic or memory.
+    /// Minimum time of a sample of arithmetic or of memory reads.
     pub sample_time: Seconds,
     /// Minimum time of a sample of disk reads.
     pub disk_sample_time: Seconds,
-    /// Maximum time to measure one result. On a slow machine a single sample may use up this time.
+    /// Maximum time to measure one result. A slow machine may take only one sample in this time.
     pub time_limit: Seconds,
-    /// Size of the buffer in place of a model's weights; it is smaller if less memory is available.
+    /// Size of the buffer that replaces a model's weights. The buffer is smaller if not enough memory is available.
     pub buffer_size: Bytes,
     /// Maximum size of a scratch file, and of the part of a model file that is read at a time.
     pub max_file_size: Bytes,
@@ -48,7 +48,7 @@ impl Default for MeasurementOptions {
 }
 
 impl MeasurementOptions {
-    /// Returns the limits of a quick measurement: about fifteen seconds for a whole device.
+    /// Returns the options of a quick measurement: about fifteen seconds for a whole device.
     pub fn quick() -> MeasurementOptions {
         MeasurementOptions {
             sample_count: 5,
@@ -61,7 +61,7 @@ impl MeasurementOptions {
         }
     }
 
-    /// Returns the limits of a full measurement: about a minute for a whole device.
+    /// Returns the options of a full measurement: about a minute for a whole device.
     pub fn full() -> MeasurementOptions {
         MeasurementOptions {
             sample_count: 9,
@@ -74,7 +74,7 @@ impl MeasurementOptions {
         }
     }
 
-    /// Returns limits for tests: a few milliseconds for each result; the results are meaningless.
+    /// Returns options for tests: a few milliseconds for each result. The results are meaningless.
     pub fn minimal() -> MeasurementOptions {
         MeasurementOptions {
             sample_count: 2,
@@ -87,7 +87,7 @@ impl MeasurementOptions {
         }
     }
 
-    /// Returns the limits with fewer but longer samples if this process has a CPU quota.
+    /// Returns options with fewer and longer samples if this process has a CPU quota, otherwise the same options.
     pub(super) fn under_quota(self) -> MeasurementOptions {
         let Some(quota) = cgroup::processor_quota() else { return self };
         MeasurementOptions {
@@ -117,7 +117,7 @@ impl Samples {
         self.sorted.sort_by(f64::total_cmp);
     }
 
-    /// Returns a quantile, computed by linear interpolation; NaN without samples.
+    /// Returns a quantile of the samples (0.5 is the median), linearly interpolated; NaN if there are no samples.
     fn quantile(&self, share: f64) -> f64 {
         let Some(last) = self.sorted.len().checked_sub(1) else { return f64::NAN };
         let at = share * last as f64;
@@ -129,7 +129,7 @@ impl Samples {
         self.quantile(0.5)
     }
 
-    /// Returns half the interquartile range divided by the median, `None` for a single sample.
+    /// Returns half the interquartile range divided by the median, or `None` for fewer than two samples.
     pub fn spread(&self) -> Option<Fraction> {
         let spread = (self.quantile(0.75) - self.quantile(0.25)) / 2.0 / self.median();
         (self.sorted.len() > 1 && spread.is_finite()).then_some(Fraction(spread))
@@ -139,7 +139,7 @@ impl Samples {
         self.sorted.len()
     }
 
-    /// Returns the median as a quantity. Its source describes the measurement; `what` is what was measured.
+    /// Returns the median as a quantity with a source that describes the measurement. `what` names what was measured.
     pub fn sourced_median<T: RoundForDisplay>(
         &self,
         quantity: impl FnOnce(f64) -> T,
@@ -153,7 +153,7 @@ impl Samples {
         }
     }
 
-    /// Does the same as [`Self::sourced_median`], but fails unless the median is positive and finite.
+    /// Returns the result of [`Self::sourced_median`], or an error if the median is not positive and finite.
     pub(super) fn sourced_positive<T: RoundForDisplay>(
         &self,
         quantity: impl FnOnce(f64) -> T,
@@ -166,7 +166,7 @@ impl Samples {
     }
 }
 
-/// Measures the work per second of `call`, which returns the amount of work it did.
+/// Measures the work per second of `call`, which returns the amount of work that it has done.
 pub fn measure_rate(effort: &MeasurementOptions, mut call: impl FnMut() -> f64) -> Samples {
     let effort = effort.under_quota();
     let start = elapsed_seconds();

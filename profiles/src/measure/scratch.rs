@@ -1,8 +1,8 @@
 //! Creates the scratch file for measuring a disk.
 //!
-//! The size is limited by [`MeasurementOptions`], by a tenth of the free space and by the time for writing. The content
-//! is incompressible and flushed to disk. On Unix the file is unlinked before it is written, so that nothing
-//! remains however the process ends.
+//! The size of the file is limited by [`MeasurementOptions`], by a tenth of the free space and by the time for writing.
+//! The content is incompressible and flushed to disk. On Unix, the file is unlinked before it is written, so that
+//! nothing remains on disk when the process ends for any reason.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -21,7 +21,7 @@ const MIN_BYTES: u64 = 1 << 20;
 #[derive(Debug)]
 pub(super) struct Scratch {
     pub(super) path: PathBuf,
-    /// Two open file descriptions of the same file, so that advice on one does not change the other.
+    /// Two open file descriptions of the scratch file, so that `posix_fadvise` on one does not change the other.
     pub(super) files: [File; 2],
     pub(super) length: u64,
 }
@@ -47,8 +47,8 @@ impl Scratch {
     }
 }
 
-/// Unlinks a file when dropped. On Unix the open file remains usable; other systems do not remove a file that is
-/// open.
+/// A guard that unlinks a file when dropped. On Unix, an open file remains usable; other systems do not remove an open
+/// file.
 struct UnlinkOnDrop(PathBuf);
 
 impl Drop for UnlinkOnDrop {
@@ -58,7 +58,7 @@ impl Drop for UnlinkOnDrop {
     }
 }
 
-/// Writes up to `max_bytes` bytes for about `seconds`, and returns the number of bytes written.
+/// Writes random bytes for about `seconds` seconds, but at most `max_bytes`. Returns the number of bytes written.
 fn fill(writer: &mut File, max_bytes: u64, seconds: f64) -> io::Result<u64> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut piece = vec![0u8; PIECE_BYTES];
@@ -78,7 +78,7 @@ fn fill(writer: &mut File, max_bytes: u64, seconds: f64) -> io::Result<u64> {
     Ok(length)
 }
 
-/// Returns the free space of a folder's disk for unprivileged users; unlimited on systems that do not report it.
+/// Returns the free space for unprivileged users on the disk of a folder; on systems other than Unix, `u64::MAX` bytes.
 pub fn free_space(folder: &Path) -> io::Result<Bytes> {
     #[cfg(unix)]
     {
@@ -109,15 +109,12 @@ mod tests {
 
     #[test]
     fn scratch_file_is_unlinked() {
-        let folder = tempfile::tempdir().unwrap();
-        let scratch = Scratch::create(folder.path(), &MeasurementOptions::minimal()).unwrap();
-        assert!(
-            scratch.length >= MIN_BYTES && scratch.length <= MeasurementOptions::minimal().max_file_size.0
-        );
+        let (folder, options) = (tempfile::tempdir().unwrap(), MeasurementOptions::minimal());
+        let scratch = Scratch::create(folder.path(), &options).unwrap();
+        assert!((MIN_BYTES..=options.max_file_size.0).contains(&scratch.length));
         assert_eq!(scratch.files[0].metadata().unwrap().len(), scratch.length);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-        let error =
-            Scratch::create(&folder.path().join("nowhere"), &MeasurementOptions::minimal()).unwrap_err();
+        let error = Scratch::create(&folder.path().join("nowhere"), &options).unwrap_err();
         assert!(error.to_string().starts_with("cannot create `"), "{error}");
     }
 }

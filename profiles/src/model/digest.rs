@@ -1,9 +1,9 @@
 //! Digests of models, by which a plan identifies its model.
 //!
-//! The digest of a file is the SHA-256 over, for each part, the bytes of the header, the size of the file, and the
-//! first 4 KiB of every tensor in file order. That takes milliseconds for 40 GB, and different models differ in these
-//! bytes. The digest of a shape is the SHA-256 over the dimensions that determine sizes and the name of the
-//! quantisation, without the context length and the name of the model.
+//! The digest of a model file is the SHA-256 of, for each part of the file, the bytes of the header, the size of the
+//! part, and the first 4 KiB of every tensor in file order. Different models differ in these bytes, and hashing them
+//! takes milliseconds for a file of 40 GB. The digest of a shape is the SHA-256 of the dimensions that determine sizes
+//! and of the name of the quantisation, without the context length and the name of the model.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use super::shape::ModelShape;
 use crate::gguf::{GgufError, GgufModel};
 
-/// Number of bytes of each tensor that are hashed.
+/// Number of bytes that are hashed at the start of each tensor.
 const SAMPLE_BYTES: u64 = 4096;
 
 /// Returns the digest of a model's files: `sha256:` and 64 hex digits.
@@ -36,7 +36,7 @@ fn feed(hash: &mut Sha256, file: &mut File, from: u64, count: u64) -> io::Result
     if io::copy(&mut file.take(count), hash)? < count {
         return Err(io::Error::new(
             ErrorKind::UnexpectedEof,
-            "the file ends inside its header or a tensor: it is truncated, or still being written",
+            "the file ends inside its header or inside a tensor: wait until it is complete, or download it again",
         ));
     }
     Ok(())

@@ -1,7 +1,7 @@
-//! `model/1` documents: descriptions of models that need not exist as files.
+//! `model/1` documents: descriptions of models that need no model file.
 //!
-//! A document has the dimensions and the quantisation of a model and their source, so that the model can be planned,
-//! simulated, or generated with random weights.
+//! A document has the dimensions of a model, their source, and the quantisation. With a document, a model can be
+//! planned, simulated, or generated with random weights.
 //!
 //! ```
 //! use hearth_profiles::Document;
@@ -29,25 +29,25 @@ pub struct ModelDocument {
     pub schema: String,
     /// Name of the model.
     pub name: String,
-    /// Source of the dimensions.
+    /// Source of the dimensions, such as the name of a published model.
     pub source: String,
-    /// Architecture, such as `llama`.
+    /// Architecture of the model, such as `llama`.
     pub architecture: Architecture,
     /// Number of transformer layers, such as `32 layers`.
     pub layers: Layers,
-    /// Width of the residual stream.
+    /// Width of the residual stream, in elements.
     pub embedding: u32,
-    /// Width of the feed-forward block.
+    /// Width of the feed-forward block, in elements.
     #[serde(rename = "feed_forward")]
     pub feed_forward_length: u32,
     /// Number of query heads.
     pub heads: u32,
     /// Number of key and value heads.
     pub kv_heads: u32,
-    /// Head dimension of Q and K; `embedding / heads` if absent.
+    /// Head dimension of queries and keys; `embedding / heads` if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_length: Option<u32>,
-    /// Head dimension of V; `embedding / heads` if absent.
+    /// Head dimension of values; `embedding / heads` if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value_length: Option<u32>,
     /// Number of tokens in the vocabulary.
@@ -58,7 +58,7 @@ pub struct ModelDocument {
     pub has_tied_embeddings: bool,
     /// Maximum context length, in tokens.
     pub context_length: u32,
-    /// Weight format of all matrices (`q8_0`), or a rule that mixes formats, such as `q4_k_m` (`model::quant`).
+    /// Quantisation: the weight format of all matrices (`q8_0`), or a rule that mixes formats (`q4_k_m`).
     pub quant: String,
 }
 
@@ -80,11 +80,11 @@ impl ModelDocument {
         }
     }
 
-    /// Returns the profile of the model. Fails only for an invalid document that was not parsed from text.
+    /// Returns the profile of the model. Always succeeds for a document that was parsed from a text.
     pub fn to_profile(&self) -> Result<ModelProfile, DocumentError> {
         for (field, text) in [("name", &self.name), ("source", &self.source)] {
             if text.trim().is_empty() {
-                let what = format!("`{field}` is empty: a model needs a name and a source");
+                let what = format!("`{field}` is empty: give the model a {field}");
                 return Err(DocumentError::invalid_value(field, what));
             }
         }

@@ -1,8 +1,8 @@
 //! Reads the dimensions of a model from the metadata of its GGUF file.
 //!
 //! The keys are those of the GGUF specification, such as `<architecture>.block_count`. The vocabulary size is the
-//! number of rows of `token_embd.weight`, because the tokenizer may list fewer tokens than the padded matrix has. The
-//! output head is tied to the embedding if there is no `output.weight`.
+//! number of rows of `token_embd.weight`, because the tokenizer may list fewer tokens than the padded matrix has rows.
+//! In a file without `output.weight`, the output head is tied to the input embedding.
 
 use super::shape::{Architecture, ModelShape};
 use crate::gguf::{Array, GgufError, GgufModel, Value};
@@ -60,7 +60,7 @@ impl Keys<'_> {
         self.number(name)?.ok_or_else(missing)
     }
 
-    /// Reads a dimension. Some converters write it as an array, which must have the same number for each layer.
+    /// Reads a dimension of the model. Some converters write an array with the same value for each layer.
     fn number(&self, name: &str) -> Result<Option<u32>, GgufError> {
         let key = format!("{}.{name}", self.architecture);
         let per_layer: Option<Vec<i64>> = match self.model.metadata.get(&key) {

@@ -1,8 +1,8 @@
-//! The list of the tensors of a model with a given shape.
+//! Tensor list of a model with a given shape: the name and dimensions of each tensor, in file order.
 //!
-//! Names, dimensions and file order are those of llama.cpp's converters: embedding, layers, output norm,
-//! output head. The list is used to compute the sizes of the tensors of a `model/1` document, to generate
-//! synthetic files and to check that a file is complete.
+//! Names, dimensions and file order (embedding, layers, output norm, output head) are those of llama.cpp's converters.
+//! The list is used to compute the tensor sizes for a `model/1` document, to generate synthetic files, and to check
+//! that a file is complete.
 //!
 //! Not here: the format of each tensor (`model::quant`).
 
@@ -11,10 +11,10 @@ use super::shape::{Architecture, ModelShape};
 /// The kind of a tensor, which determines its arithmetic and, in a synthetic model, its random values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TensorKind {
-    /// The input embedding, of which a token reads one row.
+    /// The input embedding. A token reads one row of this matrix.
     Embedding,
     Matrix,
-    /// The weights of a normalisation.
+    /// The weights of a normalisation (RMSNorm).
     Norm,
     /// A bias, which is added to the result of a matmul.
     Bias,
@@ -23,12 +23,12 @@ pub enum TensorKind {
 /// Name, dimensions and kind of a tensor of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// Name, for example `blk.3.ffn_up.weight`.
+    /// Name of the tensor, for example `blk.3.ffn_up.weight`.
     pub name: String,
-    /// Dimensions in ggml's order: `dims[0]` is the length of a row.
+    /// Dimensions in the order of ggml: `dims[0]` is the length of a row.
     pub dims: Vec<u64>,
     pub kind: TensorKind,
-    /// Index of the layer, from 0; `None` for a tensor outside the layers.
+    /// Index of the tensor's layer, from 0; `None` for a tensor outside the layers.
     pub layer_index: Option<u32>,
 }
 
@@ -41,12 +41,7 @@ impl TensorSpec {
 /// Returns the tensors of a model in file order. The shape must have passed [`ModelShape::check`].
 pub fn tensor_specs(shape: &ModelShape) -> Vec<TensorSpec> {
     let (embedding, vocabulary) = (u64::from(shape.embedding), u64::from(shape.vocab_size));
-    let outside = |name: &str, dims: Vec<u64>, kind| TensorSpec {
-        name: name.to_owned(),
-        dims,
-        kind,
-        layer_index: None,
-    };
+    let outside = |name: &str, dims, kind| TensorSpec { name: name.into(), dims, kind, layer_index: None };
     let mut list = vec![outside("token_embd.weight", vec![embedding, vocabulary], TensorKind::Embedding)];
     for layer in 0..shape.layers.0 {
         list.extend(layer_tensors(shape).into_iter().map(|(name, dims, kind)| TensorSpec {
@@ -63,7 +58,7 @@ pub fn tensor_specs(shape: &ModelShape) -> Vec<TensorSpec> {
     list
 }
 
-/// Returns the name without `blk.N.`, the dimensions and the kind of each tensor of one layer.
+/// Returns the name (without `blk.N.`), the dimensions and the kind of each tensor of one layer.
 fn layer_tensors(shape: &ModelShape) -> Vec<(&'static str, Vec<u64>, TensorKind)> {
     use TensorKind::{Bias, Matrix, Norm};
     let (embedding, feed_forward) = (u64::from(shape.embedding), u64::from(shape.feed_forward_length));

@@ -1,7 +1,7 @@
-//! Models: dimensions, and bytes and work of the layers.
+//! Models: dimensions, quantisations, and the bytes and floating-point operations of each layer.
 //!
-//! [`ModelShape`] has the dimensions of a model, [`ModelProfile`] the bytes and the work of its layers. A profile is
-//! made from a GGUF file or from a `model/1` document, such as a shipped one:
+//! [`ModelShape`] has the dimensions of a model. [`ModelProfile`] has the bytes and the floating-point operations of
+//! its layers; it is made from a GGUF file or from a `model/1` document, such as a shipped document:
 //!
 //! ```
 //! let model = hearth_profiles::model::shipped_profile("llama-70b").unwrap();

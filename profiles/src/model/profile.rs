@@ -1,8 +1,8 @@
-//! Model profile: bytes and work of each layer of a model, of the input embedding and of the output head.
+//! Model profile: bytes and floating-point operations of each layer, of the input embedding and of the output head.
 //!
 //! A profile is made from the header of a file ([`ModelProfile::from_gguf`]) or from a shape and a quantisation
 //! ([`ModelProfile::from_shape`]), so that planning for a 70B model needs no download of 40 GB. With mixed
-//! quantisation layers differ, so each layer has its own group.
+//! quantisation the layers differ, so each layer has its own [`TensorGroup`].
 
 use std::collections::BTreeMap;
 
@@ -15,39 +15,39 @@ use crate::format::Format;
 use crate::gguf::{GgufError, GgufModel};
 use crate::units::{Bytes, Flops};
 
-/// The sizes and the work of a model, which planners and the simulator use.
+/// The bytes and the floating-point operations of a model, for planners and the simulator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelProfile {
     pub name: String,
     pub shape: ModelShape,
     /// Name of the quantisation: a format, or a rule that mixes formats, such as `q4_k_m`.
     pub quant: String,
-    /// The tensors of each layer, in order. The length is `shape.layers`.
+    /// The bytes and operations of each layer, in the order of the layers. The length is `shape.layers`.
     pub layers: Vec<TensorGroup>,
-    /// The input embedding, with the bytes of the whole matrix and no work: a token only reads one row.
+    /// The input embedding, with the bytes of the whole matrix and no operations: a token only reads one row.
     pub input_embedding: TensorGroup,
-    /// The output norm and the output head. The bytes of a tied embedding are in `input` and in `output`.
+    /// The output norm and the output head. A tied embedding is counted here and in `input_embedding`.
     pub output_head: TensorGroup,
-    /// Small tensors that every layer uses, such as rope factors. Every device has a copy.
+    /// Small tensors that every layer uses, such as RoPE factors. Every device has a copy of them.
     pub shared_tensors: TensorGroup,
-    /// `sha256:` and 64 hex digits for a file; `shape:` and 64 hex digits for a model without one.
+    /// Digest of the model: 64 hex digits after `sha256:` for a file, or after `shape:` for a model without a file.
     pub digest: String,
 }
 
-/// How well a model matches the digest in a plan.
+/// Result of comparing a model with the digest in a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DigestMatch {
     /// The plan was made from exactly this model.
     Same,
-    /// The plan was made for this shape and quantisation; the sizes of its tensors may differ a little.
+    /// The plan was made for a model of this shape and quantisation, whose tensor sizes may differ slightly.
     SameShape,
     /// The plan was made for another model.
     Different,
 }
 
 impl ModelProfile {
-    /// Creates the profile of a model without a file. `quant` determines the format of every tensor. Fails if the
-    /// shape is invalid, or if a row is not a whole number of blocks.
+    /// Creates the profile of a model without a file. `quant` determines the format of every tensor. Fails if the shape
+    /// is invalid, or if a row of a tensor is not a whole number of blocks of its format.
     pub fn from_shape(name: &str, shape: ModelShape, quant: Quant) -> Result<ModelProfile, ModelShapeError> {
         shape.check()?;
         let mut profile = ModelProfile::empty(name.to_owned(), shape, quant.to_string());
@@ -105,12 +105,12 @@ impl ModelProfile {
         }
     }
 
-    /// Returns the size of the weights of one layer, counted from 0.
+    /// Returns the size of the weights of the layer with index `layer`, from 0.
     pub fn layer_bytes(&self, layer: u32) -> Bytes {
         self.layers[layer as usize].bytes()
     }
 
-    /// Returns the mean bytes (b of the prima.cpp paper) and the mean work (`f_q`) of a layer, by format q.
+    /// Returns the mean bytes (b of the prima.cpp paper) and the mean operations (`f_q`) of a layer, by format q.
     pub fn mean_layer(&self) -> TensorGroup {
         TensorGroup::mean(&self.layers)
     }
@@ -121,12 +121,10 @@ impl ModelProfile {
         Bytes((self.all_layers_bytes().0 + count / 2) / count)
     }
 
-    /// Returns the size of the weights of the largest layer.
     pub fn max_layer_bytes(&self) -> Bytes {
         self.layers.iter().map(TensorGroup::bytes).max().unwrap_or_default()
     }
 
-    /// Returns the size of the weights of all layers together.
     pub fn all_layers_bytes(&self) -> Bytes {
         self.layers.iter().map(TensorGroup::bytes).sum()
     }
@@ -156,13 +154,12 @@ impl ModelProfile {
             - tied
     }
 
-    /// Returns the digest of shape and quantisation, which a GGUF file and a `model/1` document of a model
-    /// share.
+    /// Returns the digest of shape and quantisation, which is equal for a model's GGUF file and its `model/1` document.
     pub fn shape_digest(&self) -> String {
         digest::of_shape(&self.shape, &self.quant)
     }
 
-    /// Compares the digest in a plan with this model.
+    /// Compares this model with the digest in a plan.
     pub fn match_digest(&self, digest: &str) -> DigestMatch {
         if self.digest == digest {
             DigestMatch::Same
@@ -182,17 +179,17 @@ fn name(model: &GgufModel) -> Result<String, GgufError> {
     Ok(stem.map_or_else(|| "model".to_owned(), |stem| stem.to_string_lossy().into_owned()))
 }
 
-/// Returns the layer index in the name of a tensor (`blk.N.`), `None` for tensors outside the layers.
+/// Returns the layer index N in the name of a tensor (`blk.N.`), or `None` for a tensor outside the layers.
 fn layer_of(name: &str, shape: &ModelShape) -> Result<Option<u32>, GgufError> {
     let Some(rest) = name.strip_prefix("blk.") else { return Ok(None) };
     let layer = rest.split_once('.').and_then(|(number, _)| number.parse().ok());
     let outside =
-        || GgufError::Shape { what: format!("tensor `{name}` is outside the model's {}", shape.layers) };
+        || GgufError::Shape { what: format!("tensor `{name}` is in none of the model's {}", shape.layers) };
     layer.filter(|layer| *layer < shape.layers.0).map(Some).ok_or_else(outside)
 }
 
-/// Returns the name of the matrices' format if all have the same; else the name of `general.file_type`; else
-/// the format with the most bytes and `-mixed`.
+/// Returns the name of a file's quantisation: the format of the matrices if all have the same format, otherwise the
+/// name of `general.file_type`, otherwise the format with the most bytes followed by `-mixed`.
 fn quant_name(model: &GgufModel) -> Result<String, GgufError> {
     let mut matrices = TensorGroup::default();
     for tensor in model.tensors.iter().filter(|tensor| tensor.dims.len() > 1) {
@@ -207,16 +204,14 @@ fn quant_name(model: &GgufModel) -> Result<String, GgufError> {
     Ok(named.map_or_else(|| format!("{largest}-mixed"), str::to_owned))
 }
 
-/// Checks that every tensor of the shape exists and has the expected dimensions. Biases are optional.
+/// Checks that a file has every tensor of the shape, with the expected dimensions. Biases are optional.
 fn check_complete(model: &GgufModel, shape: &ModelShape) -> Result<(), GgufError> {
     let dims: BTreeMap<&String, &Vec<u64>> = model.tensors.iter().map(|it| (&it.name, &it.dims)).collect();
     for TensorSpec { name, dims: must, kind, .. } in layout::tensor_specs(shape) {
         match dims.get(&name) {
             None if kind != TensorKind::Bias => return Err(GgufError::MissingTensor { tensor: name }),
             Some(&is) if *is != must => {
-                let what = format!(
-                    "tensor `{name}` has dimensions {is:?}, but by the metadata they must be {must:?}"
-                );
+                let what = format!("tensor `{name}` has dimensions {is:?}; the metadata require {must:?}");
                 return Err(GgufError::Shape { what });
             }
             _ => {}

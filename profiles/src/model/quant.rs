@@ -1,16 +1,16 @@
 //! Quantisations: the format of each tensor of a model.
 //!
 //! A quantisation is pure (all matrices in one format) or mixed by a rule of llama.cpp's quantiser
-//! (`llama_tensor_get_type`), which stores the output head (with tied embeddings, the input embedding) and a few
-//! other matrices with more bits than the base format. `Quant::mixed` has the rules.
+//! (`llama_tensor_get_type`). A mixed quantisation stores the output head (with tied embeddings, the input embedding)
+//! and a few other matrices with more bits than the base format. `Quant::mixed` has the rules.
 //!
-//! Vectors are always F32. If a row is not a whole number of blocks of 256 weights, llama.cpp uses a format with
-//! blocks of 32 instead, and so do the rules here. llama.cpp calls the last two quantisations `Q2_K` and `IQ1_S`,
-//! which are names of pure quantisations here.
+//! Vectors are always F32. If a row is not a whole number of blocks of 256 weights, llama.cpp and this module use a
+//! format with blocks of 32 weights instead. [`Quant::Q2KM`] and [`Quant::Iq1SM`] are called `Q2_K` and `IQ1_S` in
+//! llama.cpp; in this module, `q2_k` and `iq1_s` are names of pure quantisations.
 //!
 //! Deviation: llama.cpp stores the remaining `attn_v` of 80-layer models with 8 queries per key (Llama 2 and
-//! 3 70B) as `Q5_K`; that is 42 MB of 42.5 GB. And it stores `attn_output` of `IQ1_S` as `IQ2_XXS` (66 bytes
-//! per block), which is not supported here; `Q2_K` (84 bytes) is the nearest format.
+//! 3 70B) as `Q5_K`; the difference is 42 MB of 42.5 GB. llama.cpp also stores `attn_output` of `IQ1_S` as `IQ2_XXS`
+//! (66 bytes per block), which is not supported here; `Q2_K` (84 bytes) is the nearest format.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,14 +22,14 @@ use crate::format::Format;
 /// The rule that determines the format of each tensor of a model. The mixed rules are those of llama.cpp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quant {
-    /// All matrices in one format.
+    /// All matrices have the same format.
     Pure(Format),
     Q4KM,
     Q5KM,
     Q3KM,
-    /// llama.cpp's `Q2_K`.
+    /// The mixed quantisation that llama.cpp calls `Q2_K`.
     Q2KM,
-    /// llama.cpp's `IQ1_S`, but with `attn_output` as Q2_K.
+    /// The mixed quantisation that llama.cpp calls `IQ1_S`, but with `attn_output` as `Q2_K`.
     Iq1SM,
 }
 
@@ -47,7 +47,7 @@ pub struct PartialBlockError {
 }
 
 impl Quant {
-    /// All rules that mix formats.
+    /// All quantisations that mix formats.
     pub const MIXED_QUANTS: &'static [Quant] =
         &[Quant::Q4KM, Quant::Q5KM, Quant::Q3KM, Quant::Q2KM, Quant::Iq1SM];
 
@@ -78,35 +78,22 @@ impl Quant {
         let (row_len, block_len) = (row, format.block_len());
         Err(PartialBlockError { tensor: tensor.name.clone(), row_len, format, block_len })
     }
-}
 
-/// The role of a tensor in a mixing rule, with the index of its layer where the rules depend on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Role {
-    Head,
-    Embedding,
-    Value(u32),
-    Down(u32),
-    AttentionOutput,
-    Other,
-}
-
-fn role(tensor: &TensorSpec, shape: &ModelShape) -> Role {
-    let embedding = tensor.kind == TensorKind::Embedding;
-    if tensor.name == "output.weight" || (shape.has_tied_embeddings && embedding) {
-        return Role::Head;
+    /// Returns the value of `general.file_type`, or `None` if llama.cpp has no value for the quantisation. Pure
+    /// K-quants such as `q5_k` get the value of the mixed type with the same base format.
+    pub fn file_type(self) -> Option<u32> {
+        let name = match self {
+            Quant::Pure(Format::Q2K) => "q2_k_m",
+            Quant::Pure(Format::Iq1S) => "iq1_s_m",
+            Quant::Pure(Format::Q4K) => "q4_k_s",
+            Quant::Pure(Format::Q5K) => "q5_k_s",
+            Quant::Pure(Format::Q3K) => "q3_k_s",
+            other => other.name(),
+        };
+        (0..64).find(|&number| file_type_name(number) == Some(name))
     }
-    match tensor.layer_index {
-        Some(layer) if tensor.name.ends_with(".attn_v.weight") => Role::Value(layer),
-        Some(layer) if tensor.name.ends_with(".ffn_down.weight") => Role::Down(layer),
-        Some(_) if tensor.name.ends_with(".attn_output.weight") => Role::AttentionOutput,
-        _ if embedding => Role::Embedding,
-        _ => Role::Other,
-    }
-}
 
-impl Quant {
-    /// Returns the format of a matrix by the rules of llama.cpp.
+    /// Returns the format of a matrix according to the mixing rules of llama.cpp.
     #[allow(clippy::match_same_arms)] // the arms of a rule are together
     fn mixed(self, tensor: &TensorSpec, shape: &ModelShape) -> Format {
         let layers = shape.layers.0;
@@ -136,6 +123,31 @@ impl Quant {
     }
 }
 
+/// The role of a tensor in a mixing rule, with the index of the tensor's layer if the rules depend on the index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Head,
+    Embedding,
+    Value(u32),
+    Down(u32),
+    AttentionOutput,
+    Other,
+}
+
+fn role(tensor: &TensorSpec, shape: &ModelShape) -> Role {
+    let embedding = tensor.kind == TensorKind::Embedding;
+    if tensor.name == "output.weight" || (shape.has_tied_embeddings && embedding) {
+        return Role::Head;
+    }
+    match tensor.layer_index {
+        Some(layer) if tensor.name.ends_with(".attn_v.weight") => Role::Value(layer),
+        Some(layer) if tensor.name.ends_with(".ffn_down.weight") => Role::Down(layer),
+        Some(_) if tensor.name.ends_with(".attn_output.weight") => Role::AttentionOutput,
+        _ if embedding => Role::Embedding,
+        _ => Role::Other,
+    }
+}
+
 /// Returns whether llama.cpp's rule `use_more_bits` gives the layer more bits: the first and last eighth of the
 /// layers, and every third layer between them.
 fn use_more_bits(layer: u32, layers: u32) -> bool {
@@ -162,7 +174,6 @@ impl fmt::Display for Quant {
     }
 }
 
-/// The error for a name that is neither a weight format nor a mixing rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a quantisation: use {mixes} or one of {known}",
     mixes = Quant::MIXED_QUANTS.iter().map(|mix| format!("`{mix}`")).collect::<Vec<_>>().join(", "), known = Format::names())]
@@ -179,8 +190,8 @@ impl FromStr for Quant {
     }
 }
 
-/// Returns the name of a value of `general.file_type` (llama.cpp, `enum llama_ftype`) in lower case. Mixing rules
-/// have the names of [`Quant::MIXED_QUANTS`].
+/// Returns the lower-case name for a value of `general.file_type` (llama.cpp, `enum llama_ftype`). Mixing rules have
+/// the names of [`Quant::MIXED_QUANTS`].
 pub(crate) fn file_type_name(number: u32) -> Option<&'static str> {
     Some(match number {
         0 => "f32",
@@ -205,22 +216,6 @@ pub(crate) fn file_type_name(number: u32) -> Option<&'static str> {
         32 => "bf16",
         _ => return None,
     })
-}
-
-impl Quant {
-    /// Returns the value of `general.file_type`, if llama.cpp has one. It has none for pure K-quants such as `q5_k`,
-    /// which get the value of the mixed type with the same base format.
-    pub fn file_type(self) -> Option<u32> {
-        let name = match self {
-            Quant::Pure(Format::Q2K) => "q2_k_m",
-            Quant::Pure(Format::Iq1S) => "iq1_s_m",
-            Quant::Pure(Format::Q4K) => "q4_k_s",
-            Quant::Pure(Format::Q5K) => "q5_k_s",
-            Quant::Pure(Format::Q3K) => "q3_k_s",
-            other => other.name(),
-        };
-        (0..64).find(|&number| file_type_name(number) == Some(name))
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Dimensions of a model, which determine the sizes of tensors, KV cache and activations.
 //!
-//! A shape is read from the metadata of a file (`gguf::GgufModel::shape`) or from a `model/1` document. Both pass the
-//! same check, so that products of dimensions cannot overflow.
+//! A shape is read from the metadata of a file (`gguf::GgufModel::shape`) or from a `model/1` document. Every shape
+//! passes [`ModelShape::check`], so that products of dimensions cannot overflow.
 //!
 //! Not here: formats and bytes of tensors (`model::profile`), and constants of the arithmetic (epsilon, rope base,
 //! soft caps), which only the executor needs.
@@ -22,7 +22,7 @@ pub enum Architecture {
     Llama,
     /// Qwen 2, Qwen 2.5 and `QwQ`: biases on Q, K and V.
     Qwen2,
-    /// Qwen 3: Q and K are normalised per head.
+    /// Qwen 3: Q and K are normalised for each head.
     Qwen3,
     /// Gemma: scaled embeddings, `GeGLU`, tied output head.
     Gemma,
@@ -36,7 +36,7 @@ impl Architecture {
     pub const ALL: &'static [Architecture] =
         &[Self::Llama, Self::Qwen2, Self::Qwen3, Self::Gemma, Self::Gemma2, Self::InternLm2];
 
-    /// Returns the name in GGUF files and documents, which is also the prefix of GGUF keys.
+    /// Returns the name of the architecture in GGUF files and documents, which is also the prefix of GGUF keys.
     pub fn name(self) -> &'static str {
         match self {
             Self::Llama => "llama",
@@ -59,7 +59,6 @@ impl fmt::Display for Architecture {
     }
 }
 
-/// The error for the name of an unsupported architecture.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("architecture `{0}` is not supported: use one of {known}", known = Architecture::known())]
 pub struct UnknownArchitecture(pub String);
@@ -78,9 +77,9 @@ pub struct ModelShape {
     pub architecture: Architecture,
     /// Number of transformer layers (L of the prima.cpp paper).
     pub layers: Layers,
-    /// Width of the residual stream.
+    /// Width of the residual stream, in elements.
     pub embedding: u32,
-    /// Width of the feed-forward block.
+    /// Width of the feed-forward block, in elements.
     pub feed_forward_length: u32,
     /// Number of query heads.
     pub heads: u32,
@@ -98,7 +97,7 @@ pub struct ModelShape {
     pub context_length: u32,
 }
 
-/// The error for an invalid dimension, or for a quantisation with which the dimensions are invalid.
+/// The error for an invalid dimension, or for a quantisation that does not fit the dimensions.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
 pub struct ModelShapeError {
@@ -137,30 +136,30 @@ impl ModelShape {
         Ok(())
     }
 
-    /// Returns the width of the Q projection, the rows of `attn_q`: `heads * key_length`.
+    /// Returns the width of the Q projection (the number of rows of `attn_q`): `heads * key_length`.
     pub fn query_width(&self) -> u64 {
         u64::from(self.heads) * u64::from(self.key_length)
     }
 
-    /// Returns the width of the K projection, the rows of `attn_k`: `kv_heads * key_length`.
+    /// Returns the width of the K projection (the number of rows of `attn_k`): `kv_heads * key_length`.
     pub fn key_width(&self) -> u64 {
         u64::from(self.kv_heads) * u64::from(self.key_length)
     }
 
-    /// Returns the width of the V projection, the rows of `attn_v`: `kv_heads * value_length`.
+    /// Returns the width of the V projection (the number of rows of `attn_v`): `kv_heads * value_length`.
     pub fn value_width(&self) -> u64 {
         u64::from(self.kv_heads) * u64::from(self.value_length)
     }
 
-    /// Returns the size of one layer's KV cache for `context` tokens with elements of `element` bytes (2 for f16):
+    /// Returns the size of the KV cache of one layer for `context` tokens, with elements of size `element` (2 for f16):
     /// `element * kv_heads * (key_length + value_length) * context`.
     pub fn kv_bytes_per_layer(&self, context: u32, element: Bytes) -> Bytes {
         element * ((self.key_width() + self.value_width()) * u64::from(context))
     }
 
-    /// Returns the work of attention in one layer for one token that attends to `kv_length` tokens, itself included:
-    /// a dot product with each key, a softmax with about 5 operations per score, and a weighted sum of the values.
-    /// The projections are not included, because they are matrices of weights.
+    /// Returns the operations of attention in one layer for one token that attends to `kv_length` tokens, including
+    /// itself: a dot product with each key, a softmax with about 5 operations per score, and a weighted sum of the
+    /// values. The projections are not included, because they are matrices of weights.
     pub fn attention_flops_per_layer(&self, kv_length: u32) -> Flops {
         let per_score = 2 * u64::from(self.key_length) + 2 * u64::from(self.value_length) + 5;
         Flops((u64::from(self.heads) * u64::from(kv_length) * per_score) as f64)

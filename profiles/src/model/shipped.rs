@@ -1,8 +1,8 @@
 //! Shipped models: the documents of `profiles/models/`, which are compiled into the program.
 //!
-//! They are the seven sizes of Table 4 of the prima.cpp paper, the sizes of Qwen 2.5 (QwQ and distilled models have
-//! the same shapes), draft models for some of them, and the presets of synthetic models that `runtime::synth` can
-//! write.
+//! The shipped models are the seven sizes in Table 4 of the prima.cpp paper, the sizes of Qwen 2.5 (QwQ and distilled
+//! models have the same shapes), draft models for some of these sizes, and the presets of synthetic models that
+//! `runtime::synth` can write.
 
 use super::document::ModelDocument;
 use super::profile::ModelProfile;
@@ -16,13 +16,11 @@ shipped!(
     "qwen-0.5b", "qwen-1.5b", "qwen-7b", "qwen-14b", "qwen-32b", "qwen-72b",
 );
 
-/// Returns the document of a shipped model.
 pub fn shipped_document(name: &str) -> Result<ModelDocument, UnknownDocument> {
     let document = ModelDocument::from_yaml(shipped_yaml(name)?);
     Ok(document.expect("shipped documents are valid: a test reads them all"))
 }
 
-/// Returns the profile of a shipped model.
 pub fn shipped_profile(name: &str) -> Result<ModelProfile, UnknownDocument> {
     let profile = shipped_document(name)?.to_profile();
     Ok(profile.expect("shipped documents are valid: a test reads them all"))

@@ -1,12 +1,12 @@
 //! Bytes and floating-point operations of a set of tensors, by weight format.
 //!
-//! A device's compute time is the sum over formats q of the work `f_q` divided by the speed `s_q` (prima.cpp
-//! paper). Work is for one token: two operations per weight of a matrix (multiply and add), four per element
-//! of a normalisation (square, add, scale, multiply by the weight), and one per element of a bias.
+//! The compute time of a device is the sum over formats q of the operations `f_q` divided by the speed `s_q` (prima.cpp
+//! paper). The operations for one token are two per weight of a matrix (multiply and add), four per element of a
+//! normalisation (square, add, scale, multiply by the weight), and one per element of a bias.
 //!
-//! Not here: attention, whose work depends on the context (`ModelShape::attention_flops_per_layer`), and the other
-//! elementwise operations (rope, activation function, residual), which are less than a thousandth of the work of the
-//! matrices.
+//! Not here: attention, whose operations depend on the context (`ModelShape::attention_flops_per_layer`), and the other
+//! elementwise operations (RoPE, activation function, residual), which are less than a thousandth of the operations of
+//! the matrices.
 
 use std::collections::BTreeMap;
 
@@ -14,15 +14,15 @@ use super::shape::ModelShape;
 use crate::format::Format;
 use crate::units::{Bytes, Flops};
 
-/// Bytes and work of all tensors of a group in one format.
+/// Bytes and floating-point operations of all tensors of one format in a group.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct FormatTotals {
     pub bytes: Bytes,
-    /// Work for one token.
+    /// Floating-point operations for one token.
     pub flops: Flops,
 }
 
-/// The bytes and the work of a set of tensors, summed by format.
+/// Bytes and floating-point operations of a set of tensors, summed by format.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TensorGroup {
     shares: BTreeMap<Format, FormatTotals>,
@@ -35,7 +35,7 @@ impl TensorGroup {
         share.flops += flops;
     }
 
-    /// Iterates over all formats and their sums, ordered by format.
+    /// Iterates over all formats in the group and their totals, ordered by format.
     pub fn totals_by_format(&self) -> impl Iterator<Item = (Format, FormatTotals)> {
         self.shares.iter().map(|(&format, &share)| (format, share))
     }
@@ -48,13 +48,12 @@ impl TensorGroup {
         self.shares.values().map(|share| share.bytes).sum()
     }
 
-    /// Returns the total work for one token.
+    /// Returns the total operations for one token.
     pub fn flops(&self) -> Flops {
         self.shares.values().map(|share| share.flops).sum()
     }
 
-    /// Returns the mean of several groups, with bytes rounded to the nearest integer; an empty group if there are
-    /// none.
+    /// Returns the mean of several groups, with bytes rounded to the nearest integer. The mean of no groups is empty.
     pub fn mean(groups: &[TensorGroup]) -> TensorGroup {
         let mut mean = TensorGroup::default();
         for (format, share) in groups.iter().flat_map(TensorGroup::totals_by_format) {
@@ -69,7 +68,7 @@ impl TensorGroup {
     }
 }
 
-/// Returns the work of one tensor for one token, from its name and its number of elements.
+/// Returns the operations of a tensor for one token, from the tensor's name and number of elements.
 pub(crate) fn tensor_flops(name: &str, elements: u64, shape: &ModelShape) -> Flops {
     let each = if name.ends_with("attn_q_norm.weight") {
         4 * u64::from(shape.heads)

@@ -1,13 +1,13 @@
-//! Tests that errors in `device/1` documents name the mistake and its location.
+//! Tests that the errors of `device/1` documents name the mistake and the location.
 
 use hearth_profiles::device::soc::{SocOptions, SocStrategy};
 use hearth_profiles::device::{shipped_names, shipped_profile, shipped_yaml};
 use hearth_profiles::{DeviceProfile, Document, DocumentError};
 
-/// The key `profiled` of an NPU, with a table of measured matmuls.
+/// The YAML text of the key `profiled` of an NPU, with a table of one measured matmul.
 const TABLE: &str = "    profiled: {mode: table, source: \"measured\", shapes: [{outputs: 32, inputs: 32, tokens: 32, time: 1 ms}]}\n  bus:";
 
-/// Replaces `from` by `to` in a shipped document, and returns the changed text and its error.
+/// Replaces `from` by `to` in the document of a shipped device. Returns the changed text and its error.
 fn error(device: &str, from: &str, to: &str) -> (String, DocumentError) {
     let text = shipped_yaml(device).unwrap();
     let changed = text.replacen(from, to, 1);

@@ -8,7 +8,7 @@ use hearth_profiles::model::{self, ModelDocument};
 use hearth_profiles::{DeviceProfile, Document, device};
 use proptest::prelude::*;
 
-/// Checks that an accepted document can be written and parsed again.
+/// Parses a device document, and checks that an accepted document can be written and parsed again.
 fn parse_device(text: &str) {
     if let Ok(device) = DeviceProfile::from_yaml(text) {
         assert_eq!(DeviceProfile::from_yaml(&device.to_yaml()).as_ref(), Ok(&device));
@@ -54,7 +54,7 @@ fn replacement() -> impl Strategy<Value = String> {
     ]
 }
 
-/// Doubles the number of cases, because they are divided between device and model documents.
+/// Returns twice the usual number of cases, because device documents and model documents share the cases.
 fn cases() -> ProptestConfig {
     let usual = ProptestConfig::default();
     ProptestConfig { cases: usual.cases.saturating_mul(2), ..usual }

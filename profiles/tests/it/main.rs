@@ -8,7 +8,7 @@ mod psalm;
 
 use hearth_profiles::gguf::{HeaderWriter, Value};
 
-/// Returns the writer of part `number` of `count` of a split model with `tensors` tensors in all parts together.
+/// Returns a header writer for part `number` (from 0) of `count` parts, which have `tensors` tensors in total.
 fn part_writer(number: u32, count: u32, tensors: usize) -> HeaderWriter {
     let mut writer = HeaderWriter::default();
     writer.add_key("split.no", Value::U16(number as u16)).unwrap();
@@ -17,7 +17,7 @@ fn part_writer(number: u32, count: u32, tensors: usize) -> HeaderWriter {
     writer
 }
 
-/// Returns the bytes of a file whose weights are all zero.
+/// Returns the bytes of a file with the writer's header and with zero bytes as weights.
 fn file(writer: HeaderWriter) -> Vec<u8> {
     let layout = writer.finish();
     let mut file = layout.header;

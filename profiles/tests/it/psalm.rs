@@ -1,10 +1,10 @@
-//! Tests with the headers of real files that llama.cpp and gguf-py wrote.
+//! Tests with the headers of real model files, which llama.cpp and gguf-py wrote.
 
 use std::path::PathBuf;
 
 use hearth_profiles::Document;
 use hearth_profiles::gguf::{GgufError, GgufModel, HeaderError, TensorInfo, part_suffix};
-use hearth_profiles::model::{DigestMatch, ModelDocument, ModelProfile, Quant, layout};
+use hearth_profiles::model::{DigestMatch, ModelDocument, ModelProfile, Quant, TensorGroup, layout};
 use hearth_profiles::{Bytes, Format};
 
 fn path(name: &str) -> PathBuf {
@@ -21,13 +21,18 @@ fn document(layers: u32, feed_forward: u32, context: u32) -> ModelDocument {
     ModelDocument::from_yaml(&text).unwrap()
 }
 
+/// Returns the tensor groups of a profile: layers, input embedding and output head.
+fn groups(profile: &ModelProfile) -> (&[TensorGroup], &TensorGroup, &TensorGroup) {
+    (&profile.layers, &profile.input_embedding, &profile.output_head)
+}
+
 #[test]
-fn real_files_are_read() {
-    for (name, layers, feed_forward, file_bytes) in [
-        ("psalm-7m-f16.gguf", 8, 768, 13_714_432),
-        ("psalm-7m-q4_k.gguf", 8, 768, 4_288_544),
-        ("psalm-7m-q8_0.gguf", 8, 768, 7_324_704),
-        ("psalm-draft-1m-q8_0.gguf", 2, 256, 1_460_160),
+fn real_files_are_read_and_profiled() {
+    for (name, quant, layers, feed_forward, file_bytes) in [
+        ("psalm-7m-f16.gguf", "f16", 8, 768, 13_714_432),
+        ("psalm-7m-q4_k.gguf", "q4_k_m", 8, 768, 4_288_544),
+        ("psalm-7m-q8_0.gguf", "q8_0", 8, 768, 7_324_704),
+        ("psalm-draft-1m-q8_0.gguf", "q8_0", 2, 256, 1_460_160),
     ] {
         let model = GgufModel::open(path(name)).unwrap();
         let shape = model.shape().unwrap();
@@ -41,6 +46,13 @@ fn real_files_are_read() {
         // Every byte after the header is a tensor or padding before the next one.
         let end = model.tensors.iter().map(TensorInfo::end_offset).max().unwrap();
         assert_eq!(end.next_multiple_of(32), file_bytes, "{name}");
+        // Every byte of a tensor is in the profile.
+        let profile = ModelProfile::from_gguf(&model).unwrap();
+        assert_eq!(profile.quant, quant, "{name}");
+        assert_eq!(profile.total_bytes(), model.tensors.iter().map(|tensor| tensor.bytes).sum(), "{name}");
+        // The same shape and quantisation without the file give the same groups.
+        let twin = ModelProfile::from_shape("twin", profile.shape.clone(), quant.parse().unwrap()).unwrap();
+        assert_eq!(groups(&twin), groups(&profile));
     }
     let mixed = GgufModel::open(path("psalm-7m-q4_k.gguf")).unwrap();
     assert_eq!(mixed.tensor("blk.0.ffn_down.weight").unwrap().format, Format::Q6K);
@@ -48,7 +60,9 @@ fn real_files_are_read() {
 }
 
 #[test]
-fn truncated_file_is_reported() {
+fn truncated_or_missing_file_is_reported() {
+    let error = GgufModel::open("no-such-model.gguf").unwrap_err();
+    assert!(error.to_string().starts_with("cannot open `no-such-model.gguf`: "), "{error}");
     let whole = std::fs::read(path("psalm-draft-1m-q8_0.gguf")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let short = folder.path().join("short.gguf");
@@ -56,15 +70,9 @@ fn truncated_file_is_reported() {
     let error = GgufModel::open(&short).unwrap_err();
     assert!(matches!(error, GgufError::Header { source: HeaderError::PastEnd { .. }, .. }), "{error}");
     let text = error.to_string();
-    let expected = "`: tensor `blk.0.ffn_up.weight` ends at byte 1 040 320, past the end of the file (1 000 000): \
+    let expected = "`: tensor `blk.0.ffn_up.weight` ends at byte 1 040 320, past the end of the file (1 000 000 bytes): \
                     the download is truncated; download it again";
     assert!(text.ends_with(expected), "{text}");
-}
-
-#[test]
-fn missing_file_is_named() {
-    let error = GgufModel::open("no-such-model.gguf").unwrap_err();
-    assert!(error.to_string().starts_with("cannot open `no-such-model.gguf`: "), "{error}");
 }
 
 #[test]
@@ -77,28 +85,6 @@ fn q4_k_m_formats_match_llama_cpp() {
         let found = model.tensor(&wanted.name).unwrap();
         assert_eq!(found.dims, wanted.dims, "{}", wanted.name);
         assert_eq!(Ok(found.format), Quant::Q4KM.tensor_format(&wanted, &shape), "{}", wanted.name);
-    }
-}
-
-#[test]
-fn profile_counts_every_tensor_byte() {
-    for (name, quant) in [
-        ("psalm-7m-f16.gguf", "f16"),
-        ("psalm-7m-q4_k.gguf", "q4_k_m"),
-        ("psalm-7m-q8_0.gguf", "q8_0"),
-        ("psalm-draft-1m-q8_0.gguf", "q8_0"),
-    ] {
-        let model = GgufModel::open(path(name)).unwrap();
-        let profile = ModelProfile::from_gguf(&model).unwrap();
-        assert_eq!(profile.quant, quant, "{name}");
-        assert_eq!(profile.total_bytes(), model.tensors.iter().map(|tensor| tensor.bytes).sum(), "{name}");
-        // The same shape and quantisation without the file give the same groups.
-        let quant = quant.parse().unwrap();
-        let twin = ModelProfile::from_shape("twin", profile.shape.clone(), quant).unwrap();
-        assert_eq!(
-            (&twin.layers, &twin.input_embedding, &twin.output_head),
-            (&profile.layers, &profile.input_embedding, &profile.output_head)
-        );
     }
 }
 
@@ -153,10 +139,7 @@ fn split_model_has_same_profile_and_other_digest() {
     }
     let split = GgufModel::open(folder.path().join("draft-00002-of-00002.gguf")).unwrap();
     let (whole, split) = (ModelProfile::from_gguf(&whole).unwrap(), ModelProfile::from_gguf(&split).unwrap());
-    assert_eq!(
-        (&split.layers, &split.input_embedding, &split.output_head),
-        (&whole.layers, &whole.input_embedding, &whole.output_head)
-    );
+    assert_eq!(groups(&split), groups(&whole));
     assert_eq!(split.match_digest(&whole.shape_digest()), DigestMatch::SameShape);
     assert_ne!(split.digest, whole.digest);
 }

@@ -10,11 +10,11 @@ use crate::comparison::Run;
 use crate::comparison::terms::SUMMED_TERMS;
 use crate::text::numbers;
 
-/// Vertical distance of two bars in pixels, including a bar's heading.
+/// Height of the row of a bar, which includes the heading of the bar, in pixels.
 const BAR_STEP: f64 = 48.0;
-/// Offset of a bar's heading from the top of the bar's step, as a fraction of [`BAR_STEP`].
+/// Vertical position of the heading in the row of a bar, as a fraction of [`BAR_STEP`].
 const HEADING: f64 = 0.04;
-/// Top and bottom of a bar within its step, as fractions of [`BAR_STEP`].
+/// Top and bottom of a bar within its row, as fractions of [`BAR_STEP`].
 const BAR: [f64; 2] = [0.42, 0.84];
 
 /// CSS classes of the terms of the time per token, in the order of [`SUMMED_TERMS`].
@@ -30,30 +30,26 @@ const TERM_CLASSES: [CssClass; 7] = [
 
 struct Bar {
     heading: String,
-    /// Class, meaning and milliseconds of each segment.
+    /// CSS class, meaning and length in milliseconds of each segment of the bar.
     segments: Vec<(CssClass, &'static str, f64)>,
 }
 
 /// Draws the terms of the time per token of each run as a stacked bar; `None` if no run has a time per token.
 pub fn draw_tpot_breakdown(runs: &[&Run]) -> Option<Drawing> {
     let timed = runs.iter().filter_map(|run| Some((run, run.metrics.tpot_ms?)));
-    let bars: Vec<Bar> = timed
-        .map(|(run, tpot)| Bar {
-            heading: format!("{}, {}", run.heading(), numbers::format_milliseconds(tpot.mean_ms)),
-            segments: SUMMED_TERMS
-                .iter()
-                .zip(TERM_CLASSES)
-                .zip(run.metrics.terms_ms.named_terms())
-                .map(|((term, class), (_, value))| (class, term.label, value))
-                .collect(),
-        })
-        .collect();
+    let bars = timed.map(|(run, tpot)| {
+        let heading = format!("{}, {}", run.heading(), numbers::format_milliseconds(tpot.mean_ms));
+        let terms = SUMMED_TERMS.iter().zip(TERM_CLASSES).zip(run.metrics.terms_ms.named_terms());
+        let segments = terms.map(|((term, class), (_, value))| (class, term.label, value)).collect();
+        Bar { heading, segments }
+    });
+    let bars: Vec<Bar> = bars.collect();
     let max = bars.iter().map(length).fold(0.0, f64::max);
     stacked("breakdown", "Breakdown of the mean time per token", &bars, max)
 }
 
-/// Draws a stacked bar for each device: the time per token that it computes, copies, waits and reads ahead.
-/// `max` is the time at the right end of the axis, in milliseconds.
+/// Draws a stacked bar for each device of a run: the time per token in which the device computes, copies, waits and
+/// reads ahead. `max` is the time at the right end of the axis, in milliseconds.
 pub fn draw_device_work(run: &Run, trace: &Trace, max: f64) -> Option<Drawing> {
     run.metrics.tpot_ms?;
     let title = format!("{}: work of each device for a token", run.heading());
@@ -104,11 +100,8 @@ fn stacked(id: &str, title: &str, bars: &[Bar], max: f64) -> Option<Drawing> {
     plot(&mut drawing, BAR_STEP * bars.len() as f64, x, Axis::rows(bars.len()), |chart| {
         for (row, bar) in bars.iter().enumerate() {
             let row = row as f64;
-            chart.draw_series([Text::new(
-                bar.heading.clone(),
-                (0.0, row + HEADING),
-                text(CssClass::Name),
-            )])?;
+            let heading_at = (0.0, row + HEADING);
+            chart.draw_series([Text::new(bar.heading.clone(), heading_at, text(CssClass::Name))])?;
             let mut start = 0.0;
             for (class, meaning, value) in bar.segments.iter().filter(|segment| visible(segment.2)) {
                 let corners = vec![(start, row + BAR[0]), (start + value, row + BAR[1])];

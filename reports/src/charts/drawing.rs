@@ -5,8 +5,8 @@
 //! are in a gutter of fixed width to the left of the plot. Colours are CSS classes that use CSS variables: inline
 //! drawings use the style sheet of the page, and a standalone file includes it.
 //!
-//! [`PlottersBackend`] is a plotters backend. One horizontal unit is a hundredth of a percent of the plot's width (in the
-//! gutter: a tenth of a pixel), and one vertical unit is a tenth of a pixel. The red component of a plotters colour
+//! [`PlottersBackend`] is a plotters backend. One horizontal unit is a hundredth of a percent of the plot's width (in
+//! the gutter: a tenth of a pixel), and one vertical unit is a tenth of a pixel. The red component of a plotters colour
 //! is the index of a [`CssClass`].
 
 use std::convert::Infallible;
@@ -25,7 +25,7 @@ use crate::text::escape;
 /// Style sheet of all drawings, with light and dark colours.
 pub const STYLE_SHEET: &str = include_str!("drawing.css");
 
-/// Width to the right of the plot for tick labels that extend past its end, in pixels.
+/// Width of the margin to the right of the plot, for tick labels that extend beyond the plot, in pixels.
 const MARGIN_RIGHT: u32 = 24;
 /// Width of a standalone drawing, in pixels.
 const FILE_WIDTH: u32 = 960;
@@ -58,12 +58,12 @@ classes! {
 }
 
 impl CssClass {
-    /// Returns the class of the series with this index; colours repeat after eight series.
+    /// Returns the class of the series with this index in a chart. The colours repeat after eight series.
     pub fn for_series(index: usize) -> Self {
         CLASSES[CssClass::Series0 as usize + index % 8].0
     }
 
-    /// Returns the class that a plotters colour represents; `None` if it is transparent.
+    /// Returns the class that a plotters colour represents; `None` if the colour is transparent.
     fn of(color: BackendColor) -> Option<Self> {
         CLASSES.get(usize::from(color.rgb.0)).map(|(class, _)| *class).filter(|_| color.alpha > 0.0)
     }
@@ -81,7 +81,8 @@ impl Color for CssClass {
     }
 }
 
-/// A point: a fraction of the plot's width, and pixels from the top.
+/// A point in a drawing: the horizontal position as a fraction of the width of the plot, and the vertical position in
+/// pixels from the top.
 pub type Point = (f64, f64);
 
 /// An SVG drawing under construction.
@@ -90,14 +91,14 @@ pub struct Drawing {
     pub title: String,
     /// Prefix of SVG identifiers, unique among the drawings of a page; also the name of the SVG file.
     pub id: String,
-    /// Width of the gutter, in pixels.
+    /// Width of the gutter to the left of the plot, in pixels.
     pub gutter_width: u32,
-    /// Height in pixels.
+    /// Height without title and legend, in pixels.
     pub height: f64,
     body: String,
     legend: Vec<(CssClass, String)>,
     arrows: bool,
-    /// Maximum width in pixels, including the gutter.
+    /// Maximum width of the drawing with its gutter, in pixels.
     max_width: Option<u32>,
 }
 
@@ -119,8 +120,8 @@ impl Drawing {
         }
     }
 
-    /// Adds a rectangle between two horizontal positions (fractions of the width) and two vertical ones
-    /// (pixels). An empty `tooltip` is omitted.
+    /// Adds a rectangle between two horizontal positions (fractions of the width) and two vertical positions (pixels).
+    /// An empty `tooltip` is omitted.
     pub fn add_rect(&mut self, class: CssClass, x: [f64; 2], y: [f64; 2], tooltip: &str) {
         let [start, end] = x.map(|fraction| fraction.clamp(0.0, 1.0));
         let _ = write!(
@@ -140,7 +141,7 @@ impl Drawing {
         self.close("circle", tooltip);
     }
 
-    /// Ends a shape and adds its tooltip.
+    /// Closes the SVG element of a shape, and adds the tooltip unless it is empty.
     fn close(&mut self, element: &str, tooltip: &str) {
         let _ = match tooltip {
             "" => writeln!(self.body, "/>"),
@@ -148,7 +149,7 @@ impl Drawing {
         };
     }
 
-    /// Adds text that is centred at `x`; `y` is the baseline.
+    /// Adds text that is horizontally centred at `x`; `y` is the baseline.
     pub fn add_centred_text(&mut self, class: CssClass, (x, y): Point, text: &str) {
         let attributes = format!(r#"x="{}%" y="{}" text-anchor="middle""#, number(100.0 * x), number(y));
         self.text(class, &attributes, text);
@@ -254,8 +255,8 @@ impl Drawing {
     }
 }
 
-/// Formats a number with at most three digits after the decimal point, without trailing zeros; `0` if it is not
-/// finite.
+/// Formats a number with at most three digits after the decimal point, without trailing zeros. A number that is not
+/// finite becomes `0`.
 fn number(value: f64) -> String {
     if !value.is_finite() {
         return "0".into();

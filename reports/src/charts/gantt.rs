@@ -24,13 +24,13 @@ const LANE_HEIGHT: f64 = 15.0;
 const LANE_STEP: f64 = 18.0;
 const DEVICE_GAP: f64 = 8.0;
 const AXIS_HEIGHT: f64 = 20.0;
-/// Maximum gap between merged intervals of the same activity, as a share of the width. Merging them lets
-/// browsers open the page of a trace with a million steps.
+/// Maximum gap between merged intervals of the same activity, as a share of the width. Merging intervals
+/// lets browsers open the page of a trace with a million steps.
 const MERGE_SHARE: f64 = 0.0005;
-/// Maximum number of arrows; more arrows could not be distinguished.
+/// Maximum number of message arrows in a chart; more arrows could not be distinguished.
 const MAX_ARROWS: usize = 4000;
 
-/// The class of each activity and its text in legends, in the order of the legend.
+/// The CSS class and the legend text of each activity, in the order of the legend.
 pub(super) const LEGEND: [(Activity, CssClass, &str); 7] = [
     (Activity::Cpu, CssClass::Cpu, "computing, CPU"),
     (Activity::Gpu, CssClass::Gpu, "computing, GPU"),
@@ -55,17 +55,14 @@ struct Row {
     device: u16,
     lane: Lane,
     label: &'static str,
-    /// Pixels from the top of the drawing.
+    /// Distance from the top of the drawing, in pixels.
     top: f64,
 }
 
 /// Draws the Gantt chart of one token. `span` is the time that the width of the plot represents, in nanoseconds.
 pub fn draw(run: &Run, trace: &Trace, token: DecodeStep, span: u64) -> Drawing {
-    let title = format!(
-        "{}: one token, {}",
-        run.heading(),
-        numbers::format_milliseconds(millis(token.duration_ns()))
-    );
+    let duration = numbers::format_milliseconds(millis(token.duration_ns()));
+    let title = format!("{}: one token, {duration}", run.heading());
     let mut drawing = Drawing::new(&format!("gantt-{}", run.label), &title, GUTTER);
     let gantt = Gantt { trace, token, span, rows: rows(run, trace) };
     let bottom = gantt.rows.last().map_or(0.0, |row| row.top + LANE_HEIGHT) + DEVICE_GAP;
@@ -95,11 +92,8 @@ pub fn draw(run: &Run, trace: &Trace, token: DecodeStep, span: u64) -> Drawing {
 fn rows(run: &Run, trace: &Trace) -> Vec<Row> {
     let mut used = BTreeSet::new();
     for record in &trace.records {
-        let demand = || {
-            activities::activity_durations(record)
-                .iter()
-                .any(|&(kind, nanos)| kind == Activity::DemandRead && nanos > 0)
-        };
+        let waits = |&(kind, nanos): &(Activity, u64)| kind == Activity::DemandRead && nanos > 0;
+        let demand = || activities::activity_durations(record).iter().any(waits);
         let lane = match record.resource {
             Resource::Gpu => Lane::Gpu,
             Resource::DiskDemand | Resource::DiskPrefetch => Lane::Disk,
@@ -187,20 +181,15 @@ impl Gantt<'_> {
             let work = |device: u16| {
                 records.iter().filter(move |step| step.device_index == device && step.is_processor_work())
             };
-            let before = work(sent.device_index)
-                .filter(|step| step.end_ns <= sent.start_ns)
-                .max_by_key(|step| step.end_ns);
-            let after = work(received.device_index)
-                .filter(|step| step.start_ns >= received.end_ns)
-                .min_by_key(|step| step.start_ns);
+            let before = work(sent.device_index).filter(|step| step.end_ns <= sent.start_ns);
+            let after = work(received.device_index).filter(|step| step.start_ns >= received.end_ns);
             let row = |device: u16, step: Option<&StepRecord>| {
                 let on_gpu = step.is_some_and(|step| step.resource == Resource::Gpu);
                 self.row(device, if on_gpu { Lane::Gpu } else { Lane::Cpu })
             };
-            let Some((from, to)) = row(sent.device_index, before).zip(row(received.device_index, after))
-            else {
-                continue;
-            };
+            let from = row(sent.device_index, before.max_by_key(|step| step.end_ns));
+            let to = row(received.device_index, after.min_by_key(|step| step.start_ns));
+            let Some((from, to)) = from.zip(to) else { continue };
             drawing.add_to_legend(CssClass::Message, "message");
             let end = |at: u64, row: &Row| (self.fraction(at), row.top + LANE_HEIGHT / 2.0);
             drawing.add_arrow(CssClass::Message, end(sent.start_ns, from), end(received.end_ns, to));

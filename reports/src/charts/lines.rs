@@ -25,7 +25,7 @@ pub struct AxisPosition {
 pub struct Series {
     /// Name in the legend; empty if there is only one series.
     pub name: String,
-    /// The value at each position; `None` if it is missing.
+    /// The value at each position of the horizontal axis; `None` if the value is missing.
     pub values: Vec<Option<f64>>,
 }
 
@@ -63,12 +63,8 @@ impl LineChart {
             found.map_or_else(String::new, |position| escape::sanitize_name(&position.label))
         };
         let scale = Scale { range: 0.0..1.0, is_logarithmic: false, ticks: fractions };
-        let x = Axis {
-            scale,
-            format_label: &name,
-            title: &escape::sanitize_sentence(&self.x_title),
-            grid: false,
-        };
+        let x_title = escape::sanitize_sentence(&self.x_title);
+        let x = Axis { scale, format_label: &name, title: &x_title, grid: false };
         let unit = |value: &f64| label(*value, &self.unit);
         let y = Axis { grid: true, ..Axis::new(0.0..max * 1.05, 5, &unit) };
         plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
@@ -77,16 +73,14 @@ impl LineChart {
                 for run in self.unbroken(series).into_iter().filter(|run| run.len() > 1) {
                     chart.draw_series([PathElement::new(run, class)])?;
                 }
-                let dots = self.x_positions.iter().zip(&series.values).filter_map(|(position, value)| {
+                let points = || self.x_positions.iter().zip(&series.values);
+                let dots = points().filter_map(|(position, value)| {
                     let value = value.filter(|value| value.is_finite())?;
                     let tooltip = self.tooltip(series, position, value);
                     Some(ShapeWithTooltip { points: vec![(position.x_fraction, value)], class, tooltip })
                 });
                 chart.draw_series(dots)?;
-                let missing = self
-                    .x_positions
-                    .iter()
-                    .zip(&series.values)
+                let missing = points()
                     .filter(|(_, value)| self.marks_missing_values && !value.is_some_and(f64::is_finite));
                 let above = text(CssClass::Tick).pos(Pos::new(HPos::Center, VPos::Bottom));
                 let cross = |at: &AxisPosition| Text::new("×", (at.x_fraction, 0.0), above.clone());
@@ -116,7 +110,8 @@ impl LineChart {
         points.split(Option::is_none).map(|run| run.iter().copied().flatten().collect()).collect()
     }
 
-    /// Returns positions whose labels do not overlap. The other labels are only in the tooltips of the dots.
+    /// Returns the positions whose labels are drawn, so that labels do not overlap. The labels of all positions are in
+    /// the tooltips of the dots.
     fn labelled(&self) -> Vec<&AxisPosition> {
         let mut positions: Vec<&AxisPosition> = self.x_positions.iter().collect();
         positions.sort_by(|one, other| one.x_fraction.total_cmp(&other.x_fraction));

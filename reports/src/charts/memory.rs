@@ -13,12 +13,12 @@ use crate::text::{escape, numbers};
 
 /// Pixels from one strip to the next, including the heading of the strip.
 const STRIP_STEP: f64 = 62.0;
-/// Top and bottom of a strip within its step, as fractions of [`STRIP_STEP`].
+/// Top and bottom of a strip within its row of height [`STRIP_STEP`], as fractions of this height.
 const STRIP: [f64; 2] = [0.32, 0.84];
 
 struct Strip {
     heading: String,
-    /// Time in seconds and height (0 to 1) of each reading.
+    /// Time in seconds and height in the strip (0 to 1) of each reading.
     points: Vec<(f64, f64)>,
 }
 
@@ -30,10 +30,8 @@ pub fn draw_residency(run: &Run, trace: &Trace) -> Option<Drawing> {
     let strips = devices.filter_map(|(device, metrics)| {
         let points = readings.of_device(device, max as f64);
         let bytes = points.last()?.1 * max as f64;
-        Some(Strip {
-            heading: format!("{}, {} at the end", metrics.name, numbers::format_bytes(bytes)),
-            points,
-        })
+        let heading = format!("{}, {} at the end", metrics.name, numbers::format_bytes(bytes));
+        Some(Strip { heading, points })
     });
     let (id, title) = (format!("residency-{}", run.label), format!("{}: weights in memory", run.heading()));
     Some(draw(&id, &title, CssClass::Series0, strips.collect(), readings.seconds))
@@ -68,7 +66,7 @@ struct Readings {
 }
 
 impl Readings {
-    /// Returns the readings of a counter on all devices; `None` if all have the same time.
+    /// Returns the readings of a counter on all devices; `None` if all readings have the same time.
     fn of(trace: &Trace, counter: Counter) -> Option<Self> {
         let readings = || trace.readings.iter().filter(|reading| reading.counter == counter);
         let begin = readings().map(|reading| reading.time_ns).min()?;

@@ -60,7 +60,7 @@ impl Ranged for Scale {
 struct Axis<'a> {
     scale: Scale,
     format_label: &'a dyn Fn(&f64) -> String,
-    /// The title of the axis; empty if it has none.
+    /// The title of the axis; empty if the axis has no title.
     title: &'a str,
     grid: bool,
 }
@@ -79,7 +79,7 @@ impl<'a> Axis<'a> {
     }
 }
 
-/// Draws axes with grid lines and labels, then the content. `height` is the height of the plot in pixels.
+/// Draws the axes of a plot with grid lines and labels, then the content. `height` is the height of the plot in pixels.
 fn plot(
     drawing: &mut Drawing,
     height: f64,
@@ -126,12 +126,12 @@ fn text(class: CssClass) -> TextStyle<'static> {
     ("sans-serif", 11 * UNITS_PER_PIXEL).into_font().color(&class)
 }
 
-/// Returns at most `count` round values within a range.
+/// Returns at most `count` round numbers within a range, for the ticks of an axis.
 fn round_values(range: &Range<f64>, count: usize) -> Vec<f64> {
     RangedCoordf64::from(range.clone()).key_points(count)
 }
 
-/// Formats a label of an axis, rounded to nine significant digits to hide floating-point errors.
+/// Formats a value as an axis label, rounded to nine significant digits to hide floating-point errors.
 fn label(value: f64, unit: &str) -> String {
     let digits = (8.0 - value.abs().max(1e-9).log10().floor()).clamp(0.0, 12.0);
     let scale = 10_f64.powf(digits);

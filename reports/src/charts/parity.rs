@@ -17,7 +17,7 @@ const HEIGHT: f64 = 360.0;
 /// Maximum width of the plot in pixels.
 const MAX_WIDTH: u32 = 480;
 const GUTTER: u32 = 76;
-/// Minimum drawn value, in the plot's unit; ratios of shorter times are dominated by the clock's resolution.
+/// Minimum value that is drawn, in the unit of the plot; the resolution of the clock dominates ratios of shorter times.
 const MIN_VALUE: f64 = 0.01;
 /// Maximum number of dots in a plot; more dots could not be distinguished.
 const MAX_DOTS: usize = 2000;
@@ -33,7 +33,7 @@ pub struct Dot {
     /// The measured or published value.
     pub reference_value: f64,
     pub predicted_value: f64,
-    /// The smallest and the largest measurement, if there were several.
+    /// The smallest and the largest measurement, if there were several measurements.
     pub measured_range: Option<[f64; 2]>,
 }
 
@@ -41,22 +41,12 @@ pub struct Dot {
 /// against published times.
 pub fn dots(comparison: &Comparison) -> Vec<Dot> {
     let mut dots = Vec::new();
-    let mut add = |group: &str, index, name, reference, predicted| {
-        let class = CssClass::for_series(index);
-        dots.push(Dot {
-            group: group.into(),
-            class,
-            name,
-            reference_value: reference,
-            predicted_value: predicted,
-            measured_range: None,
-        });
+    let mut add = |group: &str, index, name, reference_value, predicted_value| {
+        let (group, class) = (group.into(), CssClass::for_series(index));
+        dots.push(Dot { group, class, name, reference_value, predicted_value, measured_range: None });
     };
     for pair in &comparison.run_comparisons {
-        let names = (
-            &comparison.runs[pair.predicted_run_index].label,
-            &comparison.runs[pair.measured_run_index].label,
-        );
+        let [predicted_run, measured_run] = pair.run_indices().map(|run| &comparison.runs[run].label);
         for row in pair.quantity_comparisons.iter().filter(|row| row.unit == Unit::Milliseconds) {
             let Some((predicted, reference)) = row.predicted_value.zip(row.measured_value) else { continue };
             let (group, index) = match row.key {
@@ -65,7 +55,7 @@ pub fn dots(comparison: &Comparison) -> Vec<Dot> {
                 "tpot_p50" | "tpot_p95" => continue,
                 _ => ("term of the time per token, measured", 2),
             };
-            let name = format!("{}, {} and {}", row.key, names.0, names.1);
+            let name = format!("{}, {predicted_run} and {measured_run}", row.key);
             add(group, index, name, reference, predicted);
         }
     }
@@ -84,7 +74,7 @@ pub fn dots(comparison: &Comparison) -> Vec<Dot> {
     dots
 }
 
-/// Draws a parity plot; `None` if no dot can be drawn. `id` is the prefix of the SVG identifiers.
+/// Draws a parity plot of `dots`; `None` if no dot can be drawn. `id` is the prefix of the SVG identifiers.
 pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> {
     let visible = |value: f64| value.is_finite() && value >= MIN_VALUE;
     let dots = dots.iter().filter(|dot| visible(dot.reference_value) && visible(dot.predicted_value));
@@ -143,8 +133,8 @@ fn tooltip(dot: &Dot, unit: &str) -> String {
     format!("{name}: predicted {predicted} {unit}, reference {reference} {unit} ({error} %)")
 }
 
-/// Returns ticks between two values: 1, 2 and 5 times the powers of ten, or only powers of ten for more than three
-/// decades.
+/// Returns the ticks of a logarithmic axis between two values: 1, 2 and 5 times the powers of ten, or only the powers
+/// of ten for more than three decades.
 fn ticks(min: f64, max: f64) -> Vec<f64> {
     let (first, last) = (min.log10().floor() as i32, max.log10().ceil() as i32);
     let steps: &[f64] = if last - first > 3 { &[1.0] } else { &[1.0, 2.0, 5.0] };
@@ -158,16 +148,9 @@ fn ticks(min: f64, max: f64) -> Vec<f64> {
 mod tests {
     use super::*;
 
-    fn dot(reference: f64, predicted: f64) -> Dot {
+    fn dot(reference_value: f64, predicted_value: f64) -> Dot {
         let (group, class, name) = ("a time".into(), CssClass::Series0, "<one>".into());
-        Dot {
-            group,
-            class,
-            name,
-            reference_value: reference,
-            predicted_value: predicted,
-            measured_range: None,
-        }
+        Dot { group, class, name, reference_value, predicted_value, measured_range: None }
     }
 
     #[test]

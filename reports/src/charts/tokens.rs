@@ -9,7 +9,8 @@ use super::{Axis, GUTTER, MAX_POINTS, PLOT_HEIGHT, Scale, label, millis, plot};
 use crate::comparison::Run;
 use crate::timeline::events;
 
-/// Draws the time of every token in order, with vertical lines at the beginning and the end of each run event.
+/// Draws the time of every token of each run in order, with vertical lines at the beginning and the end of each run
+/// event.
 pub fn draw_time_series(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     let times = times(runs);
     let max = times.iter().flatten().copied().fold(0.0, f64::max);
@@ -50,7 +51,7 @@ fn tokens_at_events(trace: &Trace) -> Vec<f64> {
     events::event_boundaries_ns(trace).into_iter().map(number).collect()
 }
 
-/// Draws the cumulative distribution of the times per token.
+/// Draws the cumulative distribution of the times per token of each run.
 pub fn draw_time_distribution(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     let mut times = times(runs);
     for times in &mut times {
@@ -73,10 +74,8 @@ pub fn draw_time_distribution(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     let y = Axis { scale, format_label: &percent, title: "", grid: true };
     plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
         for (index, times) in times.iter().enumerate().filter(|(_, times)| times.len() > 1) {
-            chart.draw_series([PathElement::new(
-                step_function(times, from, to),
-                CssClass::for_series(index),
-            )])?;
+            let points = step_function(times, from, to);
+            chart.draw_series([PathElement::new(points, CssClass::for_series(index))])?;
         }
         Ok(())
     });
@@ -112,8 +111,8 @@ fn times(runs: &[(&Run, &Trace)]) -> Vec<Vec<f64>> {
     runs.iter().map(times).collect()
 }
 
-/// Averages consecutive times, so that at most [`MAX_POINTS`] points remain. A point is the token number, from 1, and
-/// the mean time.
+/// Averages the times of consecutive tokens, so that at most [`MAX_POINTS`] points remain. A point is the token number,
+/// from 1, and the mean time.
 fn downsampled(times: &[f64]) -> Vec<(f64, f64)> {
     let group = times.len().div_ceil(MAX_POINTS).max(1);
     times

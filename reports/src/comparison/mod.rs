@@ -1,8 +1,8 @@
 //! Comparison of simulated and measured runs.
 //!
-//! Every trace becomes a [`Run`] with its metrics. A simulated and a measured run of the same plan become a [`RunComparison`]
-//! with a row for each quantity. The error is the predicted value minus the measured value. The terms of a run sum to
-//! its TPOT. If a run has several tokens, its TPOT and its terms have confidence intervals
+//! Every trace becomes a [`Run`] with its metrics. A simulated and a measured run of the same plan become a
+//! [`RunComparison`] with a row for each quantity. The error is the predicted value minus the measured value. The terms
+//! of a run sum to its TPOT. If a run has several tokens, its TPOT and its terms have confidence intervals
 //! ([`hearth_core::metrics::confidence_intervals`]), which are combined for the error.
 //!
 //! With more than two traces, each run is paired with the first run of the same plan that has the other
@@ -50,7 +50,7 @@ pub struct Quantity {
     pub role: QuantityRole,
     /// `None` if the run ended before the quantity could be measured.
     pub value: Option<f64>,
-    /// Half the width of the confidence interval of the value, if known.
+    /// Half the width of the 95 % confidence interval of `value`; `None` if unknown.
     pub interval_half_width: Option<f64>,
 }
 
@@ -66,7 +66,7 @@ pub struct Run {
     pub plan_digest: String,
     /// Number of tokens in the prompts that were processed completely.
     pub prompt_tokens: u64,
-    /// Number of generated tokens without the first one of each request.
+    /// Number of generated tokens without the first token of each request.
     #[serde(rename = "tokens")]
     pub decoded_tokens: usize,
     /// Confidence intervals of the mean time per token and of its terms; `None` if there are too few tokens.
@@ -88,7 +88,7 @@ pub struct QuantityComparison {
     pub error: Option<f64>,
     /// The error in percent of the measured value; `None` if the measured value is zero.
     pub error_percent: Option<f64>,
-    /// Half the width of the confidence interval of `error`; `None` if unknown.
+    /// Half the width of the 95 % confidence interval of `error`; `None` if unknown.
     #[serde(rename = "interval")]
     pub interval_half_width: Option<f64>,
 }
@@ -117,7 +117,7 @@ pub struct PublishedCell {
     pub source: String,
     pub row: String,
     pub system: String,
-    /// Whether the tables compare the run with this cell: its system was requested, or it is the only cell.
+    /// Whether the tables compare the run with this cell: the system was requested, or there is no other cell.
     #[serde(rename = "selected")]
     pub is_selected: bool,
     pub tpot_ms: Option<f64>,
@@ -131,20 +131,19 @@ pub struct PublishedCell {
     pub is_fitted: bool,
 }
 
-/// All runs of a report, and the pairs among them.
+/// All runs of a report, and the pairs of a simulated and a measured run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
     /// The runs, in the order of the traces.
     pub runs: Vec<Run>,
-    /// The pairs of a simulated and a measured run of the same plan.
     #[serde(rename = "pairs")]
     pub run_comparisons: Vec<RunComparison>,
-    /// Warnings about the comparison.
+    /// Warnings for the reader about the comparison.
     pub notes: Vec<String>,
-    /// Published results of the same scenarios, if requested.
+    /// The published results of the scenarios of the runs, if requested.
     #[serde(rename = "published", skip_serializing_if = "Vec::is_empty")]
     pub published_cells: Vec<PublishedCell>,
-    /// Caveats of the documents of published results.
+    /// Caveats in the documents of published results.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub caveats: Vec<String>,
 }
@@ -170,25 +169,20 @@ impl Run {
         }
     }
 
-    /// Returns the label with a capital first letter.
+    /// Returns the label of the run with a capital first letter.
     pub fn heading(&self) -> String {
         let mut chars = self.label.chars();
         chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
     }
 
-    /// Returns the run's quantities in the order of a table, the terms of the time per token first.
+    /// Returns the quantities of the run in the order of a table, the terms of the time per token first.
     pub fn quantities(&self) -> Vec<Quantity> {
         let (metrics, intervals) = (&self.metrics, self.confidence_intervals);
         let tpot = metrics.tpot_ms;
         let ms = Unit::Milliseconds;
         let terms = metrics.terms_ms.named_terms().into_iter().enumerate().map(|(index, (key, value))| {
-            (
-                key,
-                ms,
-                QuantityRole::Term,
-                tpot.map(|_| value),
-                intervals.map(|intervals| intervals.term_half_widths_ms[index]),
-            )
+            let interval = intervals.map(|intervals| intervals.term_half_widths_ms[index]);
+            (key, ms, QuantityRole::Term, tpot.map(|_| value), interval)
         });
         let interval = intervals.map(|intervals| intervals.tpot_half_width_ms);
         let total = ("tpot", ms, QuantityRole::Total, tpot.map(|tpot| tpot.mean_ms), interval);
@@ -222,11 +216,7 @@ impl Comparison {
 
     /// Returns the indices of the runs that are in no pair.
     pub fn unpaired_run_indices(&self) -> Vec<usize> {
-        let paired = |index: &usize| {
-            self.run_comparisons
-                .iter()
-                .any(|it| [it.predicted_run_index, it.measured_run_index].contains(index))
-        };
+        let paired = |index: &usize| self.run_comparisons.iter().any(|it| it.run_indices().contains(index));
         (0..self.runs.len()).filter(|index| !paired(index)).collect()
     }
 
@@ -267,6 +257,11 @@ impl RunComparison {
         let rows = quantities.map(row).collect();
         Self { predicted_run_index: predicted, measured_run_index: measured, quantity_comparisons: rows }
     }
+
+    /// Returns the indices of the simulated and the measured run in [`Comparison::runs`].
+    pub fn run_indices(&self) -> [usize; 2] {
+        [self.predicted_run_index, self.measured_run_index]
+    }
 }
 
 fn labels(traces: &[Trace]) -> Vec<String> {
@@ -281,7 +276,7 @@ fn labels(traces: &[Trace]) -> Vec<String> {
     origins.iter().enumerate().map(label).collect()
 }
 
-/// Returns `simulated` or `measured`.
+/// Returns the word for an origin: `simulated` or `measured`.
 pub(crate) fn origin_word(origin: Origin) -> &'static str {
     match origin {
         Origin::Simulated => "simulated",
@@ -289,8 +284,8 @@ pub(crate) fn origin_word(origin: Origin) -> &'static str {
     }
 }
 
-/// Pairs each run with the first run of the same plan that is of the other origin. Returns indices of
-/// simulated and measured runs, without duplicates.
+/// Pairs each run with the first run of the same plan that has the other origin (simulated or measured). Returns the
+/// pairs as indices of the simulated and the measured run, without duplicates.
 fn paired_runs(traces: &[Trace]) -> Vec<(usize, usize)> {
     let mut pairs = Vec::new();
     for (index, trace) in traces.iter().enumerate() {
@@ -332,11 +327,7 @@ fn notes(traces: &[Trace], runs: &[Run], pairs: &[RunComparison]) -> Vec<String>
             origin_word(runs[0].origin)
         ));
     }
-    notes.extend(
-        pairs
-            .iter()
-            .flat_map(|pair| pair_notes(&runs[pair.predicted_run_index], &runs[pair.measured_run_index])),
-    );
+    notes.extend(pairs.iter().flat_map(|pair| pair_notes(pair.run_indices().map(|index| &runs[index]))));
     for run in runs {
         let ended = match run.metrics.outcome {
             Outcome::Ok => None,
@@ -356,7 +347,7 @@ fn notes(traces: &[Trace], runs: &[Run], pairs: &[RunComparison]) -> Vec<String>
 }
 
 /// Returns a note for each difference between a predicted and a measured run of the same plan.
-fn pair_notes(predicted: &Run, measured: &Run) -> Vec<String> {
+fn pair_notes([predicted, measured]: [&Run; 2]) -> Vec<String> {
     let (heading, label) = (predicted.heading(), &measured.label);
     let differ = |one: u64, other: u64| one != other && one > 0 && other > 0;
     let mut notes = Vec::new();

@@ -1,8 +1,9 @@
-//! Names and definitions of the terms of the time per token, in the order of [`hearth_core::metrics::Terms::named_terms`].
+//! Names and definitions of the terms of the time per token, in the order of
+//! [`hearth_core::metrics::Terms::named_terms`].
 
 #[derive(Debug, Clone, Copy)]
 pub struct Term {
-    /// The key of this term of the time per token in metrics and CSV files.
+    /// The key of the term in metrics and in CSV files.
     pub key: &'static str,
     pub label: &'static str,
     /// What the time is spent on, as a part of a sentence, such as `computing on CPUs`.
@@ -51,7 +52,7 @@ pub const SUMMED_TERMS: [Term; 7] = [
     },
 ];
 
-/// The time of disk reads that do not lengthen the time per token, and so are not part of its sum.
+/// The time of disk reads that do not lengthen the time per token, and so are not part of the sum of the terms.
 pub const HIDDEN_DISK: Term = Term {
     key: "hidden_disk",
     label: "Hidden disk",

@@ -1,7 +1,7 @@
 //! Prints a report as one self-contained HTML page.
 //!
-//! Styles and drawings are inline, so the page loads nothing and needs no script. A content security policy forbids
-//! loading and scripts, as a second protection if a name is not escaped correctly.
+//! Styles and drawings are inline, so the page loads no other file and needs no script. A content security policy
+//! forbids loading files and running scripts, as a second protection if a name is not escaped correctly.
 
 use std::fmt::{self, Write};
 

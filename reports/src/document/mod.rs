@@ -11,7 +11,7 @@ use crate::charts::drawing::Drawing;
 /// The text of a table cell without a value: an en dash.
 pub const NO_VALUE: &str = "\u{2013}";
 
-/// A part of a text. Its kind determines how a format escapes and formats it.
+/// A part of a text. The kind of the part determines how HTML and Markdown escape and format the part.
 #[derive(Debug, Clone)]
 pub enum Span {
     /// Text that this program writes.
@@ -56,7 +56,7 @@ impl Text {
             .collect()
     }
 
-    /// Returns a value as the text of a table cell, or [`NO_VALUE`].
+    /// Returns a value as the text of a table cell; a missing value becomes [`NO_VALUE`].
     pub fn from_option(value: Option<impl Into<String>>) -> Self {
         value.map_or_else(|| NO_VALUE.into(), |value| value.into().into())
     }
@@ -74,7 +74,6 @@ impl From<String> for Text {
     }
 }
 
-/// The style of a table row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowStyle {
     Plain,
@@ -90,7 +89,7 @@ pub struct Table {
     pub headings: Vec<String>,
     /// The rows, with a cell for each column.
     pub rows: Vec<(RowStyle, Vec<Text>)>,
-    /// Whether all columns are text; otherwise those after the first are numbers.
+    /// Whether all columns are text. Otherwise the columns after the first column are numbers.
     pub has_only_text_columns: bool,
 }
 
@@ -104,26 +103,27 @@ impl Table {
         Self::with_row_styles(caption, headings, rows.into_iter().map(|row| (RowStyle::Plain, row)))
     }
 
-    /// Creates a table of numbers in rows with styles.
+    /// Creates a table of numbers, with a style for each row.
     pub fn with_row_styles(
         caption: impl Into<Text>,
         headings: impl IntoIterator<Item = impl Into<String>>,
         rows: impl IntoIterator<Item = (RowStyle, Vec<Text>)>,
     ) -> Self {
         let headings = headings.into_iter().map(Into::into).collect();
-        Self {
-            caption: caption.into(),
-            headings,
-            rows: rows.into_iter().collect(),
-            has_only_text_columns: false,
-        }
+        let (caption, rows) = (caption.into(), rows.into_iter().collect());
+        Self { caption, headings, rows, has_only_text_columns: false }
     }
 
     pub fn with_only_text_columns(self) -> Self {
         Self { has_only_text_columns: true, ..self }
     }
 
-    /// Returns a block with the table; `None` if it has no rows.
+    /// Returns a block with the table, whose columns are all text; `None` if the table has no rows.
+    pub fn into_text_block(self) -> Option<Block> {
+        self.with_only_text_columns().into_block()
+    }
+
+    /// Returns a block with the table; `None` if the table has no rows.
     pub fn into_block(self) -> Option<Block> {
         (!self.rows.is_empty()).then_some(Block::Table(self))
     }
@@ -135,7 +135,6 @@ pub enum Block {
     /// A warning or a caveat.
     Note(Text),
     Table(Table),
-    /// A drawing with a caption.
     Figure(Drawing, Text),
     /// A title, and terms with their definitions; collapsible in HTML.
     Definitions(&'static str, Vec<(&'static str, &'static str)>),
@@ -173,15 +172,13 @@ impl Document {
         }
     }
 
-    /// Returns the names and contents of the HTML page, the Markdown file and each figure.
+    /// Returns the name and the contents of each file: the HTML page, the Markdown file and the figures.
     pub fn render_files(&self) -> Vec<(String, Vec<u8>)> {
-        let figures =
-            self.sections.iter().flat_map(|section| &section.blocks).filter_map(|block| match block {
-                Block::Figure(drawing, _) => {
-                    Some((format!("{}.svg", drawing.id), drawing.to_standalone_svg()))
-                }
-                _ => None,
-            });
+        let blocks = self.sections.iter().flat_map(|section| &section.blocks);
+        let figures = blocks.filter_map(|block| {
+            let Block::Figure(drawing, _) = block else { return None };
+            Some((format!("{}.svg", drawing.id), drawing.to_standalone_svg()))
+        });
         let pages =
             [("index.html".to_owned(), html::render(self)), ("report.md".to_owned(), markdown::render(self))];
         pages.into_iter().chain(figures).map(|(name, text)| (name, text.into_bytes())).collect()

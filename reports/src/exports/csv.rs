@@ -28,7 +28,7 @@ const DEVICE_QUANTITIES: [DeviceQuantity; 6] = [
     ("memory_pressure", "share", 6, false, |device| device.memory_pressure),
 ];
 
-/// Writes rows of fields as CSV. The names among them must have been escaped with [`escape::csv_field`].
+/// Writes rows of fields as CSV. Names in the fields must already be escaped with [`escape::csv_field`].
 pub fn write(rows: impl IntoIterator<Item = Vec<String>>) -> Vec<u8> {
     let mut writer = csv::WriterBuilder::new().flexible(true).from_writer(Vec::new());
     for row in rows {
@@ -37,14 +37,14 @@ pub fn write(rows: impl IntoIterator<Item = Vec<String>>) -> Vec<u8> {
     writer.into_inner().expect("writing to memory cannot fail")
 }
 
-/// Splits a line of CSV into its fields; empty if it is not valid CSV.
+/// Splits a line of CSV into its fields; the result is empty if the line is not valid CSV.
 pub fn split_fields(line: &str) -> Vec<String> {
     let mut reader = csv::ReaderBuilder::new().has_headers(false).from_reader(line.as_bytes());
     let record = reader.records().next().and_then(Result::ok).unwrap_or_default();
     record.iter().map(str::to_owned).collect()
 }
 
-/// Returns the contents of `comparison.csv`.
+/// Returns the contents of the file `comparison.csv` of a report.
 pub fn export_comparison(comparison: &Comparison) -> Vec<u8> {
     let runs = &comparison.runs;
     let mut rows = vec![head(comparison)];
@@ -87,7 +87,7 @@ fn head(comparison: &Comparison) -> Vec<String> {
     let mut head = ["device", "quantity", "unit"].map(str::to_owned).to_vec();
     head.extend(runs.iter().map(|run| run.label.clone()));
     for pair in &comparison.run_comparisons {
-        let (left, right) = (&runs[pair.predicted_run_index].label, &runs[pair.measured_run_index].label);
+        let [left, right] = pair.run_indices().map(|index| &runs[index].label);
         head.extend([format!("error {left} less {right}"), format!("error % {left} less {right}")]);
     }
     head.extend(runs.iter().map(|run| format!("\u{b1} {}", run.label)));
@@ -106,9 +106,8 @@ fn row(comparison: &Comparison, keys: [&str; 3], values: &[Option<FixedPoint>]) 
     let mut fields: Vec<String> = keys.map(escape::csv_field).to_vec();
     fields.extend(values.iter().copied().map(field));
     for pair in &comparison.run_comparisons {
-        fields.extend(
-            error_and_percent(values[pair.predicted_run_index], values[pair.measured_run_index]).map(field),
-        );
+        let [predicted, measured] = pair.run_indices().map(|index| values[index]);
+        fields.extend(error_and_percent(predicted, measured).map(field));
     }
     fields
 }

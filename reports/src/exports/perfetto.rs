@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 
 use hearth_schema::Trace;
-use hearth_schema::trace::{Counter, Header, Origin, Resource, StepKind, StepRecord};
+use hearth_schema::trace::{Counter, Origin, Resource, StepKind, StepRecord};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -43,7 +43,7 @@ const EVENT_THREAD: usize = 1_000_000;
 #[derive(Default, Serialize)]
 struct Event<'e> {
     name: &'e str,
-    /// The phase, which is the kind of event.
+    /// The phase of the trace event format, which is the kind of event.
     ph: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     cat: Option<&'static str>,
@@ -98,7 +98,7 @@ struct RunInfo<'t> {
 
 struct Events {
     out: Vec<u8>,
-    /// Number of flows, which is the id of the latest one.
+    /// Number of flows so far, which is also the id of the latest flow.
     flows: usize,
 }
 
@@ -119,7 +119,7 @@ fn append(out: &mut Vec<u8>, value: &impl Serialize) {
     serde_json::to_writer(out, value).expect("events are serializable, and writing to memory cannot fail");
 }
 
-/// Exports traces into one JSON file for a timeline viewer, each with an optional prefix for its device names.
+/// Exports traces into one JSON file for a timeline viewer. Each trace has an optional prefix for its device names.
 pub fn export(traces: &[(Option<&str>, &Trace)]) -> Vec<u8> {
     let mut events = Events { out: b"{\"traceEvents\":[\n".to_vec(), flows: 0 };
     let mut base = 1;
@@ -135,17 +135,13 @@ pub fn export(traces: &[(Option<&str>, &Trace)]) -> Vec<u8> {
     }
     let mut out = events.out;
     out.extend_from_slice(b"\n],\"displayTimeUnit\":\"ms\",\"otherData\":{\"runs\":");
-    let runs = traces.iter().map(|(_, trace)| {
-        let Header {
-            origin,
-            scenario_name: scenario,
-            model_name: model,
-            plan_digest: plan,
-            seed,
-            program_version: version,
-            ..
-        } = &trace.header;
-        RunInfo { origin: *origin, scenario, model, plan, seed: *seed, version }
+    let runs = traces.iter().map(|(_, Trace { header, .. })| RunInfo {
+        origin: header.origin,
+        scenario: &header.scenario_name,
+        model: &header.model_name,
+        plan: &header.plan_digest,
+        seed: header.seed,
+        version: &header.program_version,
     });
     append(&mut out, &runs.collect::<Vec<_>>());
     out.extend_from_slice(b"}}\n");
@@ -169,7 +165,7 @@ struct Slice {
     resource: usize,
     start: u64,
     end: u64,
-    /// Index of the thread among those of the same resource, from 0.
+    /// Index of the thread among the threads of the same resource, from 0.
     thread_index: usize,
 }
 
@@ -182,7 +178,7 @@ impl Slice {
     }
 }
 
-/// Returns all slices in the order of their starts, each on the first free thread of its resource.
+/// Returns all slices of a trace in the order of their starts, each on the first free thread of its resource.
 fn slices(trace: &Trace) -> Vec<Slice> {
     let mut slices = Vec::new();
     for (index, record) in trace.records.iter().enumerate() {
@@ -208,8 +204,8 @@ fn slices(trace: &Trace) -> Vec<Slice> {
     slices
 }
 
-/// Returns the index of the first thread that is free at `start`, and occupies it until `end`. `ends` has the end of
-/// the last slice of each thread; a new thread is added if none is free.
+/// Returns the index of the first thread that is free at `start`, and occupies the thread until `end`. `ends` has the
+/// end of the last slice of each thread; a new thread is added if no thread is free.
 fn free_thread(ends: &mut Vec<u64>, start: u64, end: u64) -> usize {
     if let Some(index) = ends.iter().position(|&end| end <= start) {
         ends[index] = end;

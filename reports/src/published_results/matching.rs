@@ -2,8 +2,8 @@
 //!
 //! A row of a `published/1` document names a scenario file. A run of a scenario with the same name (that of the file,
 //! without the extension) is compared with the cells of the row. A trace does not name the system of the document
-//! that it corresponds to, so one table shows all systems. The requested system, or the only one, is also shown in
-//! the other tables of the report.
+//! that it corresponds to, so one table shows all systems. The requested system, or the only system, is also shown
+//! in the other tables of the report.
 //!
 //! Not here: running the scenarios of a document ([`super::scores`], `hearth reproduce`).
 
@@ -33,7 +33,7 @@ pub fn find_cells(
     if let Some(system) = system.filter(|name| !published.systems.iter().any(|system| system.name == **name))
     {
         let known = list(published.systems.iter().map(|system| system.name.as_str()));
-        return error(format!("system `{}`; it has {known}", escape::sanitize_name(system)));
+        return error(format!("system `{}`; use one of {known}", escape::sanitize_name(system)));
     }
     let rows = |run: &Run| {
         let name = run.scenario.clone();
@@ -42,7 +42,7 @@ pub fn find_cells(
     if !runs.iter().any(|run| rows(run).next().is_some()) {
         let known = list(published.rows.iter().filter_map(scenario));
         let scenario = runs.first().map_or("", |run| &run.scenario);
-        return error(format!("row for scenario `{scenario}`; its rows are for {known}"));
+        return error(format!("row for scenario `{scenario}`; compare runs of these scenarios: {known}"));
     }
     let mut found = Vec::new();
     for (index, run) in runs.iter().enumerate() {

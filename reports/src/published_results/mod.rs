@@ -1,8 +1,8 @@
 //! Published numbers of other systems, and their comparison with the simulator.
 //!
 //! A `published/1` document is a table with a row for each experiment (a model size, a set of devices, a number of
-//! rounds) and a column for each system. A row is either a scenario, which is planned and simulated for each system,
-//! or inference on one GPU, which is predicted from the rates of the GPU ([`speeds`]). Claims are ratios of two
+//! rounds) and a column for each system. A row is either a scenario, which is planned and simulated for each system, or
+//! inference on one GPU, which is predicted from the peak rates of the GPU ([`speeds`]). Claims are ratios of two
 //! cells that the text of a publication states. The published numbers set no parameter of the simulation; the
 //! document names the rows to which parameters of the shipped device profiles were fitted.
 //!
@@ -76,10 +76,10 @@ pub struct PublishedResults {
 #[serde(deny_unknown_fields)]
 pub struct System {
     pub name: String,
-    /// Why the system is simulated with its options.
+    /// The reason why the system is simulated with these options.
     #[serde(rename = "about", default)]
     pub rationale: String,
-    /// Planner options that replace those of the scenario.
+    /// Planner options that replace the planner options of the scenario.
     pub planner: Option<PlannerOptions>,
     /// The peak rates of the GPU, for rows with `roofline`.
     pub gpu: Option<GpuPeakRates>,
@@ -125,7 +125,7 @@ pub struct ResultCell {
     pub memory_pressure: BTreeMap<String, Fraction>,
     /// Maximum accepted relative error for this cell; absent to use the document's tolerance.
     pub tolerance: Option<Fraction>,
-    /// The reason why the simulated number is sensitive to a parameter, or why it differs from the published one.
+    /// The reason why the simulated number is sensitive to a parameter, or differs from the published number.
     pub remark: Option<String>,
 }
 
@@ -160,8 +160,8 @@ pub struct Claim {
 }
 
 impl PublishedResults {
-    /// Returns the cells to simulate, as indices of row and system: those with published numbers and those that a
-    /// claim names.
+    /// Returns the cells to simulate, as indices of row and system: the cells with published numbers, and the cells
+    /// that a claim names.
     pub fn cells_to_simulate(&self) -> BTreeSet<(usize, usize)> {
         let named = self.claims.iter().flat_map(|claim| [&claim.numerator_cell, &claim.denominator_cell]);
         self.cells().map(|(index, ..)| index).chain(named.filter_map(|cell| self.cell_index(cell))).collect()
@@ -177,7 +177,7 @@ impl PublishedResults {
         })
     }
 
-    /// Returns the indices of row and system of a cell that is given by names.
+    /// Returns the indices of the row and the system that have these names.
     pub fn cell_index(&self, [row, system]: &[String; 2]) -> Option<(usize, usize)> {
         let row = self.rows.iter().position(|entry| entry.label == *row)?;
         Some((row, self.systems.iter().position(|entry| entry.name == *system)?))

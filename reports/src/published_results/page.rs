@@ -1,7 +1,7 @@
-//! The report of a comparison with published numbers.
+//! Report on the comparison of simulated with published numbers.
 //!
-//! It has a table of times per token with published and simulated values in each cell, then times to first token,
-//! memory pressure, claims, uncertainty and plans. Values outside their tolerance are in brackets. Remarks and
+//! The report has a table of times per token with published and simulated values in each cell, then times to first
+//! token, memory pressure, claims, uncertainty and plans. Values outside their tolerance are in brackets. Remarks and
 //! caveats are copied from the document.
 
 use std::fmt::Write;
@@ -18,7 +18,7 @@ use crate::charts::parity::{self, Dot};
 use crate::document::{Block, Document, NO_VALUE, RowStyle, Table, Text, to_json};
 use crate::text::numbers;
 
-/// Returns the files of a comparison with published numbers (HTML, Markdown, figures, JSON): name and content.
+/// Returns the name and the contents of each file of the report: HTML, Markdown, figures and JSON.
 pub fn render_files(published: &PublishedResults, results: &Results) -> Vec<(String, Vec<u8>)> {
     let scores = PublishedScores::from_results(published, results);
     let mut files = document(published, results, &scores).render_files();
@@ -153,7 +153,7 @@ fn times(published: &PublishedResults, errors: &[TimeComparison], what: &str) ->
     Some(Block::Table(Table::new(caption, headings, rows).with_only_text_columns()))
 }
 
-/// Formats milliseconds for a table.
+/// Formats a time in milliseconds for a table.
 fn format_ms(value: f64) -> String {
     numbers::format_decimal(value, u32::from(value < 100.0))
 }
@@ -201,16 +201,14 @@ fn pressure(published: &PublishedResults, results: &Results) -> Option<Block> {
             // A device that the plan does not use has no weights, so its pressure is 0.
             let simulated = run.map(|run| percent(run.memory_pressure.get(device).copied().unwrap_or(0.0)));
             let cells = [row.label.clone(), system.name.clone(), device.clone(), percent(share.0)];
-            rows.push((
-                style,
-                cells.map(Text::from).into_iter().chain([Text::from_option(simulated)]).collect(),
-            ));
+            let cells = cells.map(Text::from).into_iter().chain([Text::from_option(simulated)]);
+            rows.push((style, cells.collect()));
             style = RowStyle::Plain;
         }
     }
     let headings = ["Row", "System", "Device", "Published", "Simulated"];
     let caption = "Memory that cannot be reclaimed, as a share of the device's memory.";
-    Table::with_row_styles(caption, headings, rows).with_only_text_columns().into_block()
+    Table::with_row_styles(caption, headings, rows).into_text_block()
 }
 
 /// Returns a table for each of the document's `footprint_systems`: memory by processor, with a row for each run.
@@ -220,24 +218,17 @@ fn footprint(published: &PublishedResults, results: &Results) -> Vec<Block> {
         if !published.footprint_systems.contains(&system.name) {
             continue;
         }
-        let runs: Vec<(&str, &SimulatedRun)> = results
-            .iter()
-            .filter(|((_, of), _)| *of == column)
-            .filter_map(|(&(row, _), result)| {
-                Some((published.rows[row].label.as_str(), result.simulated_run()?))
-            })
-            .collect();
+        let of_system = results.iter().filter(|((_, of), _)| *of == column);
+        let runs = of_system.filter_map(|(&(row, _), result)| Some((row, result.simulated_run()?)));
+        let runs: Vec<(&str, &SimulatedRun)> =
+            runs.map(|(row, run)| (published.rows[row].label.as_str(), run)).collect();
         let mut processors: Vec<&str> =
             runs.iter().flat_map(|(_, run)| &run.memory_footprints).map(|it| it.processor.as_str()).collect();
         processors.sort_unstable();
         processors.dedup();
         let cell = |run: &SimulatedRun, processor: &str| {
-            let found = run
-                .memory_footprints
-                .iter()
-                .find(|it| it.processor == processor)
-                .filter(|it| it.required_bytes > 0);
-            Text::from_option(found.map(|it| {
+            let found = run.memory_footprints.iter().find(|it| it.processor == processor);
+            Text::from_option(found.filter(|it| it.required_bytes > 0).map(|it| {
                 let gib = |bytes: u64| numbers::format_decimal(bytes as f64 / f64::from(1 << 30), 1);
                 let over = if it.required_bytes > it.available_bytes { " (over)" } else { "" };
                 format!("{} of {}{over}", gib(it.required_bytes), gib(it.available_bytes))
@@ -268,7 +259,7 @@ fn claims(published: &PublishedResults, scores: &PublishedScores) -> Option<Bloc
     let mixed = published.claims.iter().any(|claim| claim.quantity != ClaimQuantity::Tpot);
     let caption =
         if mixed { "Ratios of the quantity that each claim names." } else { "Ratios of times per token." };
-    Table::new(caption, headings, scores.claims.iter().map(row)).with_only_text_columns().into_block()
+    Table::new(caption, headings, scores.claims.iter().map(row)).into_text_block()
 }
 
 fn remarks(published: &PublishedResults) -> Vec<Block> {
@@ -300,7 +291,7 @@ fn spreads(published: &PublishedResults, results: &Results) -> Option<Block> {
     let caption = "Every parameter of the devices and links is drawn from a distribution around its value, as wide as the \
                    uncertainty of its source. The last column changes one parameter at a time by its own uncertainty; out \
                    of memory: the run then runs out of memory.";
-    Table::new(caption, headings, results.iter().filter_map(row)).with_only_text_columns().into_block()
+    Table::new(caption, headings, results.iter().filter_map(row)).into_text_block()
 }
 
 fn plans(published: &PublishedResults, results: &Results) -> Option<Block> {
@@ -316,7 +307,5 @@ fn plans(published: &PublishedResults, results: &Results) -> Option<Block> {
         cells.map(Text::from).to_vec()
     };
     let headings = ["Row", "System", "ms per token", "Layers (on the GPU)", "Not validated"];
-    Table::new("The simulated plans.", headings, results.iter().map(row))
-        .with_only_text_columns()
-        .into_block()
+    Table::new("The simulated plans.", headings, results.iter().map(row)).into_text_block()
 }

@@ -17,7 +17,7 @@ pub struct SimulatedRun {
     /// Mean time per output token after the first, in milliseconds.
     pub tpot_ms: Option<f64>,
     pub ttft_ms: Option<f64>,
-    /// Energy until the first token, in joules; only for a SoC that ran alone.
+    /// Energy until the first token, in joules; only for a run on a single SoC.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy_j: Option<f64>,
     /// Memory pressure by device, as a share of the memory of the device.
@@ -32,7 +32,7 @@ pub struct SimulatedRun {
     /// Parts of the device profiles that have not been validated on real hardware.
     #[serde(rename = "unvalidated")]
     pub unvalidated_parts: Vec<String>,
-    /// The uncertainty of the time per token, if requested.
+    /// The uncertainty of the simulated time per token, if an estimate was requested.
     #[serde(rename = "spread")]
     pub prediction_interval: Option<PredictionInterval>,
 }
@@ -42,7 +42,7 @@ pub struct SimulatedRun {
 pub struct MemoryFootprint {
     /// The device and its processor, such as `d3-gpu`.
     pub processor: String,
-    /// Weights, KV cache and buffers, even if they exceed `available`.
+    /// Size of weights, KV cache and buffers, even if it exceeds `available_bytes`.
     #[serde(rename = "bytes")]
     pub required_bytes: u64,
     /// The memory that a run can use on this processor.
@@ -62,9 +62,9 @@ pub struct PredictionInterval {
     pub failed_draw_count: usize,
     #[serde(rename = "draws")]
     pub draw_count: usize,
-    /// The parameters with the largest effect on the time per token. The value is the relative change of that
-    /// time when the parameter is changed by its own uncertainty, up or down, whichever has the larger
-    /// effect; infinite if the run then runs out of memory.
+    /// The parameters with the largest effect on the time per token. The value is the relative change of this time if
+    /// the parameter increases or decreases by its uncertainty, whichever has the larger effect; infinite if the run
+    /// then runs out of memory.
     #[serde(rename = "sensitive")]
     pub sensitive_parameters: Vec<(String, f64)>,
 }
@@ -75,7 +75,7 @@ pub enum CellResult {
     Ran(SimulatedRun),
     /// The cell has no plan, or its plan cannot be simulated.
     Refused {
-        /// Why there is no result, as text for users.
+        /// The reason why there is no result, as text for users.
         refused: String,
     },
 }
@@ -84,11 +84,9 @@ impl PredictionInterval {
     /// Returns the parameters with the largest effect on the time per token, as text.
     pub fn sensitivities_text(&self) -> String {
         let change = |(name, change): &(String, f64)| {
-            if change.is_finite() {
-                format!("{name} {:+.0} %", change * 100.0)
-            } else {
-                format!("{name} out of memory")
-            }
+            let percent = format!("{:+.0} %", change * 100.0);
+            let effect = if change.is_finite() { percent.as_str() } else { "out of memory" };
+            format!("{name} {effect}")
         };
         let changes: Vec<String> = self.sensitive_parameters.iter().map(change).collect();
         if changes.is_empty() { "no single parameter".to_owned() } else { changes.join(", ") }
@@ -139,7 +137,7 @@ impl CellResult {
 
 #[cfg(test)]
 impl SimulatedRun {
-    /// Returns a run with these times and this outcome; its other fields are empty.
+    /// Returns a run with these times and this outcome; all other fields are empty.
     pub fn fixture(tpot_ms: Option<f64>, ttft_ms: Option<f64>, outcome: Outcome) -> CellResult {
         CellResult::Ran(Self {
             outcome,

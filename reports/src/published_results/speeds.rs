@@ -19,7 +19,7 @@ use super::{PublishedResults, ResultCell, ResultRow, System};
 use crate::document::{Block, Table, Text};
 use crate::text::{distinct_names, numbers};
 
-/// Maximum number of prompt tokens, and of generated tokens. source: assumed, the longest context of a model
+/// Maximum number of prompt tokens, and of generated tokens, of a run. source: assumed, the longest context of a model
 const MAX_TOKENS: u32 = 1 << 20;
 
 /// The quantisation of weights with one scale per channel (ML Drift paper, section 4.2).
@@ -47,7 +47,7 @@ pub struct GpuRun {
     pub generated_tokens: u32,
 }
 
-/// The compute rate and the memory bandwidth that a GPU achieves at most.
+/// The maximum compute rate and memory bandwidth that a GPU achieves.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuPeakRates {
@@ -81,7 +81,7 @@ pub struct SpeedComparison {
     pub phase: InferencePhase,
     #[serde(rename = "published")]
     pub published_tokens_per_s: f64,
-    /// `None` if the speed could not be predicted.
+    /// The predicted speed; `None` if it could not be predicted.
     #[serde(rename = "predicted")]
     pub predicted_tokens_per_s: Option<f64>,
     /// Predicted / published - 1.
@@ -90,7 +90,7 @@ pub struct SpeedComparison {
     /// Whether the GPU's compute rate and bandwidth were fitted to the published speeds of this row.
     #[serde(rename = "fitted")]
     pub is_fitted: bool,
-    /// The reason why the speed is excluded from the means.
+    /// The reason why the speed is excluded from the means; `None` if it is included.
     #[serde(rename = "excluded", skip_serializing_if = "Option::is_none")]
     pub exclusion_reason: Option<String>,
 }
@@ -109,10 +109,10 @@ pub struct SpeedScores {
     /// All speeds, in the order of rows and systems.
     #[serde(rename = "all")]
     pub comparisons: Vec<SpeedComparison>,
-    /// The mean error of the prefill speeds; `None` if all are excluded.
+    /// The mean error of the prefill speeds; `None` if all prefill speeds are excluded.
     #[serde(rename = "prefill")]
     pub prefill_error: Option<MeanAbsoluteError>,
-    /// The mean error of the decode speeds; `None` if all are excluded.
+    /// The mean error of the decode speeds; `None` if all decode speeds are excluded.
     #[serde(rename = "decode")]
     pub decode_error: Option<MeanAbsoluteError>,
 }
@@ -130,7 +130,7 @@ impl ResultRow {
     }
 }
 
-/// Returns the reason why a system cannot run a row: a row with `roofline` needs a GPU, any other a planner.
+/// Returns the reason why a system cannot run a row: a row with `roofline` needs a GPU, any other row a planner.
 pub(super) fn mismatch(row: &ResultRow, system: &System) -> Option<String> {
     let name = &system.name;
     match (row.gpu_run.is_some(), &system.gpu, &system.planner) {
@@ -140,7 +140,7 @@ pub(super) fn mismatch(row: &ResultRow, system: &System) -> Option<String> {
     }
 }
 
-/// Returns the first inconsistency of a row, if it has one.
+/// Returns the first inconsistency of a row as an error message; `None` if the row is consistent.
 pub(super) fn check_row(row: &ResultRow, systems: &[System]) -> Option<String> {
     let refuse = |what: &str| Some(format!("row `{}` {what}", row.label));
     match (&row.scenario, &row.gpu_run) {
@@ -183,7 +183,7 @@ pub(super) fn check_row(row: &ResultRow, systems: &[System]) -> Option<String> {
     None
 }
 
-/// Returns the first inconsistency of a system, if it has one.
+/// Returns the first inconsistency of a system as an error message; `None` if the system is consistent.
 pub(super) fn check_system(system: &System) -> Option<String> {
     let refuse = |what: &str| Some(format!("system `{}` {what}", system.name));
     match (&system.gpu, &system.planner) {
@@ -227,21 +227,15 @@ impl SpeedScores {
             let is_included = |speed: &&SpeedComparison| !speed.is_fitted && speed.exclusion_reason.is_none();
             let counted = all.iter().filter(|speed| speed.phase == phase).filter(is_included);
             let errors: Vec<f64> = counted.filter_map(|speed| Some(speed.relative_error?.abs())).collect();
-            let cells = errors.len();
-            (cells > 0).then(|| MeanAbsoluteError {
-                relative_error: errors.iter().sum::<f64>() / cells as f64,
-                cell_count: cells,
-            })
+            let cell_count = errors.len();
+            let relative_error = errors.iter().sum::<f64>() / cell_count as f64;
+            (cell_count > 0).then_some(MeanAbsoluteError { relative_error, cell_count })
         };
-        let (prefill, decode) = (mean(InferencePhase::Prefill), mean(InferencePhase::Decode));
-        (!all.is_empty()).then_some(SpeedScores {
-            comparisons: all,
-            prefill_error: prefill,
-            decode_error: decode,
-        })
+        let [prefill_error, decode_error] = [InferencePhase::Prefill, InferencePhase::Decode].map(mean);
+        (!all.is_empty()).then_some(SpeedScores { comparisons: all, prefill_error, decode_error })
     }
 
-    /// Returns the speeds and the mean errors as text for a terminal.
+    /// Returns the published and predicted speeds and the mean errors as text for a terminal.
     pub fn summary_text(&self) -> String {
         let mut text = String::from("  tokens per second: published, predicted, error\n");
         let width = |name: fn(&SpeedComparison) -> &str| {
@@ -265,7 +259,7 @@ impl SpeedScores {
         text
     }
 
-    /// Returns a line with the reason for each excluded speed.
+    /// Returns a line for each excluded speed, with the reason for the exclusion.
     fn excluded(&self) -> impl Iterator<Item = String> {
         self.comparisons.iter().filter_map(|speed| {
             Some(format!("* {}, {}: {}", speed.row, speed.system, speed.exclusion_reason.as_ref()?))
@@ -382,15 +376,11 @@ rows:
         assert!(text.contains("50, 40.0, -20.0 %") && text.contains("40, 10.0, -75.0 % *"), "{text}");
         assert!(text.contains("* c, small: It is a misprint.") && text.contains("(fitted)"), "{text}");
         let scores = super::super::scores::PublishedScores::from_results(&published, &results);
-        assert!(
-            scores.tpot_comparisons.iter().any(|error| error.is_excluded) && scores.speed_scores.is_some()
-        );
+        assert!(scores.speed_scores.is_some());
+        assert!(scores.tpot_comparisons.iter().any(|error| error.is_excluded));
         // The errors of the times per token are 0 and 40 / 50 - 1; one is excluded.
-        assert!(
-            (scores.median_tpot_error.expect("times") - 0.1).abs() < 1e-12,
-            "{:?}",
-            scores.median_tpot_error
-        );
+        let median = scores.median_tpot_error.expect("times");
+        assert!((median - 0.1).abs() < 1e-12, "{median}");
     }
 
     #[test]

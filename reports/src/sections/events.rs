@@ -1,7 +1,7 @@
 //! The section on the events during a run, such as slow, lost or memory-constrained devices, and on their effects.
 //!
-//! It has a table with the time per token before, during and after each event, a table of memory pressure if other
-//! programs allocated memory, and a sentence on the cost of each lost device.
+//! The section has a table with the time per token before, during and after each event, a table of memory pressure if
+//! other programs allocated memory, and a sentence on the cost of each lost device.
 
 use hearth_core::metrics::event_impact::{EventImpact, PhaseValues, event_impact};
 use hearth_schema::Trace;
@@ -64,8 +64,8 @@ fn pressure(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Table {
     Table::new(caption, ["Event", "Before", "During", "After"], rows)
 }
 
-/// Describes the cost of each lost device: the time until the loss was detected, and until the first token of the new
-/// ring.
+/// Describes the cost of each lost device: the time until the loss was detected, and the time until the first token of
+/// the new ring.
 fn lost_devices(trace: &Trace, events: &[(&RunEvent, EventImpact)]) -> Option<Text> {
     let mut text = Text::default();
     for (silent, _) in events.iter().filter(|(event, _)| event.kind == RunEventKind::Silent) {

@@ -52,12 +52,8 @@ fn times(comparison: &Comparison) -> Vec<Block> {
     let all: Vec<&Run> = comparison.runs.iter().collect();
     let caption = "The terms of the mean time per token. Hidden disk time is not part of it.";
     let mut blocks = Vec::from_iter(figure(bars::draw_tpot_breakdown(&all), caption));
-    blocks.extend(
-        comparison
-            .run_comparisons
-            .iter()
-            .map(|pair| Block::Table(tables::run_comparison_table(comparison, pair))),
-    );
+    let pairs = comparison.run_comparisons.iter();
+    blocks.extend(pairs.map(|pair| Block::Table(tables::run_comparison_table(comparison, pair))));
     let unpaired = comparison.unpaired_run_indices();
     if !unpaired.is_empty() {
         blocks.push(Block::Table(tables::side_by_side_table(comparison, &unpaired)));
@@ -252,18 +248,13 @@ fn rebuild(runs: &[(&Run, &Trace)]) -> Text {
 mod tests {
     use super::*;
 
+    fn token(pass: u32, end_ns: u64) -> DecodeStep {
+        let (sequence, start_ns, accepted_drafts, drafted, interrupted) = (0, 0, 0, 0, false);
+        DecodeStep { pass, sequence, start_ns, end_ns, accepted_drafts, drafted, interrupted }
+    }
+
     #[test]
     fn median_is_the_nearest_rank() {
-        let (sequence, start, accepted, drafted, interrupted) = (0, 0, 0, 0, false);
-        let token = |pass, end| DecodeStep {
-            pass,
-            sequence,
-            start_ns: start,
-            end_ns: end,
-            accepted_drafts: accepted,
-            drafted,
-            interrupted,
-        };
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[token(1, 9), token(2, 3), token(3, 5)]).map(|token| token.pass), Some(3));
         // Of two tokens the shorter one is the median, as in the metrics.

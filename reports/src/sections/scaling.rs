@@ -1,8 +1,9 @@
 //! Charts of the time per token over the number of rounds and over the model size, from the runs of a report.
 //!
-//! A line over the number of rounds k has the runs of one origin (simulated or measured) and model. A line over the
-//! model size has the runs of one origin and number of rounds; the size is that of the weights. A trace has only the
-//! name of the model, so the size is that of the shipped model with this name, and other models are left out.
+//! A line over the number of rounds k joins the runs with the same origin (simulated or measured) and the same model. A
+//! line over the model size joins the runs with the same origin and the same number of rounds; the model size is the
+//! size of the weights. A trace has only the name of the model, so the size is taken from the shipped model with this
+//! name, and runs of other models are left out.
 //!
 //! Not here: charts of a sweep, which the command line adds ([`crate::charts::lines`]).
 

@@ -25,7 +25,7 @@ const DEFINITIONS: [(&str, &str); 4] = [
     ("Drafting, verifying", "The parts of the mean time per token in which the head drafts, and the rest."),
 ];
 
-/// Returns the blocks of the section; none for runs of one sequence without drafts.
+/// Returns the blocks of the section; empty for runs of one sequence without drafts.
 pub fn blocks(runs: &[Run]) -> Vec<Block> {
     let mut blocks: Vec<Block> = runs.iter().filter_map(|run| sequences(run).into_block()).collect();
     let speculation = |run: &Run| Some(Block::Table(speculation(run, run.metrics.speculation.as_ref()?)));
@@ -60,23 +60,14 @@ fn sequences(run: &Run) -> Table {
 }
 
 fn speculation(run: &Run, speculation: &SpeculationMetrics) -> Table {
-    let SpeculationMetrics {
-        steps,
-        tokens_per_step,
-        drafted,
-        accepted_drafts: accepted,
-        acceptance,
-        draft_ms,
-        verify_ms,
-    } = *speculation;
     let rows = [
-        ("Steps with drafts", steps.to_string()),
-        ("Tokens per step", FixedPoint::new(tokens_per_step, 2).to_text()),
-        ("Drafted tokens", drafted.to_string()),
-        ("Accepted", accepted.to_string()),
-        ("Acceptance, %", FixedPoint::new(100.0 * acceptance, 1).to_text()),
-        ("Drafting, ms per token", milliseconds(draft_ms)),
-        ("Verifying, ms per token", milliseconds(verify_ms)),
+        ("Steps with drafts", speculation.steps.to_string()),
+        ("Tokens per step", FixedPoint::new(speculation.tokens_per_step, 2).to_text()),
+        ("Drafted tokens", speculation.drafted.to_string()),
+        ("Accepted", speculation.accepted_drafts.to_string()),
+        ("Acceptance, %", FixedPoint::new(100.0 * speculation.acceptance, 1).to_text()),
+        ("Drafting, ms per token", milliseconds(speculation.draft_ms)),
+        ("Verifying, ms per token", milliseconds(speculation.verify_ms)),
     ];
     let caption = format!("{}: speculative decoding.", run.heading());
     Table::new(caption, ["Quantity", "Value"], rows.map(|(name, value)| vec![name.into(), value.into()]))

@@ -1,6 +1,6 @@
-//! The summary of a report, in one paragraph.
+//! The summary of a report in one paragraph.
 //!
-//! It states the setup, the speed, the error of the prediction, the largest terms of the time per token, the
+//! The summary states the setup, the speed, the error of the prediction, the largest terms of the time per token, the
 //! bottleneck and the memory pressure.
 
 use std::fmt::Write;
@@ -14,7 +14,7 @@ use crate::text::numbers::{
     FixedPoint, format_bytes, format_milliseconds, format_percent, format_three_digits,
 };
 
-/// Maximum number of devices that the summary lists by name; of a larger ring it states the number of devices.
+/// Maximum number of devices that the summary lists by name. For a larger ring, the summary states only the number.
 const MAX_NAMED: usize = 6;
 
 pub fn summarise(comparison: &Comparison) -> Text {
@@ -82,11 +82,10 @@ fn speed(run: &Run) -> Text {
             let rate = metrics.tokens_per_s.map(format_three_digits);
             let rate = rate.map_or_else(String::new, |rate| format!(", or {rate} tokens per second"));
             let first = first.map_or_else(String::new, |first| format!("; {first}"));
+            let [mean, median, p95] = [tpot.mean_ms, tpot.p50_ms, tpot.p95_ms].map(format_milliseconds);
             format!(
-                "{context}, a token after the first takes {} on average (median {}, 95th percentile {}){rate}{first}. ",
-                format_milliseconds(tpot.mean_ms),
-                format_milliseconds(tpot.p50_ms),
-                format_milliseconds(tpot.p95_ms)
+                "{context}, a token after the first takes {mean} on average (median {median}, 95th percentile {p95})\
+                 {rate}{first}. "
             )
         }
         (None, Some(first)) => format!("{context}, {first}, and no token follows. "),
@@ -97,20 +96,15 @@ fn speed(run: &Run) -> Text {
 
 fn largest_terms(run: &Run) -> Text {
     let tpot = run.metrics.tpot_ms.map_or(0.0, |tpot| tpot.mean_ms);
-    let mut parts: Vec<(&str, f64)> = terms::SUMMED_TERMS
-        .iter()
-        .zip(run.metrics.terms_ms.named_terms())
-        .map(|(term, (_, value))| (term.phrase, value))
-        .filter(|(_, value)| tpot > 0.0 && *value >= 0.005 * tpot)
-        .collect();
+    let values = run.metrics.terms_ms.named_terms().map(|(_, value)| value);
+    let terms = terms::SUMMED_TERMS.iter().map(|term| term.phrase).zip(values);
+    let mut parts: Vec<(&str, f64)> =
+        terms.filter(|(_, value)| tpot > 0.0 && *value >= 0.005 * tpot).collect();
     parts.sort_by(|left, right| right.1.total_cmp(&left.1));
-    let named: Vec<String> = parts
-        .iter()
-        .take(3)
-        .map(|(phrase, value)| {
-            format!("{phrase} ({}, {})", format_milliseconds(*value), format_percent(value / tpot))
-        })
-        .collect();
+    let name = |&(phrase, value): &(&str, f64)| {
+        format!("{phrase} ({}, {})", format_milliseconds(value), format_percent(value / tpot))
+    };
+    let named: Vec<String> = parts.iter().take(3).map(name).collect();
     Text::from(match named.as_slice() {
         [] => String::new(),
         [only] => format!("The time per token consists of {only}. "),
@@ -144,15 +138,13 @@ fn bottleneck(run: &Run) -> Text {
             .append_words(format!(", busy for {busy} of each token ({share})"))
     };
     if device.demand_disk_ms >= 0.005 * device.busy_ms {
-        text = text.append_words(format!(
-            ", {} of it waiting for its disk",
-            format_milliseconds(device.demand_disk_ms)
-        ));
+        let wait = format_milliseconds(device.demand_disk_ms);
+        text = text.append_words(format!(", {wait} of it waiting for its disk"));
     }
     text.append_words(". ").append(hidden(run))
 }
 
-/// Returns the device with the maximum `value`, the first one if several have it.
+/// Returns the device with the maximum `value`; the first device if several devices have the maximum.
 fn max_device(devices: &[DeviceMetrics], value: fn(&DeviceMetrics) -> f64) -> Option<&DeviceMetrics> {
     devices.iter().reduce(|max, device| if value(device) > value(max) { device } else { max })
 }
@@ -220,17 +212,14 @@ fn prediction(comparison: &Comparison, pair: &RunComparison) -> Text {
         let label =
             terms::SUMMED_TERMS.iter().find(|term| term.key == row.key).map_or("", |term| term.phrase);
         let way = if error > 0.0 { "too high" } else { "too low" };
-        let _ = write!(
-            text,
-            "; the largest difference is in {label}, {} {way}",
-            format_milliseconds(error.abs())
-        );
+        let difference = format_milliseconds(error.abs());
+        let _ = write!(text, "; the largest difference is in {label}, {difference} {way}");
     }
     text.push_str(". ");
     Text::from(text)
 }
 
-/// Compares the time per token of a run with the published one, if exactly one published system is selected.
+/// Compares the time per token of a run with the published time, if exactly one published system is selected.
 fn published(comparison: &Comparison, run: &Run) -> Text {
     let cell = comparison.published_cell(comparison.main_run_index());
     let times = cell.and_then(|cell| Some((cell, cell.tpot_ms?, run.metrics.tpot_ms?.mean_ms)));

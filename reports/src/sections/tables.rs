@@ -25,26 +25,22 @@ pub struct NumberFormat {
 }
 
 impl NumberFormat {
-    /// Returns enough digits to show the values of each run with four significant digits.
+    /// Returns a format with enough digits to show the values of each run with four significant digits.
     fn of(runs: &[&Run]) -> Self {
-        let max = |values: &mut dyn Iterator<Item = Option<f64>>| {
-            values.flatten().filter(|value| *value > 0.0).map(decimal_places_for).max().unwrap_or(2)
+        let max = |value: fn(&Run) -> Option<f64>| {
+            let values = runs.iter().filter_map(|run| value(run)).filter(|value| *value > 0.0);
+            values.map(decimal_places_for).max().unwrap_or(2)
         };
         Self {
-            time_decimal_places: max(&mut runs
-                .iter()
-                .map(|run| run.metrics.tpot_ms.map(|tpot| tpot.mean_ms))),
-            rate_decimal_places: max(&mut runs.iter().map(|run| run.metrics.tokens_per_s)),
-            byte_decimal_places: max(&mut runs
-                .iter()
-                .map(|run| Some(run.metrics.bytes_read_per_token()? / MIB)))
-            .min(3),
+            time_decimal_places: max(|run| run.metrics.tpot_ms.map(|tpot| tpot.mean_ms)),
+            rate_decimal_places: max(|run| run.metrics.tokens_per_s),
+            byte_decimal_places: max(|run| Some(run.metrics.bytes_read_per_token()? / MIB)).min(3),
             bytes_per_unit: MIB,
         }
     }
 }
 
-/// Rounds quantities such that the terms sum to the printed total.
+/// Rounds the quantities of a run such that the printed terms sum to the printed total.
 pub fn round_quantities(quantities: &[Quantity], digits: NumberFormat) -> Vec<Option<FixedPoint>> {
     let values =
         |role| quantities.iter().filter(move |quantity| quantity.role == role).filter_map(|it| it.value);
@@ -90,10 +86,9 @@ fn style(quantity: &Quantity) -> RowStyle {
     }
 }
 
-/// Returns a table of the predicted and measured quantities of a pair of runs, with published numbers in between.
+/// Returns a table of the quantities of a pair of runs, with columns for predicted, published and measured values.
 pub fn run_comparison_table(comparison: &Comparison, pair: &RunComparison) -> Table {
-    let (left, right) =
-        (&comparison.runs[pair.predicted_run_index], &comparison.runs[pair.measured_run_index]);
+    let [left, right] = pair.run_indices().map(|index| &comparison.runs[index]);
     let published = comparison.published_cell(pair.measured_run_index);
     let digits = NumberFormat::of(&[left, right]);
     let ms = |ms: f64| FixedPoint::new(ms, digits.time_decimal_places);
@@ -126,14 +121,11 @@ pub fn run_comparison_table(comparison: &Comparison, pair: &RunComparison) -> Ta
     let mut headings = vec!["Quantity", "Predicted"];
     headings.extend(published.map(|_| "Published"));
     headings.extend(["Measured", "Error", "\u{b1}", "Error, %"]);
-    Table::with_row_styles(
-        caption,
-        headings,
-        quantities.iter().zip(&pair.quantity_comparisons).zip(rounded).map(row),
-    )
+    let rows = quantities.iter().zip(&pair.quantity_comparisons).zip(rounded).map(row);
+    Table::with_row_styles(caption, headings, rows)
 }
 
-/// Returns the published value of a quantity; only times per token and to the first token are published.
+/// Returns the published value of a quantity; only TPOT and TTFT have published values.
 pub fn published_value(cell: &PublishedCell, quantity: &Quantity) -> Option<f64> {
     match quantity.key {
         "tpot" => cell.tpot_ms,

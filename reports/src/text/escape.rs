@@ -13,7 +13,7 @@ const MAX_SENTENCE_LEN: usize = 240;
 /// Maximum length of a printed paragraph from a document, in characters.
 const MAX_PARAGRAPH_LEN: usize = 2000;
 
-/// Shortens a name and replaces characters that cannot be printed.
+/// Shortens a name and replaces characters that cannot be printed. An empty name becomes `(no name)`.
 pub fn sanitize_name(text: &str) -> String {
     let kept = truncated(text, MAX_NAME_LEN);
     if kept.trim().is_empty() { "(no name)".into() } else { kept }
@@ -87,8 +87,8 @@ pub fn markdown_code(text: &str) -> String {
     }
 }
 
-/// Returns the text for a field of a CSV file, not yet quoted. An apostrophe is put before a text that a spreadsheet
-/// would evaluate as a formula.
+/// Escapes a text for a field of a CSV file, without quoting it. A text that a spreadsheet would evaluate as a formula
+/// gets an apostrophe at its beginning.
 pub fn csv_field(text: &str) -> String {
     let text: String = text.chars().map(printable).collect();
     if text.starts_with(['=', '+', '-', '@']) { format!("'{text}") } else { text }

@@ -8,7 +8,7 @@
 /// A number with a fixed number of digits after the decimal point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FixedPoint {
-    /// The value times ten to the power of `digits`.
+    /// The value times ten to the power of `decimal_places`.
     pub mantissa: i64,
     pub decimal_places: u32,
 }
@@ -18,12 +18,12 @@ impl FixedPoint {
         Self { mantissa: scaled(value, digits).round() as i64, decimal_places: digits }
     }
 
-    /// Returns the difference of two numbers with the same number of digits.
+    /// Returns the difference of two numbers with the same number of digits after the decimal point.
     pub fn minus(self, other: Self) -> Self {
         Self { mantissa: self.mantissa.saturating_sub(other.mantissa), decimal_places: self.decimal_places }
     }
 
-    /// Formats the number for readers, with a typographic minus sign (U+2212).
+    /// Formats the number for people, with a typographic minus sign (U+2212).
     pub fn to_text(self) -> String {
         self.to_ascii_text().replace('-', "\u{2212}")
     }
@@ -44,7 +44,7 @@ impl FixedPoint {
     }
 }
 
-/// Rounds `parts` to `digits` digits such that they sum to the rounded `total`.
+/// Rounds `parts` to `digits` digits after the decimal point, such that they sum to the rounded `total`.
 pub fn round_to_total(parts: &[f64], total: f64, digits: u32) -> Vec<FixedPoint> {
     let exact: Vec<f64> = parts.iter().map(|&part| scaled(part, digits)).collect();
     let mut units: Vec<i64> = exact.iter().map(|part| part.floor() as i64).collect();
@@ -131,10 +131,8 @@ mod tests {
     fn negative_parts_sum_to_total() {
         for total in [10.05, 9.0, 12.34] {
             let parts = round_to_total(&[10.06, -0.03, 0.02], total, 1);
-            assert_eq!(
-                parts.iter().map(|part| part.mantissa).sum::<i64>(),
-                FixedPoint::new(total, 1).mantissa
-            );
+            let sum: i64 = parts.iter().map(|part| part.mantissa).sum();
+            assert_eq!(sum, FixedPoint::new(total, 1).mantissa);
         }
         assert_eq!(round_to_total(&[], 1.0, 1), []);
         assert_eq!(FixedPoint::new(-0.04, 1).to_text(), "0.0");

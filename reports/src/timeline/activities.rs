@@ -35,15 +35,16 @@ pub struct ActivityInterval {
     pub device_index: u16,
     pub lane: Lane,
     pub activity: Activity,
-    /// Start in nanoseconds from the start of the run.
+    /// Start of the interval, in nanoseconds since the start of the run.
     pub start_ns: u64,
-    /// End in nanoseconds from the start of the run.
+    /// End of the interval, in nanoseconds since the start of the run.
     pub end_ns: u64,
-    /// Index of the record that the interval is a part of.
+    /// Index of the trace record of which the interval is a part.
     pub record_index: usize,
 }
 
-/// Splits a step on the CPU into activities and their nanoseconds, in the order in which charts show them.
+/// Splits a step on the CPU into activities with their durations in nanoseconds, in the order in which charts draw the
+/// activities.
 pub fn activity_durations(record: &StepRecord) -> [(Activity, u64); 4] {
     let wall = record.duration_ns();
     if record.kind == StepKind::Copy {
@@ -58,7 +59,8 @@ pub fn activity_durations(record: &StepRecord) -> [(Activity, u64); 4] {
     [(Activity::Queue, queue), (Activity::DemandRead, demand), (Activity::Copy, copy), (Activity::Cpu, cpu)]
 }
 
-/// Returns the intervals of all records within a time window; intervals that extend beyond the window are cut.
+/// Returns the intervals of all records within a time window, in nanoseconds. Intervals that extend beyond the window
+/// are cut.
 pub fn intervals_within(records: &[StepRecord], window: [u64; 2]) -> Vec<ActivityInterval> {
     let [from, to] = window;
     let mut intervals = Vec::new();
@@ -91,17 +93,10 @@ fn is_disk_read(record: &StepRecord) -> bool {
         || matches!(record.resource, Resource::DiskDemand | Resource::DiskPrefetch)
 }
 
-fn split_step(intervals: &mut Vec<ActivityInterval>, index: usize, record: &StepRecord) {
-    let device = record.device_index;
-    let mut push = |lane, activity, start, end| {
-        intervals.push(ActivityInterval {
-            device_index: device,
-            lane,
-            activity,
-            start_ns: start,
-            end_ns: end,
-            record_index: index,
-        });
+fn split_step(intervals: &mut Vec<ActivityInterval>, record_index: usize, record: &StepRecord) {
+    let device_index = record.device_index;
+    let mut push = |lane, activity, start_ns, end_ns| {
+        intervals.push(ActivityInterval { device_index, lane, activity, start_ns, end_ns, record_index });
     };
     if record.resource == Resource::Gpu {
         let activity = if record.kind == StepKind::Copy { Activity::Copy } else { Activity::Gpu };
@@ -115,27 +110,21 @@ fn split_step(intervals: &mut Vec<ActivityInterval>, index: usize, record: &Step
     }
 }
 
-/// Splits a read into the parts during which its device computes and those during which it does not.
+/// Splits a disk read into the parts during which the device computes, and the parts during which it does not.
 fn split_read(
     intervals: &mut Vec<ActivityInterval>,
-    index: usize,
+    record_index: usize,
     record: &StepRecord,
     work: &[(usize, &StepRecord)],
 ) {
-    let (device, lane) = (record.device_index, Lane::Disk);
-    let interval = |activity, start, end| ActivityInterval {
-        device_index: device,
-        lane,
-        activity,
-        start_ns: start,
-        end_ns: end,
-        record_index: index,
+    let (device_index, lane) = (record.device_index, Lane::Disk);
+    let mut push = |activity, start_ns, end_ns| {
+        intervals.push(ActivityInterval { device_index, lane, activity, start_ns, end_ns, record_index });
     };
     if record.resource == Resource::DiskDemand {
-        intervals.push(interval(Activity::DemandRead, record.start_ns, record.end_ns));
-        return;
+        return push(Activity::DemandRead, record.start_ns, record.end_ns);
     }
-    let own_work = work.iter().filter(|(_, step)| step.device_index == device);
+    let own_work = work.iter().filter(|(_, step)| step.device_index == device_index);
     let mut busy: Vec<[u64; 2]> = own_work
         .map(|(_, step)| [step.start_ns.max(record.start_ns), step.end_ns.min(record.end_ns)])
         .filter(|[start, end]| start < end)
@@ -144,15 +133,15 @@ fn split_read(
     let mut at = record.start_ns;
     for [start, end] in busy {
         if start > at {
-            intervals.push(interval(Activity::HiddenRead, at, start));
+            push(Activity::HiddenRead, at, start);
         }
         if end > at {
-            intervals.push(interval(Activity::ConcurrentRead, at.max(start), end));
+            push(Activity::ConcurrentRead, at.max(start), end);
             at = end;
         }
     }
     if at < record.end_ns {
-        intervals.push(interval(Activity::HiddenRead, at, record.end_ns));
+        push(Activity::HiddenRead, at, record.end_ns);
     }
 }
 

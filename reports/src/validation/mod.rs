@@ -1,7 +1,7 @@
 //! Validation of the simulator on a suite of scenarios that were predicted and then measured.
 //!
-//! A [`ValidationCase`] is one scenario with its predictions and the measurements after them. [`scores`] computes errors and
-//! rank agreement, and [`page`] makes the report.
+//! A [`ValidationCase`] is one scenario with its predictions, and the measurements that followed each prediction.
+//! [`scores`] computes errors and rank agreement, and [`page`] makes the report.
 //!
 //! Not here: running the scenarios (the command line), and computing the metrics of a run ([`hearth_core::metrics`]).
 
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use self::scores::Scores;
 
-/// The metrics of a run that are compared between prediction and measurement.
+/// The metrics of a run for which prediction and measurement are compared.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunMetrics {
     /// Mean time per token after the first, in milliseconds; `None` if the run has no such token or did not complete.
@@ -59,10 +59,10 @@ pub struct RunPair {
     pub predicted_metrics: RunMetrics,
     #[serde(rename = "measured")]
     pub measured_metrics: RunMetrics,
-    /// Whether the machine had the same speed as when it was profiled for the prediction.
+    /// Whether the machine had the same speed during the measurement as when its profile was measured.
     #[serde(rename = "steady", default = "yes")]
     pub has_steady_speed: bool,
-    /// Number of earlier attempts that were discarded because the speed of the machine had changed.
+    /// Number of earlier measurements that were discarded because the speed of the machine had changed.
     #[serde(rename = "restarts", default, alias = "started_over")]
     pub discarded_attempts: u32,
 }
@@ -71,7 +71,6 @@ fn yes() -> bool {
     true
 }
 
-/// A scenario that could not be measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FailedScenario {
     pub name: String,
@@ -100,8 +99,8 @@ impl Validation {
 
 #[cfg(test)]
 impl ValidationCase {
-    /// Returns a case with a run for each measured time per token. Half of the time is computing, half is waiting for
-    /// the disk.
+    /// Returns a case with a run for each measured time per token, in milliseconds. Half of the time is computing, and
+    /// half is waiting for the disk.
     fn fixture(name: &str, predicted: f64, measured: &[f64]) -> Self {
         let numbers = |ms: f64| RunMetrics {
             tpot_ms: Some(ms),

@@ -1,6 +1,6 @@
-//! The report of a validation suite.
+//! Report on a validation suite.
 //!
-//! It has the acceptance criteria, the errors of each scenario, the errors of the terms, the pairs in the wrong
+//! The report has the acceptance criteria, the errors of each scenario, the errors of the terms, the pairs in the wrong
 //! order, the failed scenarios, and the machine.
 
 use std::fmt::Write;
@@ -17,7 +17,7 @@ use crate::document::{Block, Document, NO_VALUE, Table, Text, to_json};
 use crate::exports::csv;
 use crate::text::escape;
 
-/// Returns the files of the validation report (HTML, Markdown, figures, CSV, JSON): name and content.
+/// Returns the name and the contents of each file of the report: HTML, Markdown, figures, CSV and JSON.
 pub fn render_files(validation: &Validation) -> Vec<(String, Vec<u8>)> {
     let scores = validation.scores();
     let mut files = document(validation, &scores).render_files();
@@ -91,7 +91,7 @@ fn document(validation: &Validation, scores: &Scores) -> Document {
     document
 }
 
-/// Returns a note on runs during which the speed of the machine changed, if there are such runs.
+/// Returns a note on the runs during which the speed of the machine changed; `None` if there are no such runs.
 fn unsteady(validation: &Validation) -> Option<Block> {
     let runs = || validation.cases.iter().flat_map(|case| &case.run_pairs);
     let restarts: u32 = runs().map(|run| run.discarded_attempts).sum();
@@ -117,9 +117,7 @@ fn criteria(scores: &Scores) -> Option<Block> {
         vec![Text::from(criterion.text.as_str()), value(criterion).into(), met.into()]
     };
     let caption = "The criteria and the values of this suite.";
-    Table::new(caption, ["Criterion", "Value", "Result"], scores.criteria.iter().map(row))
-        .with_only_text_columns()
-        .into_block()
+    Table::new(caption, ["Criterion", "Value", "Result"], scores.criteria.iter().map(row)).into_text_block()
 }
 
 /// Returns a table of the criteria for each repetition of the suite; `None` for fewer than two repetitions.
@@ -135,9 +133,7 @@ fn repetitions(validation: &Validation) -> Option<Block> {
     let texts = repetitions[0].criteria.iter().map(|criterion| criterion.text.as_str());
     let headings = ["Repetition"].into_iter().chain(texts);
     let caption = "Each repetition predicts all scenarios anew and then measures them.";
-    Table::new(caption, headings, repetitions.iter().enumerate().map(row))
-        .with_only_text_columns()
-        .into_block()
+    Table::new(caption, headings, repetitions.iter().enumerate().map(row)).into_text_block()
 }
 
 fn parities(scores: &Scores) -> Vec<Block> {
@@ -181,15 +177,9 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
     let cells = |one: Option<PredictionAccuracy>, factor: f64| match one {
         None => [NO_VALUE; 3].map(Text::from),
         Some(one) => {
-            let measured = if one.has_high_variance {
-                format!(
-                    "{} to {}",
-                    number(one.measured_range[0] * factor),
-                    number(one.measured_range[1] * factor)
-                )
-            } else {
-                number(one.median_measurement * factor)
-            };
+            let [min, max] = one.measured_range.map(|value| number(value * factor));
+            let median = number(one.median_measurement * factor);
+            let measured = if one.has_high_variance { format!("{min} to {max}") } else { median };
             let error = format!("{:+.1} %", one.relative_error * 100.0);
             [number(one.median_prediction * factor), measured, error].map(Text::from)
         }
@@ -273,21 +263,17 @@ fn failed(validation: &Validation) -> Option<Block> {
         vec![Text::default().append_name(&failed.name), Text::default().append_name(&failed.reason)]
     };
     let rows = validation.failed_scenarios.iter().map(row);
-    Table::new("Scenarios without numbers.", ["Scenario", "Reason"], rows)
-        .with_only_text_columns()
-        .into_block()
+    Table::new("Scenarios without numbers.", ["Scenario", "Reason"], rows).into_text_block()
 }
 
 fn machine(validation: &Validation) -> Option<Block> {
     let row =
         |(key, value): &(String, String)| vec![Text::from(key.as_str()), Text::default().append_name(value)];
     let rows = validation.machine_properties.iter().map(row);
-    Table::new("The machine of the measurements.", ["Property", "Value"], rows)
-        .with_only_text_columns()
-        .into_block()
+    Table::new("The machine of the measurements.", ["Property", "Value"], rows).into_text_block()
 }
 
-/// Returns a CSV table with a line for each scenario.
+/// Returns the contents of `validation.csv`, with a line for each scenario.
 fn csv_table(scores: &Scores) -> Vec<u8> {
     let headings = "scenario tpot_predicted_ms tpot_measured_ms tpot_min_ms tpot_max_ms tpot_error high_variance \
                 ttft_predicted_ms ttft_measured_ms ttft_error read_predicted_bytes read_measured_bytes read_error";
@@ -295,12 +281,9 @@ fn csv_table(scores: &Scores) -> Vec<u8> {
     let headings = headings.split_whitespace().map(str::to_owned).chain(terms).collect();
     let number = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.6}"));
     let row = |case: &CaseScores| {
-        let of = |one: Option<PredictionAccuracy>| {
-            [
-                one.map(|one| one.median_prediction),
-                one.map(|one| one.median_measurement),
-                one.map(|one| one.relative_error),
-            ]
+        let of = |one: Option<PredictionAccuracy>| match one {
+            None => [None; 3],
+            Some(one) => [one.median_prediction, one.median_measurement, one.relative_error].map(Some),
         };
         let [predicted, measured, error] = of(case.tpot);
         let range = [0, 1].map(|end| case.tpot.map(|tpot| tpot.measured_range[end]));

@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use super::{FailedScenario, RunMetrics, RunPair, ValidationCase};
 
-/// (Largest - smallest) / median above which repeated measurements have high variance.
+/// Spread, (largest - smallest) / median, above which repeated measurements have high variance.
 pub const HIGH_VARIANCE_SPREAD: f64 = 0.15;
 /// Relative difference of two measured times above which [`MIN_ORDERED_SHARE`] of the pairs should be in the right
 /// order.
@@ -26,17 +26,15 @@ pub const RANK_MARGIN: f64 = 0.10;
 pub const MIN_ORDERED_SHARE: f64 = 0.95;
 /// Relative difference of two measured times above which all pairs should be in the right order.
 pub const LARGE_RANK_MARGIN: f64 = 0.35;
-/// Minimum bytes per token that are compared; fewer bytes are reads of program files instead of weights.
+/// Minimum number of bytes read per token that is compared; fewer bytes are reads of program files, not of weights.
 /// source: assumed
 pub const MIN_COMPARED_BYTES: f64 = 2e6;
 
 /// The predicted and the measured value of a quantity of a scenario.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct PredictionAccuracy {
-    /// The median of the predictions.
     #[serde(rename = "predicted")]
     pub median_prediction: f64,
-    /// The median of the measurements.
     #[serde(rename = "measured")]
     pub median_measurement: f64,
     /// The smallest and the largest measurement.
@@ -44,13 +42,13 @@ pub struct PredictionAccuracy {
     pub measured_range: [f64; 2],
     #[serde(rename = "runs")]
     pub run_count: usize,
-    /// (Largest - smallest) / median of the measurements.
+    /// The spread of the measurements: (largest - smallest) / median.
     #[serde(rename = "spread")]
     pub measured_spread: f64,
     /// Whether the spread exceeds [`HIGH_VARIANCE_SPREAD`].
     #[serde(rename = "high_variance")]
     pub has_high_variance: bool,
-    /// Relative error of the prediction; with high variance, of its distance from the range of the measurements.
+    /// Relative error of the prediction. With high variance, it is relative to the nearest end of `measured_range`.
     #[serde(rename = "error")]
     pub relative_error: f64,
 }
@@ -93,9 +91,9 @@ impl PredictionAccuracy {
 pub struct CaseScores {
     pub name: String,
     pub tpot: Option<PredictionAccuracy>,
-    /// Time to first token, in milliseconds.
+    /// Accuracy of the predicted time to first token.
     pub ttft: Option<PredictionAccuracy>,
-    /// Bytes read per token.
+    /// Accuracy of the predicted bytes read per token; `None` for fewer than [`MIN_COMPARED_BYTES`].
     #[serde(rename = "bytes_read")]
     pub bytes_read_per_token: Option<PredictionAccuracy>,
     pub terms: Vec<TermComparison>,
@@ -105,10 +103,10 @@ pub struct CaseScores {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct TermComparison {
     pub name: &'static str,
-    /// The mean of the predictions in milliseconds.
+    /// The mean of the predicted values of the term, in milliseconds.
     #[serde(rename = "predicted")]
     pub predicted_ms: f64,
-    /// The mean of the measurements in milliseconds.
+    /// The mean of the measured values of the term, in milliseconds.
     #[serde(rename = "measured")]
     pub measured_ms: f64,
     /// Predicted minus measured term, divided by the measured time per token; positive if the prediction is too high.
@@ -122,24 +120,23 @@ pub struct ErrorStatistics {
     /// Number of scenarios that have the quantity.
     #[serde(rename = "count")]
     pub scenario_count: usize,
-    /// The median absolute error. Scenarios with high variance and an error of 0 are left out.
+    /// The median absolute error, without the scenarios with high variance and an error of 0.
     pub median: Option<f64>,
     /// The largest absolute error.
     pub max: Option<f64>,
-    /// Number of scenarios with high variance.
     #[serde(rename = "high_variance")]
     pub high_variance_count: usize,
 }
 
-/// The agreement of the predicted with the measured order, over pairs of scenarios.
+/// The agreement of the predicted order of scenarios with the measured order, over pairs of scenarios.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RankAgreement {
-    /// Relative difference of two measured times above which a pair counts.
+    /// Relative difference of the two measured times of a pair above which the pair counts.
     pub margin: f64,
-    /// Number of pairs that differ by more than the margin.
+    /// Number of pairs whose measured times differ by more than the margin.
     #[serde(rename = "pairs")]
     pub pair_count: usize,
-    /// Number of the `pair_count` pairs that are predicted in the measured order.
+    /// Number of these `pair_count` pairs that are predicted in the measured order.
     #[serde(rename = "right")]
     pub concordant_pair_count: usize,
     /// The pairs that are predicted in the wrong order; the scenario that was measured as faster is the first.
@@ -187,15 +184,8 @@ impl Scores {
         let bytes_read = errors(|case| case.bytes_read_per_token);
         let rank_agreements = [RANK_MARGIN, LARGE_RANK_MARGIN].map(|margin| rank_agreement(&cases, margin));
         let criteria = criteria(&tpot, &ttft, &bytes_read, &rank_agreements);
-        Scores {
-            mean_term_errors: term_means(&cases),
-            tpot,
-            ttft,
-            bytes_read,
-            rank_agreements,
-            criteria,
-            cases,
-        }
+        let mean_term_errors = term_means(&cases);
+        Scores { cases, tpot, ttft, bytes_read, mean_term_errors, rank_agreements, criteria }
     }
 }
 
@@ -214,13 +204,8 @@ pub fn score_repetitions(cases: &[ValidationCase]) -> Vec<Scores> {
 
 fn score_case(case: &ValidationCase) -> CaseScores {
     let score = |of: fn(&RunMetrics) -> Option<f64>| {
-        PredictionAccuracy::from_runs(
-            &case
-                .run_pairs
-                .iter()
-                .map(|run| (of(&run.predicted_metrics), of(&run.measured_metrics)))
-                .collect::<Vec<_>>(),
-        )
+        let runs = case.run_pairs.iter().map(|run| (of(&run.predicted_metrics), of(&run.measured_metrics)));
+        PredictionAccuracy::from_runs(&runs.collect::<Vec<_>>())
     };
     let tpot = score(|numbers| numbers.tpot_ms);
     // At least 1 byte, to avoid a division by zero.
@@ -251,11 +236,9 @@ fn term_errors(case: &ValidationCase, tpot: f64) -> Vec<TermComparison> {
         sums
     };
     let (predicted, measured) = (mean(|run| &run.predicted_metrics), mean(|run| &run.measured_metrics));
-    let term = |((name, predicted), (_, measured)): ((&'static str, f64), (&str, f64))| TermComparison {
-        name,
-        predicted_ms: predicted,
-        measured_ms: measured,
-        relative_error: (predicted - measured) / tpot,
+    let term = |((name, predicted_ms), (_, measured_ms)): ((&'static str, f64), (&str, f64))| {
+        let relative_error = (predicted_ms - measured_ms) / tpot;
+        TermComparison { name, predicted_ms, measured_ms, relative_error }
     };
     predicted.into_iter().zip(measured).map(term).collect()
 }
@@ -275,7 +258,7 @@ fn errors(scores: impl Iterator<Item = PredictionAccuracy>) -> ErrorStatistics {
     }
 }
 
-/// Sorts values; `None` if a value is missing or not finite.
+/// Returns the values in ascending order; `None` if a value is missing or not finite.
 fn sorted(values: &[Option<f64>]) -> Option<Vec<f64>> {
     let mut found: Vec<f64> = values.iter().copied().flatten().filter(|value| value.is_finite()).collect();
     found.sort_by(f64::total_cmp);
@@ -287,7 +270,7 @@ pub(crate) fn median(sorted: &[f64]) -> Option<f64> {
     Some(f64::midpoint(sorted[middle], sorted[sorted.len() / 2]))
 }
 
-/// Returns the mean absolute error of each term.
+/// Returns the name and the mean absolute error of each term of the time per token.
 fn term_means(cases: &[CaseScores]) -> Vec<(&'static str, f64)> {
     let with: Vec<&CaseScores> = cases.iter().filter(|case| !case.terms.is_empty()).collect();
     let names = with.first().map_or(Vec::new(), |case| case.terms.iter().map(|term| term.name).collect());
@@ -324,8 +307,8 @@ fn rank_agreement(cases: &[CaseScores], margin: f64) -> RankAgreement {
     found
 }
 
-/// Returns the acceptance criterion that all metrics of every scenario are known. A scenario that fails, or
-/// is predicted to fail, has no times.
+/// Returns the acceptance criterion that all metrics of every scenario are known. A scenario that fails, or is
+/// predicted to fail, has no metrics.
 pub(super) fn completeness(cases: &[ValidationCase], failed: &[FailedScenario]) -> Criterion {
     let names = cases.iter().map(|case| &case.name).chain(failed.iter().map(|failed| &failed.name));
     let all = names.collect::<BTreeSet<_>>().len();
@@ -384,17 +367,11 @@ mod tests {
             PredictionAccuracy::from_runs(&runs).expect("numbers")
         };
         let steady = score(110.0, &[99.0, 104.0, 100.0]);
-        assert!(
-            (steady.relative_error - 0.1).abs() < 1e-12
-                && !steady.has_high_variance
-                && steady.median_measurement == 100.0
-        );
+        assert!((steady.relative_error - 0.1).abs() < 1e-12);
+        assert_eq!((steady.has_high_variance, steady.median_measurement), (false, 100.0));
         let within = score(150.0, &[100.0, 200.0, 180.0]);
-        assert!(
-            within.has_high_variance
-                && within.relative_error == 0.0
-                && within.measured_range == [100.0, 200.0]
-        );
+        assert_eq!((within.has_high_variance, within.relative_error), (true, 0.0));
+        assert_eq!(within.measured_range, [100.0, 200.0]);
         let beyond = score(50.0, &[100.0, 200.0]);
         assert_eq!((beyond.relative_error, beyond.median_measurement), (-0.5, 150.0));
         for nothing in
@@ -432,10 +409,8 @@ mod tests {
             Scores::from_cases(&[edges[0].clone(), ValidationCase::fixture("d", 300.0, &[100.0, 200.0])]);
         assert!(beyond.tpot.median.is_some_and(|median| (median - 0.35).abs() < 1e-12));
         let failed = FailedScenario { name: "a".into(), reason: "?".into() };
-        assert_eq!(
-            (completeness(&edges, &[]).is_met, completeness(&edges, &[failed.clone(), failed]).value),
-            (true, Some(2.0 / 3.0))
-        );
+        assert!(completeness(&edges, &[]).is_met);
+        assert_eq!(completeness(&edges, &[failed.clone(), failed]).value, Some(2.0 / 3.0));
     }
 
     #[test]
@@ -463,10 +438,8 @@ mod tests {
         ];
         let scores = Scores::from_cases(&cases);
         let [near, far] = &scores.rank_agreements;
-        assert_eq!(
-            (near.pair_count, near.concordant_pair_count, near.discordant_pairs.as_slice()),
-            (5, 4, &[["c".into(), "d".into()]][..])
-        );
+        assert_eq!((near.pair_count, near.concordant_pair_count), (5, 4));
+        assert_eq!(near.discordant_pairs, [["c", "d"].map(String::from)]);
         assert_eq!((far.pair_count, far.concordant_pair_count), (4, 4));
         assert_eq!(scores.tpot.scenario_count, 4);
         let max = scores.tpot.max.expect("errors");
@@ -486,10 +459,8 @@ mod tests {
         assert_eq!(max, [Some(100.0), Some(0.0)]);
         assert_eq!(repetitions[1].cases.len(), 1, "b was run once");
         // The medians of predictions and measurements agree.
-        assert_eq!(
-            Scores::from_cases(&[several]).cases[0].tpot.map(|tpot| tpot.median_prediction),
-            Some(110.0)
-        );
+        let tpot = Scores::from_cases(&[several]).cases[0].tpot;
+        assert_eq!(tpot.map(|tpot| tpot.median_prediction), Some(110.0));
         assert!(score_repetitions(&[]).is_empty());
     }
 

@@ -8,9 +8,10 @@ use std::fs;
 use std::path::Path;
 
 use hearth_reports::Report;
+use hearth_reports::comparison::RunComparison;
 use hearth_schema::Trace;
 use hearth_schema::run_events::{RunEvent, RunEventKind};
-use hearth_schema::trace::{Origin, Outcome, StepKind};
+use hearth_schema::trace::{Origin, Outcome, StepKind, StepRecord};
 
 use crate::{columns_that_add_up, file, sample};
 
@@ -29,33 +30,26 @@ fn check(report: &Report, name: &str, golden: &str) {
 }
 
 #[test]
-fn sample_pair() {
-    let report = Report::new(sample::pair(4)).unwrap();
-    check(&report, "report.md", "pair.md");
-    check(&report, "comparison.csv", "pair.csv");
-}
-
-#[test]
-fn single_trace() {
-    let report = Report::new(vec![sample::trace(Origin::Simulated, 3)]).unwrap();
-    check(&report, "report.md", "single.md");
-    check(&report, "comparison.csv", "single.csv");
+fn pair_single_trace_and_stopped_run() {
+    let single = vec![sample::trace(Origin::Simulated, 3)];
+    let stopped = vec![Trace { outcome: Outcome::Killed, ..sample::trace(Origin::Measured, 1) }];
+    for (traces, name) in [(sample::pair(4), "pair"), (single, "single"), (stopped, "stopped")] {
+        let report = Report::new(traces).unwrap();
+        check(&report, "report.md", &format!("{name}.md"));
+        check(&report, "comparison.csv", &format!("{name}.csv"));
+    }
 }
 
 #[test]
 fn trace_with_events() {
     let mut trace = sample::trace(Origin::Simulated, 6);
-    let output = |pass| {
-        trace
-            .records
-            .iter()
-            .find(|it| it.kind == StepKind::Output && it.pass_index == pass)
-            .expect("a token")
-            .end_ns
+    let output = |pass: u32| {
+        let is_output = |it: &&StepRecord| it.kind == StepKind::Output && it.pass_index == pass;
+        trace.records.iter().find(is_output).expect("a token").end_ns
     };
-    let run_event = |kind, device: Option<&str>, start, end, what: &str| {
-        let (device, what, plan_digest) = (device.map(String::from), what.to_owned(), None);
-        RunEvent { kind, device, start_ns: start, end_ns: end, details: what, plan_digest }
+    let run_event = |kind, device: Option<&str>, start_ns, end_ns, details: &str| {
+        let (device, details, plan_digest) = (device.map(String::from), details.to_owned(), None);
+        RunEvent { kind, device, start_ns, end_ns, details, plan_digest }
     };
     let detected = output(2) + 1_000_000;
     trace.run_events = vec![
@@ -69,15 +63,6 @@ fn trace_with_events() {
     let timeline = file(&report, "simulated.perfetto.json");
     assert_eq!(timeline.matches("\"cat\":\"event\"").count(), 4);
     assert!(file(&report, "tokens.svg").matches("class=\"event\"").count() >= 4);
-}
-
-#[test]
-fn stopped_run() {
-    let mut trace = sample::trace(Origin::Measured, 1);
-    trace.outcome = Outcome::Killed;
-    let report = Report::new(vec![trace]).unwrap();
-    check(&report, "report.md", "stopped.md");
-    check(&report, "comparison.csv", "stopped.csv");
 }
 
 #[test]
@@ -124,13 +109,9 @@ fn runs_are_paired_by_plan() {
     let mut traces = sample::pair(3);
     traces.extend(sample::pair(3));
     let report = Report::new(traces).unwrap();
-    let pairs: Vec<(usize, usize)> = report
-        .comparison
-        .run_comparisons
-        .iter()
-        .map(|pair| (pair.predicted_run_index, pair.measured_run_index))
-        .collect();
-    assert_eq!(pairs, [(0, 1), (2, 1), (0, 3)]);
+    let pairs: Vec<[usize; 2]> =
+        report.comparison.run_comparisons.iter().map(RunComparison::run_indices).collect();
+    assert_eq!(pairs, [[0, 1], [2, 1], [0, 3]]);
     let names: Vec<String> = report.render_files().into_iter().map(|(name, _)| name).collect();
     assert!(names.contains(&"measured-2.perfetto.json".to_owned()));
     assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
@@ -140,7 +121,10 @@ type Change = fn(&mut Trace);
 
 #[test]
 fn damaged_traces_are_refused() {
-    assert_eq!(Report::new(Vec::new()).unwrap_err().to_string(), "no trace to report on; name at least one");
+    assert_eq!(
+        Report::new(Vec::new()).unwrap_err().to_string(),
+        "no trace to report on; name at least one trace"
+    );
     let cases: [(Change, &str); 3] = [
         (|trace| trace.records[2].device_index = 9, "trace 1, step 2: device 9 is not in the header"),
         (

@@ -1,4 +1,4 @@
-//! Integration tests of reports.
+//! Integration tests of the reports on traces.
 
 use hearth_reports::Report;
 
@@ -10,8 +10,8 @@ mod sample;
 mod structure;
 mod trace_events;
 
-/// Checks that the terms in the first `columns` value columns sum exactly to the time per token. Returns the
-/// number of columns that have values.
+/// Checks that the terms in the first `columns` value columns of a CSV file sum exactly to the time per token. Returns
+/// the number of columns that have values.
 fn columns_that_add_up(csv: &str, columns: usize) -> usize {
     let rows: Vec<Vec<&str>> = csv.lines().skip(1).take(8).map(|line| line.split(',').collect()).collect();
     let has_sum = |column: &usize| {
@@ -24,7 +24,7 @@ fn columns_that_add_up(csv: &str, columns: usize) -> usize {
     (3..3 + columns).filter(has_sum).count()
 }
 
-/// Returns a file of a report as text.
+/// Returns the text of the file `name` of a report.
 fn file(report: &Report, name: &str) -> String {
     let files = report.render_files();
     let (_, contents) = files.iter().find(|(found, _)| found == name).expect("the file is in the report");

@@ -62,17 +62,17 @@ fn without_a_name_no_system_is_selected() {
 #[test]
 fn unmatched_documents_are_refused() {
     let refusal = |published: &PublishedResults, system| {
-        Report::new(sample::pair(3))
-            .unwrap()
-            .with_published_results(published, system)
-            .unwrap_err()
-            .to_string()
+        let report = Report::new(sample::pair(3)).unwrap();
+        report.with_published_results(published, system).unwrap_err().to_string()
     };
     let error = refusal(&document(), Some("three"));
-    assert_eq!(error, "`made-up` has no system `three`; it has `one`, `two`");
+    assert_eq!(error, "`made-up` has no system `three`; use one of `one`, `two`");
     let elsewhere = PublishedResults::from_yaml(&DOCUMENT.replace("kitchen-3", "kitchen-5")).unwrap();
     let error = refusal(&elsewhere, None);
-    assert!(error.starts_with("`made-up` has no row for scenario `kitchen-3`; its rows are for"), "{error}");
+    assert!(
+        error.starts_with("`made-up` has no row for scenario `kitchen-3`; compare runs of these scenarios"),
+        "{error}"
+    );
     let without_two = DOCUMENT.replace("two: {outcome: out_of_memory}", "").replace("200 ms}, }", "200 ms}}");
     let error = refusal(&PublishedResults::from_yaml(&without_two).unwrap(), Some("two"));
     assert!(error.contains("has no published result of `two`"), "{error}");
@@ -82,10 +82,8 @@ fn unmatched_documents_are_refused() {
 fn every_shipped_document_is_found_by_its_name() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("published");
     // Subfolders have the files that documents refer to.
-    let documents =
-        std::fs::read_dir(folder).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_file());
-    let count = documents.count();
-    assert_eq!(SHIPPED_DOCUMENTS.len(), count);
+    let documents = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    assert_eq!(SHIPPED_DOCUMENTS.len(), documents.filter(|path| path.is_file()).count());
     for (name, text) in SHIPPED_DOCUMENTS {
         assert_eq!(PublishedResults::from_yaml(text).expect(name).name, name);
     }

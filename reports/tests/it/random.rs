@@ -49,27 +49,15 @@ fn record(devices: u16) -> impl Strategy<Value = StepRecord> {
     let layers = option::of([0..100_u32, 0..100_u32]);
     let step = (0..devices, resource(), kind(), 0..4_u32, 0..3_u32);
     (step, layers, [moment(), moment()], option::of(0..70_u16), cost, any::<u64>()).prop_map(
-        |((device, resource, kind, pass, round), layers, span, peer, cost, bytes)| {
-            let cost = cost.map(|(cpu, queue, copy)| StepCost {
-                cpu_ns: cpu,
-                queue_ns: queue,
-                copy_ns: copy,
-                ..StepCost::default()
+        |((device_index, resource, kind, pass_index, round), layers, span, peer, cost, bytes)| {
+            let cost = cost.map(|(cpu_ns, queue_ns, copy_ns)| {
+                let no_cost = StepCost::default();
+                StepCost { cpu_ns, queue_ns, copy_ns, ..no_cost }
             });
-            let (start, end) = (span[0].min(span[1]), span[0].max(span[1]));
-            StepRecord {
-                device_index: device,
-                resource,
-                kind,
-                pass_index: pass,
-                round,
-                layers,
-                start_ns: start,
-                end_ns: end,
-                bytes,
-                peer,
-                cost,
-            }
+            let (start_ns, end_ns) = (span[0].min(span[1]), span[0].max(span[1]));
+            let step =
+                StepRecord { device_index, resource, kind, pass_index, round, ..StepRecord::default() };
+            StepRecord { layers, start_ns, end_ns, bytes, peer, cost, ..step }
         },
     )
 }
@@ -111,7 +99,7 @@ fn trace() -> impl Strategy<Value = Trace> {
     )
 }
 
-/// Sorts the end times of the tokens, so that a trace passes the check of their order.
+/// Sorts the end times of the tokens of a trace, so that `Report::new` accepts their order.
 fn in_order(mut trace: Trace) -> Trace {
     let is_output = |record: &&mut StepRecord| record.device_index == 0 && record.kind == StepKind::Output;
     let mut outputs: Vec<&mut StepRecord> = trace.records.iter_mut().filter(is_output).collect();

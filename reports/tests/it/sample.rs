@@ -15,9 +15,9 @@ const MICRO: u64 = 1_000;
 const MIB: u64 = 1 << 20;
 const ROUNDS: u32 = 2;
 
-/// Names of the devices; the arrays below have a value for each device in this order.
+/// Names of the devices. All other arrays of device values have this order.
 const NAMES: [&str; 3] = ["laptop", "desktop", "phone"];
-/// Layers per window of each device.
+/// Number of layers in a window of each device.
 const LAYERS: [u32; 3] = [6, 8, 2];
 // Times per window in microseconds.
 const CPU_TIMES: [u64; 3] = [5_200, 1_500, 6_300];
@@ -38,9 +38,9 @@ struct Run {
     readings: Vec<CounterReading>,
     /// The time in nanoseconds at which the disk of each device is free.
     disk_free: [u64; 3],
-    /// Bytes that each device has read.
+    /// Number of bytes that each device has read from disk so far.
     read: [u64; 3],
-    /// Number of [`DEVIATIONS`] that were applied so far.
+    /// Number of deviations ([`DEVIATIONS`]) that were applied so far.
     time_count: usize,
 }
 
@@ -112,24 +112,16 @@ impl Run {
     }
 
     /// Adds a step: `at` is its pass and round, `span` its start and end in nanoseconds.
-    fn push(&mut self, device: u16, kind: StepKind, at: (u32, u32), span: [u64; 2]) -> &mut StepRecord {
+    fn push(&mut self, device_index: u16, kind: StepKind, at: (u32, u32), span: [u64; 2]) -> &mut StepRecord {
         let resource = match kind {
             StepKind::Send => Resource::Tx,
             StepKind::Receive => Resource::Rx,
             StepKind::Prefetch => Resource::DiskPrefetch,
             _ => Resource::Cpu,
         };
-        let ((pass, round), [start, end]) = (at, span);
-        self.records.push(StepRecord {
-            device_index: device,
-            resource,
-            kind,
-            pass_index: pass,
-            round,
-            start_ns: start,
-            end_ns: end,
-            ..StepRecord::default()
-        });
+        let ((pass_index, round), [start_ns, end_ns]) = (at, span);
+        let step = StepRecord { device_index, resource, kind, pass_index, round, ..StepRecord::default() };
+        self.records.push(StepRecord { start_ns, end_ns, ..step });
         self.records.last_mut().expect("a record was added")
     }
 
@@ -175,20 +167,14 @@ impl Run {
             (step.resource, step.layers) = (Resource::Gpu, layers);
             now = end;
         }
-        let (cpu, queue) = (self.time(CPU_TIMES[index] * factor), self.time(60));
+        let (cpu_ns, queue_ns) = (self.time(CPU_TIMES[index] * factor), self.time(60));
         let demand = self.time(DISK_WAITS[index]);
-        let end = now + cpu + queue + demand;
-        let faulted = demand / 1_000 * 2_000;
-        self.read[index] += faulted;
+        let end = now + cpu_ns + queue_ns + demand;
+        let (resident_bytes, faulted_bytes) = (400 * MIB, demand / 1_000 * 2_000);
+        self.read[index] += faulted_bytes;
         let step = self.push(device, StepKind::Compute, at, [now, end]);
         step.layers = layers;
-        step.cost = Some(StepCost {
-            cpu_ns: cpu,
-            queue_ns: queue,
-            copy_ns: 0,
-            resident_bytes: 400 * MIB,
-            faulted_bytes: faulted,
-        });
+        step.cost = Some(StepCost { cpu_ns, queue_ns, copy_ns: 0, resident_bytes, faulted_bytes });
         end
     }
 
@@ -206,22 +192,16 @@ impl Run {
     }
 
     /// Records the counters of all devices.
-    fn record_counters(&mut self, pass: u32, at: u64) {
-        for device in 0..3_u16 {
-            let index = usize::from(device);
+    fn record_counters(&mut self, pass_index: u32, time_ns: u64) {
+        for device_index in 0..3_u16 {
+            let index = usize::from(device_index);
             let values = [
                 (Counter::BytesRead, self.read[index]),
-                (Counter::Resident, RESIDENT_MIB[index] * MIB * u64::from(10 + pass.min(10)) / 20),
-                (Counter::Unreclaimable, MEMORY_MIB[index] * MIB / 11 + u64::from(pass) * MIB / 4),
+                (Counter::Resident, RESIDENT_MIB[index] * MIB * u64::from(10 + pass_index.min(10)) / 20),
+                (Counter::Unreclaimable, MEMORY_MIB[index] * MIB / 11 + u64::from(pass_index) * MIB / 4),
             ];
             for (counter, value) in values {
-                self.readings.push(CounterReading {
-                    device_index: device,
-                    counter,
-                    pass_index: pass,
-                    time_ns: at,
-                    value,
-                });
+                self.readings.push(CounterReading { device_index, counter, pass_index, time_ns, value });
             }
         }
     }

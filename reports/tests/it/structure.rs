@@ -6,7 +6,8 @@ use serde_json::Value;
 
 use crate::{file, sample};
 
-/// Checks that all elements are closed in order and all attributes are quoted. Returns the names of the elements.
+/// Checks that all elements of an HTML or SVG text are closed in order and all attributes are quoted. Returns the names
+/// of the elements.
 fn elements(text: &str) -> Vec<String> {
     let (mut open, mut seen): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
     let mut rest = text.strip_prefix("<!DOCTYPE html>").unwrap_or(text);
@@ -38,7 +39,7 @@ fn elements(text: &str) -> Vec<String> {
     seen
 }
 
-/// Checks that all files of a report are well-formed, and that none has a script or refers to another site.
+/// Checks that all files of a report are well-formed, and that no file has a script or refers to another site.
 fn check(traces: Vec<Trace>) {
     for (name, contents) in Report::new(traces).unwrap().render_files() {
         let text = String::from_utf8(contents).expect("every file is UTF-8");

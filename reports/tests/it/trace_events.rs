@@ -1,4 +1,4 @@
-//! A strict checker of the trace event format.
+//! A strict checker of files in the trace event format.
 //!
 //! The rules are those of "Trace Event Format" (Google, 2016) and the errors of Perfetto's importer. The file is an
 //! object with `traceEvents`. Events have known phases and exactly the keys of their phase. Numbers are finite and
@@ -15,25 +15,25 @@ use serde_json::{Map, Value};
 /// Process id and thread id.
 type Thread = (u64, u64);
 
-/// The beginning or the end of a flow: the time in nanoseconds, and the thread.
+/// The start or the end of a flow: the time in nanoseconds, and the thread.
 type FlowEnd = (u64, Thread);
 
 /// What the checks need from a trace event file.
 #[derive(Default)]
 struct Contents {
-    /// Processes that have a name.
+    /// Ids of the processes that have a name.
     processes: BTreeSet<u64>,
     /// Threads that have a name.
     threads: BTreeSet<Thread>,
     /// Start and end of the slices of each thread, in nanoseconds.
     slices: BTreeMap<Thread, Vec<(u64, u64)>>,
-    /// Times of the readings of each counter, by process and name.
+    /// Times of the readings of each counter in nanoseconds, by process id and name of the counter.
     counters: BTreeMap<(u64, String), Vec<u64>>,
-    /// The beginnings and the ends of the flows, by category and id.
+    /// The starts and the ends of the flows, by category and id of the flow.
     flows: BTreeMap<(String, u64), [Vec<FlowEnd>; 2]>,
 }
 
-/// Returns the numbers of slices, counter readings and flows of a file; an error if it violates the format.
+/// Returns the numbers of slices, counter readings and flows in a file; an error if the file violates the format.
 pub fn check(text: &str) -> Result<[usize; 3], String> {
     let file: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let object = file.as_object().ok_or("the file is no object")?;
@@ -70,7 +70,7 @@ fn check_keys(object: &Map<String, Value>, known: &[&str], needed: &[&str]) -> R
     }
 }
 
-/// Reads a time in microseconds and returns it in nanoseconds.
+/// Reads a time in microseconds from an event, and returns the time in nanoseconds.
 fn nanos(event: &Map<String, Value>, key: &str) -> Result<u64, String> {
     let micros = event[key].as_f64().filter(|time| time.is_finite() && *time >= 0.0);
     Ok((micros.ok_or(format!("`{key}` is no time"))? * 1e3).round() as u64)

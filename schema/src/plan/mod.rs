@@ -3,11 +3,11 @@
 //! A plan is immutable: planning again writes a new file. Simulator and executor run the same plan and make no
 //! planning decisions of their own.
 //!
-//! With ring windows `w_1..w_M`, `W = sum w` and `L` layers, round `r` gives device `m` the `w_m` layers that follow
-//! the layers of its predecessor, until the layers run out; the last round may be partial (prima.cpp paper, section
-//! 3.1 and Eq. 3 with the remainder kept). This is the kind `ring`, the default. In a plan of the kind `tensor` every
-//! device works on every layer, in one round ([`tensor_parallel`]). Such plans, and rings with pinned weights, are
-//! simulated only.
+//! In a plan of the kind `ring`, the default, with windows `w_1..w_M`, `W = sum w` and `L` layers, each round gives
+//! device `m` the `w_m` layers that follow the layers of its predecessor, until the layers run out; the last round may
+//! be partial (prima.cpp paper, section 3.1 and Eq. 3 with the remainder kept). In a plan of the kind `tensor` every
+//! device works on every layer, in one round ([`tensor_parallel`]). Plans of the kind `tensor`, and rings with pinned
+//! weights, are simulated only.
 //!
 //! Not here: how a plan is found (`hearth_halda`), and the steps of a plan (`hearth_core::schedule`).
 
@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::pass::is_default;
 use crate::residency::{Residency, ResidencyOptions};
-use crate::workload::{MAX_SEQUENCES, is_number, number};
+use crate::workload::{is_number, number, validate_sequences};
 
 pub use crate::model::{ActivationFormat, KvFormat, Processor};
 pub use tensor_parallel::TensorParallelPlan;
@@ -33,11 +33,10 @@ pub use tensor_parallel::TensorParallelPlan;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// `plan/1`.
+    /// The type and version of the document: `plan/1`.
     pub schema: String,
     /// The scenario from which the plan was made.
     pub scenario: ScenarioRecord,
-    /// The model of the plan.
     pub model: PlannedModel,
     pub planner: PlannerRecord,
     /// The kind of parallelism; `ring` if absent.
@@ -46,20 +45,17 @@ pub struct Plan {
     pub kind: PlanKind,
     /// The number of rounds around the ring for one token, including a partial last round.
     pub rounds: u32,
-    /// Capacity of the key-value cache of a sequence, in tokens.
+    /// Capacity of the key-value cache of each sequence, in tokens.
     #[serde(rename = "context")]
     pub context_length: u32,
-    /// The element format of the key-value cache.
     #[serde(rename = "kv_cache")]
     pub kv_cache_format: KvFormat,
-    /// The format of activations in messages between devices.
     #[serde(rename = "activations", default, skip_serializing_if = "is_default")]
     pub activation_format: ActivationFormat,
-    /// The processor of the output matrix on the head. It can be the GPU only if all layers of the head are on the
-    /// GPU.
+    /// The processor of the output matrix on the head. `gpu` is possible only if all layers of the head are on the GPU.
     #[serde(rename = "output", default, skip_serializing_if = "is_default")]
     pub output_processor: Processor,
-    /// The maximum number of concurrent sequences, each with a cache for the whole context.
+    /// The maximum number of concurrent sequences, each with a key-value cache for the whole context.
     #[serde(default = "number::<1>", skip_serializing_if = "is_number::<1>")]
     pub sequences: u32,
     /// The draft model on the head, for speculative decoding.
@@ -70,10 +66,9 @@ pub struct Plan {
     /// The devices that the plan does not use, and why.
     #[serde(rename = "dropped", default, skip_serializing_if = "Vec::is_empty")]
     pub dropped_devices: Vec<DroppedDevice>,
-    /// The prediction of the planner's latency model.
     #[serde(rename = "predicted", default, skip_serializing_if = "Option::is_none")]
     pub prediction: Option<PlanPrediction>,
-    /// The reasons for this plan, in sentences.
+    /// Sentences that explain why the planner chose this plan.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub explanation: Vec<String>,
 }
@@ -90,12 +85,11 @@ pub enum PlanKind {
 }
 
 impl PlanKind {
-    /// Whether the kind is `ring`, not `tensor`.
     pub fn is_ring(&self) -> bool {
         matches!(self, PlanKind::Ring)
     }
 
-    /// Returns the parameters of a tensor-parallel plan, `None` for a ring.
+    /// Returns the parameters of a tensor-parallel plan; `None` for a ring.
     pub fn tensor_plan(&self) -> Option<&TensorParallelPlan> {
         match self {
             PlanKind::Ring => None,
@@ -109,7 +103,7 @@ impl PlanKind {
     }
 }
 
-/// The kind of parallelism of a plan, without parameters.
+/// The kind of parallelism of a plan, without the parameters of the kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Parallelism {
@@ -121,7 +115,6 @@ pub enum Parallelism {
 }
 
 impl Parallelism {
-    /// Whether the kind is `ring`, not `tensor`.
     #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
     pub fn is_ring(&self) -> bool {
         *self == Parallelism::Ring
@@ -145,9 +138,9 @@ pub struct PlannedModel {
     /// The digest of the model file (header, size and samples), if the plan was made from a file.
     #[serde(rename = "digest", default, skip_serializing_if = "Option::is_none")]
     pub file_digest: Option<String>,
-    /// The digest of shape and formats. A plan without a file digest can be run with any model of this shape.
+    /// The digest of the model's shape and formats. A plan without a file digest can run any model of this shape.
     pub shape_digest: String,
-    /// The number of layers, L.
+    /// The number of decoder layers of the model (L in the prima.cpp paper).
     pub layers: u32,
 }
 
@@ -185,20 +178,19 @@ pub enum Role {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedDevice {
-    /// The name in the scenario.
+    /// The name of the device in the scenario.
     pub name: String,
-    /// The address (`HOST:PORT`) of the device's worker. The lab sets it.
+    /// The address (`HOST:PORT`) of the device's worker, from the scenario or from `hearth lab`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     pub role: Role,
-    /// The number of layers in one window, w_m.
+    /// The number of layers of the device in one round: its window (w_m in the prima.cpp paper).
     pub window: u32,
-    /// The number of layers of a window on the GPU, n_m. They are the first layers of the window.
+    /// The number of layers of the window that are on the GPU (n_m in the prima.cpp paper): the first ones.
     pub gpu_layers: u32,
-    /// The residency of the device's weights.
     #[serde(default)]
     pub residency: ResidencyOptions,
-    /// The planner's prediction for one token, by terms.
+    /// The planner's prediction of the device's time for one token, by terms.
     #[serde(rename = "predicted", default, skip_serializing_if = "Option::is_none")]
     pub predicted_terms: Option<PredictedTerms>,
 }
@@ -215,9 +207,9 @@ pub struct DroppedDevice {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PredictedTerms {
-    /// Time of arithmetic.
+    /// Time of arithmetic operations.
     pub compute: Seconds,
-    /// Time of key-value copies, transfers to and from the GPU, and reading weights from memory.
+    /// Time to write keys and values, to copy data to and from the GPU, and to read weights from memory.
     pub memory: Seconds,
     /// Time to read evicted weights from disk.
     pub disk: Seconds,
@@ -225,7 +217,7 @@ pub struct PredictedTerms {
     pub communication: Seconds,
 }
 
-/// The planner's prediction for the plan, from its latency model.
+/// The prediction of the planner's latency model for the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanPrediction {
@@ -236,21 +228,13 @@ pub struct PlanPrediction {
 impl PlannedDevice {
     /// Creates a device that computes its window on the CPU, with the default residency.
     pub fn new(name: impl Into<String>, role: Role, window: u32) -> Self {
-        let residency = ResidencyOptions::default();
-        Self {
-            name: name.into(),
-            address: None,
-            role,
-            window,
-            gpu_layers: 0,
-            residency,
-            predicted_terms: None,
-        }
+        let (name, residency) = (name.into(), ResidencyOptions::default());
+        Self { name, address: None, role, window, gpu_layers: 0, residency, predicted_terms: None }
     }
 }
 
 impl PlannedModel {
-    /// Creates the description of a model for a plan. A model without a file has only a shape digest.
+    /// Creates the entry of a model in a plan. A model without a file has only a shape digest.
     pub fn from_profile(model: &ModelProfile) -> Self {
         let shape_digest = model.shape_digest();
         Self {
@@ -293,7 +277,8 @@ impl Plan {
         self.devices.iter().map(|device| device.window).sum()
     }
 
-    /// Returns the layers of a device in a round (indices from 0), maybe none; in a `tensor` plan the device has all.
+    /// Returns the range of layers that a device computes in a round; devices, rounds and layers are counted from 0.
+    /// The range may be empty. In a `tensor` plan the range of round 0 has all layers.
     pub fn window(&self, device: usize, round: u32) -> Range<u32> {
         if !self.kind.is_ring() {
             return 0..if round == 0 { self.model.layers } else { 0 };
@@ -303,7 +288,7 @@ impl Plan {
         start..(start + self.devices[device].window).min(self.model.layers)
     }
 
-    /// Returns the layers of [`Plan::window`] on the GPU, which are the first ones of the window.
+    /// Returns the layers of [`Plan::window`] that are on the GPU, which are the first layers of the window.
     pub fn gpu_window(&self, device: usize, round: u32) -> Range<u32> {
         let window = self.window(device, round);
         window.start..(window.start + self.devices[device].gpu_layers).min(window.end)
@@ -319,7 +304,7 @@ impl Plan {
         crate::digest::digest_text(&self.to_yaml())
     }
 
-    /// Returns the reason why the plan can be simulated but not executed, if there is one.
+    /// Returns the reason why the plan can be simulated but not executed; `None` if it can be executed.
     pub fn simulation_only_reason(&self) -> Option<String> {
         let why = if self.kind.is_ring() {
             let device = self.devices.iter().find(|device| device.residency.uses_anonymous_memory())?;
@@ -334,7 +319,7 @@ impl Plan {
         ))
     }
 
-    /// Returns the index of the device with this name.
+    /// Returns the index of the device named `name`; `None` if the plan has no such device.
     pub fn device_index(&self, name: &str) -> Option<usize> {
         self.devices.iter().position(|device| device.name == name)
     }
@@ -380,21 +365,21 @@ impl Document for Plan {
                 return refuse(format!("{place}: `window` is {}, but a {rule}", device.window));
             }
             device.residency.validate(&format!("{place}: `residency`"))?;
-            if device.gpu_layers > device.window || device.window > self.model.layers {
-                let layers = self.model.layers;
-                let (window, gpu) = (device.window, device.gpu_layers);
-                return refuse(if gpu > window {
-                    format!("{place}: `gpu_layers` is {gpu}, more than the `window` of {window}: lower it")
-                } else {
-                    format!("{place}: `window` is {window}, more than the model's {layers} layers: lower it")
-                });
+            let (window, gpu, layers) = (device.window, device.gpu_layers, self.model.layers);
+            if gpu > window {
+                let rule = format!("more than the `window` of {window}: lower `gpu_layers`");
+                return refuse(format!("{place}: `gpu_layers` is {gpu}, {rule}"));
+            }
+            if window > layers {
+                let rule = format!("more than the model's {layers} layers: lower `window`");
+                return refuse(format!("{place}: `window` is {window}, {rule}"));
             }
         }
         let head = &self.devices[0];
         if self.output_processor == Processor::Gpu && (head.window == 0 || head.gpu_layers < head.window) {
             return refuse(format!(
-                "`output: gpu` needs all layers of the head on its GPU, but `{}` has {} of {} there: raise \
-                 its `gpu_layers`, or set `output: cpu`",
+                "`output: gpu` needs all layers of the head on its GPU, but the GPU of `{}` has {} of {} layers: raise \
+                 `gpu_layers` of this device, or set `output: cpu`",
                 head.name, head.gpu_layers, head.window
             ));
         }
@@ -408,9 +393,9 @@ impl Document for Plan {
     }
 }
 
-/// Maximum number of devices: larger than in any home, and so small that products of counts do not overflow.
+/// Maximum number of devices in a plan: more than in any home, and so few that products of counts do not overflow.
 const MAX_DEVICES: usize = 1024;
-/// Maximum number of layers, an order of magnitude above the deepest model.
+/// Maximum number of layers of a model, an order of magnitude more than the deepest model has.
 const MAX_LAYERS: u32 = 10_000;
 
 impl Plan {
@@ -429,10 +414,8 @@ impl Plan {
             ));
         }
         let mut devices = self.devices.iter().enumerate();
-        let is_idle = |index, device: &PlannedDevice| device.window > 0 && self.window(index, 0).is_empty();
-        if let Some((index, PlannedDevice { name, .. })) =
-            devices.find(|(index, device)| is_idle(*index, device))
-        {
+        let idle = devices.find(|(index, it)| it.window > 0 && self.window(*index, 0).is_empty());
+        if let Some((index, PlannedDevice { name, .. })) = idle {
             return refuse(format!(
                 "devices[{index}] `{name}` gets no layer, because the windows before it cover all {layers} \
                  layers: make them smaller, or remove the device"
@@ -448,25 +431,13 @@ impl Plan {
     }
 
     fn validate_context(&self) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid_document(what));
-        let (sequences, context) = (self.sequences, self.context_length);
-        if context == 0 {
-            return refuse("`context` is 0; it must be at least the prompt length".into());
+        let refuse = |what: &str| Err(DocumentError::invalid_document(what));
+        if self.context_length == 0 {
+            return refuse("`context` is 0; it must be at least the prompt length");
         }
         if self.model.layers == 0 {
-            return refuse("`model.layers` is 0: the plan assigns no layer".into());
+            return refuse("`model.layers` is 0: the plan assigns no layer");
         }
-        if !(1..=MAX_SEQUENCES).contains(&sequences) {
-            return refuse(format!("`sequences` is {sequences}: it must be 1 to {MAX_SEQUENCES}"));
-        }
-        let positions = u64::from(sequences) * u64::from(context);
-        if positions > u64::from(u32::MAX) {
-            return refuse(format!(
-                "`sequences` ({sequences}) times `context` ({context}) is {positions} positions: at most {} \
-                 are possible",
-                u32::MAX
-            ));
-        }
-        Ok(())
+        validate_sequences("sequences", self.sequences, self.context_length)
     }
 }

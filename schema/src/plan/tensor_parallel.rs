@@ -31,7 +31,7 @@ pub enum AllReduce {
     Star,
     /// A ring all-reduce: reduce-scatter, then all-gather.
     Ring,
-    /// All devices send at the same time on one radio channel and receive the sum. `air_time` is its duration.
+    /// All devices send at the same time on one radio channel and receive the sum, within the time `air_time`.
     OverTheAir,
 }
 
@@ -39,10 +39,10 @@ pub enum AllReduce {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum HeadWeights {
-    /// Only its own slice, like every device.
+    /// Only the slice of the head, as on every other device.
     #[default]
     Slice,
-    /// The whole model, from which it cuts the slices of all devices.
+    /// The whole model, from which the head cuts the slices of all devices.
     Model,
 }
 
@@ -50,7 +50,6 @@ pub enum HeadWeights {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Slice {
-    /// The name of the device.
     pub device: String,
     /// The number of key-value heads, with the query heads that use them.
     pub kv_heads: u32,
@@ -64,10 +63,10 @@ pub struct Slice {
 #[serde(deny_unknown_fields)]
 pub struct TensorParallelPlan {
     pub all_reduce: AllReduce,
-    /// For `over-the-air`: the time of one all-reduce, which does not depend on the number of devices.
+    /// The time of one all-reduce with `over-the-air`, which does not depend on the number of devices.
     #[serde(rename = "air_time", default, skip_serializing_if = "Option::is_none")]
     pub all_reduce_time: Option<Seconds>,
-    /// The format of partial results in messages.
+    /// The number format of partial results in messages.
     #[serde(rename = "values")]
     pub partial_result_format: Format,
     #[serde(rename = "head_loads", default)]
@@ -75,7 +74,7 @@ pub struct TensorParallelPlan {
     /// Maximum number of prompt tokens in one batch; not limited if absent.
     #[serde(default, rename = "batch", skip_serializing_if = "Option::is_none")]
     pub max_batch_tokens: Option<u32>,
-    /// The format of the embedding on the head; the format of its other weights if absent.
+    /// The format of the embedding on the head; the format of the head's other weights if absent.
     #[serde(rename = "embedding_as", default, skip_serializing_if = "Option::is_none")]
     pub embedding_format: Option<Format>,
     /// The slice of each device, in the order of `devices`.
@@ -86,14 +85,14 @@ pub struct TensorParallelPlan {
 const PARTIAL_FORMATS: [Format; 4] = [Format::F32, Format::F16, Format::Bf16, Format::Q8_0];
 
 impl TensorParallelPlan {
-    /// Returns the size in bytes of a device's partial result of a block for `tokens` tokens. `embedding` is the
-    /// width of the hidden state.
+    /// Returns the size of a device's partial result of a block for `tokens` tokens with hidden states of `embedding`
+    /// elements.
     pub fn partial_result_bytes(&self, embedding: u32, tokens: u32) -> Bytes {
         let blocks = u64::from(embedding).div_ceil(self.partial_result_format.block_len());
         Bytes(blocks * self.partial_result_format.block_bytes()) * u64::from(tokens)
     }
 
-    /// Splits every pass that has more tokens than [`TensorParallelPlan::max_batch_tokens`], and renumbers the passes.
+    /// Splits every pass with more tokens than [`TensorParallelPlan::max_batch_tokens`] and renumbers all passes.
     pub fn split_passes(&self, passes: Vec<Pass>) -> Vec<Pass> {
         let Some(batch) = self.max_batch_tokens else { return passes };
         let mut split: Vec<Pass> = Vec::new();
@@ -121,13 +120,11 @@ impl TensorParallelPlan {
         if !self.slices.iter().map(|slice| &slice.device).eq(names) {
             return refuse("kind.tensor.slices: list each of `devices` once, in the same order".into());
         }
-        if let Some(slice) =
-            self.slices.iter().find(|slice| slice.kv_heads == 0 && slice.feed_forward_rows == 0)
-        {
+        let empty = self.slices.iter().find(|slice| slice.kv_heads == 0 && slice.feed_forward_rows == 0);
+        if let Some(Slice { device, .. }) = empty {
             return refuse(format!(
-                "kind.tensor.slices: `{}` has neither KV heads nor feed-forward rows: give it some, or leave \
-                 it out of the plan",
-                slice.device
+                "kind.tensor.slices: `{device}` has neither KV heads nor feed-forward rows: give it some, or leave \
+                 it out of the plan"
             ));
         }
         if !PARTIAL_FORMATS.contains(&self.partial_result_format) {
@@ -137,11 +134,11 @@ impl TensorParallelPlan {
             ));
         }
         if self.max_batch_tokens == Some(0) {
-            return refuse("kind.tensor.batch: it is 0, but must be at least 1".into());
+            return refuse("kind.tensor.batch is 0, but must be at least 1".into());
         }
         match (self.all_reduce == AllReduce::OverTheAir, self.all_reduce_time) {
             (true, None) => {
-                refuse("kind.tensor: `over-the-air` needs `air_time`, the cost of one all-reduce".into())
+                refuse("kind.tensor: `over-the-air` needs `air_time`, the time of one all-reduce".into())
             }
             (true, Some(time)) if time.0 > MAX_AIR_SECONDS => {
                 refuse(format!("kind.tensor.air_time: {time} is more than an hour: check its unit"))
@@ -186,7 +183,7 @@ impl TensorParallelPlan {
     }
 }
 
-/// Maximum time of an all-reduce in seconds. A longer time is a mistake, and sums of times could overflow.
+/// Maximum time of one all-reduce, in seconds. A longer time is a mistake, and sums of times could overflow.
 const MAX_AIR_SECONDS: f64 = 3600.0;
 
 fn validate_devices(plan: &Plan) -> Result<(), DocumentError> {

@@ -1,4 +1,4 @@
-//! Measures how many events per second the engine alone handles.
+//! Measures how many events per second the event engine handles without a simulation.
 //!
 //! ```text
 //! cargo run --release -p hearth-sim --example event_rate              # a table
@@ -13,7 +13,7 @@ use std::time::Instant;
 use queues::{RunResult, run_hold_model, run_tandem_queues};
 
 const EVENTS: u64 = 4_000_000;
-/// Number of events of each queueing model if SimPy, which is slower, runs the models too.
+/// Number of events of each queueing model if SimPy, which is slower, also runs the models.
 const TWIN_EVENTS: u64 = 300_000;
 
 fn main() {
@@ -29,7 +29,7 @@ fn main() {
         ("tandem-8-64", &|| run_tandem_queues(8, 64, events)),
     ];
     for (name, run) in models {
-        // The best of five: other programs disturb the slower ones.
+        // The shortest of five runs, because other programs slow down some of the runs.
         let timed = |_| {
             let started = Instant::now();
             (run(), started.elapsed().as_secs_f64())

@@ -1,21 +1,21 @@
-//! Two small models that any discrete-event simulator can run, event for event.
+//! Two small queueing models that any discrete-event simulator can run with the same events.
 //!
-//! [`hold`] measures the engine alone: with a fixed number of pending events, each event schedules a new one after
-//! a random delay. [`tandem`] is a closed ring of single servers with queues, in which jobs move from one server
-//! to the next; every service takes a random time. Delays are integers from a generator of a few lines, so a
-//! simulator in another language, such as SimPy in `studies/simpy_twin.py`, has the same events at the same times.
+//! [`run_hold_model`] measures the engine alone: with a fixed number of pending events, each event schedules a new
+//! event after a random delay. [`run_tandem_queues`] is a closed ring of single servers with queues, in which jobs move
+//! from one server to the next; every service takes a random time. Delays are integers from a generator of a few lines,
+//! so a simulator in another language, such as SimPy in `studies/simpy_twin.py`, has the same events at the same times.
 
 use std::collections::VecDeque;
 
 use hearth_sim::engine::{Engine, Nanos};
 
-/// The result of a run of a queueing model; two runs with the same events have the same result.
+/// The result of a queueing model's run; two runs with the same events have the same result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunResult {
     /// Number of completed delays or services.
     pub event_count: u64,
     pub end_time: Nanos,
-    /// The sum of the times that jobs waited in queues; zero for [`hold`].
+    /// The total time that jobs waited in queues; zero for [`run_hold_model`].
     pub total_wait: Nanos,
 }
 
@@ -23,8 +23,7 @@ pub struct RunResult {
 #[derive(Debug, Clone, Copy)]
 struct Delays(u64);
 
-/// An odd number near 2^64 divided by the golden ratio. Its multiples are the seeds of the delays, so that their
-/// streams differ.
+/// An odd number near 2^64 divided by the golden ratio. The seeds of the random streams are different multiples.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Delays {
@@ -36,13 +35,13 @@ impl Delays {
     }
 }
 
-/// An event as large as a typical event of a simulator: an enum with two small numbers.
+/// An event of the size of a typical simulation event: an enum with two small numbers.
 #[derive(Debug, Clone, Copy)]
 enum Event {
     Step { device: u32, step: u32 },
 }
 
-/// Runs the hold model until `events` events have occurred; the number of pending events is always `pending`.
+/// Runs the hold model until `events` events have occurred; `pending` events are pending at any time.
 pub fn run_hold_model(pending: u64, events: u64) -> RunResult {
     let mut engine = Engine::new();
     let mut delays = Delays(GOLDEN);
@@ -63,8 +62,7 @@ struct Job {
     waited: Nanos,
 }
 
-/// Runs jobs through a closed ring of servers until `services` services are complete. Job j begins at server j modulo
-/// `servers`.
+/// Runs jobs through a closed ring of servers until `services` services are complete. Job j begins at j % `servers`.
 pub fn run_tandem_queues(servers: u32, jobs: u32, services: u64) -> RunResult {
     let mut engine = Engine::new();
     let start = |job: u32| Delays(GOLDEN.wrapping_mul(u64::from(job) + 1));

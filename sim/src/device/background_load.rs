@@ -1,11 +1,10 @@
 //! Background load: the effect of other programs and of a slower clock on a device.
 //!
 //! The load is computed from all active events: threads and memory are added; the remaining fractions of the clock
-//! rate, the GPU and the disk are multiplied. So the end of an event needs no undo, and the order of events does not
-//! matter.
+//! rate, the GPU and the disk are multiplied. So the order of events does not matter, and an end needs no undo.
 //!
-//! With compressed swap (zram) other programs occupy memory at the start, and the system swaps it out at a given
-//! rate. With compression ratio r, s bytes swapped out free s (1 - 1/r) bytes.
+//! With compressed swap (zram) other programs occupy memory at the start, which the system swaps out at a given rate.
+//! If the compression ratio is r, swapping out s bytes frees s (1 - 1/r) bytes.
 //!
 //! Not here: when events begin and end (`crate::ring::timeline`).
 
@@ -20,7 +19,7 @@ pub struct BackgroundLoad {
     pub co_runners: f64,
     /// Clock rate of CPU and GPU as a fraction of the full clock rate.
     pub clock_rate_fraction: f64,
-    /// Fraction of the GPU that other programs leave available, not counting a slower clock.
+    /// Fraction of the GPU's time that other programs leave available; a slower clock does not reduce this fraction.
     pub available_gpu_fraction: f64,
     /// Fraction of the disk bandwidth that other programs leave available.
     pub available_disk_fraction: f64,
@@ -33,7 +32,7 @@ pub struct BackgroundLoad {
 }
 
 impl BackgroundLoad {
-    /// Creates the load before any event; other programs hold `withheld` bytes until they are swapped out.
+    /// Creates the load before any event. Other programs occupy `withheld` bytes until these are swapped out.
     pub fn initial(withheld: Bytes) -> Self {
         Self {
             co_runners: 0.0,
@@ -65,8 +64,7 @@ impl BackgroundLoad {
         self
     }
 
-    /// Returns the bytes that the load leaves of the planned memory budget for weights; `None` if they are fewer than
-    /// [`MIN_WEIGHT_CACHE`].
+    /// Returns the part of the `planned` memory that the load leaves; `None` if it is less than [`MIN_WEIGHT_CACHE`].
     pub fn memory_budget(&self, planned: Bytes) -> Option<Bytes> {
         // At the start the system has swapped out at least enough memory for the device to begin.
         let withheld = self.withheld_bytes.min((planned.as_f64() - MIN_WEIGHT_CACHE.as_f64()).max(0.0));
@@ -107,14 +105,9 @@ mod tests {
         let quiet = BackgroundLoad::initial(Bytes::from_mib(400));
         assert_eq!(quiet.memory_budget(Bytes::from_mib(1000)), Some(Bytes::from_mib(600)));
         // 200 MiB are swapped out, and occupy 50 MiB when compressed.
-        assert_eq!(
-            quiet.with_event(&swap, 0.5).memory_budget(Bytes::from_mib(1000)),
-            Some(Bytes::from_mib(750))
-        );
-        assert_eq!(
-            quiet.with_event(&swap, 1.0).memory_budget(Bytes::from_mib(1000)),
-            Some(Bytes::from_mib(900))
-        );
+        let swapped = |progress| quiet.with_event(&swap, progress).memory_budget(Bytes::from_mib(1000));
+        assert_eq!(swapped(0.5), Some(Bytes::from_mib(750)));
+        assert_eq!(swapped(1.0), Some(Bytes::from_mib(900)));
         assert_eq!(quiet.memory_budget(Bytes::from_mib(100)), Some(MIN_WEIGHT_CACHE));
     }
 }

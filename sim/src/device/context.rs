@@ -1,4 +1,4 @@
-//! The interface between a simulated device and the simulated ring: events, messages, records.
+//! Interface between a simulated device and the simulated ring: events, messages and trace records.
 
 use hearth_profiles::Bytes;
 use hearth_schema::pass::Pass;
@@ -9,7 +9,7 @@ use crate::engine::Engine;
 /// An event of a simulated ring; a `usize` is the device's slot, its index among all devices of the run.
 #[derive(Debug, Clone, Copy)]
 pub enum Event {
-    /// A step of known duration has ended, a woken thread runs, or an access that found no free memory is repeated.
+    /// A step of known duration has ended, a woken thread runs, or a touch that found no free memory is repeated.
     Wake(usize),
     /// The processor may have finished a computation.
     Processor(usize),
@@ -18,6 +18,7 @@ pub enum Event {
     Helper(usize),
     /// A Wi-Fi transmission may have ended.
     Wifi,
+    /// A message arrives at the device.
     Deliver(usize, Message),
     /// An action of the event timeline is due.
     Timeline,
@@ -41,6 +42,7 @@ pub struct Message {
 pub enum DeviceOutput {
     /// Activations for the device with this index in the ring.
     Send(usize, Message),
+    /// The tokens of the pass with this index.
     Output(u32),
 }
 

@@ -1,9 +1,9 @@
 //! File layout: the position of each part of a device's share in the model file.
 //!
-//! A device maps the whole file and touches its own parts: the windows that its CPU computes. With Metal it
-//! also touches its GPU's windows, and the head also touches the embedding and the output matrix. The order
-//! is that of model converters: embedding, layers, output. Positions matter because the kernel reads around
-//! what a device touches, into layers of other devices: some MiB before and after each window are read too.
+//! A device maps the whole file and touches its own parts: the windows that its CPU computes. With Metal it also
+//! touches the windows of its GPU, and the head also touches the embedding and the output matrix. The order of the
+//! parts is that of model converters: embedding, layers, output. Positions matter because a page fault also reads some
+//! MiB before and after the touched page, which may belong to layers of other devices.
 //!
 //! Deviation: a chunk in which one layer ends and the next begins belongs only to the first layer.
 //!
@@ -20,7 +20,7 @@ use crate::page_cache::Chunk;
 
 #[derive(Debug)]
 pub struct WeightLayout {
-    /// The chunks of each layer of the model that this device reads through the mapping.
+    /// The chunks of each layer of the model; `None` if this device does not read the layer through the mapping.
     layers: Vec<Option<Range<Chunk>>>,
     embedding: Range<Chunk>,
     /// The chunks of the output matrix; empty except on the head.
@@ -30,8 +30,7 @@ pub struct WeightLayout {
 }
 
 impl WeightLayout {
-    /// Creates the layout for the device at index `index` of the plan. With `gpu_maps` its GPU reads mapped weights
-    /// as well.
+    /// Creates the layout for the device with this index. With `gpu_maps` its GPU also reads mapped weights.
     pub fn new(plan: &Plan, index: usize, model: &ModelProfile, chunk: Bytes, gpu_maps: bool) -> Self {
         let mut owned = vec![false; model.layers.len()];
         for round in 0..plan.rounds {
@@ -58,13 +57,13 @@ impl WeightLayout {
         Self { layers, embedding, output_chunks: output, chunk_count }
     }
 
-    /// Returns the chunk with an embedding row, as a range that is empty except on the head.
+    /// Returns the chunk that contains an embedding row, as a range; empty except on the head.
     pub fn embedding_row_chunks(&self, row: u64, row_bytes: Bytes, chunk: Bytes) -> Range<Chunk> {
         let at = self.embedding.start + (row * row_bytes.0 / chunk.0) as Chunk;
         at.min(self.embedding.end)..(at + 1).min(self.embedding.end)
     }
 
-    /// Returns the chunks that this device uses, in file order, including the whole embedding.
+    /// Returns all chunks that this device reads through the mapping, in file order; on the head with the embedding.
     pub fn own_chunks(&self) -> impl Iterator<Item = Chunk> {
         let mut own: Vec<Range<Chunk>> = self.layers.iter().flatten().cloned().collect();
         own.extend([self.output_chunks.clone(), self.embedding.clone()]);

@@ -1,11 +1,11 @@
 //! A simulated device: executes the steps of its schedule on one thread of control, as the executor does.
 //!
-//! A message is handled when the steps of the previous one are complete. A computation on the CPU is a walk
+//! A message is handled when the steps of the previous message are complete. A computation on the CPU is a walk
 //! through the mapped weights (`crate::device::walk`). A computation on the GPU does not use the disk, except
-//! that with Metal a walk first reads the mapped weights. Links send and the helper thread reads ahead
-//! without taking time of this thread.
+//! that with Metal a walk first reads the mapped weights. Sending messages and reading ahead in the helper thread take
+//! no time of this thread.
 //!
-//! Not here: which steps there are (`hearth_core::schedule`), and the ring (`crate::ring`).
+//! Not here: the choice of the steps (`hearth_core::schedule`), and the ring (`crate::ring`).
 
 pub mod background_load;
 pub mod context;
@@ -49,8 +49,7 @@ const PAGE_BYTES: u64 = 4096;
 enum ThreadState {
     Idle,
     Walking(Box<MappedComputation>),
-    /// Steps of fixed duration, which are already in the trace. `output` is the pass whose tokens are available at
-    /// their end.
+    /// Steps of known duration, already in the trace. `output` is the index of the pass whose tokens they complete.
     Fixed {
         output: Option<u32>,
     },
@@ -58,13 +57,13 @@ enum ThreadState {
 
 #[derive(Debug)]
 pub struct DeviceSim<'a> {
-    /// Index among all devices of the run, which does not change when the ring changes.
+    /// Index of this device among all devices of the run; does not change when the ring gets a new plan.
     slot: usize,
     device: &'a DeviceProfile,
     model: &'a ModelProfile,
-    /// Size of an element of the key-value cache, in bytes.
+    /// Size of an element of the key-value cache.
     kv_element: Bytes,
-    /// Bytes uploaded to the GPU for every token, by layer; layers beyond the end of the list upload nothing.
+    /// Bytes uploaded to the GPU for every token, by layer; a layer beyond the end of the list uploads nothing.
     uploads: Vec<Bytes>,
     seed: u64,
     pub schedule: Schedule,
@@ -73,7 +72,7 @@ pub struct DeviceSim<'a> {
     inbox: VecDeque<(Message, Nanos)>,
     steps: VecDeque<Step>,
     thread: ThreadState,
-    /// GPU steps that wait until their mapped weights are in memory, and the pass whose tokens the steps complete.
+    /// GPU steps that wait until their mapped weights are in memory, and the index of the pass that the steps complete.
     after_walk: Option<(TimedSteps, Option<u32>)>,
     idle_since: Nanos,
     cpu: CpuSim,
@@ -86,11 +85,11 @@ pub struct DeviceSim<'a> {
     disk_timer: Timer,
     disk_timer_at: Option<Nanos>,
     residency: Box<dyn WeightResidency>,
-    /// Whether an embedding row is read without the pages around it.
+    /// Whether reading an embedding row does not read the pages around the row.
     reads_single_rows: bool,
-    /// Parts of the embedding that have been read, by index; reading one row reads one such part.
+    /// Indices of the blocks of the embedding that have been read; a block has the size of a row, rounded up to pages.
     rows: BTreeSet<u64>,
-    /// Bytes read from disk that `storage` does not count: into GPU memory, or by a storage that it has replaced.
+    /// Bytes read from disk that `storage` does not count: into GPU memory, or before `storage` was replaced.
     earlier_bytes_read: Bytes,
     drafter: Option<Drafter<'a>>,
 }
@@ -99,7 +98,7 @@ fn idle_cpu(device: &DeviceProfile) -> CpuSim {
     CpuSim::new(f64::from(device.cpu.cores)).with_quota(device.cpu.quota.as_ref())
 }
 
-/// Returns a cost of a profile; zero if the profile omits it.
+/// Returns a cost of a device profile; zero if the profile omits the cost.
 pub(crate) fn or_zero(cost: Option<&Sourced<Seconds>>) -> Seconds {
     cost.map_or(Seconds(0.0), |cost| cost.value)
 }
@@ -120,7 +119,7 @@ impl<'a> DeviceSim<'a> {
         self.run_steps(ctx)
     }
 
-    /// Handles the processor timer: a computation may have ended.
+    /// Handles [`Event::Processor`]: a computation may have ended.
     pub fn on_cpu_timer(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         let now = ctx.engine.now();
         let slowdown = self.cpu.slowdown_time(now, 0);
@@ -136,7 +135,7 @@ impl<'a> DeviceSim<'a> {
         self.run_steps(ctx)
     }
 
-    /// Handles the wake timer: ends a step of known duration, or continues a computation that waited.
+    /// Handles [`Event::Wake`]: ends a step of known duration, or continues a computation that waited.
     pub fn on_wake(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         match &mut self.thread {
             ThreadState::Walking(walk) => {
@@ -168,14 +167,13 @@ impl<'a> DeviceSim<'a> {
         self.run_steps(ctx)
     }
 
-    /// Handles the disk timer: reads may have arrived.
+    /// Handles [`Event::Disk`]: reads may be complete.
     pub fn on_disk_timer(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         let now = ctx.engine.now();
         self.disk_timer_at = None;
         while let Some(chunk) = self.storage.pop_completed(now) {
-            if self.residency.on_arrival(now, chunk) {
-                ctx.engine.schedule_at(now, Event::Helper(self.slot));
-            }
+            let woken = self.residency.on_arrival(now, chunk);
+            self.wake_helper_if(woken, ctx);
             if let ThreadState::Walking(walk) = &mut self.thread
                 && walk.on_arrival(chunk)
             {
@@ -186,12 +184,12 @@ impl<'a> DeviceSim<'a> {
         self.run_steps(ctx)
     }
 
-    /// Ends the run: moves the records of unfinished reads to the trace.
+    /// Moves the records of unfinished reads to the trace at the end of the run.
     pub fn flush(&mut self, now: Nanos, records: &mut Vec<StepRecord>) {
         self.residency.flush(now, records);
     }
 
-    /// Executes steps and receives messages until a step takes time.
+    /// Executes steps and handles received messages, until a step takes time.
     fn run_steps(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         while matches!(self.thread, ThreadState::Idle) {
             if let Some(step) = self.steps.pop_front() {
@@ -279,7 +277,7 @@ impl<'a> DeviceSim<'a> {
         }
     }
 
-    /// Runs the draft model, whose weights are in memory; on the CPU it competes for the cores like any computation.
+    /// Runs the draft model, whose weights are in memory. On the CPU it competes for the cores like any computation.
     fn draft(&mut self, pass: Pass, ctx: &mut SimContext) {
         let Some(drafter) = &mut self.drafter else { return };
         let (time, processor) = (drafter.pass_time(pass), drafter.processor);
@@ -311,13 +309,13 @@ impl<'a> DeviceSim<'a> {
         }
     }
 
-    /// Returns a segment of a computation that needs whole chunks.
+    /// Returns a segment of which the computation needs all bytes of each chunk.
     fn segment(&self, chunks: Range<Chunk>, time: Seconds) -> Segment {
         Segment { chunks, compute_time: time, bytes_per_chunk: self.storage.chunk_size }
     }
 
-    /// Returns the embedding rows of a pass. The tokens are unknown: each row is drawn log-uniformly from its own
-    /// random stream, because vocabularies list frequent tokens first and token frequencies follow Zipf's law.
+    /// Returns a segment for the embedding row of each token of a pass. The tokens are unknown: each row is drawn
+    /// log-uniformly, because vocabularies list frequent tokens first and token frequencies follow Zipf's law.
     fn embedding_rows(&mut self, pass: Pass) -> Vec<Segment> {
         let (rows, row_bytes) =
             (u64::from(self.model.shape.vocab_size).max(1), self.model.embedding_row_bytes());
@@ -326,12 +324,8 @@ impl<'a> DeviceSim<'a> {
         let pages = Bytes(row_bytes.0.next_multiple_of(PAGE_BYTES));
         let bytes_per_chunk = if self.reads_single_rows { pages } else { chunk };
         let segment = |position: u32| {
-            let share = random::draw(
-                self.seed,
-                StreamPurpose::EmbeddingRow,
-                pass.sequence_index,
-                u64::from(position),
-            );
+            let (sequence, position) = (pass.sequence_index, u64::from(position));
+            let share = random::draw(self.seed, StreamPurpose::EmbeddingRow, sequence, position);
             let row = ((share * ((rows + 1) as f64).ln()).exp() as u64).saturating_sub(1).min(rows - 1);
             let chunks = self.layout.embedding_row_chunks(row, row_bytes, chunk);
             let is_kept = self.reads_single_rows && self.residency.is_left_to_system();
@@ -348,8 +342,7 @@ impl<'a> DeviceSim<'a> {
         self.storage.chunk_size * own.filter(|&chunk| self.storage.cache.contains(chunk)).count() as u64
     }
 
-    /// Returns the upload, the computation and the download of a window's GPU layers. With unified memory nothing is
-    /// copied.
+    /// Returns the upload, computation and download of a window's GPU layers; unified memory needs no copies.
     fn gpu_steps(&self, compute: &StepRecord, pass: Pass) -> TimedSteps {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
         let work = ComputeCost::for_gpu(gpu, self.model, self.kv_element);
@@ -380,8 +373,7 @@ impl<'a> DeviceSim<'a> {
         steps
     }
 
-    /// Runs steps on the GPU. If the GPU reads mapped weights, a CPU thread first touches them to bring them into
-    /// memory.
+    /// Runs steps on the GPU. A CPU thread first touches the weights if the GPU reads mapped weights.
     fn run_on_gpu(
         &mut self,
         part: &ModelPart,
@@ -397,7 +389,7 @@ impl<'a> DeviceSim<'a> {
         self.walk_part(part, record, vec![segment], ctx);
     }
 
-    /// Starts steps of known duration; the tokens of the pass `output` are available at their end.
+    /// Starts steps of known duration; the tokens of the pass with index `output` are available when the steps end.
     fn run_timed(&mut self, steps: TimedSteps, output: Option<u32>, ctx: &mut SimContext) {
         let end = record_steps(ctx.records, ctx.engine.now(), steps);
         self.thread = ThreadState::Fixed { output };
@@ -453,7 +445,7 @@ impl<'a> DeviceSim<'a> {
         }
     }
 
-    /// Sets the disk timer to the time of the next completed read, if that has changed.
+    /// Sets the disk timer to the time at which the next read completes, if this time has changed.
     fn update_disk_timer(&mut self, ctx: &mut SimContext) {
         let next = self.storage.next_event_time();
         if next != self.disk_timer_at

@@ -1,9 +1,9 @@
-//! Reconfiguration of a device: the reaction to background load, and to a new plan during a run.
+//! Reconfiguration of a device: applies background load, and adopts a new plan during a run.
 //!
-//! Background load changes the speed of computing and reading, and the memory for weights. A new plan ends the
-//! current work; the page cache keeps its content, because the old and the new share are parts of the same file.
+//! Background load changes the speed of computing and reading, and the memory for weights. A new plan ends the current
+//! work; the page cache keeps its contents, because the old and the new share are parts of the same file.
 //!
-//! Deviation: a new part in GPU memory is read from disk and then copied, not both at once.
+//! Deviation: new weights of a GPU are first read from disk and then copied to GPU memory, not both at once.
 
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use hearth_schema::plan::Processor;
@@ -15,7 +15,7 @@ use super::{DeviceSim, ThreadState};
 use crate::page_cache::config::PageCacheConfig;
 use crate::trace::new_record;
 
-/// The pass number of records that belong to no pass: those of loading weights for a new plan.
+/// The pass index of records that belong to no pass: those of loading weights for a new plan.
 const NO_PASS: u32 = u32::MAX;
 
 impl<'a> DeviceSim<'a> {
@@ -36,7 +36,7 @@ impl<'a> DeviceSim<'a> {
         self.layout.own_chunks().next().is_some()
     }
 
-    /// Applies the background load, and the memory budget for weights that it leaves.
+    /// Applies the background load, and the memory for weights that the load leaves.
     pub fn apply_load(&mut self, load: &BackgroundLoad, memory_budget: Bytes, ctx: &mut SimContext) {
         let now = ctx.engine.now();
         self.cpu.set_co_runners(now, load.co_runners);
@@ -46,22 +46,20 @@ impl<'a> DeviceSim<'a> {
             ctx.engine.set_timer(self.cpu_timer, at, Event::Processor(self.slot));
         }
         self.storage.set_available_disk_fraction(now, load.available_disk_fraction);
-        let (device, slot, seed) = (self.device, self.slot, self.seed);
-        let (share, chunk) = (self.layout.chunk_count, self.storage.chunk_size);
         let cache_config = PageCacheConfig {
-            device,
-            device_slot: slot,
-            seed,
+            device: self.device,
+            device_slot: self.slot,
+            seed: self.seed,
             memory_budget,
-            share_chunks: share,
-            chunk_size: chunk,
+            share_chunks: self.layout.chunk_count,
+            chunk_size: self.storage.chunk_size,
         };
         self.storage.set_capacity(cache_config.initial_capacity_chunks());
         self.disk_timer_at = None;
         self.update_disk_timer(ctx);
     }
 
-    /// Ends the work on the current plan and records unfinished steps up to now. Page cache and disk continue.
+    /// Ends the work on the current plan and records unfinished steps up to now. The page cache and the disk continue.
     pub fn stop(&mut self, ctx: &mut SimContext) {
         let now = ctx.engine.now();
         self.residency.flush(now, ctx.records);
@@ -96,8 +94,8 @@ impl<'a> DeviceSim<'a> {
         self.update_disk_timer(ctx);
     }
 
-    /// Replaces the plan and the part of the model by those of `new`; call [`DeviceSim::stop`] first. The page cache
-    /// keeps its content, unless the chunk size changes: then it starts empty.
+    /// Adopts the plan and the part of the model of `new`; call [`DeviceSim::stop`] first. The page cache keeps its
+    /// contents if the chunk size stays the same, and otherwise starts empty.
     pub fn reconfigure(&mut self, new: DeviceSim<'a>) {
         (self.schedule, self.layout, self.residency) = (new.schedule, new.layout, new.residency);
         (self.drafter, self.uploads, self.reads_single_rows) =
@@ -109,12 +107,11 @@ impl<'a> DeviceSim<'a> {
         }
     }
 
-    /// Loads layers, and with `output` the output matrix, into GPU memory. The thread of control is busy for that
-    /// time.
+    /// Loads layers, and with `output` the output matrix, into GPU memory. The device executes no other step meanwhile.
     pub fn load_gpu_weights(&mut self, layers: &[u32], output: bool, ctx: &mut SimContext) {
         let Some(gpu) = &self.device.gpu else { return };
         if self.device.gpu_maps_weights() {
-            // The walk of the first token reads them.
+            // The walk of the first token reads the weights.
             return;
         }
         let span = layers.first().zip(layers.last()).map(|(&first, &last)| [first, last + 1]);

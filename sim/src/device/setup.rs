@@ -1,5 +1,7 @@
-//! Setup: builds the devices of a run, each with a new page cache, disk, helper thread and draft model, from their
-//! profiles and the plan. `crate::ring::reconfiguration` decides what is kept when a ring gets another plan.
+//! Setup: builds the simulated devices of a run from their profiles and the plan.
+//!
+//! Each device gets a new page cache, disk, helper thread and draft model. `crate::ring::reconfiguration` decides what
+//! a device keeps when the ring gets another plan.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
@@ -11,7 +13,6 @@ use hearth_core::weight_conversion::{converted_group, converted_model};
 use hearth_profiles::device::{DeviceProfile, PageCachePolicy};
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds, Sourced};
-use hearth_schema::Plan;
 use hearth_schema::plan::{PlannedDevice, Processor};
 use hearth_schema::residency::Residency;
 
@@ -28,28 +29,24 @@ use crate::random::{self, StreamPurpose};
 use crate::resource::DiskSpeed;
 use crate::speculation::Drafter;
 
-/// The default read-ahead window of Linux, for device profiles that do not state one.
+/// The default read-ahead window of Linux, for device profiles without `disk.read_ahead`.
 const DEFAULT_READ_AHEAD: Bytes = Bytes(128 << 10);
 
-/// Returns the memory that the run can use on device `index` of the plan, less its draft model; `None` if the
-/// draft model does not fit.
+/// Returns the memory that the run can use on the device with this index in the plan, without the memory of the draft
+/// model; `None` if the draft model does not fit.
 pub fn device_memory(input: &Input, index: usize, device: &DeviceProfile) -> Option<DeviceMemory> {
     let (cluster, plan) = (input.cluster, input.plan);
     let device = draft::device_without_draft(plan, index, cluster.draft_model.as_ref(), device)?;
     let mut memory =
         DeviceMemory::new(plan, index, &cluster.model, &device, input.options.ignore_memory_shortages);
-    memory.weight_cache = memory.weight_cache.saturating_sub(process_memory(input, index));
+    // The process has more memory than its profile states; the amount comes from the device's own random stream.
+    let part = random::draw(cluster.seed, StreamPurpose::Process, 0, index as u64);
+    let process_memory = Bytes((input.options.max_extra_process_memory.as_f64() * part) as u64);
+    memory.weight_cache = memory.weight_cache.saturating_sub(process_memory);
     Some(memory)
 }
 
-/// Returns the memory of a device's process beyond what its profile states, drawn from the device's own random
-/// stream.
-fn process_memory(input: &Input, index: usize) -> Bytes {
-    let part = random::draw(input.cluster.seed, StreamPurpose::Process, 0, index as u64);
-    Bytes((input.options.max_extra_process_memory.as_f64() * part) as u64)
-}
-
-/// Returns the model as each device stores it: pinned weights have the formats to which they are converted.
+/// Returns for each device of the plan the model with the weight formats in which the device stores the weights.
 pub fn stored_models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
     let (plan, model) = (input.plan, &input.cluster.model);
     let of = |(index, planned): (usize, &PlannedDevice)| {
@@ -61,16 +58,14 @@ pub fn stored_models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
             |layer: u32| (0..plan.rounds).any(|round| plan.gpu_window(index, round).contains(&layer));
         let as_planned = |layer: u32| residency.weight_format(on_gpu(layer));
         let mut own = converted_model(model, residency.conversion_format, as_planned);
-        own.output_head = converted_group(
-            &model.output_head,
-            residency.weight_format(plan.output_processor == Processor::Gpu),
-        );
+        let output_format = residency.weight_format(plan.output_processor == Processor::Gpu);
+        own.output_head = converted_group(&model.output_head, output_format);
         Cow::Owned(own)
     };
     plan.devices.iter().enumerate().map(of).collect()
 }
 
-/// Returns a device that executes `schedule`, at the beginning of a run and with an empty page cache.
+/// Creates a device that executes `schedule`, with an empty page cache; `budget` is the memory that the run can use.
 pub fn new_device<'a>(
     input: Input<'a>,
     device: &'a DeviceProfile,
@@ -110,13 +105,15 @@ pub fn new_device<'a>(
     let in_order = model.shape.has_tied_embeddings
         || options.uses_anonymous_memory()
         || input.options.read_around_embedding_rows;
+    let kv_element = Bytes(plan.kv_cache_format.bytes_per_element());
+    let draft = plan.draft_model.as_ref().zip(input.cluster.draft_model.as_ref()).filter(|_| index == 0);
     DeviceSim {
         slot,
         device,
-        drafter: drafter(&input, &plan, index, device),
+        drafter: draft.map(|(planned, model)| Drafter::new(device, model, kv_element, planned.processor)),
         model,
         uploads: budget.gpu_upload_per_layer.clone(),
-        kv_element: Bytes(plan.kv_cache_format.bytes_per_element()),
+        kv_element,
         schedule,
         seed: input.cluster.seed,
         storage,
@@ -139,18 +136,7 @@ pub fn new_device<'a>(
     }
 }
 
-fn drafter<'a>(
-    input: &Input<'a>,
-    plan: &Plan,
-    index: usize,
-    device: &'a DeviceProfile,
-) -> Option<Drafter<'a>> {
-    let (planned, model) = (plan.draft_model.as_ref()?, input.cluster.draft_model.as_ref()?);
-    let kv_element = Bytes(plan.kv_cache_format.bytes_per_element());
-    (index == 0).then(|| Drafter::new(device, model, kv_element, planned.processor))
-}
-
-/// Returns the device with a policy for anonymous pages: LRU lists, or the formula of the prima.cpp paper.
+/// Returns the device with a page-cache policy for anonymous memory: LRU lists, or the formula of the prima.cpp paper.
 fn anonymous(device: &DeviceProfile) -> DeviceProfile {
     let mut device = device.clone();
     if device.memory.page_cache != PageCachePolicy::PaperLinear {
@@ -159,8 +145,8 @@ fn anonymous(device: &DeviceProfile) -> DeviceProfile {
     device
 }
 
-/// Fills the page cache as earlier tokens would have: with the whole share if it fits, otherwise with the chunks that
-/// the policy keeps after cyclic reads.
+/// Fills a device's page cache as earlier tokens would have done: with the device's whole share of the weights if it
+/// fits, otherwise with the chunks that the page-cache policy keeps after cyclic reads.
 pub fn warm_page_cache(device: &mut DeviceSim) {
     let cache = &mut device.storage.cache;
     for chunk in device.residency.warm_chunks(&device.layout) {
@@ -194,9 +180,9 @@ fn storage(cache_config: &PageCacheConfig) -> Storage {
 
 /// Returns the read-ahead window of page faults.
 ///
-/// The threads of a layer fault at several positions at once, so that some compute while others wait, even if the
-/// kernel's window is small. The simulator reads chunks in order, where a window that keeps the next chunk in flight
-/// has this effect: four chunks, half of them before the miss; touching the last one starts the next read.
+/// The threads of a layer fault at several positions at once, so that some threads compute while others wait, even if
+/// the kernel's window is small. The simulator reads chunks in order, where a window that keeps the next chunk in
+/// flight has this effect: four chunks, two of them before the missing chunk; a touch of the last starts the next read.
 fn read_ahead(device: &DeviceProfile, chunk: Bytes) -> Bytes {
     let window = device.disk.read_ahead_window.as_ref().map_or(DEFAULT_READ_AHEAD, |window| window.value);
     if device.cpu.cores > 1 { window.max(chunk * 4) } else { window }

@@ -1,11 +1,11 @@
 //! Storage of a device: page cache, read-ahead and disk together.
 //!
-//! The page cache decides what is in memory, read-ahead decides what is read with a miss, and the disk determines
-//! when it arrives. The computation and the helper thread both use one storage: they share the read-ahead state of
-//! the one open file and compete for the disk.
+//! The page cache decides which chunks are in memory, read-ahead decides which chunks are read with a missing chunk,
+//! and the disk determines when these chunks arrive. The computation and the helper thread both use one storage: they
+//! share the read-ahead state of one open file and compete for the disk.
 //!
-//! The costs of the kernel itself are measured on Linux 6.18 and stated in [`MemoryManagementCosts`]. `WILLNEED` returns before
-//! its reads arrive, but after allocating and charging every page, so its pages occupy memory while in flight.
+//! The CPU times of the kernel were measured on Linux 6.18 ([`MemoryManagementCosts`]). `WILLNEED` returns before its
+//! reads are complete, but after allocating and charging every page, so these pages occupy memory while in flight.
 //! Scanning a page for reclaim takes time of the thread that allocates memory.
 
 use hearth_core::compute_cost::{PAGE_DISCARD_COST, PAGE_INSERT_COST, PAGE_SCAN_COST};
@@ -15,19 +15,18 @@ use crate::engine::Nanos;
 use crate::page_cache::{Access, Chunk, Counters, Fetch, PageCache, Readahead};
 use crate::resource::{DiskSim, DiskSpeed, ReadKind};
 
-/// Pause in nanoseconds before a touch that found no free memory is repeated. It takes about as long as a
-/// read, which must complete first.
+/// Pause in nanoseconds before a touch that found no free memory is repeated: about the time of a read.
 pub const NO_MEMORY_RETRY_DELAY: Nanos = 100_000;
 
-/// Nanoseconds from the arrival of a page until the waiting thread maps it. Until then the page is neither young nor
-/// referenced, so reclaim may evict it. Measured on the machine of `docs/studies/linux-page-cache`: half of a round
-/// trip of short messages over loopback, which is one wake-up, took 23.5 us.
+/// Nanoseconds from the arrival of a page until the waiting thread maps the page. Until then the page is neither young
+/// nor referenced, so reclaim may evict it. Measured on the machine of `docs/studies/linux-page-cache`: half of a round
+/// trip of short messages over loopback, which is one wake-up of a thread, took 23.5 us.
 pub const WAKE_LATENCY: Nanos = 23_500;
 
-/// The tag of a read that bypasses the page cache.
+/// The chunk number that stands for a read that bypasses the page cache.
 pub const UNCACHED_READ: Chunk = Chunk::MAX;
 
-/// CPU times of the kernel's memory management, which delay the thread that causes it.
+/// CPU times of the kernel's memory management, which delay the thread that causes the work.
 #[derive(Debug, Clone, Copy)]
 pub struct MemoryManagementCosts {
     /// Time to allocate, charge and queue one chunk that is read ahead.
@@ -36,8 +35,8 @@ pub struct MemoryManagementCosts {
     scan: Seconds,
     /// Time to unmap and free one chunk by `MADV_PAGEOUT`: 120 ms were measured for 400 MiB.
     release: Seconds,
-    /// Time to unmap and free one chunk by `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`, or to evict a used
-    /// chunk: measured as 0.09 to 0.10 ms per MiB more than for an unused chunk.
+    /// Time to unmap and free one chunk by `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`, or to evict a used chunk, which
+    /// took 0.09 to 0.10 ms per MiB longer than evicting an unused chunk.
     discard: Seconds,
 }
 
@@ -62,7 +61,7 @@ impl MemoryManagementCosts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TouchResult {
     Ready,
-    /// The chunk is being read: wait until [`Storage::pop_completed`] returns it.
+    /// The chunk is being read: wait until [`Storage::pop_completed`] returns the chunk.
     Pending,
     /// No memory is free for the chunk yet: call [`Storage::retry_touch`] after [`Storage::take_kernel_time`].
     NoMemory,
@@ -77,9 +76,9 @@ pub struct Storage {
     pub(super) costs: MemoryManagementCosts,
     /// Buffer for the chunks to read after one touch, kept to reuse its allocation.
     reads: Vec<Chunk>,
-    /// The page cache's counters when the kernel's time was last charged.
+    /// The page cache's counters when kernel time was last charged to a thread.
     charged: Counters,
-    /// Kernel time that the thread which caused it has not spent yet.
+    /// Kernel time that is charged to a thread but not spent by the thread yet.
     unspent: Seconds,
     /// Idle time after which the system unwires the weights that Metal has wired; `None` if it never does.
     pub(super) unwire_after: Option<Nanos>,
@@ -87,8 +86,7 @@ pub struct Storage {
 }
 
 impl Storage {
-    /// Creates the storage of a device with the kernel's read-ahead window, measured costs of the kernel, and memory
-    /// that is never unwired.
+    /// Creates the storage of a device whose kernel has the read-ahead window `read_ahead` and never unwires weights.
     pub fn new(cache: Box<dyn PageCache>, read_ahead: Bytes, speed: DiskSpeed, chunk_size: Bytes) -> Self {
         let window = (read_ahead.0 / chunk_size.0.max(1)) as u32;
         Self {
@@ -112,8 +110,8 @@ impl Storage {
         self.last_touch = now;
     }
 
-    /// Touches a chunk of the mapping: with [`ReadKind::Fault`] as a thread that computes, with [`ReadKind::Prefetch`] by
-    /// populating the mapping. A miss also reads the chunks around it.
+    /// Touches a chunk of the mapping: with [`ReadKind::Fault`] as a thread that computes does, with
+    /// [`ReadKind::Prefetch`] by populating the mapping. A missing chunk is read together with the chunks around it.
     pub fn touch(&mut self, now: Nanos, chunk: Chunk, flow: ReadKind) -> TouchResult {
         self.note_touch(now);
         let cache = self.cache.as_mut();
@@ -131,7 +129,7 @@ impl Storage {
         touch
     }
 
-    /// Touches a chunk of a mapping with the advice `MADV_RANDOM`: a miss reads only this chunk.
+    /// Touches a chunk of a mapping with the advice `MADV_RANDOM`: if the chunk is missing, only this chunk is read.
     pub fn touch_without_readahead(&mut self, now: Nanos, chunk: Chunk, flow: ReadKind) -> TouchResult {
         self.note_touch(now);
         match access(self.cache.as_mut(), chunk, flow) {
@@ -140,8 +138,7 @@ impl Storage {
         }
     }
 
-    /// Reads a few pages by a page fault. They are too few to count in the page cache, and their read completes as
-    /// [`UNCACHED_READ`].
+    /// Reads a few pages, which do not count in the page cache; [`Storage::pop_completed`] returns [`UNCACHED_READ`].
     pub fn read_uncached(&mut self, now: Nanos, bytes: Bytes) -> TouchResult {
         self.disk.submit(now, ReadKind::Fault, UNCACHED_READ, bytes);
         TouchResult::Pending
@@ -150,7 +147,7 @@ impl Storage {
     /// Repeats a touch that found no free memory, this time without reading around the chunk.
     pub fn retry_touch(&mut self, now: Nanos, chunk: Chunk, flow: ReadKind) -> TouchResult {
         let cache = self.cache.as_mut();
-        // Another thread may have fetched it meanwhile.
+        // Another thread may have fetched the chunk meanwhile.
         if cache.contains(chunk) {
             access(cache, chunk, flow);
             return TouchResult::Ready;
@@ -163,8 +160,8 @@ impl Storage {
         TouchResult::Pending
     }
 
-    /// Requests a chunk without waiting for it, as `WILLNEED` does. On [`Fetch::NoMemory`] the kernel drops the
-    /// request silently; after [`Fetch::Again`], request it again when [`Storage::take_kernel_time`] is spent.
+    /// Requests a chunk without waiting for its arrival, as `WILLNEED` does. [`Fetch::NoMemory`] means that the kernel
+    /// drops the request; after [`Fetch::Again`], repeat the request when [`Storage::take_kernel_time`] is spent.
     pub fn prefetch(&mut self, now: Nanos, chunk: Chunk) -> Fetch {
         let fetch = self.cache.prefetch(chunk);
         if fetch == Fetch::Started {
@@ -173,13 +170,13 @@ impl Storage {
         fetch
     }
 
-    /// Returns the kernel time since the last call, which the thread that touched or prefetched must spend.
+    /// Returns the kernel time since the last call, which the thread that touched or prefetched chunks must spend.
     pub fn take_kernel_time(&mut self) -> Seconds {
         let unspent = std::mem::replace(&mut self.unspent, Seconds(0.0));
         unspent + self.charge()
     }
 
-    /// Changes the page cache without charging this device, because a thread of another program frees the memory.
+    /// Changes the page cache without charging kernel time to this device, because another program frees the memory.
     fn uncharged(&mut self, change: impl FnOnce(&mut dyn PageCache)) {
         let unspent = self.charge();
         self.unspent += unspent;
@@ -211,7 +208,7 @@ impl Storage {
         self.disk.next_event_time()
     }
 
-    /// Sets the fraction of the disk bandwidth that remains beside other programs.
+    /// Sets the fraction of the disk bandwidth that other programs leave available.
     pub fn set_available_disk_fraction(&mut self, now: Nanos, fraction: f64) {
         self.disk.set_available_fraction(now, fraction);
     }

@@ -1,8 +1,8 @@
 //! Walk: a computation on mapped weights, some of which are still on disk.
 //!
-//! A walk works as the executor's threads do: layer by layer and chunk by chunk, it computes with the chunks in
-//! memory, and otherwise blocks in a page fault or waits for the helper thread. Consecutive chunks that are available
-//! ([`crate::device::residency`]) are computed as one batch.
+//! A walk visits the weights as the executor's threads do, layer by layer and chunk by chunk. It computes with the
+//! chunks that are in memory; for a missing chunk it blocks in a page fault or waits for the helper thread. Consecutive
+//! available chunks ([`crate::device::residency`]) are computed as one batch.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,8 +17,8 @@ use crate::page_cache::Chunk;
 use crate::random::{self, StreamPurpose};
 use crate::resource::ReadKind;
 
-/// Probability that a thread that was woken for a page also needs the previous page: the page boundary lies inside
-/// the load instruction that faulted, which is repeated.
+/// Probability that a thread that was woken for a page also needs the previous page, because the page boundary lies
+/// inside the load instruction that faulted and is repeated.
 /// source: computed for `Q4_K`, where 128 of the 144 bytes of a block are loaded 32 bytes at a time, from multiples
 /// of 16: of nine possible boundaries four lie inside a load. Other formats are assumed to be similar.
 const CROSSING_PROBABILITY: f64 = 4.0 / 9.0;
@@ -29,14 +29,14 @@ pub struct Segment {
     pub chunks: Range<Chunk>,
     /// Compute time of the segment if all its chunks are in memory and no other program runs.
     pub compute_time: Seconds,
-    /// Bytes of each chunk that the computation needs.
+    /// Number of bytes of each chunk that the computation needs.
     pub bytes_per_chunk: Bytes,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ComputationAction {
     Compute(Seconds),
-    /// Wait until the next chunk has arrived, or the helper thread has made it available.
+    /// Wait until the next chunk has arrived, or the helper thread has made the chunk available.
     Wait,
     Retry(Nanos),
     Done,
@@ -47,7 +47,7 @@ enum Waiting {
     No,
     /// The walk waits for free memory for this chunk.
     Memory(Chunk),
-    /// The walk waits for the arrival of this chunk, or of pages read without the page cache.
+    /// The walk waits for the arrival of this chunk, or of pages that bypass the page cache.
     Chunk(Chunk),
     /// The chunk has arrived and the thread is being woken.
     Woken(Chunk),
@@ -59,16 +59,16 @@ pub struct MappedComputation {
     /// The trace record of the computation, to which the walk adds bytes and costs.
     pub record: StepRecord,
     segments: VecDeque<Segment>,
-    /// Number of threads that fault and compute together; the kernel's work is divided among them as well.
+    /// Number of threads that compute together; kernel time for page faults is also divided by this number.
     threads: f64,
     seed: u64,
     chunk_time: Seconds,
-    /// Compute time of preceding segments that touch no chunk; it is added to the next computation.
+    /// Compute time of preceding segments without chunks, which is added to the time of the next batch.
     carried_time: Seconds,
-    /// The time at which the kernel's work for the current fault ends.
+    /// The time at which the kernel's work for the current page fault ends.
     fault_until: Nanos,
     waiting: Waiting,
-    /// Whether the first chunk of the first segment is already counted in the record.
+    /// Whether the bytes of the next chunk are already counted in the record.
     counted: bool,
     /// Whether the chunk before the awaited chunk was in memory when the wait began.
     previous_was_cached: bool,
@@ -79,8 +79,9 @@ pub struct MappedComputation {
 
 impl MappedComputation {
     /// Creates a walk in which `threads` threads compute with the weights of `segments`, in order.
-    pub fn new(record: StepRecord, segments: Vec<Segment>, threads: f64, seed: u64) -> Self {
+    pub fn new(mut record: StepRecord, segments: Vec<Segment>, threads: f64, seed: u64) -> Self {
         let zero = Seconds(0.0);
+        record.cost = Some(StepCost::default());
         let mut walk = Self {
             record,
             segments: segments.into(),
@@ -96,7 +97,6 @@ impl MappedComputation {
             since: 0,
             work: zero,
         };
-        walk.record.cost = Some(StepCost::default());
         walk.enter();
         walk
     }
@@ -161,7 +161,7 @@ impl MappedComputation {
         }
     }
 
-    /// Continues after a wait. If the walk waited for free memory, tries again to read the chunk.
+    /// Continues after a wait. If the walk waited for free memory, tries again to read the missing chunk.
     pub fn resume(
         &mut self,
         now: Nanos,
@@ -183,11 +183,11 @@ impl MappedComputation {
             }
         };
         if chunk != UNCACHED_READ && !(storage.cache.resume(chunk) && storage.cache.resume(first)) {
-            // Evicted before this thread ran: it faults again.
+            // The chunk was evicted before this thread ran: the thread faults again.
             return self.advance(now, storage, residency);
         }
         if let Some(previous) = self.lost_previous(first, storage, residency) {
-            // When that chunk has arrived, the thread continues if this one is still in memory.
+            // When the previous chunk has arrived, the thread continues if this chunk is still in memory.
             self.previous_was_cached = false;
             let touch = storage.touch(now, previous, ReadKind::Fault);
             return self.wait_for(now, previous, touch, storage);
@@ -197,13 +197,12 @@ impl MappedComputation {
         self.compute(now, first..first + 1, self.chunk_time + kernel_time)
     }
 
-    /// Returns the chunk before `first` if it belongs to the last batch.
+    /// Returns the chunk before `first` if that chunk belongs to the last batch.
     fn previous(&self, first: Chunk) -> Option<Chunk> {
         (!self.batch.is_empty() && self.batch.end == first).then(|| first - 1)
     }
 
-    /// Returns the chunk before `first` if it was evicted while the thread waited for `first` and the
-    /// repeated load needs it.
+    /// Returns the chunk before `first` if the repeated load needs it and it was evicted during the wait for `first`.
     fn lost_previous(
         &self,
         first: Chunk,
@@ -221,7 +220,7 @@ impl MappedComputation {
         (residency.is_left_to_system() && evicted && reaches()).then_some(previous)
     }
 
-    /// Handles the arrival of a chunk. Returns whether the walk waits for it and is being woken.
+    /// Handles the arrival of a chunk. Returns whether the walk waited for this chunk and is being woken.
     pub fn on_arrival(&mut self, chunk: Chunk) -> bool {
         let woken =
             matches!(self.waiting, Waiting::Chunk(waited) if waited == chunk || chunk == UNCACHED_READ);
@@ -231,8 +230,8 @@ impl MappedComputation {
         woken
     }
 
-    /// Ends or cancels the computation of a batch and returns its chunks. Time that was not work counts as waiting
-    /// for a core; a slower clock adds `slowdown` to the work.
+    /// Ends or cancels the computation of a batch and returns the chunks of the batch. Time that was not work counts as
+    /// waiting for a core. `slowdown` is the time that a slower clock added to the work.
     pub fn end_batch(&mut self, now: Nanos, slowdown: Seconds) -> Range<Chunk> {
         let (wall, work) = (now - self.since, self.work.to_nanos() + slowdown.to_nanos());
         let cost = self.cost();

@@ -1,8 +1,9 @@
-//! Builds the page cache of a device from its profile, and describes which parts of it are not validated.
+//! Configuration of page caches: builds the page cache of a device from its profile, and describes unvalidated parts.
 //!
-//! The profile names the policy (`memory.page_cache`) and may set its parameters (`memory.reclaim`); the constants
-//! below are the defaults. The memory budget for weights includes the memory that other programs can give up
-//! (`Memory::obtainable_bytes`). If that memory is compressed in RAM, its compressed size is subtracted.
+//! The device profile names the policy (`memory.page_cache`) and may set the parameters of the policy
+//! (`memory.reclaim`); the constants of this module are the defaults. The memory budget for weights includes the memory
+//! that other programs can give up (`Memory::obtainable_bytes`). If the system compresses that memory in RAM, its
+//! compressed size is subtracted.
 
 use hearth_profiles::device::{DeviceProfile, Os, PageCachePolicy};
 use hearth_profiles::{Bytes, Fraction, Seconds, Sourced};
@@ -12,15 +13,13 @@ use super::{
     ZramConfig,
 };
 
-/// Compressed size of memory as a fraction of its size: a ratio of three to one, as zram with lz4 and the macOS
-/// compressor are said to reach.
+/// Compressed size of memory as a fraction of the original size, as reported for zram with lz4 and for macOS.
 /// source: assumed
 const COMPRESSED: Fraction = Fraction(1.0 / 3.0);
-/// Chunks of anonymous memory compressed for each evicted chunk of file pages: both are reclaimed equally with
-/// vm.swappiness 100.
+/// Chunks of anonymous memory compressed per evicted chunk of file pages: vm.swappiness 100 reclaims both equally.
 /// source: assumed, the default of Android with zram
 const SWAPPED_PER_EVICTION: Fraction = Fraction(1.0);
-/// Fraction of total memory that macOS always leaves to file pages.
+/// Minimum fraction of the total memory that macOS leaves to file pages.
 /// source: assumed
 const FILE_FLOOR: Fraction = Fraction(0.15);
 /// Page-cache size below which Android kills even the foreground process: 18432 pages, the first of the usual
@@ -43,7 +42,7 @@ pub struct PageCacheConfig<'a> {
 }
 
 impl PageCacheConfig<'_> {
-    /// Returns an empty page cache with the policy of the profile.
+    /// Creates an empty page cache with the policy of the device profile.
     pub fn build_page_cache(&self) -> Box<dyn PageCache> {
         let (share, memory, capacity) =
             (self.share_chunks, &self.device.memory, self.initial_capacity_chunks());
@@ -58,7 +57,7 @@ impl PageCacheConfig<'_> {
                 Box::new(RandomCache::new(share, capacity, self.seed, self.device_slot as u64))
             }
             PageCachePolicy::Macos => {
-                let floor = or_default(reclaim.min_file_page_fraction.as_ref(), FILE_FLOOR);
+                let floor = or_default(reclaim.min_file_page_fraction, FILE_FLOOR);
                 let floor = fraction_of(memory.total_memory.value, floor);
                 Box::new(MacosCache::new(share, capacity, self.chunks(floor)))
             }
@@ -67,29 +66,25 @@ impl PageCacheConfig<'_> {
                 Box::new(MacosMetalCache::new(share, capacity, ordinary))
             }
             PageCachePolicy::Android => {
-                let rate = or_default(reclaim.swapped_fraction_per_eviction.as_ref(), SWAPPED_PER_EVICTION);
+                let rate = or_default(reclaim.swapped_fraction_per_eviction, SWAPPED_PER_EVICTION);
                 let zram = ZramConfig {
                     swappable_chunks: self.chunks(self.swappable()),
                     swapped_per_eviction_permille: per_mille(rate),
-                    compressed_permille: per_mille(or_default(
-                        reclaim.compressed_fraction.as_ref(),
-                        COMPRESSED,
-                    )),
-                    kill_threshold_chunks: self
-                        .chunks(or_default(reclaim.kill_threshold.as_ref(), KILL_BELOW)),
+                    compressed_permille: per_mille(or_default(reclaim.compressed_fraction, COMPRESSED)),
+                    kill_threshold_chunks: self.chunks(or_default(reclaim.kill_threshold, KILL_BELOW)),
                 };
                 Box::new(two_list().with_zram(zram))
             }
         }
     }
 
-    /// Returns the initial capacity in chunks, before memory pressure makes other programs give up memory.
+    /// Returns the capacity in chunks at the start, before other programs give up memory under memory pressure.
     pub fn initial_capacity_chunks(&self) -> u32 {
         let memory = &self.device.memory;
         self.capacity(match memory.page_cache {
             PageCachePolicy::Macos => {
                 let reclaim = memory.reclaim_parameters.clone().unwrap_or_default();
-                let compressed = or_default(reclaim.compressed_fraction.as_ref(), COMPRESSED);
+                let compressed = or_default(reclaim.compressed_fraction, COMPRESSED);
                 self.memory_budget.saturating_sub(fraction_of(self.swappable(), compressed))
             }
             PageCachePolicy::MacosMetal => self.wired(),
@@ -113,18 +108,17 @@ impl PageCacheConfig<'_> {
         (bytes.0 / self.chunk_size.0.max(1)).min(u64::from(u32::MAX)) as u32
     }
 
-    /// Converts memory to a capacity in chunks, at least 2: with less than a page and what is read around it,
-    /// no computation could continue.
+    /// Converts memory to a capacity in chunks, at least 2: a faulting page is read together with the pages around it.
     fn capacity(&self, memory: Bytes) -> u32 {
         self.chunks(memory).max(2)
     }
 }
 
-/// Returns the idle time after which the device's weights are unwired; `None` if they never are.
+/// Returns the idle time after which Metal unwires the weights of a device; `None` if it never does.
 pub fn unwire_idle_time(device: &DeviceProfile) -> Option<Seconds> {
     let reclaim = device.memory.reclaim_parameters.clone().unwrap_or_default();
     let metal = device.memory.page_cache == PageCachePolicy::MacosMetal;
-    (metal && !reclaim.keeps_weights_wired).then(|| or_default(reclaim.unwire_timeout.as_ref(), UNWIRE_AFTER))
+    (metal && !reclaim.keeps_weights_wired).then(|| or_default(reclaim.unwire_timeout, UNWIRE_AFTER))
 }
 
 /// Describes the parts of a device's page cache that are not validated; `None` if all parts are validated.
@@ -145,7 +139,7 @@ pub fn unvalidated_parts(device: &DeviceProfile) -> Option<String> {
     }
 }
 
-fn or_default<T: Copy>(given: Option<&Sourced<T>>, default: T) -> T {
+fn or_default<T>(given: Option<Sourced<T>>, default: T) -> T {
     given.map_or(default, |given| given.value)
 }
 

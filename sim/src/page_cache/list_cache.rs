@@ -1,10 +1,9 @@
-//! Page caches on lists: the state that [`super::MgLruCache`], [`super::RandomCache`], [`super::MacosCache`] and
-//! [`super::MacosMetalCache`] share.
+//! List-based page caches: the common part of [`super::MgLruCache`], [`super::RandomCache`], [`super::MacosCache`] and
+//! [`super::MacosMetalCache`].
 //!
 //! [`ListCache`] tracks for each chunk whether it is resident, in flight or used, and on which list it is, and counts
-//! accesses, reads and evictions. A policy is a set of [`EvictionPolicy`]: the list of a new chunk, the effect of a
-//! use, and the choice of a victim. Reclaim of [`super::TwoListCache`] takes time and can be interrupted, which
-//! [`ListCache`] does not support.
+//! reads and evictions. An [`EvictionPolicy`] decides on which list a new chunk is inserted, what a use changes, and
+//! which chunk is evicted. [`super::TwoListCache`] is separate, because its reclaim takes time and can be interrupted.
 
 use super::lists::{ChunkList, ListLinks};
 use super::{Access, Chunk, Counters, Fetch, PageCache};
@@ -18,6 +17,7 @@ pub trait EvictionPolicy: std::fmt::Debug {
     /// Returns the next chunk to evict, which is not in flight; `None` only if all chunks are in flight.
     fn victim(&mut self, pages: &mut ChunkLists) -> Option<Chunk>;
     fn on_evict(&mut self, _chunk: Chunk) {}
+    /// Returns the minimum capacity in chunks.
     fn min_capacity(&self) -> u32 {
         0
     }
@@ -34,7 +34,7 @@ pub struct ChunkLists {
     chunks: Vec<Page>,
     in_flight: u32,
     resident: u32,
-    /// Chunks scanned for reclaim.
+    /// Number of chunks scanned for reclaim.
     pub scanned_chunks: u64,
 }
 
@@ -70,18 +70,15 @@ impl ChunkLists {
         self.chunks[chunk as usize].list.map(usize::from)
     }
 
-    /// Whether a chunk is in flight.
     pub fn is_in_flight(&self, chunk: Chunk) -> bool {
         self.chunks[chunk as usize].locked
     }
 
-    /// Whether all allocated chunks are in flight.
     pub fn are_all_in_flight(&self) -> bool {
         self.in_flight == self.resident
     }
 
-    /// Scans a chunk: clears its young mark and returns whether it was set, that is, the chunk was used since the
-    /// last scan.
+    /// Scans a chunk: clears its young mark. Returns whether the chunk was used since the last scan.
     pub fn test_and_clear_young(&mut self, chunk: Chunk) -> bool {
         self.scanned_chunks += 1;
         std::mem::take(&mut self.chunks[chunk as usize].young)
@@ -98,7 +95,7 @@ impl ChunkLists {
         self.chunks[chunk as usize].list = Some(list as u8);
     }
 
-    /// Returns the oldest chunk of a list that is not in flight; older chunks move to the newest end.
+    /// Returns the oldest arrived chunk of a list. Moves older chunks, which are in flight, to the newest end.
     pub fn scan_for_arrived(&mut self, list: usize) -> Option<Chunk> {
         for _ in 0..self.list_len(list) {
             let chunk = self.oldest(list)?;

@@ -6,14 +6,14 @@ use super::Chunk;
 
 const NONE: u32 = u32::MAX;
 
-/// The links to the next and previous chunk, for all chunks of a share.
+/// The links from each chunk of a device's share to the next and the previous chunk of its list.
 #[derive(Debug)]
 pub struct ListLinks {
     next: Vec<u32>,
     previous: Vec<u32>,
 }
 
-/// One list, which stores its links in [`ListLinks`].
+/// One list of chunks; [`ListLinks`] stores its links.
 #[derive(Debug, Clone)]
 pub struct ChunkList {
     head: u32,
@@ -68,7 +68,6 @@ impl ChunkList {
         self.len -= 1;
     }
 
-    /// Moves a chunk of this list to its head.
     pub fn move_to_head(&mut self, links: &mut ListLinks, chunk: Chunk) {
         if self.head != chunk {
             self.remove(links, chunk);

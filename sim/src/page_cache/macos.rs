@@ -2,15 +2,14 @@
 //!
 //! Without Metal (xnu, osfmk/vm/vm_pageout.c and vm_resident.c) pages read ahead are on a *speculative* queue, which
 //! is evicted first, the oldest page first; a speculative page that is used becomes active. Pages that a fault needs
-//! are active at once. While the active queue is longer than the inactive one, its oldest pages move to the inactive
-//! queue and lose their mark of use. An inactive page that was used meanwhile becomes active again, any other is
-//! evicted. File pages keep a minimum of memory, and memory of other programs is compressed: the capacity accounts
-//! for both ([`super::config`]).
+//! are active at once. While the active queue is longer than the inactive queue, its oldest pages move to the inactive
+//! queue, and their young marks are cleared. An inactive page that was used meanwhile becomes active again, any other
+//! inactive page is evicted. File pages keep a minimum of memory, and memory of other programs is compressed: the
+//! capacity accounts for both ([`super::config`]).
 //!
-//! With Metal (prima.cpp paper, Eq. 16) the weights are *wired* up to the recommended working set: none are evicted.
-//! A larger share is read again completely for every token, which here follows from least-recently-used eviction.
-//! After an idle time of about a second the weights are unwired and become ordinary memory, which other programs may
-//! take.
+//! With Metal (prima.cpp paper, Eq. 16) weights are *wired*, that is, never evicted, up to the recommended working set.
+//! A larger share is read again completely for every token, which here follows from least-recently-used eviction. After
+//! an idle time of about a second the weights are unwired and become ordinary memory, which other programs may take.
 //!
 //! Not checked against a machine. Not here: dirty pages, swap files, the memory accesses of other programs.
 
@@ -54,8 +53,7 @@ impl EvictionPolicy for MacosEvictionPolicy {
         if let Some(chunk) = pages.scan_for_arrived(SPECULATIVE) {
             return Some(chunk);
         }
-        // No page is used meanwhile, and every scan clears the mark of a page, so some scan finds a page without a
-        // mark.
+        // No page is used meanwhile, and every scan clears the mark of a page, so some scan finds an unmarked page.
         loop {
             while pages.list_len(ACTIVE) > pages.list_len(INACTIVE) {
                 let oldest = pages.oldest(ACTIVE)?;
@@ -92,7 +90,7 @@ pub struct WiredEvictionPolicy {
 pub type MacosMetalCache = ListCache<WiredEvictionPolicy>;
 
 impl MacosMetalCache {
-    /// Creates an empty cache in which `wired` chunks may be wired, and `ordinary` chunks remain after an idle time.
+    /// Creates an empty cache in which `wired` chunks may be wired, of which `ordinary` remain after an idle time.
     pub fn new(share: u32, wired: u32, ordinary: u32) -> Self {
         Self::with_rules(WiredEvictionPolicy { ordinary }, 1, share, wired)
     }

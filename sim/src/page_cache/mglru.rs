@@ -2,18 +2,17 @@
 //!
 //! As in mm/vmscan.c (`lru_gen`) and Documentation/mm/multigen_lru.rst, for clean file pages of one mapping:
 //!
-//! - **Four generations at most, two at least.** A page that a fault brings in begins in the youngest one, a page
-//!   that was read ahead in the oldest (`folio_add_lru`, `lru_gen_folio_seq`).
-//! - **Eviction** scans the oldest generation. A page used since the last scan moves to the youngest, one in flight
-//!   to the next (`sort_folio`), any other is evicted. An empty generation is removed.
+//! - **Two to four generations.** A page that is read by a fault begins in the youngest generation, a page that is read
+//!   ahead in the oldest (`folio_add_lru`, `lru_gen_folio_seq`).
+//! - **Eviction** scans the oldest generation. A page used since the last scan moves to the youngest generation, a page
+//!   in flight to the next one (`sort_folio`), any other page is evicted. An empty generation is removed.
 //! - **Aging**: with two generations left, a walk over the page tables finds every page that was used, and moves it
 //!   to a new youngest generation (`inc_max_seq`, `walk_mm`).
 //!
 //! Deviation: in the kernel all pages that a fault reads begin in the youngest generation; here only the awaited
 //! chunk does, because [`super::PageCache`] does not distinguish the others from a helper's requests.
 //!
-//! Not here: refaults; tiers and their controller, which count uses through file descriptors, which mapped pages do
-//! not have.
+//! Not here: refaults, and tiers, which count uses of pages through file descriptors; mapped pages have no such uses.
 
 use super::Chunk;
 use super::list_cache::{ChunkLists, EvictionPolicy, ListCache};
@@ -23,7 +22,7 @@ const MAX_GENERATIONS: u64 = 4;
 /// `MIN_NR_GENS` of include/linux/mmzone.h.
 const MIN_GENERATIONS: u64 = 2;
 
-/// The state of the multi-generational LRU: the numbers of the oldest and the youngest generation.
+/// The state of the multi-generational LRU: the sequence numbers of the oldest and the youngest generation.
 #[derive(Debug)]
 pub struct MgLruEvictionPolicy {
     oldest: u64,

@@ -1,9 +1,9 @@
 //! Page caches: which chunks of the weights are in a device's memory, and which must be read again.
 //!
 //! A device's share of the weights is a file of equal chunks (2 MiB by default, 128 KiB where the details of reclaim
-//! matter). A policy tracks which chunks are in memory, and decides which are evicted to free memory. The simulation
-//! reports which chunks are touched, prefetched, read or evicted on request. A policy has no clock: the simulation
-//! submits the reads and reports their arrivals.
+//! matter). A policy tracks which chunks are in memory, and decides which chunks are evicted to free memory. The
+//! simulation tells the policy which chunks are touched, prefetched, read or evicted on request. A policy has no clock:
+//! the simulation submits the reads and reports their arrivals.
 //!
 //! The contract of [`PageCache`], which `tests::check_invariants` checks for every policy: resident chunks never
 //! exceed the capacity, and every chunk that was read is resident or evicted.
@@ -17,8 +17,7 @@
 //! | [`MacosCache`], [`MacosMetalCache`] | queues, and a wired set | xnu; prima.cpp paper, Eq. 16; unvalidated |
 //! | [`TwoListCache::with_zram`] | Android: classic Linux with zram | lmkd, zram; unvalidated |
 //!
-//! [`config`] builds the policy of a device. [`Readahead`], the same for every policy, decides which chunks are
-//! read together with a missing one.
+//! [`config`] builds the policy of a device. [`Readahead`] decides which chunks are read with a missing chunk.
 
 pub mod config;
 mod list_cache;
@@ -54,7 +53,7 @@ pub enum Access {
     Hit,
     /// A read of the chunk is in progress: wait for its arrival.
     InFlight,
-    /// The chunk must be read, by [`PageCache::prefetch`] and possibly by read-ahead.
+    /// The chunk must be read: call [`PageCache::prefetch`], directly or through [`Readahead`].
     Absent,
 }
 
@@ -70,33 +69,31 @@ pub enum Fetch {
     Again,
 }
 
-/// What a page cache has done since the start of the run, in chunks.
+/// Counts of what a page cache has done since the start of the run, in chunks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Chunks whose read was started.
+    /// Number of chunks whose read was started.
     pub fetched: u64,
     pub evicted: u64,
-    /// Chunks evicted by [`PageCache::release`]; a part of `evicted`.
+    /// Number of chunks evicted by [`PageCache::release`]; included in `evicted`.
     pub released: u64,
-    /// Chunks evicted by [`PageCache::discard`]; a part of `evicted`.
+    /// Number of chunks evicted by [`PageCache::discard`]; included in `evicted`.
     pub discarded: u64,
-    /// Used chunks evicted by reclaim, which has to unmap them; a part of `evicted`.
+    /// Number of used chunks evicted by reclaim, which has to unmap these chunks; included in `evicted`.
     pub unmapped: u64,
-    /// Reads of chunks that were evicted before.
+    /// Number of reads of chunks that had been evicted.
     pub refaults: u64,
-    /// Chunks moved to the active list.
+    /// Number of chunks moved to the active list.
     pub activated: u64,
-    /// Chunks scanned for reclaim, which takes time of the thread that allocates memory.
+    /// Number of chunks scanned for reclaim, which takes time of the thread that allocates memory.
     pub scanned: u64,
 }
 
 /// A page-cache policy, which decides which chunks of the weights stay in memory.
 pub trait PageCache: std::fmt::Debug {
-    /// Touches a chunk for a reader. If the chunk is not in memory, the reader waits, and the touch takes effect when
-    /// it [resumes](PageCache::resume).
+    /// Touches a chunk for a reader. If the chunk is missing, the reader waits and then [resumes](PageCache::resume).
     fn access(&mut self, chunk: Chunk) -> Access;
-    /// Resumes a reader that waited for a chunk: the reader now maps the chunk. Returns false if the chunk was
-    /// evicted since its arrival: then the reader faults again.
+    /// Resumes a reader that waited for a chunk. Returns false if the chunk was evicted since it arrived.
     fn resume(&mut self, chunk: Chunk) -> bool {
         self.contains(chunk)
     }
@@ -105,11 +102,10 @@ pub trait PageCache: std::fmt::Debug {
         self.access(chunk)
     }
 
-    /// Allocates memory for a chunk that is about to be read, evicting others if none is free.
+    /// Allocates memory for a chunk that is about to be read; evicts other chunks if no memory is free.
     fn prefetch(&mut self, chunk: Chunk) -> Fetch;
-    /// Handles the arrival of a chunk in flight.
     fn on_arrival(&mut self, chunk: Chunk);
-    /// Like [`PageCache::prefetch`], but completes reclaim at once, for callers that do not simulate its time.
+    /// Calls [`PageCache::prefetch`] until reclaim is complete, for callers that do not simulate the time of reclaim.
     fn prefetch_now(&mut self, chunk: Chunk) -> Fetch {
         loop {
             match self.prefetch(chunk) {
@@ -120,15 +116,14 @@ pub trait PageCache: std::fmt::Debug {
     }
     /// Evicts a chunk that will not be needed soon, as `MADV_PAGEOUT` does. A chunk in flight is not evicted.
     fn release(&mut self, chunk: Chunk);
-    /// Evicts a chunk by unmapping and `POSIX_FADV_DONTNEED`, which leaves no shadow entry: reading the chunk again
-    /// is no refault.
+    /// Evicts a chunk by unmapping and `POSIX_FADV_DONTNEED`, without a shadow entry: a later read is no refault.
     fn discard(&mut self, chunk: Chunk) {
         self.release(chunk);
     }
 
     /// Handles an idle time after which the system unwires memory.
     fn on_idle(&mut self) {}
-    /// Whether the process is alive: it has not been killed for lack of memory.
+    /// Whether the process has not been killed for lack of memory.
     fn is_alive(&self) -> bool {
         true
     }
@@ -143,7 +138,6 @@ pub trait PageCache: std::fmt::Debug {
     fn share_chunks(&self) -> u32;
     /// Whether a chunk is in memory, and not in flight.
     fn contains(&self, chunk: Chunk) -> bool;
-    /// Returns what the page cache has done since the start of the run.
     fn counters(&self) -> Counters;
 }
 
@@ -163,7 +157,7 @@ pub(crate) mod tests {
         Idle,
     }
 
-    /// Performs operations on a page cache and checks its invariants after each of them.
+    /// Performs operations on a page cache and checks the invariants of the page cache after each operation.
     pub(crate) fn check_invariants(cache: &mut dyn PageCache, ops: &[Op]) {
         let mut in_flight = std::collections::VecDeque::new();
         for op in ops {
@@ -248,7 +242,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Touches a chunk and reads it if it is missing.
+    /// Touches a chunk, and reads the chunk if it is missing.
     pub(crate) fn read(cache: &mut dyn PageCache, chunk: Chunk) {
         if cache.access(chunk) == Access::Absent {
             prefetch(cache, chunk);
@@ -261,7 +255,7 @@ pub(crate) mod tests {
         cache.on_arrival(chunk);
     }
 
-    /// Reads a share cyclically, one chunk after another. Returns the number of chunks fetched in the last round.
+    /// Reads all chunks of a share in order, `rounds` times. Returns the number of chunks fetched in the last round.
     pub(crate) fn cyclic(cache: &mut dyn PageCache, rounds: u32) -> u64 {
         let mut before = 0;
         for _ in 0..rounds {

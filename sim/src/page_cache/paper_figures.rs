@@ -1,5 +1,6 @@
-//! Figures 3, 4 and 5 of the prima.cpp paper, with one chunk per layer: the tests make the page-cache calls of a
-//! helper thread and a reader. Layers are numbered from 1 as in the figures.
+//! Tests that reproduce figures 3, 4 and 5 of the prima.cpp paper, with one chunk per layer.
+//!
+//! The tests make the page-cache calls of a helper thread and a reader. Layers are numbered from 1 as in the figures.
 
 use super::{Access, Chunk, Fetch, PageCache, PaperFormulaCache, TwoListCache};
 

@@ -1,9 +1,9 @@
 //! Page cache that reproduces the formula of the prima.cpp paper: reload = need - capacity.
 //!
-//! Appendix A.3: a device that needs more than its capacity reloads need - capacity for every token. To achieve this
-//! in a cyclic scan, the policy evicts the most recently used chunk, which is needed last. It evicts a prefetched
-//! chunk that is not used yet only if the reader could not continue otherwise. No kernel works like this; the
-//! bytes that it reloads are a lower bound for those of [`super::TwoListCache`].
+//! Appendix A.3: a device that needs more memory than its capacity reloads need - capacity bytes for every token. To
+//! achieve this in a cyclic scan, the policy evicts the most recently used chunk, which is needed last. It evicts a
+//! prefetched chunk that is not used yet only if the reader could not continue otherwise. No kernel works like this;
+//! the bytes that this policy reloads are a lower bound for those of [`super::TwoListCache`].
 
 use super::lists::{ChunkList, ListLinks};
 use super::{Access, Chunk, Counters, Fetch, PageCache};
@@ -15,9 +15,9 @@ pub struct PaperFormulaCache {
     chunks: Vec<State>,
     awaited: Vec<bool>,
     links: ListLinks,
-    /// Chunks that were read but not used since, the oldest at the tail.
+    /// Chunks that have not been used since they were read, the oldest chunk at the tail.
     fresh: ChunkList,
-    /// Used chunks, the least recently used at the tail.
+    /// Used chunks, the least recently used chunk at the tail.
     used: ChunkList,
     in_flight: u32,
     counters: Counters,

@@ -1,9 +1,9 @@
 //! Page cache that evicts at random.
 //!
-//! Every chunk that is not in flight is evicted with equal probability. A cyclic scan of s chunks with a capacity of
-//! c chunks has m misses, more than the excess s - c and fewer than s: between two uses of a chunk about m others are
+//! Every chunk that is not in flight is evicted with equal probability. A cyclic scan of s chunks with a capacity of c
+//! chunks has m misses, more than the excess s - c and fewer than s: between two uses of a chunk about m others are
 //! evicted, so it is still in memory with probability (1 - 1/c)^m, and m = s (1 - (1 - 1/c)^m). No kernel does this;
-//! it is between the formula of [`super::PaperFormulaCache`] and LRU.
+//! the number of misses is between those of [`super::PaperFormulaCache`] and of LRU.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
@@ -12,8 +12,7 @@ use super::Chunk;
 use super::list_cache::{ChunkLists, EvictionPolicy, ListCache};
 use crate::random::{self, StreamPurpose};
 
-/// Maximum draws for an eviction. If all of them give chunks in flight, the first chunk that is not in flight is
-/// evicted.
+/// Maximum number of draws for an eviction. After that, the first chunk that is not in flight is evicted.
 const MAX_DRAWS: u32 = 64;
 
 #[derive(Debug)]
@@ -27,8 +26,7 @@ pub struct RandomEvictionPolicy {
 pub type RandomCache = ListCache<RandomEvictionPolicy>;
 
 impl RandomCache {
-    /// Creates an empty cache for a share of `share` chunks. `slot`, the index of the device, selects the
-    /// random stream, so devices evict different chunks.
+    /// Creates an empty cache for `share` chunks; seed and device slot select which chunks are evicted.
     pub fn new(share: u32, capacity: u32, seed: u64, slot: u64) -> Self {
         let stream = random::stream(seed, StreamPurpose::Eviction, 0, slot);
         let rules = RandomEvictionPolicy { stream, held: Vec::new(), at: vec![0; share as usize] };

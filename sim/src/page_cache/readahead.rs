@@ -1,19 +1,19 @@
-//! Read-ahead: which chunks are read together with a missing one.
+//! Read-ahead: decides which chunks are read together with a missing chunk.
 //!
 //! As in mm/readahead.c and `do_sync_mmap_readahead` of mm/filemap.c of Linux, for a mapping without advice. A miss
 //! reads one window around the missing chunk: half of the window lies before the chunk, and a marker is set a quarter
-//! before its end. Touching the marked chunk starts the read of the next window without waiting, with the marker at
-//! its first chunk, so a sequential reader always has one window in flight, which overlaps computing with reading.
-//! Chunks are read in ascending order; chunks in memory are skipped.
+//! of the window before its end. Touching the marked chunk starts the read of the next window without waiting, with the
+//! marker at its first chunk, so a sequential reader always has one window in flight, which overlaps computing with
+//! reading. Chunks are read in ascending order; chunks in memory are skipped.
 //!
-//! Deviation: the kernel keeps a marker in every page; here only the last one set is kept.
+//! Deviation: in the kernel each page can have a marker; here only the last marker is kept.
 
 use super::{Chunk, Fetch, PageCache};
 
 /// The read-ahead state of one open file (`struct file_ra_state`), in chunks.
 #[derive(Debug)]
 pub struct Readahead {
-    /// Length of a read-ahead window in chunks, the most that one `MADV_WILLNEED` call reads.
+    /// Length of the read-ahead window in chunks; one `MADV_WILLNEED` call reads at most one window.
     pub window_chunks: u32,
     start: u32,
     size: u32,
@@ -26,8 +26,7 @@ impl Readahead {
         Self { window_chunks: window.max(1), start: 0, size: 0, marker: None }
     }
 
-    /// Handles a miss: appends the chunks to read to `reads`. Returns false if no memory is free for the missing
-    /// chunk itself.
+    /// Handles an access to a missing chunk: adds the chunks to read to `reads`. Returns false if no memory is free.
     pub fn on_miss(&mut self, cache: &mut dyn PageCache, chunk: Chunk, reads: &mut Vec<Chunk>) -> bool {
         self.start = chunk.saturating_sub(self.window_chunks / 2);
         self.size = self.window_chunks;
@@ -41,7 +40,7 @@ impl Readahead {
         true
     }
 
-    /// Handles a hit: if the chunk has the marker, appends the next window to `reads`.
+    /// Handles an access to a chunk in memory: if the chunk has the marker, appends the next window to `reads`.
     #[inline]
     pub fn on_hit(&mut self, cache: &mut dyn PageCache, chunk: Chunk, reads: &mut Vec<Chunk>) {
         if self.marker == Some(chunk) {
@@ -57,8 +56,7 @@ impl Readahead {
             match cache.prefetch_now(chunk) {
                 Fetch::Started => {
                     reads.push(chunk);
-                    // A page that was already in memory gets no marker: sequential read-ahead ends there, until the
-                    // next miss.
+                    // A page that was in memory gets no marker: sequential read-ahead ends there, until the next miss.
                     if chunk == mark {
                         self.marker = Some(mark);
                     }

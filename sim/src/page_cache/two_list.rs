@@ -1,4 +1,4 @@
-//! Page cache of classic Linux: active and inactive list, in a full memory cgroup.
+//! Page cache of classic Linux: an active and an inactive list, in a full memory cgroup.
 //!
 //! As in mm/vmscan.c, mm/workingset.c and mm/memcontrol.c, for clean file pages of one mapping:
 //!
@@ -15,8 +15,8 @@
 //!   page. That takes many milliseconds, in which reads arrive.
 //! - **Shadows.** The kernel stores the age at which a page was evicted. If the page is read again within a
 //!   distance no longer than the active list, it becomes active at once.
-//! - **Balance.** The active list shrinks from its tail when it is longer than the inactive one (in a cache below 1
-//!   GiB; above, than sqrt(10 x GiB) times the inactive one), or after activations by refault.
+//! - **Balance.** The active list shrinks from its tail after activations by refault, or when it is longer than the
+//!   inactive list (in a cache of less than 1 GiB; in a larger one, than sqrt(10 x GiB) times the inactive list).
 //! - **Between arrival and use.** A page that has arrived is neither young nor referenced until the thread that
 //!   waited for it runs and maps it, so it may be evicted before that.
 //!
@@ -31,12 +31,11 @@
 use super::lists::{ChunkList, ListLinks};
 use super::{Access, Chunk, Counters, Fetch, PageCache, ZramConfig};
 
-/// Initial priority of reclaim. A scan at priority p covers 1/2^p of a list; the last one, at 0, covers all of it.
+/// Initial priority of reclaim. A scan at priority p covers 1/2^p of a list; the last scan, at priority 0, covers all.
 const FIRST_PRIORITY: u32 = 12;
-/// Maximum reclaim attempts of an allocation; the kernel drains its per-processor stocks of charges before the
-/// second.
+/// Maximum reclaim attempts of an allocation; the kernel drains its per-processor charges before the second attempt.
 const MAX_ATTEMPTS: u32 = 2;
-/// Maximum scans in one call. Then the caller must let time pass, in which reads in flight may arrive.
+/// Maximum number of scans in one call. Then the caller lets time pass, in which reads in flight may arrive.
 const MAX_SCANS_AT_ONCE: u32 = 32;
 
 /// The page cache of classic Linux, with an active and an inactive list.
@@ -57,7 +56,7 @@ pub struct TwoListCache {
     /// Maximum ratio of the active list to the inactive one.
     inactive_ratio: u32,
     refault_activations: u64,
-    /// Value of `refault_activations` at the last reclaim.
+    /// Value of `refault_activations` after the last reclaim.
     seen_activations: u64,
     scan: Option<Scan>,
     counters: Counters,
@@ -73,9 +72,9 @@ struct Page {
     referenced: bool,
     /// Whether the page was used since it was read.
     mapped: bool,
-    /// Whether a thread populates the mapping and waits for this page.
+    /// Whether a thread that populates the mapping waits for this page.
     populated: bool,
-    /// Whether the page is being read and cannot be evicted.
+    /// Whether the page is being read, so that it cannot be evicted.
     locked: bool,
     /// The cache's `age` when the page was evicted.
     shadow: Option<u64>,
@@ -89,9 +88,10 @@ enum ListState {
     Active,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Scan {
     attempt: u32,
+    /// Whether active pages are deactivated even if the active list is short.
     force: bool,
     /// Whether refaults have activated pages since the last reclaim attempt.
     refaulted: bool,
@@ -112,20 +112,13 @@ enum Reclaim {
 
 impl Scan {
     fn new(cache: &TwoListCache) -> Self {
-        let mut scan = Self {
-            attempt: 1,
-            force: false,
-            refaulted: cache.refault_activations != cache.seen_activations,
-            priority: FIRST_PRIORITY,
-            active: 0,
-            inactive: 0,
-            scanned: 0,
-        };
+        let refaulted = cache.refault_activations != cache.seen_activations;
+        let mut scan = Self { attempt: 1, refaulted, priority: FIRST_PRIORITY, ..Self::default() };
         scan.set_scan_counts(cache);
         scan
     }
 
-    /// Begins the scan at the next priority of reclaim. Returns false after the last one.
+    /// Begins the scan at the next priority of reclaim. Returns false if no priority remains.
     fn enter_next_priority(&mut self, cache: &TwoListCache) -> bool {
         if self.priority > 0 {
             self.priority -= 1;
@@ -169,8 +162,7 @@ impl TwoListCache {
         }
     }
 
-    /// Sets the maximum ratio of the active list to the inactive one as Linux does for a page cache of this
-    /// size, rounded down to GiB; it exceeds 1 from 1 GiB on.
+    /// Sets the maximum ratio of the active to the inactive list, as Linux does for a page cache of this size in GiB.
     #[must_use]
     pub fn with_inactive_ratio_for_size(mut self, gibibytes: u64) -> Self {
         self.inactive_ratio = if gibibytes == 0 { 1 } else { (10 * gibibytes).isqrt() as u32 };
@@ -204,8 +196,8 @@ impl TwoListCache {
         Reclaim::Freed
     }
 
-    /// Runs a few scans of `try_to_free_mem_cgroup_pages`: frees one chunk, finds nothing to free, or is not
-    /// finished.
+    /// Runs up to [`MAX_SCANS_AT_ONCE`] scans of `try_to_free_mem_cgroup_pages`, until one chunk is freed or nothing
+    /// can be freed.
     fn reclaim(&mut self) -> Reclaim {
         let mut scan = self.scan.take().unwrap_or_else(|| Scan::new(self));
         let result = loop {
@@ -242,7 +234,7 @@ impl TwoListCache {
         page.young = false;
     }
 
-    /// Runs a step of `shrink_inactive_list`. Returns true if it evicted the oldest chunk.
+    /// Runs a step of `shrink_inactive_list`. Returns whether the oldest chunk was evicted.
     fn scan_oldest(&mut self) -> bool {
         let Some(chunk) = self.inactive.oldest() else { return false };
         self.counters.scanned += 1;

@@ -1,13 +1,12 @@
 //! Memory pressure on Android: zram, and the low memory killer.
 //!
 //! The capacity of a [`super::TwoListCache`] grows under pressure: for each evicted chunk of file pages the kernel
-//! compresses some anonymous memory of other applications into zram (vm.swappiness), until none is left. A chunk that
-//! is compressed to a fraction `p` of its size frees 1 - p. The low memory killer ends the run if there is pressure,
-//! nothing is left to compress, and the page cache is below its threshold (lmkd, `ro.lmk.*`; formerly
+//! compresses some anonymous memory of other applications into zram (vm.swappiness), until none is left. Compressing a
+//! chunk to a fraction p of its size frees a fraction 1 - p. The low memory killer ends the run if there is memory
+//! pressure, nothing is left to compress, and the page cache is smaller than a threshold (lmkd, `ro.lmk.*`; formerly
 //! drivers/staging/android/lowmemorykiller.c, `minfree`).
 //!
-//! Not checked against a machine. Not here: applications that are killed to free memory, pages that are read back
-//! from zram.
+//! Not checked against a machine. Not here: killing applications to free memory, and reading pages back from zram.
 
 use super::Counters;
 
@@ -15,7 +14,7 @@ const PER_MILLE: u64 = 1000;
 
 #[derive(Debug, Clone, Copy)]
 pub struct ZramConfig {
-    /// Chunks of compressible anonymous memory.
+    /// Number of chunks of anonymous memory that can be compressed.
     pub swappable_chunks: u32,
     /// Anonymous memory compressed for each evicted chunk of file pages, in thousandths of a chunk.
     pub swapped_per_eviction_permille: u32,
@@ -39,7 +38,7 @@ impl ZramConfig {
         self.compressed_thousandths(counters) == u64::from(self.swappable_chunks) * PER_MILLE
     }
 
-    /// Returns the chunks that compression has freed so far.
+    /// Returns the number of chunks that compression has freed so far.
     pub fn freed_chunks(&self, counters: &Counters) -> u64 {
         let left = PER_MILLE.saturating_sub(u64::from(self.compressed_permille));
         self.compressed_thousandths(counters) * left / PER_MILLE / PER_MILLE
@@ -60,8 +59,7 @@ mod tests {
         // 100 chunks, of which 80 fit. Compressing thirty chunks frees 30 x 0.667 = 20, so that all fit.
         let mut cache = android(100, 80, 30, 0);
         cyclic(&mut cache, 1);
-        // In the first round e evictions satisfy 100 = 80 + 0.667 e + e, so e = 12, and twelve compressed chunks
-        // freed 8.
+        // In the first round e evictions satisfy 100 = 80 + 0.667 e + e, so e = 12: twelve compressed chunks freed 8.
         assert_eq!((cache.counters().evicted, cache.capacity()), (12, 88));
         assert_eq!(cyclic(&mut cache, 4), 0);
         assert_eq!(cache.capacity(), 100);

@@ -20,7 +20,7 @@ pub struct CpuSim {
     co_runners: f64,
     /// Clock rate as a fraction of the full clock rate.
     clock: f64,
-    /// The running computations, sorted by key. There are few, which change often; a vector seldom allocates.
+    /// The running computations, sorted by key; a vector, because they are few and change often.
     jobs: Vec<Job>,
     settled: Nanos,
     quota: Option<CpuQuota>,
@@ -30,9 +30,9 @@ pub struct CpuSim {
 struct Job {
     key: u64,
     threads: f64,
-    /// Remaining running time in seconds, if undisturbed.
+    /// Remaining running time in seconds, if no other program disturbs the computation.
     remaining: f64,
-    /// Running time that a slower clock has added, in seconds.
+    /// Running time in seconds that a slower clock has added.
     slowdown: f64,
 }
 
@@ -51,7 +51,6 @@ impl CpuSim {
         self.co_runners = threads.max(0.0);
     }
 
-    /// Sets the clock rate as a fraction of the full clock rate.
     pub fn set_clock_fraction(&mut self, now: Nanos, fraction: f64) {
         self.settle(now);
         self.clock = fraction;
@@ -64,7 +63,7 @@ impl CpuSim {
         Seconds(job.map_or(0.0, |job| job.slowdown))
     }
 
-    /// Starts a computation that takes `seconds` on `threads` threads when undisturbed.
+    /// Starts a computation that takes `seconds` on `threads` threads if no other program disturbs it.
     pub fn start_job(&mut self, now: Nanos, key: u64, threads: f64, seconds: f64) {
         self.settle(now);
         let job = Job { key, threads, remaining: seconds, slowdown: 0.0 };
@@ -87,7 +86,7 @@ impl CpuSim {
         })
     }
 
-    /// Removes one computation that is complete by `now` and returns its key.
+    /// Removes one computation that is complete by `now`, and returns the key of the computation.
     pub fn pop_completed(&mut self, now: Nanos) -> Option<u64> {
         self.settle(now);
         let at = self.jobs.iter().position(|job| job.remaining <= 1e-9)?;

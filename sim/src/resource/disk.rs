@@ -17,20 +17,21 @@ use crate::engine::Nanos;
 #[derive(Debug, Clone, Copy)]
 pub struct DiskSpeed {
     pub bandwidth: BytesPerSecond,
+    /// Maximum rate of the reads of kind [`ReadKind::Fault`].
     pub fault_read_rate: BytesPerSecond,
-    /// Maximum rate of [`ReadKind::Prefetch`]; reads by page faults have the maximum rate `fault_rate`.
+    /// Maximum rate of the reads of kind [`ReadKind::Prefetch`].
     pub prefetch_rate: BytesPerSecond,
-    /// Limit on the total rate of all flows, for example of a cgroup.
+    /// Limit on the total rate of all reads, for example by a cgroup.
     pub throttle_rate: Option<BytesPerSecond>,
-    /// Time from submitting a read to an idle flow until its first byte.
+    /// Time from submitting a read to an idle flow until the first byte is read.
     pub latency: Seconds,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReadKind {
-    /// Page faults of a thread that needs the bytes now, and the read-ahead that they trigger.
+    /// A page fault of a thread that needs the bytes now, or the read-ahead that the page fault triggers.
     Fault,
-    /// Reads of a helper thread ahead of their use.
+    /// A read of the helper thread before the bytes are used.
     Prefetch,
 }
 
@@ -49,7 +50,7 @@ pub struct DiskSim<T> {
 #[derive(Debug)]
 struct Queue<T> {
     requests: VecDeque<(T, u64)>,
-    /// Time at which the latency of the first request ends; `None` if it has ended or the queue is empty.
+    /// Time at which the latency of the first request ends; `None` if that time has passed or the queue is empty.
     starts: Option<Nanos>,
 }
 
@@ -65,7 +66,7 @@ impl<T> DiskSim<T> {
         }
     }
 
-    /// Sets the fraction of the bandwidth that remains beside other programs.
+    /// Sets the fraction of the bandwidth that other programs leave available.
     pub fn set_available_fraction(&mut self, now: Nanos, fraction: f64) {
         self.sharing.set_capacity(now, self.speed.bandwidth.0 * fraction);
     }
@@ -109,7 +110,7 @@ impl<T> DiskSim<T> {
         starts.chain(self.sharing.next_completion_time()).chain(admissions).min()
     }
 
-    /// Removes one read that is complete by `now`. Returns its tag.
+    /// Removes one read that is complete by `now`. Returns the tag of the read.
     pub fn pop_completed(&mut self, now: Nanos) -> Option<T> {
         self.admit(now);
         for flow in FLOWS {

@@ -1,7 +1,8 @@
 //! Resources with a rate: processors, disks, links.
 //!
-//! A resource returns the time at which its next job ends, and then the job that has ended. After every change the
-//! simulation reads that time again and sets the resource's timer; a resource has no access to the event queue.
+//! A resource has a method that returns the time at which its next job ends, and a method that removes the job that has
+//! ended. After every change the simulation reads that time again and sets the timer of the resource; a resource has no
+//! access to the event queue.
 //!
 //! Not here: memory ([`crate::page_cache`]).
 
@@ -17,8 +18,7 @@ use crate::engine::Nanos;
 pub use cpu::CpuSim;
 pub use disk::{DiskSim, DiskSpeed, ReadKind};
 
-/// Converts seconds to nanoseconds, rounded up. It avoids `f64::ceil`, which is a function call on processors without
-/// an instruction for it.
+/// Converts seconds to nanoseconds, rounded up. Without a rounding instruction `f64::ceil` would be a function call.
 fn nanos_until(seconds: f64) -> Nanos {
     let nanos = seconds * 1e9;
     let whole = nanos as Nanos;

@@ -1,8 +1,8 @@
-//! CPU quota: threads of a group run until they have used up the processor time of a period.
+//! CPU quota: limits the processor time that a group of threads uses in each period.
 //!
-//! kernel/sched/fair.c, bandwidth control: periods follow each other from time zero, whether threads run or not. The
-//! threads of the group use up the quota of a period together, then wait for the next period. Unused time is lost. So
-//! a burst shorter than the quota runs at full speed.
+//! As in the bandwidth control of kernel/sched/fair.c, periods follow each other from time zero, whether threads run or
+//! not. The threads of the group use up the quota of a period together, then wait for the next period. Unused quota is
+//! lost. So a burst shorter than the quota runs at full speed.
 //!
 //! Deviation: the kernel stops a thread at a tick, up to 4 ms late, and subtracts the excess from the next periods;
 //! here a thread stops exactly. docs/decisions/0031 states the effect.
@@ -12,7 +12,7 @@ use hearth_profiles::device::Quota;
 use super::nanos_until;
 use crate::engine::Nanos;
 
-/// Processor time in seconds below which it counts as zero: less than a nanosecond of one thread.
+/// Processor time in seconds that counts as zero: less than a nanosecond of one thread.
 const NEGLIGIBLE: f64 = 1e-10;
 
 #[derive(Debug, Clone)]
@@ -20,7 +20,7 @@ pub struct CpuQuota {
     period: Nanos,
     /// Processor time that all threads together may use in a period, in seconds.
     budget: f64,
-    /// Remaining processor time of the period that ends at `ends`, in seconds.
+    /// Remaining processor time in seconds of the period that ends at `ends`.
     left: f64,
     ends: Nanos,
 }
@@ -32,7 +32,7 @@ impl CpuQuota {
         Self { period, budget, left: budget, ends: period }
     }
 
-    /// Runs `threads` threads in the time from `from` to `to`. Returns for how many seconds each of them ran.
+    /// Runs `threads` threads in the time from `from` to `to`. Returns for how many seconds each thread ran.
     pub fn run(&mut self, from: Nanos, to: Nanos, threads: f64) -> f64 {
         let (mut at, mut ran) = (from, 0.0);
         while at < to {
@@ -46,7 +46,7 @@ impl CpuQuota {
         ran
     }
 
-    /// Returns the time at which `threads` threads that start at `now` have run for `seconds` each.
+    /// Returns the time at which each of `threads` threads that start at `now` has run for `seconds`.
     pub fn completion_time(&self, now: Nanos, seconds: f64, threads: f64) -> Nanos {
         let (mut ahead, mut at, mut remaining) = (self.clone(), now, seconds);
         // The running time of each thread in a full period, with which full periods are skipped below.
@@ -76,7 +76,7 @@ impl CpuQuota {
         }
     }
 
-    /// Returns for how many of the next `seconds` each thread can run in this period.
+    /// Returns for how many of the next `seconds`, all in this period, each thread can run.
     fn runnable(&self, threads: f64, seconds: f64) -> f64 {
         if threads <= 0.0 {
             return seconds;
@@ -129,7 +129,7 @@ mod tests {
     }
 
     proptest! {
-        /// Running in parts does as much work as running at once, and ends at the predicted time.
+        /// Running in parts does as much work as running at once, and the work ends at the predicted time.
         #[test]
         fn running_in_parts_equals_running_at_once(
             cores in 0.05f64..3.0,

@@ -1,12 +1,11 @@
 //! Processor sharing: divides a capacity among concurrent jobs.
 //!
-//! Egalitarian processor sharing with a maximum rate for each job (max-min fairness by water filling): all jobs get
-//! the same share, and what a job cannot use is divided among the others. Between two changes the rates are constant,
-//! so the next completion time is exact.
+//! Egalitarian processor sharing with a maximum rate for each job (max-min fairness by water filling): all jobs get the
+//! same share, and the part of a share that a job cannot use is divided among the other jobs. Between two changes the
+//! rates are constant, so the next completion time is exact.
 //!
 //! Work is a floating-point number, time is in integer nanoseconds. A completion time is rounded up, and a job with
-//! less than a nanosecond of remaining work is complete. Rounding errors do not accumulate, because each job ends
-//! once.
+//! less than a nanosecond of remaining work is complete. Rounding errors do not accumulate, because each job ends once.
 
 use super::nanos_until;
 use crate::engine::Nanos;
@@ -38,7 +37,7 @@ impl ProcessorSharing {
         self.divide();
     }
 
-    /// Adds a job with `work` to do, at no more than `max_rate` per second.
+    /// Adds a job of `work` units of work, of which at most `max_rate` are done per second.
     pub fn add_job(&mut self, now: Nanos, key: u64, work: f64, max_rate: f64) {
         self.settle(now);
         self.jobs.push(Job { key, remaining: work, max_rate, rate: 0.0 });
@@ -51,7 +50,7 @@ impl ProcessorSharing {
         ends.map(|job| self.settled.saturating_add(nanos_until(job.remaining.max(0.0) / job.rate))).min()
     }
 
-    /// Removes one job that is complete by `now`, the earliest added first. Returns its key.
+    /// Removes one job that is complete by `now`, the earliest added job first. Returns the key of the job.
     pub fn pop_completed(&mut self, now: Nanos) -> Option<u64> {
         self.settle(now);
         let at = self.jobs.iter().position(|job| job.remaining <= job.rate * 1e-9 && job.rate > 0.0)?;
@@ -75,7 +74,7 @@ impl ProcessorSharing {
         }
     }
 
-    /// Sets the rates by water filling. The loop is quadratic, which is fast for few jobs.
+    /// Sets the rates of the jobs by water filling. The loop is quadratic, which is fast for few jobs.
     fn divide(&mut self) {
         let mut left = self.capacity.max(0.0);
         let mut unserved = self.jobs.len();

@@ -1,11 +1,12 @@
 //! Throttle: a limit on bytes per second, like that of a cgroup on a block device.
 //!
-//! block/blk-throttle.c: the limit applies to slices of 0.1 s. Reads that fit in a slice are admitted at once and run
-//! at the speed of the disk; the next read waits for the next slice. A reader that was idle long enough starts a new
-//! slice: the end of a slice is rounded up to a multiple of 0.1 s on the clock, so this takes one to two slices, and
-//! until then the unused bytes of the old slice remain available. A read that does not fit waits for the end of the
-//! slice, and then for the time that its excess takes at the limit. So short bursts are faster than the limit: with
-//! 400 MB/s, a 1.5 GB/s disk delivers the first 40 MB in 27 ms. Reads are admitted in the order of submission.
+//! As in block/blk-throttle.c, the limit applies to slices of 0.1 s. Reads that fit in a slice are admitted at once and
+//! run at the speed of the disk. A read that does not fit waits for the end of the slice, and then for the time that
+//! its excess bytes take at the limit. So short bursts are faster than the limit: with 400 MB/s, a 1.5 GB/s disk
+//! delivers the first 40 MB in 27 ms. Reads are admitted in the order of submission.
+//!
+//! A reader that was idle long enough starts a new slice. The end of a slice is rounded up to a multiple of 0.1 s on
+//! the clock, so this takes one to two slices, and until then the unused bytes of the old slice remain available.
 
 use std::collections::VecDeque;
 
@@ -14,8 +15,7 @@ use hearth_profiles::BytesPerSecond;
 use crate::engine::Nanos;
 
 const SLICE: Nanos = 100_000_000;
-/// Maximum bytes of a request of the block layer: `BIO_MAX_VECS` (256) pages of 4 KiB. One read of the simulator may
-/// be several requests.
+/// Maximum bytes of a request of the block layer: `BIO_MAX_VECS` (256) pages of 4 KiB. A read may be several requests.
 const MAX_REQUEST: f64 = (1 << 20) as f64;
 
 #[derive(Debug, Clone)]
@@ -25,7 +25,7 @@ pub struct Throttle<R> {
     slice_start: Nanos,
     slice_end: Nanos,
     admitted: f64,
-    /// The time at which the first waiting read reached the front of the queue.
+    /// The time at which the first waiting read became the first of the queue.
     checked: Nanos,
     waiting: VecDeque<(R, u64)>,
 }
@@ -74,7 +74,7 @@ impl<R> Throttle<R> {
         Some((read, bytes))
     }
 
-    /// Drops the unused bytes of all past slices but the last one, as the kernel does.
+    /// Drops the unused bytes of all past slices except the last, as the kernel does.
     fn trim(&mut self, now: Nanos) {
         let past = (now.saturating_sub(self.slice_start) / SLICE).saturating_sub(1);
         self.slice_start += past * SLICE;

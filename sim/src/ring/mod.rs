@@ -1,12 +1,11 @@
-//! A ring of devices: simulates a plan whose devices compute windows of layers in turn.
+//! Ring simulation: simulates a plan whose devices compute windows of layers in turn.
 //!
-//! [`Simulation`] has a [`DeviceSim`] for each device of the plan, the links between them, and the engine that orders
-//! their events. `hearth_core::schedule::Generation` decides which pass enters the ring when the head is free.
-//! Weights are on disk when the run begins, unless [`crate::Options::starts_warm`] is set; weights in GPU memory are
-//! already loaded.
+//! [`Simulation`] has a [`DeviceSim`] for each device of the plan, the links between the devices, and the engine that
+//! orders their events. `hearth_core::schedule::Generation` decides which pass enters the ring when the head is free.
+//! Weights in GPU memory are loaded before the run begins; all other weights are then on disk, unless
+//! [`crate::Options::starts_warm`] is set.
 //!
-//! The events of a scenario affect the run: background load, memory pressure, devices that leave ([`timeline`],
-//! [`reachability`], [`reconfiguration`]).
+//! The events of a scenario change the load, the memory and the ring ([`timeline`], [`reconfiguration`]).
 
 pub mod reachability;
 pub mod reconfiguration;
@@ -23,7 +22,7 @@ use hearth_profiles::device::DeviceProfile;
 use hearth_profiles::model::ModelProfile;
 use hearth_schema::Plan;
 use hearth_schema::pass::Pass;
-use hearth_schema::trace::{Counter, CounterReading, Header, Outcome, Resource, StepKind, StepRecord, Trace};
+use hearth_schema::trace::{Counter, Header, Outcome, Resource, StepKind, StepRecord, Trace};
 
 use crate::device::context::{DeviceOutput, Event, Message, SimContext};
 use crate::device::{DeviceSim, setup};
@@ -32,20 +31,20 @@ use crate::error::SimError;
 use crate::input::{Input, ScenarioEvents, SimulationResult};
 use crate::network::{NetworkSim, member_order};
 use crate::speculation::AcceptanceSampler;
-use crate::trace::{TraceCollector, memory_readings, new_record};
+use crate::trace::{TraceCollector, counter_reading, memory_readings, new_record};
 
 use reachability::{HeldMessage, Reachability};
 use timeline::EventTimeline;
 
-/// Maximum number of successive events that add no trace record, before the ring counts as deadlocked.
+/// Number of successive events without a new trace record after which the ring counts as deadlocked.
 /// source: assumed, a hundred times the events of the longest step of a large model
 const MAX_IDLE_EVENTS: u32 = 20_000_000;
 
 #[derive(Debug)]
 pub(crate) struct Ring<'a> {
-    /// The devices by slot: those of the first plan in ring order, then those that joined the ring later.
+    /// The devices by slot: the devices of the first plan in ring order, then the devices that joined the ring later.
     pub(crate) devices: Vec<DeviceSim<'a>>,
-    /// The index of each slot's device in the cluster's members.
+    /// For each slot, the index of its device in the members of the cluster.
     pub(crate) members: Vec<usize>,
     pub(crate) memories: Vec<DeviceMemory>,
     /// The slots of the current plan's devices in ring order; the head has slot 0 in every plan.
@@ -59,20 +58,20 @@ pub(crate) struct Simulation<'a> {
     pub(crate) engine: Engine<Event>,
     pub(crate) ring: Ring<'a>,
     pub(crate) network: NetworkSim<Event>,
-    /// The members of the cluster, in the order in which the links number them.
+    /// The indices of the cluster's members, in the order in which the links number the members.
     pub(crate) link_order: Vec<usize>,
     /// Decides which pass enters the ring next.
     pub(crate) generation: Generation,
     acceptance: AcceptanceSampler,
-    /// The passes that were started, in order.
+    /// The passes that have started, in order.
     passes: Vec<Pass>,
-    /// Tokens generated so far, of all sequences.
+    /// Number of tokens of all sequences that have been generated.
     pub(crate) tokens: u32,
     pub(crate) timeline: EventTimeline,
     pub(crate) timeline_timer: Timer,
     pub(crate) reachability: Reachability,
     pub(crate) recovery: Recovery,
-    /// The time at which all devices have confirmed a new plan.
+    /// The time at which all devices have confirmed the current plan.
     pub(crate) ready_at: Nanos,
     pub(crate) plans: Vec<Plan>,
     pub(crate) outcome: Outcome,
@@ -195,7 +194,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Applies a change to a device that makes it neither send messages nor return tokens.
+    /// Applies a change to a device; the change must not make the device send messages or return tokens.
     pub(crate) fn change_device(
         &mut self,
         slot: usize,
@@ -233,16 +232,12 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    fn send(&mut self, to: usize, message: Message) {
+    fn send(&mut self, receiver: usize, message: Message) {
         let now = self.engine.now();
-        if self.is_disconnected(message.sender_slot, to) {
-            self.reachability.held_messages.push(HeldMessage {
-                receiver: to,
-                message,
-                unsent_since: Some(now),
-            });
+        if self.is_disconnected(message.sender_slot, receiver) {
+            self.reachability.held_messages.push(HeldMessage { receiver, message, unsent_since: Some(now) });
         } else {
-            self.transmit(to, message, now);
+            self.transmit(receiver, message, now);
         }
     }
 
@@ -265,7 +260,7 @@ impl<'a> Simulation<'a> {
         self.network.schedule_arrivals(&mut self.engine, &mut self.trace.records, Event::Wifi);
     }
 
-    /// Handles the output of a pass: lets the next pass enter, and records the counters of all devices.
+    /// Handles the output of a pass: counts its tokens, and records the counters of all devices.
     fn on_output(&mut self, pass: u32) -> Result<(), SimError> {
         let drafting = self.passes.get(pass as usize).filter(|started| started.drafted > 0);
         let accepted_drafts = drafting.map(|&started| self.acceptance.accepted_drafts(started));
@@ -277,15 +272,8 @@ impl<'a> Simulation<'a> {
             let bytes = [device.bytes_read(), device.resident_bytes(), self.unreclaimable_bytes(slot)];
             self.trace.readings.extend(memory_readings(slot, pass, at, bytes));
         }
-        let accepted = accepted_drafts.map(u64::from);
-        let reading = |value| CounterReading {
-            device_index: 0,
-            counter: Counter::Accepted,
-            pass_index: pass,
-            time_ns: at,
-            value,
-        };
-        self.trace.readings.extend(accepted.map(reading));
+        let accepted = |drafts: u32| counter_reading(0, Counter::Accepted, pass, at, u64::from(drafts));
+        self.trace.readings.extend(accepted_drafts.map(accepted));
         self.on_tokens(tokens)
     }
 }

@@ -1,10 +1,9 @@
-//! Reachability of devices, and the messages to and from unreachable ones.
+//! Reachability of devices, and the messages to and from unreachable devices.
 //!
-//! A device is unreachable while it is away or its links stall. Messages to and from it are held, as TCP does, and
-//! continue when the device is reachable again. If the ring gets a new plan before that, the held messages are
-//! dropped.
+//! A device is unreachable while it is away or its links stall. Messages to and from the device are held, as in TCP,
+//! and continue when the device is reachable again. A new plan of the ring before that drops the held messages.
 //!
-//! Not here: failure detection ([`hearth_core::recovery::heartbeat`]), and the reaction
+//! Not here: failure detection ([`hearth_core::recovery::heartbeat`]), and the reaction to a failure
 //! ([`crate::ring::reconfiguration`]).
 
 use crate::device::context::Message;
@@ -20,9 +19,9 @@ pub struct HeldMessage {
 
 #[derive(Debug, Clone)]
 pub struct Reachability {
-    /// Number of active events that disconnect each member.
+    /// For each member, the number of active events that disconnect it.
     disconnections: Vec<u32>,
-    /// The time at which each member last became unreachable.
+    /// For each member, the time at which it last became unreachable.
     since: Vec<Nanos>,
     pub held_messages: Vec<HeldMessage>,
 }
@@ -32,7 +31,7 @@ impl Reachability {
         Self { disconnections: vec![0; members], since: vec![0; members], held_messages: Vec::new() }
     }
 
-    /// Adds an event that disconnects a member. Returns whether the member was reachable before.
+    /// Counts the start of an event that disconnects a member. Returns whether the member was reachable before.
     pub fn disconnect(&mut self, now: Nanos, member: usize) -> bool {
         self.disconnections[member] += 1;
         let first = self.disconnections[member] == 1;
@@ -42,7 +41,7 @@ impl Reachability {
         first
     }
 
-    /// Removes an event that disconnects a member. Returns whether the member has become reachable again.
+    /// Counts the end of an event that disconnects a member. Returns whether the member has become reachable again.
     pub fn reconnect(&mut self, member: usize) -> bool {
         let before = self.disconnections[member];
         self.disconnections[member] = before.saturating_sub(1);
@@ -53,13 +52,12 @@ impl Reachability {
         self.disconnections[member] == 0
     }
 
-    /// Returns the time at which a member became unreachable; `None` if it is reachable.
+    /// Returns the time at which a member became unreachable; `None` if the member is reachable.
     pub fn unreachable_since(&self, member: usize) -> Option<Nanos> {
         (self.disconnections[member] > 0).then(|| self.since[member])
     }
 
-    /// Removes and returns the messages that can continue, in the order in which they were held. `members`
-    /// has the cluster's member of each slot.
+    /// Removes and returns the held messages that can continue, in order. `members` has the member index of each slot.
     pub fn pop_deliverable_messages(&mut self, members: &[usize]) -> Vec<HeldMessage> {
         let is_reachable = |slot: usize| self.disconnections[members[slot]] == 0;
         let is_free =

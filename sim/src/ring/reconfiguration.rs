@@ -1,16 +1,16 @@
 //! Reconfiguration of a ring: the effects of a scenario's events, and the new plans that some of them cause.
 //!
-//! Events of load, clock rate and memory change the resources of a device, which continues. A disconnected device
-//! stops the ring until it is reachable again, or until the head detects the loss
-//! ([`hearth_core::recovery::heartbeat`]). [`hearth_core::recovery`] then decides what the head does; its steps are
-//! executed here in simulated time. A new plan takes the one-way latency to each device, and its confirmation the
-//! one-way latency back. After that all tokens so far enter the new ring as a prompt, because their keys and values
-//! were distributed over the old one.
+//! Events of load, clock rate and memory change the resources of a device, which continues. A disconnected device stops
+//! the ring until the device is reachable again, or until the head detects the loss
+//! ([`hearth_core::recovery::heartbeat`]). Then [`hearth_core::recovery`] decides what the head does, and this module
+//! executes these steps in simulated time. A new plan takes the one-way latency to each device, and its confirmation
+//! the one-way latency back. After that all tokens so far enter the new ring as a prompt, because their keys and values
+//! were distributed over the old ring.
 //!
 //! Deviation: planning and preparing take no time; the head knows at once which devices are reachable; and it plans
 //! with the profiles of the devices, not with their background load.
 //!
-//! Not here: how a device adopts a new part ([`crate::device::reconfiguration`]).
+//! Not here: how a device adopts its part of a new plan ([`crate::device::reconfiguration`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use hearth_core::schedule::{Event as ScheduleEvent, Schedule};
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::Plan;
 use hearth_schema::events::{Change, RejoinTime};
-use hearth_schema::run_events::{RunEvent, RunEventKind};
+use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::{Outcome, StepKind};
 
 use crate::device::context::{Event, Message};
@@ -36,7 +36,7 @@ use super::reachability::HeldMessage;
 use super::timeline::TimelineAction;
 
 impl<'a> Simulation<'a> {
-    /// Applies the load at the start of the run. Memory that an event will swap out cannot be used yet.
+    /// Applies the background load at the start of the run. Memory that an event will swap out cannot be used yet.
     pub fn apply_initial_background_load(&mut self) {
         for slot in 0..self.ring.devices.len() {
             if self.timeline.has_swap_event(self.device_name(slot)) {
@@ -152,7 +152,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Returns the memory of other programs on a member that can be swapped out.
+    /// Returns the memory that other programs on a member occupy and that can be swapped out.
     fn swappable(&self, member: usize) -> Bytes {
         let memory = &self.input.cluster.members[member].device.memory;
         memory.obtainable_bytes().saturating_sub(memory.available_memory.value)
@@ -167,7 +167,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Applies the background load of a device. Ends the run if the device has too little memory for its weights.
+    /// Applies the background load of a device. Ends the run if too little memory remains for the device's weights.
     fn apply_load(&mut self, slot: usize) {
         let background_load =
             self.timeline.background_load(self.device_name(slot), self.swappable(self.ring.members[slot]));
@@ -182,33 +182,26 @@ impl<'a> Simulation<'a> {
         self.change_device(slot, |device, ctx| device.apply_load(&background_load, memory_budget, ctx));
     }
 
-    /// Returns the unreclaimable memory of a device, including memory that other programs have allocated during the
-    /// run.
+    /// Returns the unreclaimable memory of a device, with the memory that other programs have allocated during the run.
     pub fn unreclaimable_bytes(&self, slot: usize) -> Bytes {
         let background_load = self.timeline.background_load(self.device_name(slot), Bytes::ZERO);
         self.ring.memories[slot].unreclaimable_memory + Bytes(background_load.allocated_bytes as u64)
     }
 
-    /// Ends the run because a device has too little memory; `what` explains it to users.
+    /// Ends the run because a device has too little memory; `what` explains the reason to users.
     pub fn end_out_of_memory(&mut self, slot: usize, outcome: Outcome, what: &str) {
         let (now, name) = (self.engine.now(), self.device_name(slot));
         self.record_event(RunEventKind::OutOfMemory, Some(name), now, what.into());
         (self.outcome, self.ended) = (outcome, true);
     }
 
+    /// Logs a run event that ends now.
     fn record_event(&mut self, kind: RunEventKind, device: Option<&str>, since: Nanos, what: String) {
-        let (device, end) = (device.map(str::to_owned), Some(self.engine.now()));
-        self.timeline.run_events.push(RunEvent {
-            kind,
-            device,
-            start_ns: since,
-            end_ns: end,
-            details: what,
-            plan_digest: None,
-        });
+        let now = self.engine.now();
+        self.timeline.log(kind, device.map(str::to_owned), since, what).end_ns = Some(now);
     }
 
-    /// Whether messages from one slot to another cannot be sent now.
+    /// Whether messages from one device to another cannot be sent now; `from` and `to` are slots.
     pub fn is_disconnected(&self, from: usize, to: usize) -> bool {
         ![from, to].iter().all(|&slot| self.reachability.is_reachable(self.ring.members[slot]))
     }
@@ -244,7 +237,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Handles a missed heartbeat of a member, or of all members if the head itself is disconnected.
+    /// Handles the missed heartbeat of a member. If the member is the head itself, all other members are out of reach.
     fn heartbeat_missed(&mut self, member: usize, since: Nanos) -> Result<(), SimError> {
         let (device, reason) = (self.input.cluster.members[member].name.clone(), "no heartbeat".into());
         self.react(if member == self.ring.members[0] {
@@ -287,7 +280,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Makes a plan for the reachable devices, and checks that it fits in their memory.
+    /// Makes a plan for the reachable devices, and checks that the plan fits in their memory.
     fn replan(&mut self) -> Result<recovery::Event, SimError> {
         let (all, head) = (self.input.cluster, self.ring.members[0]);
         let is_alone = !self.reachability.is_reachable(head);
@@ -313,7 +306,7 @@ impl<'a> Simulation<'a> {
         Ok(recovery::Event::NoPlan { reason })
     }
 
-    /// Returns the reason if a part of a plan does not fit in its device's memory.
+    /// Returns why a plan does not fit in the memory of its devices; `None` if it fits.
     fn misfit(&self, plan: &Plan) -> Result<Option<String>, SimError> {
         let input = Input { plan, ..self.input };
         let devices = input::check(&input)?;
@@ -337,10 +330,8 @@ impl<'a> Simulation<'a> {
         let plan = Plan::clone(self.recovery.plan());
         let windows = plan.devices.iter().map(|device| format!("{} {}", device.name, device.window));
         let what = format!("{}; {again} tokens computed again", windows.collect::<Vec<_>>().join(", "));
-        let (kind, start, plan_digest) = (RunEventKind::Replanned, self.engine.now(), Some(plan.digest()));
-        let run_event =
-            RunEvent { kind, device: missing, start_ns: start, end_ns: None, details: what, plan_digest };
-        self.timeline.run_events.push(run_event);
+        let now = self.engine.now();
+        self.timeline.log(RunEventKind::Replanned, missing, now, what).plan_digest = Some(plan.digest());
         self.plans.push(plan);
     }
 
@@ -419,7 +410,7 @@ impl<'a> Simulation<'a> {
         let slot = known.unwrap_or(self.ring.devices.len());
         let old = known.map(|slot| &self.ring.devices[slot]);
         let (held, output) = old.map_or((vec![], false), |old| (old.gpu_layers(), old.has_gpu_output()));
-        // A device that was in no ring before adopts the plan in the same way.
+        // A device that was in no ring before adopts the plan in the same way as the other devices.
         let mut schedule = old.map_or_else(|| Schedule::new(plan.clone(), index), |old| old.schedule.clone());
         schedule.react(&ScheduleEvent::Replanned { plan: plan.clone(), first_pass })?;
         let (model, engine) = (&input.cluster.model, &mut self.engine);

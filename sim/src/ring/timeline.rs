@@ -1,7 +1,7 @@
 //! Event timeline: the events of a scenario as timed actions, and the log of run events.
 //!
-//! An event has an action for its beginning, for each step of its ramp if it has one, and for its end. Other actions
-//! are added during the run, such as heartbeat checks.
+//! An event has an action for its beginning, an action for each step of its ramp if it has a ramp, and an action for
+//! its end. Other actions, such as heartbeat checks, are added during the run.
 //!
 //! Not here: the effect of an action on the ring ([`crate::ring::reconfiguration`]) and on a device
 //! ([`crate::device::background_load`]).
@@ -15,38 +15,39 @@ use hearth_schema::run_events::{RunEvent, RunEventKind};
 use crate::device::background_load::BackgroundLoad;
 use crate::engine::Nanos;
 
-/// Number of equal steps of a ramp.
-/// source: assumed, so that each step is a small part of the whole change
+/// Number of equal steps in which an event with a ramp time reaches its full effect.
+/// source: assumed, so that each step is a small part of the whole effect
 const RAMP_STEPS: u32 = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TimelineAction {
     Begin(usize),
+    /// The event with this index reaches the ramp step with this number.
     Ramp(usize, u32),
     End(usize),
-    /// The head checks whether a member of the cluster has been unreachable since the given time.
+    /// The head checks whether the member with this index has been unreachable since this time.
     CheckHeartbeat(usize, Nanos),
-    /// The devices may all have confirmed a new plan by now.
+    /// All devices may have confirmed a new plan.
     Ready,
 }
 
 #[derive(Debug)]
 pub struct EventTimeline {
     events: Vec<(Event, Change)>,
-    /// Pending actions by time, then in the order of insertion.
+    /// The pending actions, by time and then by order of insertion.
     queue: BTreeMap<(Nanos, u32), TimelineAction>,
     next_sequence: u32,
-    /// Events that begin with a token, by the number of the token.
+    /// Indices of the events that begin with a token, by the number of the token.
     by_token: BTreeMap<u32, Vec<usize>>,
     /// The completed fraction of the ramp of each active event, by the index of the event.
     progress: BTreeMap<usize, f64>,
-    /// Index in `run_events` of each event that has begun.
+    /// For each event that has begun, by its index, the index of its entry in `run_events`.
     logged: BTreeMap<usize, usize>,
     pub run_events: Vec<RunEvent>,
 }
 
 impl EventTimeline {
-    /// Creates the timeline of valid events.
+    /// Creates the timeline of a scenario's events, which must be valid.
     pub fn new(events: &[Event]) -> Self {
         let mut timeline = Self {
             events: events.iter().filter_map(|event| Some((event.clone(), event.change()?))).collect(),
@@ -78,13 +79,13 @@ impl EventTimeline {
         self.queue.keys().next().map(|&(at, _)| at)
     }
 
-    /// Removes and returns one action that is due by `now`.
+    /// Removes and returns the earliest action that is due by `now`.
     pub fn pop_due_action(&mut self, now: Nanos) -> Option<TimelineAction> {
         let next = self.queue.first_entry()?;
         if next.key().0 > now { None } else { Some(next.remove()) }
     }
 
-    /// Schedules the events that begin with token number `count`.
+    /// Schedules the events that begin with the token with number `count`.
     pub fn on_token(&mut self, now: Nanos, count: u32) {
         for index in self.by_token.remove(&count).unwrap_or_default() {
             self.schedule(now, TimelineAction::Begin(index));
@@ -107,24 +108,30 @@ impl EventTimeline {
         (*change, event.device.as_deref())
     }
 
-    /// Returns the duration of an event, if the scenario limits it.
+    /// Returns the duration of an event; `None` if it lasts until the end of the run.
     pub fn event_duration(&self, index: usize) -> Option<Seconds> {
         self.events[index].0.duration
     }
 
-    /// Begins an event, which ramps up over the time `over` and is active until its end.
+    /// Logs a run event without an end and returns the entry.
+    pub fn log(
+        &mut self,
+        kind: RunEventKind,
+        device: Option<String>,
+        start_ns: Nanos,
+        details: String,
+    ) -> &mut RunEvent {
+        let at = self.run_events.len();
+        self.run_events.push(RunEvent { kind, device, start_ns, end_ns: None, details, plan_digest: None });
+        &mut self.run_events[at]
+    }
+
+    /// Begins an event, whose effect increases over the time `over` and lasts until the event ends.
     pub fn begin_event(&mut self, now: Nanos, index: usize, over: Seconds) {
         let (event, change) = &self.events[index];
         let (device, duration, (kind, what)) = (event.device.clone(), event.duration, describe(change));
         self.logged.insert(index, self.run_events.len());
-        self.run_events.push(RunEvent {
-            kind,
-            device,
-            start_ns: now,
-            end_ns: None,
-            details: what,
-            plan_digest: None,
-        });
+        self.log(kind, device, now, what);
         let over = over.to_nanos();
         self.progress.insert(index, if over == 0 { 1.0 } else { 0.0 });
         if over > 0 {
@@ -157,7 +164,7 @@ impl EventTimeline {
         }
     }
 
-    /// Ends the logged replanning: the ring has generated its first token with the new plan.
+    /// Ends the logged replanning, because the ring has generated its first token with the new plan.
     pub fn end_replanning(&mut self, now: Nanos) {
         for run_event in &mut self.run_events {
             if run_event.kind == RunEventKind::Replanned && run_event.end_ns.is_none() {
@@ -166,8 +173,7 @@ impl EventTimeline {
         }
     }
 
-    /// Returns the background load of a device. If an event swaps memory out, `withheld` bytes can be used only after
-    /// the swap.
+    /// Returns a device's background load. With a swap event, other programs occupy `withheld` bytes at first.
     pub fn background_load(&self, device: &str, withheld: Bytes) -> BackgroundLoad {
         let own = |index: usize| self.events[index].0.device.as_deref() == Some(device);
         let quiet = BackgroundLoad::initial(if self.has_swap_event(device) { withheld } else { Bytes::ZERO });

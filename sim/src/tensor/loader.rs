@@ -1,14 +1,14 @@
-//! Loader: brings the blocks of a sliding window into memory.
+//! Block loader: reads the blocks of a sliding window from disk into memory.
 //!
-//! TPI-LLM's memory scheduler loads blocks in the order of use, each as soon as the one before it is loaded and the
-//! one `tau` places before it is released (prima.cpp paper, section 2: it "loads model layers on demand and hides
-//! disk loading with prefetching"):
+//! TPI-LLM's memory scheduler loads blocks in the order of use. It loads block b as soon as block b - 1 is loaded and
+//! block b - tau is released (prima.cpp paper, section 2: it "loads model layers on demand and hides disk loading with
+//! prefetching"):
 //!
 //! ```text
 //! loaded(b) = max(loaded(b - 1), released(b - tau)) + bytes(b) / s_disk
 //! ```
 //!
-//! `s_disk` is the disk read rate. A block is released when it has been used, so all terms are known in advance.
+//! `s_disk` is the disk read rate. A block is released after its use, so all terms are known when it is loaded.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,7 +19,7 @@ use crate::engine::Nanos;
 
 #[derive(Debug, Clone)]
 pub struct BlockLoader {
-    /// The times at which the last blocks were released, the oldest first; at most `window` entries.
+    /// The times at which the last `window` blocks were released, the earliest time first.
     released: VecDeque<Nanos>,
     window: usize,
     loaded: Nanos,
@@ -28,12 +28,12 @@ pub struct BlockLoader {
 }
 
 impl BlockLoader {
-    /// Creates a loader that begins at time zero and has memory for `window` blocks.
+    /// Creates a loader that starts at time zero and has memory for `window` blocks.
     pub fn new(window: usize, disk: BytesPerSecond) -> Self {
         Self { released: VecDeque::new(), window: window.max(1), loaded: 0, disk, bytes_read: Bytes::ZERO }
     }
 
-    /// Loads the next block in the order of use, which has `bytes` bytes. Returns the time of the read.
+    /// Loads the next block, which has `bytes` bytes. Returns the time span of the read.
     pub fn load(&mut self, bytes: Bytes) -> Range<Nanos> {
         let is_full = self.released.len() >= self.window;
         let freed = if is_full { self.released.pop_front().unwrap_or(0) } else { 0 };
@@ -54,8 +54,7 @@ mod tests {
 
     const MS: Nanos = 1_000_000;
 
-    /// Uses `count` blocks that take 10 ms of reading and `compute` ms of computing each. Returns the times in ms at
-    /// which they are done.
+    /// Uses `count` blocks, each with 10 ms of reading and `compute` ms of computing. Returns their end times in ms.
     fn used(window: usize, compute: Nanos, count: usize) -> Vec<Nanos> {
         let mut loader = BlockLoader::new(window, BytesPerSecond(1e6));
         let mut now = 0;

@@ -1,12 +1,11 @@
 //! Tensor parallelism: simulates a plan that slices every layer over all devices.
 //!
-//! For each block of a token ([`simulation`]) every rank computes its slice ([`rank`]), then an all-reduce over the
-//! links adds the partial results. [`hearth_core::compute_cost`] gives the time of a slice, [`hearth_core::memory`]
-//! the memory of a rank. If a device has too little memory, the run ends before it begins, and the trace states the
-//! shortage.
+//! For each block of a token every rank computes its slice ([`rank`]), then an all-reduce over the links adds the
+//! partial results ([`simulation`]). [`hearth_core::compute_cost`] gives the time of a slice, [`hearth_core::memory`]
+//! the memory of a rank. If a device has too little memory, nothing is simulated, and the trace states the shortage.
 //!
-//! Deviations: adding and converting partial results, and the elementwise operations of a layer, take no time; the
-//! model is loaded and its slices are distributed before the run begins, except for a sliding window.
+//! Deviation: adding and converting partial results, and the elementwise operations of a layer, take no time. The model
+//! is loaded and its slices are distributed before the run begins, except for a sliding window.
 
 mod loader;
 mod rank;
@@ -47,22 +46,18 @@ pub(crate) fn simulate(
         let unreclaimable = memories.iter().map(PinnedMemory::unreclaimable_memory);
         return Ok(trace::out_of_memory_trace(header, passes, unreclaimable, shortages));
     }
-    let ranks = devices
-        .iter()
-        .zip(memories)
-        .enumerate()
-        .map(|(index, (device, memory))| Rank::new(input, tensor, index, device, memory))
-        .collect();
+    let new_rank = |(index, (device, memory))| Rank::new(input, tensor, index, device, memory);
+    let ranks = devices.iter().copied().zip(memories).enumerate().map(new_rank).collect();
     let (records, readings) = TensorSimulation::new(input, tensor, ranks, &passes).run()?;
     Ok(TraceCollector { header, records, readings }.finish(passes, Outcome::Ok))
 }
 
-/// Checks that the workload fits in the plan's context, as the schedule of a ring does.
+/// Checks that the workload fits in the context length of the plan, as the schedule of a ring does.
 fn check_context(passes: &[Pass], plan: &Plan) -> Result<(), ScheduleError> {
     let end = |pass: &Pass| u64::from(pass.first_position) + u64::from(pass.tokens);
-    let Some(beyond) = passes.iter().find(|pass| end(pass) > u64::from(plan.context_length)) else {
-        return Ok(());
-    };
-    let &Pass { index: pass, tokens, first_position: first, .. } = beyond;
-    Err(ScheduleError::BadPass { pass, tokens, first, context: plan.context_length })
+    let context = plan.context_length;
+    let beyond = passes.iter().find(|pass| end(pass) > u64::from(context));
+    beyond.map_or(Ok(()), |&Pass { index: pass, tokens, first_position: first, .. }| {
+        Err(ScheduleError::BadPass { pass, tokens, first, context })
+    })
 }

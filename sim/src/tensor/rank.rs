@@ -1,15 +1,15 @@
-//! Rank: the time that one device takes for its slice of a block.
+//! Rank: simulates the computation of one device's slice of a block.
 //!
 //! On the CPU a rank waits for the weights of a block and then computes its slice. If the pinned weights exceed the
-//! memory, they are swapped in again for every token: all of them if the system evicts the least recently used, or
-//! only the excess, depending on the device's page cache. The [`BlockLoader`] reads the weights of a sliding window. On a
-//! GPU with its own memory a rank uploads the activations, computes the slice, and downloads the partial result.
+//! memory, the page-cache policy of the device determines which weights are swapped in again for every token: all
+//! weights with least-recently-used eviction, only the excess with [`PageCachePolicy::PaperLinear`]. The
+//! [`BlockLoader`] reads the weights of a sliding window. On a GPU with its own memory a rank uploads the activations,
+//! computes the slice, and downloads the partial result.
 
 use hearth_core::compute_cost::ComputeCost;
 use hearth_core::memory::{PinnedMemory, streamed_block_sizes};
 use hearth_core::tensor::SlicedModel;
 use hearth_profiles::device::{DeviceProfile, PageCachePolicy};
-use hearth_profiles::model::TensorGroup;
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::tensor_parallel::TensorParallelPlan;
@@ -32,9 +32,9 @@ pub struct Rank<'a> {
     on_gpu: bool,
     pub pinned_memory: PinnedMemory,
     loader: Option<BlockLoader>,
-    /// Bytes of each block of the output matrix that the sliding window loads.
+    /// Sizes of the blocks of the output matrix, which a sliding window loads one after another.
     output: Vec<Bytes>,
-    /// Bytes that are swapped in for each byte of weights that is used.
+    /// Number of bytes that are swapped in for each byte of weights that is used.
     swap_ratio: f64,
     swapped_in: Bytes,
 }
@@ -64,20 +64,17 @@ impl<'a> Rank<'a> {
         } else {
             1.0
         };
-        let kv_element = Bytes(plan.kv_cache_format.bytes_per_element());
-        let on_gpu = planned.gpu_layers > 0;
-        let swapped_in = Bytes::ZERO;
         Self {
             index,
             device,
             sliced,
-            kv_element,
-            on_gpu,
+            kv_element: Bytes(plan.kv_cache_format.bytes_per_element()),
+            on_gpu: planned.gpu_layers > 0,
             pinned_memory: memory,
             loader,
             output,
             swap_ratio,
-            swapped_in,
+            swapped_in: Bytes::ZERO,
         }
     }
 
@@ -85,7 +82,7 @@ impl<'a> Rank<'a> {
         self.cpu_cost().embedding_time(pass.tokens)
     }
 
-    /// Simulates the rank's slice of a block from `now` on, and returns its end time; `out` gets the records.
+    /// Simulates the rank's slice of a block from `now` on. Adds the records to `out` and returns the end time.
     pub fn simulate_block(
         &mut self,
         now: Nanos,
@@ -108,7 +105,7 @@ impl<'a> Rank<'a> {
         self.compute_parts(&[(bytes, time)], &record, out)
     }
 
-    /// Simulates the output of a pass on the head and returns its end time.
+    /// Simulates the output of a pass on the head. Adds the records to `out` and returns the end time.
     pub fn simulate_output(
         &mut self,
         now: Nanos,
@@ -129,8 +126,7 @@ impl<'a> Rank<'a> {
         self.swapped_in + self.loader.as_ref().map_or(Bytes::ZERO, |loader| loader.bytes_read)
     }
 
-    /// Simulates computing with parts of weights, one after another, each as soon as it is in memory. Returns the end
-    /// time.
+    /// Simulates computing with parts of the weights in order, each once it is in memory. Returns the end time.
     fn compute_parts(
         &mut self,
         parts: &[(Bytes, Seconds)],
@@ -180,11 +176,8 @@ impl<'a> Rank<'a> {
         }
         let record = StepRecord { resource: Resource::Gpu, ..record.clone() };
         let bytes = self.sliced.attention.shape.hidden_state_bytes() * u64::from(pass.tokens);
-        record_steps(
-            out,
-            record.start_ns,
-            gpu_step_with_copies(gpu, (record.clone(), time), &record, bytes, bytes),
-        )
+        let steps = gpu_step_with_copies(gpu, (record.clone(), time), &record, bytes, bytes);
+        record_steps(out, record.start_ns, steps)
     }
 
     fn cpu_cost(&self) -> ComputeCost<'_> {
@@ -196,15 +189,13 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// Returns the computing time of a slice of a block; zero if the slice is empty.
+/// Returns the time to compute a slice of a block; zero if the slice is empty.
 fn slice_time(work: &ComputeCost, sliced: &SlicedModel, block: usize, pass: Pass) -> Seconds {
     let layer = block / 2;
-    let empty = |group: &TensorGroup| group.flops().0 == 0.0;
-    if block.is_multiple_of(2) {
-        if sliced.attention.shape.kv_heads == 0 { Seconds(0.0) } else { work.layer_time(layer as u32, pass) }
-    } else if empty(&sliced.feed_forward[layer]) {
-        Seconds(0.0)
-    } else {
-        work.matmul_time(&sliced.feed_forward[layer], pass.tokens)
+    let feed_forward = &sliced.feed_forward[layer];
+    match block % 2 {
+        0 if sliced.attention.shape.kv_heads > 0 => work.layer_time(layer as u32, pass),
+        1 if feed_forward.flops().0 != 0.0 => work.matmul_time(feed_forward, pass.tokens),
+        _ => Seconds(0.0),
     }
 }

@@ -1,12 +1,13 @@
-//! Simulation of a tensor-parallel run: the order in which the ranks compute and send.
+//! Tensor-parallel run: simulates the computations and messages of the ranks in order.
 //!
 //! The head computes the embedding of a pass and sends it to every worker. Then, block by block, a rank computes its
 //! slice, takes part in the all-reduce, and begins the next block when it has the sum. Nothing else synchronises the
-//! ranks, so a rank may be ahead of others. After the last block the head computes the output.
+//! ranks, so a rank may be ahead of other ranks. After the last block the head computes the output.
 //!
-//! What a rank sends depends on the number of messages it has received ([`hearth_core::tensor::collective`]);
-//! messages of a later block are counted when they arrive, and used when the rank reaches that block. An over-the-air
-//! all-reduce sends no messages: when the last rank has finished, all have the sum after the given time.
+//! Which messages a rank sends depends on the number of messages that it has received
+//! ([`hearth_core::tensor::collective`]). Messages of a later block are counted when they arrive, and used when the
+//! rank reaches that block. An over-the-air all-reduce sends no messages: all ranks have the sum a fixed time after the
+//! last rank has finished.
 
 use std::collections::BTreeMap;
 
@@ -24,14 +25,15 @@ use crate::trace::memory_readings;
 
 use super::rank::Rank;
 
-/// A step of the run: the index of the pass, and 0 for the embedding or 1 + the index of the block.
+/// A step of the run: the index of the pass, and 0 for the embedding or the index of the block plus 1.
 type BlockStep = (usize, u32);
 
 #[derive(Debug, Clone, Copy)]
 enum Event {
     Embedded,
-    /// A rank has computed its slice of a block.
+    /// The rank with this index has computed its slice of a block.
     Computed(usize),
+    /// A message arrives at the rank with this index.
     Delivered(usize, Message),
     /// All ranks have the sum of a step (over-the-air all-reduce).
     Summed(BlockStep),
@@ -42,7 +44,7 @@ enum Event {
 #[derive(Debug, Clone, Copy)]
 struct Message {
     step: BlockStep,
-    /// The sender; `None` for the sum of an over-the-air all-reduce.
+    /// Index of the sending rank; `None` for the sum of an over-the-air all-reduce.
     from: Option<usize>,
     bytes: Bytes,
 }
@@ -50,10 +52,10 @@ struct Message {
 #[derive(Debug, Clone)]
 struct Progress {
     step: BlockStep,
-    /// The time since which the rank waits in `step`; `None` if it does not wait.
+    /// The time since which the rank waits for messages of `step`; `None` if the rank does not wait.
     waiting_since: Option<Nanos>,
     sent: usize,
-    /// Number of messages received, for each step that is not complete.
+    /// Number of messages received for each step that is not complete.
     received: BTreeMap<BlockStep, usize>,
 }
 
@@ -67,9 +69,9 @@ pub struct TensorSimulation<'a> {
     air_time: Seconds,
     tensor: &'a TensorParallelPlan,
     embedding: u32,
-    /// Number of blocks: attention and feed-forward block of every layer.
+    /// Number of blocks: every layer has an attention and a feed-forward block.
     blocks: u32,
-    /// Number of ranks that have reached the all-reduce of a step (over-the-air all-reduce).
+    /// For an over-the-air all-reduce: the number of ranks that have finished each step.
     ranks_waiting: BTreeMap<BlockStep, usize>,
     ended: bool,
     records: Vec<StepRecord>,
@@ -171,7 +173,7 @@ impl<'a> TensorSimulation<'a> {
         }
     }
 
-    /// Sends the messages of a rank that are due, and begins the next block if the all-reduce is complete.
+    /// Sends the due messages of a rank, and begins the next block of the rank if the all-reduce is complete.
     fn advance(&mut self, rank: usize) {
         let step = self.progress[rank].step;
         let received = self.progress[rank].received.get(&step).copied().unwrap_or(0);
@@ -205,7 +207,7 @@ impl<'a> TensorSimulation<'a> {
         }
     }
 
-    /// Computes the output of a pass on the head, or begins the next pass if this one has no output.
+    /// Computes the output of a pass on the head; if the pass has no output, begins the next pass.
     fn output(&mut self, index: usize) {
         let (now, pass) = (self.engine.now(), self.passes[index]);
         if !pass.has_output {
@@ -235,12 +237,8 @@ impl<'a> TensorSimulation<'a> {
         let now = self.engine.now();
         let pass = self.passes[step.0];
         let record = self.ranks[from].new_record(StepKind::Send, pass, step.1.saturating_sub(1), now);
-        self.records.push(StepRecord {
-            resource: Resource::Tx,
-            bytes: bytes.0,
-            peer: Some(to as u16),
-            ..record
-        });
+        let (resource, peer) = (Resource::Tx, Some(to as u16));
+        self.records.push(StepRecord { resource, bytes: bytes.0, peer, ..record });
         let arrival = Event::Delivered(to, Message { step, from: Some(from), bytes });
         if !self.network.send(&mut self.engine, &mut self.records, [from, to], bytes, arrival) {
             self.collect_deliveries();
@@ -276,12 +274,7 @@ impl<'a> TensorSimulation<'a> {
     fn record_receive(&mut self, rank: usize, Message { step, from, bytes }: Message, since: Nanos) {
         let (now, pass) = (self.engine.now(), self.passes[step.0]);
         let record = self.ranks[rank].new_record(StepKind::Receive, pass, step.1.saturating_sub(1), since);
-        self.records.push(StepRecord {
-            resource: Resource::Rx,
-            end_ns: now,
-            bytes: bytes.0,
-            peer: from.map(|from| from as u16),
-            ..record
-        });
+        let (resource, peer) = (Resource::Rx, from.map(|from| from as u16));
+        self.records.push(StepRecord { resource, end_ns: now, bytes: bytes.0, peer, ..record });
     }
 }

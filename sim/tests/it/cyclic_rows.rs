@@ -1,8 +1,8 @@
-//! Replays the logged accesses of a real reader on [`TwoList`], and compares the reads and refaults with Linux.
+//! Replays the logged accesses of a real reader on [`TwoListCache`], and compares the reads and refaults with Linux.
 //!
-//! `cyclic_reader --log` (`studies/src/bin/cyclic_reader`) logs the accesses of a reader and its helper to each piece
-//! of a file, in order, and the counters of the kernel for each pass. The replay has no clock: requested pieces have
-//! arrived when they are populated. See `docs/decisions/0011-populate-marks-accessed.md`.
+//! `cyclic_reader --log` (`studies/src/bin/cyclic_reader`) logs the accesses of a reader and its helper thread to each
+//! piece of a file, in order, and the counters of the kernel for each pass. The replay has no clock: a requested piece
+//! has arrived when it is populated. See `docs/decisions/0011-populate-marks-accessed.md`.
 //!
 //!     cargo test -p hearth-sim --test it cyclic_rows -- --nocapture
 
@@ -15,9 +15,9 @@ const CHUNKS_PER_MIB: u32 = 8;
 const FILE_MIB: u32 = 640;
 const PIECE_MIB: u32 = 2;
 const PAGES_PER_CHUNK: u64 = 32;
-/// Read-ahead window in chunks: `read_ahead_kb` 8192.
+/// Read-ahead window in chunks: 8 MiB, as set by `read_ahead_kb` 8192.
 const READ_AHEAD: u32 = 8 * CHUNKS_PER_MIB;
-/// Chunks of memory that the process, page tables and tree nodes take: 3.2 MiB were measured, 2 MiB without shadows.
+/// Memory of the process, its page tables and the nodes of the page cache's tree, in chunks: 3.2 MiB were measured.
 const PROCESS_CHUNKS: u32 = 26;
 
 struct LoggedRow {
@@ -31,7 +31,7 @@ struct LoggedRow {
 struct LoggedPass {
     bytes: u64,
     refaults: u64,
-    /// Pages of kept pieces that were missing.
+    /// Number of pages of kept pieces that were missing from memory.
     lost: u64,
     steps: Vec<(char, u32)>,
 }
@@ -65,7 +65,7 @@ fn rows() -> Vec<LoggedRow> {
     rows
 }
 
-/// Parses a word of the log into steps: `t3-5` touches each of the pieces 3 to 5.
+/// Parses a word of the log into steps: `t3-5` means that the pieces 3 to 5 are touched, one after another.
 fn parse_steps(word: &str, steps: &mut Vec<(char, u32)>) {
     let what = word.chars().next().expect("no empty words");
     let range = &word[1..];
@@ -74,7 +74,7 @@ fn parse_steps(word: &str, steps: &mut Vec<(char, u32)>) {
     steps.extend((number(first)..=number(last)).map(|piece| (what, piece)));
 }
 
-/// The replayed page cache, its read-ahead and the chunks in flight.
+/// The state of a replay: the page cache, its read-ahead and the chunks in flight.
 struct Replay {
     cache: TwoListCache,
     readahead: Readahead,
@@ -136,8 +136,7 @@ impl Replay {
         }
     }
 
-    /// Lets a chunk arrive, and the reads before it, because reads end in the order of their requests. Returns whether
-    /// it was in flight.
+    /// Completes the reads of a chunk and of all chunks requested earlier. Returns whether the chunk was in flight.
     fn arrive(&mut self, chunk: Chunk) -> bool {
         let Some(at) = self.in_flight.iter().position(|&read| read == chunk) else { return false };
         self.in_flight.drain(..=at).for_each(|read| self.cache.on_arrival(read));
@@ -145,7 +144,7 @@ impl Replay {
     }
 }
 
-/// Whether a piece is in the kept set of a row, which is spread evenly over the file.
+/// Whether a piece is in the kept set of a row; the kept set is spread evenly over the file.
 fn keeps(row: &LoggedRow, piece: u32) -> bool {
     let (pieces, kept) = (FILE_MIB / PIECE_MIB, row.kept_mib / PIECE_MIB);
     (piece + 1) * kept / pieces > piece * kept / pieces

@@ -1,7 +1,6 @@
-//! Scenario events: the effects of loads, losses and stalls on a simulated ring, against closed forms.
+//! Tests of scenario events: the effects of loads, losses and stalls on a simulated ring, against closed forms.
 //!
-//! In the rings of [`crate::small_rings`] a token takes the time of its hops and of reading weights from memory at 10
-//! GB/s, so every change has one expected value.
+//! In the rings of [`crate::small_rings`] a token takes only the time of its hops and of reading weights from memory.
 
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics::event_impact::{EventImpact, event_impact};
@@ -58,7 +57,7 @@ fn refused(cluster: &Cluster, plan: &Plan, events: &[Event]) -> SimError {
     simulate_with_events(&input, &ScenarioEvents { events, replanner: None }).expect_err("a refusal")
 }
 
-/// Simulates two devices with half of the layers each and enough memory. Returns the trace and its metrics.
+/// Simulates a ring of two devices, each with half of the layers and enough memory. Returns the trace and its metrics.
 fn halves(events: &[Event]) -> (Trace, Metrics) {
     let (cluster, plan) = ring(&[PLENTY, PLENTY], 12, &[16, 16], OS);
     let trace = run_with(&cluster, &plan, events, None).trace;
@@ -66,27 +65,32 @@ fn halves(events: &[Event]) -> (Trace, Metrics) {
     (trace, metrics)
 }
 
-/// Returns an event on a device that begins with token number `token`; the caller adds its effect.
+/// Returns an event on a device that begins after `token` tokens; the caller adds the effect of the event.
 fn on(device: &str, token: u32) -> Event {
     Event { after_tokens: Some(token), device: Some(device.into()), ..Event::default() }
+}
+
+/// Returns a stall of all links, from the fourth token on for 1.5 s.
+fn stall() -> Event {
+    Event { after_tokens: Some(4), duration: Some(Seconds(1.5)), stalls_links: true, ..Event::default() }
 }
 
 fn first(trace: &Trace) -> EventImpact {
     event_impact(trace, &trace.run_events[0])
 }
 
-/// Returns the milliseconds per token before and during the first run event.
+/// Returns the milliseconds per token before the first run event and during this event.
 fn before_and_during(trace: &Trace) -> (f64, f64) {
     let phases = first(trace).tpot_ms;
     (phases.before.expect("tokens before"), phases.during.expect("tokens during"))
 }
 
-/// Returns the milliseconds to read the second half of the layers once at 10 GB/s.
+/// Returns the milliseconds to read the second half of the layers once from memory, at 10 GB/s.
 fn half() -> f64 {
     layers(&llama_8b(), 16..32).as_f64() / 10e9 * 1e3
 }
 
-/// Maximum relative difference between a simulated time and its closed form.
+/// Maximum relative difference between a simulated time and the closed-form time.
 const WITHIN: f64 = 0.005;
 
 #[test]
@@ -128,9 +132,7 @@ fn disk_load_slows_reading() {
 
 #[test]
 fn stall_adds_to_token_time() {
-    let stall =
-        Event { after_tokens: Some(4), duration: Some(Seconds(1.5)), stalls_links: true, ..Event::default() };
-    let (trace, metrics) = halves(&[stall]);
+    let (trace, metrics) = halves(&[stall()]);
     assert_eq!((trace.outcome, trace.run_events.len()), (Outcome::Ok, 1), "no device is lost within 1.5 s");
     let phases = first(&trace);
     let (before, longest) = (phases.tpot_ms.before.expect("three"), phases.max_tpot_ms.during.expect("one"));
@@ -158,8 +160,7 @@ fn lost_device_is_replanned_around() {
     assert_eq!(replanned.plan_digest.as_deref(), Some(run.new_plans[0].digest().as_str()));
     assert!(replanned.details.contains("d0 16, d1 16; 8 tokens computed again"), "{}", replanned.details);
 
-    // The round trip of the plan (8 ms), a batch of 8 tokens on both halves, and reading the new layers of each
-    // device from disk.
+    // The round trip of the plan (8 ms), a batch of 8 tokens on both halves, and reading the new layers from disk.
     let again = (replanned.end_ns.expect("a token") - replanned.start_ns) as f64 * 1e-6;
     let model = &cluster.model;
     let new: Bytes = (10..16).chain(21..32).map(|layer| model.layer_bytes(layer)).sum();
@@ -191,10 +192,8 @@ fn sequences_are_recomputed_after_a_loss() {
     let again = format!("; {} tokens computed again", 3 * 4 + out.count());
     assert!(replanned.details.ends_with(&again), "{} and {again}", replanned.details);
     let metrics = metrics::compute_metrics(trace);
-    assert!(
-        metrics.sequences.len() == 3 && metrics.sequences.iter().all(|it| it.decoded_tokens == 5),
-        "{metrics:?}"
-    );
+    let decoded: Vec<_> = metrics.sequences.iter().map(|it| it.decoded_tokens).collect();
+    assert_eq!(decoded, [5, 5, 5], "{metrics:?}");
     assert_near(metrics.terms_ms.sum(), tpot(&metrics), WITHIN, "the sum of the terms");
 }
 
@@ -205,18 +204,14 @@ fn wifi_stall_holds_all_messages() {
         use_wifi(&mut cluster, "", "");
         run_with(&cluster, &plan, events, None).trace
     };
-    let stall =
-        Event { after_tokens: Some(4), duration: Some(Seconds(1.5)), stalls_links: true, ..Event::default() };
-    let (without, with) = (quiet(&[]), quiet(&[stall]));
+    let (without, with) = (quiet(&[]), quiet(&[stall()]));
     let end = |trace: &Trace| {
         trace.records.iter().map(|record| record.end_ns).max().expect("records") as f64 * 1e-6
     };
     // The head computes its half during the stall.
     assert_near(end(&with) - end(&without), 1500.0 - half(), 0.02, "more ms");
-    assert!(
-        metrics::compute_metrics(&with).terms_ms.network
-            > metrics::compute_metrics(&without).terms_ms.network + 100.0
-    );
+    let network = |trace| metrics::compute_metrics(trace).terms_ms.network;
+    assert!(network(&with) > network(&without) + 100.0);
 }
 
 #[test]
@@ -276,8 +271,7 @@ fn returning_device_rejoins_between_tokens() {
     assert!(run.trace.run_events[0].end_ns.is_some(), "the device has returned");
     let run = run_with(&cluster, &plan, &[leaves.clone(), back(RejoinTime::NextRequest)], Some(&EvenSplit));
     assert_eq!((run.trace.outcome, run.new_plans.len()), (Outcome::Ok, 1));
-    // The device returns before its loss is detected: the messages that were held for it continue, and nothing is
-    // computed again.
+    // The device returns before its loss is detected: held messages continue, and nothing is computed again.
     let short = [
         Event { start_time: Some(Seconds(1.0)), after_tokens: None, ..leaves },
         Event { start_time: Some(Seconds(2.9)), after_tokens: None, ..back(RejoinTime::BetweenTokens) },
@@ -339,8 +333,7 @@ fn run_ends_out_of_memory() {
 #[test]
 fn swapping_frees_memory_at_its_rate() {
     let share = layers(&llama_8b(), 16..32);
-    // Of the memory for the share and 96 MiB more, other programs occupy a quarter of the share until they are
-    // swapped out, at 4:1.
+    // Other programs occupy a quarter of the memory for the share plus 96 MiB, until they are swapped out at 4:1.
     let can_swap = Bytes(share.0 / 3);
     let unswapped = share + Bytes::from_mib(96) - Bytes(can_swap.0 * 3 / 4);
     let (mut cluster, plan) = ring(&[PLENTY, unswapped], 24, &[16, 16], OS);

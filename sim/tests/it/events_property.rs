@@ -1,8 +1,8 @@
-//! Random rings under random events keep the invariants of a run.
+//! Property tests: random rings under random events keep the invariants of a run.
 //!
-//! Every run ends with all its tokens or with a reason; records and events do not end before they start; the
-//! counted bytes are those that were read; the terms of a token sum to its time; and equal seeds give
-//! identical traces.
+//! Every run ends with all its tokens or with a reason; records and events do not end before they start; the counted
+//! bytes are the bytes that were read; the terms of a token sum to the time of the token; and two runs with the same
+//! input give identical traces.
 
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics;
@@ -28,22 +28,18 @@ impl Replanner for TwoLayerWindows {
     }
 }
 
-/// Generates an event of one of three devices, early enough to affect the run.
+/// Generates an event on one of three devices, early enough to affect the run.
 fn event() -> impl Strategy<Value = Event> {
+    let seconds = |ms: u32| Some(Seconds(f64::from(ms) / 1e3));
     let when = prop_oneof![
-        (0u32..6000).prop_map(|ms| (Some(Seconds(f64::from(ms) / 1e3)), None)),
+        (0u32..6000).prop_map(move |ms| (seconds(ms), None)),
         (1u32..6).prop_map(|token| (None, Some(token))),
     ];
-    let duration = prop_oneof![Just(None), (1u32..4000).prop_map(|ms| Some(Seconds(f64::from(ms) / 1e3)))];
-    (when, duration, 0usize..3, 0u32..8, 1u32..100).prop_map(|((at, token), duration, device, what, size)| {
+    let duration = prop_oneof![Just(None), (1u32..4000).prop_map(seconds)];
+    (when, duration, 0usize..3, 0u32..8, 1u32..100).prop_map(|(when, duration, device, what, size)| {
         let share = Some(Fraction(f64::from(size) / 100.0));
-        let event = Event {
-            start_time: at,
-            after_tokens: token,
-            duration,
-            device: Some(format!("d{device}")),
-            ..Event::default()
-        };
+        let ((start_time, after_tokens), device) = (when, Some(format!("d{device}")));
+        let event = Event { start_time, after_tokens, duration, device, ..Event::default() };
         let endless = Event { duration: None, ..event.clone() };
         match what {
             0 => Event { load: Some(ProcessorLoad { threads: size, available_gpu_fraction: None }), ..event },
@@ -63,7 +59,7 @@ fn event() -> impl Strategy<Value = Event> {
     })
 }
 
-/// Maximum bytes that are read around a fault.
+/// Maximum number of bytes that one page fault reads.
 const WINDOW: u64 = 64 << 20;
 const CHUNK: u64 = 2 << 20;
 
@@ -99,13 +95,8 @@ fn check_invariants(trace: &Trace, tokens: u32, managed: bool) -> Result<(), Tes
         prop_assert!(last <= ahead + used + around, "device {device}: {last} of {ahead} + {used} + {around}");
         // The bytes at which a step faulted have been read, except one fault in each cancelled step. Under managed
         // residency a step may also wait for a helper that then finds the piece in memory.
-        let at = trace
-            .readings
-            .iter()
-            .filter(|it| it.device_index == device)
-            .map(|it| it.time_ns)
-            .max()
-            .unwrap_or(0);
+        let own_readings = trace.readings.iter().filter(|it| it.device_index == device);
+        let at = own_readings.map(|it| it.time_ns).max().unwrap_or(0);
         let before = own().filter(|record| record.end_ns <= at).filter_map(|record| record.cost);
         let faulted: u64 = before.map(|cost| cost.faulted_bytes).sum();
         let replans = trace.run_events.iter().filter(|it| it.kind == RunEventKind::Replanned).count() as u64;
@@ -116,11 +107,8 @@ fn check_invariants(trace: &Trace, tokens: u32, managed: bool) -> Result<(), Tes
     if let Some(tpot) = metrics.tpot_ms {
         let sum = metrics.terms_ms.sum();
         prop_assert!((sum - tpot.mean_ms).abs() <= 1e-9 * tpot.mean_ms, "{sum} and {}", tpot.mean_ms);
-        prop_assert!(
-            metrics.terms_ms.named_terms().iter().all(|(_, ms)| *ms > -1e-6),
-            "{:?}",
-            metrics.terms_ms
-        );
+        let terms = metrics.terms_ms;
+        prop_assert!(terms.named_terms().iter().all(|(_, ms)| *ms > -1e-6), "{:?}", terms);
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Simulated devices with the rates of the machine on which the page cache was measured.
 //!
-//! They run the 1B shape in Q4_K as the executor does with residency `os` or `windowed`, or as llama.cpp does, which
-//! reads only by page faults. The limits are those of `exec/lab/examples/residency_table.rs`: the memory holds a part
-//! of the file and 64 MiB more, and the disk reads 200 MB/s.
+//! The devices run the 1B shape in Q4_K as the executor does with residency `os` or `windowed`, or as llama.cpp does,
+//! which reads only by page faults. The limits are those of `exec/lab/examples/residency_table.rs`: the memory limit is
+//! a part of the file size plus 64 MiB, and the disk limit is 200 MB/s.
 
 use hearth_core::cluster::Cluster;
 use hearth_profiles::device::DeviceProfile;
@@ -16,16 +16,16 @@ use hearth_sim::Options;
 use crate::small_rings::{cluster, plan, simulate_with};
 
 pub const FILE_BYTES: u64 = 675_681_184;
-/// Bytes by which the memory limit exceeds the part of the model file that the device has memory for.
+/// Bytes by which the memory limit exceeds the part of the model file that fits in memory.
 pub const LIMIT_MARGIN: u64 = 64 << 20;
-/// Bytes of its group's memory that a process of the executor occupied, except weights: 22.3 MB that could not be
-/// reclaimed, including keys and values; 4 MiB of program text on the active list (`active_file`), which reclaim
-/// spares (`VM_EXEC`); and the stocks of charges of two processors (`MEMCG_CHARGE_BATCH`).
+/// Memory in bytes that a process of the executor occupied in its cgroup, without weights: 22.3 MB that could not be
+/// reclaimed, including keys and values; 4 MiB of program text on the active list (`active_file`), which reclaim does
+/// not evict (`VM_EXEC`); and the stocks of charges of two processors (`MEMCG_CHARGE_BATCH`).
 pub const EXECUTOR_MEMORY: u64 = 22_300_000 + (4 << 20) + (512 << 10);
-/// As [`EXECUTOR_MEMORY`], but for a process of llama.cpp. Only the first term, 49.6 MB, was measured.
+/// Memory in bytes that a process of llama.cpp occupied in its cgroup, without weights. Only 49.6 MB were measured.
 pub const LLAMA_CPP_MEMORY: u64 = 49_600_000 + (4 << 20) + (512 << 10);
 
-/// Tokens until the page cache is in a steady state, which are not counted.
+/// Number of tokens until the page cache is in a steady state; these tokens are not counted.
 const SETTLING: usize = 2;
 const TOKENS: u32 = 12;
 
@@ -34,19 +34,19 @@ pub struct DeviceRun {
     pub caches: Vec<u64>,
     pub windows: Vec<u32>,
     pub residency: ResidencyOptions,
-    /// The kernel's read-ahead window of the open file.
+    /// The kernel's read-ahead window for the model file.
     pub read_ahead: Bytes,
 }
 
 impl DeviceRun {
-    /// Returns a run of one device whose memory limit is the fraction `part` of the file's size. The process itself
-    /// occupies `process` bytes of the limit.
+    /// Creates a run of one device. The memory limit is a fraction `part` of the file size plus [`LIMIT_MARGIN`], of
+    /// which the process itself occupies `process` bytes.
     pub fn alone(part: f64, process: u64, residency: ResidencyOptions) -> Self {
         let limit = (FILE_BYTES as f64 * part) as u64 + LIMIT_MARGIN;
         Self { caches: vec![limit - process], windows: vec![16], residency, read_ahead: Bytes::from_mib(8) }
     }
 
-    /// Returns the seconds and the bytes read of each counted token.
+    /// Simulates the run. Returns for each counted token the seconds and the bytes read.
     pub fn tokens(&self, seed: u64, spread: Bytes) -> Vec<(f64, f64)> {
         let (cluster, plan) = self.input(seed);
         // None of the measured programs called `madvise` for the embedding.
@@ -72,8 +72,7 @@ impl DeviceRun {
     }
 }
 
-/// Returns the bytes that the plan reserves for keys and values, which are included in the memory of the measured
-/// processes.
+/// Returns the bytes that the plan reserves for keys and values. The memory of the measured processes includes them.
 fn kv(model: &ModelProfile, layers: u32) -> u64 {
     model.shape.kv_bytes_per_layer(256, Bytes(2)).0 * u64::from(layers)
 }

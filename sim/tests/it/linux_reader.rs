@@ -1,4 +1,4 @@
-//! A simulated reader that does what `studies/src/bin/windowed_reader.rs` does, on the storage of a simulated device.
+//! Simulated reader: does what `studies/src/bin/windowed_reader.rs` does, on the storage of a simulated device.
 
 use std::collections::VecDeque;
 
@@ -10,12 +10,11 @@ use hearth_sim::resource::{DiskSpeed, ReadKind};
 
 const CHUNK: Bytes = Bytes(128 << 10);
 const CHUNKS_PER_MIB: u32 = 8;
-/// Read-ahead window of the kernel: `read_ahead_kb` 8192.
+/// Read-ahead window of the kernel, as set by `read_ahead_kb` 8192.
 const READ_AHEAD: Bytes = Bytes::from_mib(8);
-/// Nanoseconds to sum a chunk: 400 MiB take 45 ms.
+/// Nanoseconds to sum the words of a chunk: 400 MiB take 45 ms.
 const SUM_CHUNK: Nanos = 45_000_000 / (400 * CHUNKS_PER_MIB as u64);
-/// Memory of the reading process, its page tables and its kernel memory, which the cgroup counts as well: about 2 MiB
-/// for `windowed_reader`, and what its `--ballast-mib` adds.
+/// Memory in MiB of the reading process in its cgroup: about 2 MiB for `windowed_reader`, plus its `--ballast-mib`.
 pub const PROCESS_MIB: u32 = 3;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -36,14 +35,14 @@ pub struct Setup {
     pub memory_mib: u32,
     pub process_mib: u32,
     pub disk_mbps: u32,
-    /// The time that the other devices of the ring take for a token.
+    /// Nanoseconds that the other devices of the ring compute for a token.
     pub others: Nanos,
     pub rounds: u32,
     pub prefetch: Prefetch,
     pub release: bool,
-    /// The kept part of the share: pieces of 1 MiB, evenly distributed, which are neither prefetched nor released.
+    /// Size in MiB of the kept part of the share: pieces of 1 MiB, evenly distributed, neither prefetched nor released.
     pub kept_mib: u32,
-    /// Number of threads that sum one window together, each a contiguous part.
+    /// Number of threads that sum one window together; each thread sums a contiguous part.
     pub threads: u32,
 }
 
@@ -52,18 +51,18 @@ enum Event {
     OthersDone,
     Summed(usize),
     ReaderRetries(usize),
-    /// A reader runs again after the arrival of the chunk that it waited for.
+    /// The reader with this index runs again after the arrival of the chunk that it waited for.
     ReaderWakes(usize),
     Helper,
     Disk,
 }
 
-/// A reader thread: its next chunk, the end of its part, and whether it waits for the chunk.
+/// A reader thread: its next chunk, the end of its part of the window, and whether the thread waits for the chunk.
 struct Reader {
     at: Chunk,
     end: Chunk,
     waits: bool,
-    /// The time at which the kernel's work for its fault ends.
+    /// The time at which the kernel's work for the thread's page fault ends.
     free_at: Nanos,
 }
 
@@ -74,10 +73,10 @@ struct ReaderSim {
     disk_timer: Timer,
     readers: Vec<Reader>,
     round: u32,
-    /// Windows requested from the helper, the first in progress.
+    /// The windows requested from the helper thread: first chunk to read, and end. The first window is in progress.
     requested: VecDeque<(Chunk, Chunk)>,
     helper_waits: Option<Chunk>,
-    /// The end of each token, and the bytes read until then.
+    /// For each token, the time of its end and the bytes read until then.
     tokens: Vec<(Nanos, u64)>,
 }
 
@@ -147,13 +146,13 @@ impl ReaderSim {
         (piece + 1) * kept / share > piece * kept / share
     }
 
-    /// Returns the first chunk of the window of a round, and the chunk after its last.
+    /// Returns the first chunk of the window of a round, and the chunk after the last chunk of the window.
     fn window(&self, round: u32) -> (Chunk, Chunk) {
         let chunks = self.setup.share_mib * CHUNKS_PER_MIB / self.setup.rounds;
         (round * chunks, (round + 1) * chunks)
     }
 
-    /// Returns the time that the last call spent in the kernel, at least a microsecond.
+    /// Returns the time that the last system call spent in the kernel, at least a microsecond.
     fn kernel_time(&mut self) -> Nanos {
         self.storage.take_kernel_time().to_nanos().max(1000)
     }
@@ -218,7 +217,7 @@ impl ReaderSim {
         self.engine.schedule_after(released + others, Event::OthersDone);
     }
 
-    /// Prefetches the next chunk of the first requested window.
+    /// Runs the helper thread: prefetches the next chunk of the first requested window.
     fn help(&mut self) {
         while self.requested.front().is_some_and(|&(start, end)| start < end && self.keeps(start)) {
             self.requested[0].0 += 1;
@@ -276,8 +275,7 @@ impl ReaderSim {
     }
 }
 
-/// Returns the mean seconds of a token, and the bytes read per token as a multiple of the share. The first two tokens
-/// are not counted.
+/// Returns the mean seconds and the mean bytes read, in multiples of the share, of the tokens after the first two.
 pub fn simulate(setup: Setup) -> (f64, f64) {
     const WARM: usize = 2;
     const TOKENS: usize = 14;

@@ -1,8 +1,8 @@
-//! The simulated Linux page cache against rows of measured values.
+//! Comparison of the simulated Linux page cache with measured values.
 //!
-//! The rows are those of the study `windowed_reader`, of the executor and of llama.cpp with less memory than weights.
-//! Each is printed with the simulated value, which must be within 15 %. For rows on an edge, where the measurements
-//! vary, the interval of simulated values over seeds must cover the measured one. See
+//! The measured rows are those of the study `windowed_reader`, of the executor and of llama.cpp with less memory than
+//! weights. Each row is printed with the simulated values, which must be within 15 %. For rows on an edge, where the
+//! measurements vary, the interval of simulated values over seeds must cover the measured interval. See
 //! `docs/studies/linux-page-cache`.
 //!
 //!     cargo test -p hearth-sim --test it linux_rows -- --nocapture
@@ -15,7 +15,7 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 use crate::linux_device::{DeviceRun, EXECUTOR_MEMORY, LLAMA_CPP_MEMORY};
 use crate::linux_reader::{BASE, Prefetch, Setup, windowed};
 
-/// Measured ranges: seconds per token, and what is read per token, in multiples of the share or in MB.
+/// Measured ranges of the seconds per token and of the data read per token, in multiples of the share or in MB.
 type Measured = (RangeInclusive<f64>, RangeInclusive<f64>);
 
 type Row = (&'static str, Setup, Measured);
@@ -24,7 +24,7 @@ fn row(name: &'static str, setup: Setup, seconds: RangeInclusive<f64>, read: Ran
     (name, setup, (seconds, read))
 }
 
-/// Returns the first rows of the table in `docs/studies/linux-page-cache/report.md`, with published values.
+/// Returns the rows with published values: the first rows of the table in `docs/studies/linux-page-cache/report.md`.
 fn published() -> Vec<Row> {
     let chunks = |rounds| windowed(rounds, Prefetch::Chunks);
     let managed = |rounds, kept_mib| Setup { release: true, kept_mib, ..chunks(rounds) };
@@ -76,11 +76,10 @@ fn measured() -> Vec<Row> {
     ]
 }
 
-/// Number of runs over which rows of whole devices are averaged, as in the measurements.
+/// Number of simulated runs over which the rows of whole devices are averaged, as in the measurements.
 const SEEDS: u64 = 5;
 
-/// Returns the rows of the executor and of llama.cpp on one device: the name, the part of the file in memory, the
-/// run, and the measured seconds and MB.
+/// Returns rows of the executor and llama.cpp on one device: name, part of the file in memory, run, measured ranges.
 fn runs() -> Vec<(&'static str, f64, DeviceRun, Measured)> {
     let os = ResidencyOptions::default();
     let (none, windowed) = (os.without_prefetch(), ResidencyOptions::with_policy(Residency::Windowed));
@@ -103,7 +102,7 @@ fn runs() -> Vec<(&'static str, f64, DeviceRun, Measured)> {
     ]
 }
 
-/// Returns the relative error of a value to the nearest end of a range; zero inside the range.
+/// Returns the relative difference between a value and the nearest value of a range; zero inside the range.
 fn error(value: f64, range: &RangeInclusive<f64>) -> f64 {
     let nearest = value.clamp(*range.start(), *range.end());
     if nearest == 0.0 { value } else { value / nearest - 1.0 }
@@ -114,7 +113,7 @@ fn cell(range: &RangeInclusive<f64>, digits: usize) -> String {
     if start == end { format!("{start:.digits$}") } else { format!("{start:.digits$} to {end:.digits$}") }
 }
 
-/// Prints a row. Returns whether both values are within 15 % of the measured ones.
+/// Prints a row. Returns whether both simulated values are within 15 % of the measured ranges.
 fn print(name: &str, memory: &str, simulated: (f64, f64), measured: &Measured, digits: usize) -> bool {
     let errors = (error(simulated.0, &measured.0), error(simulated.1, &measured.1));
     println!(
@@ -129,15 +128,13 @@ fn print(name: &str, memory: &str, simulated: (f64, f64), measured: &Measured, d
     errors.0.abs() <= 0.15 && errors.1.abs() <= 0.15
 }
 
-/// Returns three devices with memory limits of three quarters of their weights: each share nearly fits. The memory of
-/// their processes was measured.
+/// Returns a run of three devices with memory for three quarters of their weights and measured process memory.
 fn three_devices(residency: ResidencyOptions) -> DeviceRun {
     let caches = vec![246_120_448 - 15_300_000, 198_901_760 - 14_000_000, 234_913_792 - 11_000_000];
     DeviceRun { caches, windows: vec![5, 5, 6], residency, read_ahead: Bytes::from_mib(8) }
 }
 
-/// Returns the rows whose measurements vary, with the ranges of the measured values. They are simulated with several
-/// seeds.
+/// Returns the rows whose measurements vary: name, memory limit, run, extra process memory, and measured ranges.
 fn edges() -> Vec<(&'static str, &'static str, DeviceRun, Bytes, Measured)> {
     let os = ResidencyOptions::default();
     let none = os.without_prefetch();
@@ -191,14 +188,14 @@ fn every_row_within_fifteen_per_cent() {
     assert_eq!(wrong, MISSED, "rows more than 15 % off, or an interval that does not cover the measured one");
 }
 
-/// Returns the mean seconds and MB of a token.
+/// Returns the mean seconds and the mean MB read per token.
 fn mean(tokens: &[(f64, f64)]) -> (f64, f64) {
     let mean = |of: fn(&(f64, f64)) -> f64| tokens.iter().map(of).sum::<f64>() / tokens.len() as f64;
     (mean(|it| it.0), mean(|it| it.1 * 1e-6))
 }
 
-/// Prints a row with the interval of the means of runs with different seeds. Returns whether it covers nine tenths of
-/// the measured interval and is at most 1.2 times as wide.
+/// Prints a row with the interval of the simulated means over seeds. Returns whether this interval covers nine tenths
+/// of the measured interval and is at most 1.2 times as wide.
 fn print_edge(name: &str, memory: &str, run: &DeviceRun, spread: Bytes, (seconds, mb): &Measured) -> bool {
     let means: Vec<_> = (1..=2 * SEEDS).map(|seed| mean(&run.tokens(seed, spread))).collect();
     let span = |of: fn(&(f64, f64)) -> f64| {

@@ -1,4 +1,4 @@
-//! Rings whose devices share a Wi-Fi channel: message times, delays from stalls, and the records of messages.
+//! Tests of rings whose devices share a Wi-Fi channel: message times, delays by stalls, and the records of messages.
 
 use hearth_core::cluster::{Cluster, Connection};
 use hearth_core::metrics;
@@ -16,29 +16,24 @@ fn ring(devices: usize, generate: u32, channel: &str, tcp: &str) -> Cluster {
     cluster
 }
 
-/// TCP options without restarts of the congestion window and without losses.
+/// TCP options of a scenario: no restarts of the congestion window and no losses.
 const NO_TCP_DELAYS: &str = "idle_restart: false, loss: {value: 0 %, source: t}";
 
 fn run(cluster: &Cluster, windows: &[u32]) -> Trace {
     warm(cluster, &plan(&cluster.model, windows, OS))
 }
 
-/// Returns the mean milliseconds to send the activations of a token over Wi-Fi.
+/// Returns the mean milliseconds to send the activations of a token over Wi-Fi, by the formula for one message.
 fn hop(cluster: &Cluster, fresh: bool) -> f64 {
-    match cluster.links.connection("d0", "d1") {
-        Some(Connection::Wireless(path)) => {
-            path.mean_message_time(cluster.model.shape.hidden_state_bytes(), fresh).as_millis()
-        }
-        other => panic!("{other:?} is not Wi-Fi"),
-    }
+    let Some(Connection::Wireless(path)) = cluster.links.connection("d0", "d1") else { panic!("no Wi-Fi") };
+    path.mean_message_time(cluster.model.shape.hidden_state_bytes(), fresh).as_millis()
 }
 
 #[test]
 fn network_term_equals_mean_message_time() {
     let lossless = "loss: {value: 0 %, source: t}";
-    // A token takes 0.48 s. With one round a connection is used once in that time, and its congestion window
-    // restarts; with four rounds it is never idle for the timeout of 0.2 s. Losses are few, so their mean is
-    // uncertain.
+    // A token takes 0.48 s. With one round a connection is used once in that time, and its congestion window restarts;
+    // with four rounds it is never idle for the timeout of 0.2 s. Losses are few, so their mean is uncertain.
     for (tcp, shares, hops, fresh, within) in [
         (NO_TCP_DELAYS, [4, 2, 2], 12.0, false, 0.02),
         (lossless, [4, 2, 2], 12.0, false, 0.02),
@@ -56,8 +51,7 @@ fn network_term_equals_mean_message_time() {
     }
 }
 
-/// A token waits for a stall only once. So a stall that is longer than the time between two hops delays the token
-/// once, not at every hop, and the formula for a single message overestimates the delay.
+/// A token waits for a stall once, not at every hop, so the formula for a single message overestimates the delay.
 #[test]
 fn each_stall_delays_a_ring_once() {
     let [clean, awdl] = ["", ", stalls: awdl"].map(|channel| {
@@ -81,7 +75,7 @@ fn stalls_raise_tail_latency() {
     assert!(awdl.mean_ms - clean.mean_ms > 0.4 && awdl.mean_ms - clean.mean_ms < 5.0, "{clean:?}, {awdl:?}");
 }
 
-/// Returns the messages of a trace, each as its send record and its receive record.
+/// Returns the send record and the receive record of each message of a trace.
 fn messages(trace: &Trace) -> Vec<(&StepRecord, &StepRecord)> {
     let arrival = |sent: &StepRecord| {
         let round = if sent.peer == Some(0) { sent.round + 1 } else { sent.round };

@@ -1,6 +1,6 @@
-//! The engine runs two queueing models, and the event times equal those of SimPy.
+//! Comparison of the event engine with SimPy on two queueing models.
 //!
-//! The numbers are what `studies/simpy_twin.py` prints with SimPy 4.1.2.
+//! The expected numbers are those that `studies/simpy_twin.py` prints with SimPy 4.1.2.
 
 #[path = "../../examples/event_rate/queues.rs"]
 mod queues;
@@ -9,10 +9,8 @@ use queues::{RunResult, run_hold_model, run_tandem_queues};
 
 #[test]
 fn hold_model_matches_simpy() {
-    assert_eq!(
-        run_hold_model(256, 20_000),
-        RunResult { event_count: 20_000, end_time: 41_163_555, total_wait: 0 }
-    );
+    let expected = RunResult { event_count: 20_000, end_time: 41_163_555, total_wait: 0 };
+    assert_eq!(run_hold_model(256, 20_000), expected);
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! Managed residency: bytes read and time per token, against closed forms.
+//! Tests of managed residency: bytes read and time per token, against closed forms.
 //!
-//! Devices read weights at 10 GB/s from memory and at 1 GB/s from disk, so that expected times can be computed
-//! manually. Reads are counted after the first token, when the kept set is in memory.
+//! Devices read weights at 10 GB/s from memory and at 1 GB/s from disk, so that expected times can be computed by hand.
+//! Reads are counted after the first token, when the kept set is in memory.
 
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics::{self, Metrics};
@@ -30,7 +30,7 @@ const DISK: f64 = 1e9;
 const MEMORY: f64 = 10e9;
 const CORES: u32 = 4;
 
-/// Returns the bytes that a device's CPU reads for a token, if none are in memory.
+/// Returns the bytes of weights that a device's CPU uses for a token.
 fn share(plan: &Plan, place: usize, model: &ModelProfile) -> Bytes {
     let bytes = |part| match part {
         ModelPart::Output => model.output_head_bytes(),
@@ -39,18 +39,18 @@ fn share(plan: &Plan, place: usize, model: &ModelProfile) -> Bytes {
     parts_by_visit(plan, place).into_iter().flatten().map(bytes).sum()
 }
 
-/// A ring with enough memory, except on its last device.
+/// A ring in which all devices except the last have enough memory.
 struct SmallLastDevice {
     cluster: Cluster,
     plan: Plan,
-    /// Bytes that the last device's CPU reads for a token, if none are in memory.
+    /// Bytes of weights that the last device's CPU uses for a token: its share.
     share: f64,
     /// Bytes of the share that the last device does not keep in memory.
     streamed: f64,
 }
 
 impl SmallLastDevice {
-    /// Creates a ring whose last device has a page cache for `part` of its share.
+    /// Creates a ring whose last device has a page cache for a fraction `part` of its share.
     fn new(windows: &[u32], options: ResidencyOptions, part: f64) -> Self {
         Self::with_context(512, windows, options, part)
     }
@@ -88,12 +88,12 @@ fn reads_are_the_bytes_not_kept() {
     }
 }
 
-/// In each round a device takes the time to compute its window, or the time to read those streamed bytes that were
-/// not in its stream buffer at the beginning, whichever is longer.
+/// In each round a device takes the time to compute its window, or the time to read the streamed bytes that were not in
+/// its stream buffer at the start of the round, whichever is longer.
 ///
-/// A planner that adds the two assumes that the device reads only while it is idle. But the stream also reads during
-/// the computation, and the streamed pieces are evenly distributed in the window. So the simulated time is shorter,
-/// by at most the computing time.
+/// A planner that adds both times assumes that the device reads only while it is idle. But the device also reads during
+/// the computation, and the streamed pieces are evenly distributed in the window. So the simulated time is shorter, by
+/// at most the computing time.
 #[test]
 fn visit_time_follows_the_closed_form() {
     for (windows, rounds) in [([16, 8, 8], 1.0), ([8, 4, 4], 2.0), ([4, 2, 2], 4.0)] {
@@ -162,8 +162,7 @@ fn policies_agree_with_enough_memory() {
     assert!((0.0..2.0 * rows).contains(&difference), "{difference} ms");
 }
 
-/// Windows are released after their computation, so that reading the next window evicts no pages that are still
-/// needed.
+/// With eviction of each window after its computation, reading the next window evicts no pages that are still needed.
 #[test]
 fn windowed_residency_avoids_thrashing() {
     let read = |policy, release| {
@@ -193,7 +192,7 @@ fn small_buffers_stream_too() {
     assert_near(read, ring.streamed, 0.01, "bytes read per token");
 }
 
-/// If several batches of a prompt are in the ring at once, the stream does not follow the window order.
+/// If several batches of a prompt are in the ring at once, pieces are not used in the order in which they are streamed.
 #[test]
 fn long_prompt_keeps_streaming() {
     for windows in [&[16, 16][..], &[4, 4], &[3, 2, 2]] {
@@ -203,22 +202,18 @@ fn long_prompt_keeps_streaming() {
         assert_eq!(count(&trace, StepKind::Output), ring.cluster.workload.generated_tokens as usize);
         let last = windows.len() as u16 - 1;
         let read = readings(&trace, last, Counter::BytesRead).last().copied().unwrap_or(0) as f64;
-        // The kept set is read once; for each pass the rest is read, and for each window at most one buffer that is
-        // not used.
+        // The kept set is read once, the rest in each pass, and at most one buffer per window is read in vain.
         let buffer = MANAGED.stream_buffer_bytes().as_f64();
         let pass = ring.streamed + buffer * f64::from(ring.plan.rounds);
-        assert!(
-            read < ring.share - ring.streamed + pass * trace.passes.len() as f64,
-            "{windows:?}: {read} bytes"
-        );
+        let max = ring.share - ring.streamed + pass * trace.passes.len() as f64;
+        assert!(read < max, "{windows:?}: {read} bytes");
     }
 }
 
 proptest! {
     #![proptest_config(crate::cases(60))]
 
-    /// A device keeps all pieces that it would keep with less memory, so more memory never means more reads, except
-    /// for one piece per window because of rounding.
+    /// With more memory a device keeps the same pieces and more, so it reads at most one more piece per window.
     #[test]
     fn more_memory_never_reads_more(
         windows in prop::sample::select(vec![[16u32, 16], [8, 8], [4, 4]]),
@@ -233,8 +228,8 @@ proptest! {
         prop_assert!(much <= less + slack, "{} of the share: {} bytes; {} more: {}", part, less, more, much);
     }
 
-    /// For any windows, buffers and memory sizes, the run ends, and every layer is computed once for every pass. No
-    /// device reads its share more than twice for a token, or three times if its buffer does not fit in memory: then
+    /// For any windows, buffers and memory sizes, the run ends, and every layer is computed once for every pass. A
+    /// device reads its share at most twice for a token, or three times if its buffer does not fit in memory: then
     /// pieces that were read ahead and evicted are populated, and may be evicted again before their use.
     #[test]
     fn streaming_never_deadlocks(

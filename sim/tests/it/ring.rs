@@ -1,4 +1,4 @@
-//! Rings of windows: time per token against closed forms, and the invariants of any plan.
+//! Tests of rings: time per token against closed forms, and the invariants of any plan.
 
 use hearth_core::metrics;
 use hearth_profiles::device::PageCachePolicy;
@@ -19,7 +19,7 @@ fn policy(residency: Residency, prefetch: bool) -> ResidencyOptions {
     ResidencyOptions { prefetch, ..ResidencyOptions::with_policy(residency) }
 }
 
-/// Returns the milliseconds to read the weights of a token once at 10 GB/s.
+/// Returns the milliseconds to read the weights that a token uses once from memory, at 10 GB/s.
 fn reading(model: &ModelProfile) -> f64 {
     (model.all_layers_bytes() + model.output_head_bytes() + model.embedding_row_bytes()).as_f64() / 10e9 * 1e3
 }
@@ -57,8 +57,7 @@ fn linux_rereads_the_whole_share() {
 fn prefetch_helps_only_with_several_rounds() {
     let model = llama_8b();
     let share = layers(&model, 0..16);
-    // 60 % of its half: two windows of a quarter of the half fit at the same time, one window of the whole half does
-    // not.
+    // 60 % of its half: two windows of a quarter of the half fit at once, one window of the whole half does not.
     let slow = cluster("llama-8b", &[PLENTY, Bytes(share.0 * 6 / 10)], 8);
     let run = |windows: &[u32], prefetch| {
         let metrics = run(&slow, &plan(&model, windows, policy(Residency::Os, prefetch)));

@@ -1,5 +1,4 @@
-//! Small rings of invented devices on a shipped model, with simple rates, so that expected times can be computed
-//! manually.
+//! Test fixtures: small rings of devices with simple rates and a shipped model, so that times can be computed by hand.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -16,16 +15,16 @@ use hearth_schema::scenario::{ActivationFormat, KvFormat, Links, ModelRef, Specu
 use hearth_schema::trace::{Counter, StepKind, StepRecord, Trace};
 use hearth_sim::{Input, Options, SimError, simulate};
 
-/// Enough memory for all weights.
+/// Memory size that is enough for all weights.
 pub const PLENTY: Bytes = Bytes(40 << 30);
 
-/// One-way latency of a hop.
+/// One-way latency of every link.
 pub const LATENCY: Seconds = Seconds(0.004);
 
-/// Residency `os` without prefetching: the system decides what stays in memory.
+/// Residency `os` without prefetching: the system decides which weights stay in memory.
 pub const OS: ResidencyOptions = ResidencyOptions::with_policy(Residency::Os).without_prefetch();
 
-/// Returns a device that takes time only to read memory at 10 GB/s, with a disk of 1 GB/s.
+/// Returns a device whose computations take only the time to read memory at 10 GB/s; its disk reads 1 GB/s.
 fn device(available: Bytes) -> DeviceProfile {
     let yaml = format!(
         "schema: device/1
@@ -51,8 +50,7 @@ disk:
     DeviceProfile::from_yaml(&yaml).expect("a valid device")
 }
 
-/// Adds a GPU with 8 GiB of memory that it reads at `rate`. `copies` are the latencies of an upload and a download;
-/// `None` makes its memory unified.
+/// Adds a GPU with memory bandwidth `rate`. `copies` are its upload and download latencies; `None` for unified memory.
 pub fn add_gpu(device: &mut DeviceProfile, kind: &str, rate: &str, copies: Option<[&str; 2]>) {
     let ([up, down], unified) = (copies.unwrap_or(["0 s"; 2]), copies.is_none());
     let gpu = format!(
@@ -78,8 +76,7 @@ pub fn links(latency: Seconds, bandwidth: f64) -> LinkTable {
     LinkTable::new(Links::uniform(Link { latency, bandwidth }))
 }
 
-/// Returns a cluster of devices with these memory sizes. A hop takes [`LATENCY`] and the time of the message's bytes at
-/// 100 MB/s.
+/// Returns a cluster of devices with these memory sizes. Links have [`LATENCY`] and a bandwidth of 100 MB/s.
 pub fn cluster(model: &str, memories: &[Bytes], generate: u32) -> Cluster {
     let member = |(index, &memory)| {
         let (name, device) = (format!("d{index}"), device(memory));
@@ -108,7 +105,7 @@ pub fn memories(mib: &[u64], count: usize) -> Vec<Bytes> {
     mib.iter().take(count).map(|&mib| Bytes::from_mib(mib)).collect()
 }
 
-/// Returns a plan with these windows. The first device is the head, and all devices have the same residency.
+/// Returns a plan with these windows, in layers. The first device is the head; all devices have the same residency.
 pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) -> Plan {
     let device = |(index, &window)| {
         let role = if index == 0 { Role::Head } else { Role::Worker };
@@ -125,20 +122,20 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
     }
 }
 
-/// Returns a cluster for Llama 3 8B and a plan with these windows.
+/// Returns a cluster for Llama 3 8B with these memory sizes, and a plan with these windows.
 pub fn ring(memory: &[Bytes], generate: u32, windows: &[u32], options: ResidencyOptions) -> (Cluster, Plan) {
     let cluster = cluster("llama-8b", memory, generate);
     let plan = plan(&cluster.model, windows, options);
     (cluster, plan)
 }
 
-/// Returns a plan for the cluster's workload, with its sequences and its draft model.
+/// Returns a plan for a cluster, with the sequences and the draft model of its workload.
 pub fn planned(cluster: &Cluster, windows: &[u32], residency: ResidencyOptions) -> Plan {
     let sequences = cluster.workload.sequences;
     Plan { sequences, draft_model: draft::planned_draft(cluster), ..plan(&cluster.model, windows, residency) }
 }
 
-/// Returns a plan for the reachable devices, the head first.
+/// Returns a plan for the reachable devices, with the head first.
 pub fn replanned(reachable: &Cluster, windows: &[u32], residency: ResidencyOptions) -> Plan {
     let mut plan = planned(reachable, windows, residency);
     for (place, device) in plan.devices.iter_mut().enumerate() {
@@ -147,7 +144,7 @@ pub fn replanned(reachable: &Cluster, windows: &[u32], residency: ResidencyOptio
     plan
 }
 
-/// Adds drafts of `tokens` tokens by the 120M model, each accepted with the probability `acceptance`.
+/// Adds a draft model of 120M, which drafts `tokens` tokens; each draft is accepted with probability `acceptance`.
 pub fn with_drafts(mut cluster: Cluster, tokens: u32, acceptance: f64) -> Cluster {
     let draft = ModelRef { profile: Some("120m".into()), file: None };
     let acceptance = Sourced::new(Fraction(acceptance), "assumed: a test");
@@ -157,14 +154,14 @@ pub fn with_drafts(mut cluster: Cluster, tokens: u32, acceptance: f64) -> Cluste
     cluster
 }
 
-/// Returns the 120M model with the vocabulary of the large model.
+/// Returns the 120M model with the vocabulary size of the large model.
 pub fn draft_model(large: &ModelProfile) -> ModelProfile {
     let mut draft = shipped_profile("120m").expect("shipped");
     draft.shape.vocab_size = large.shape.vocab_size;
     draft
 }
 
-/// Connects all devices over one Wi-Fi channel. `channel` are further keys of the channel, `tcp` the options of TCP.
+/// Connects all devices by one Wi-Fi channel. `channel` has further YAML keys of the channel, `tcp` those of TCP.
 pub fn use_wifi(cluster: &mut Cluster, channel: &str, tcp: &str) {
     let names: Vec<&str> = cluster.members.iter().map(|member| member.name.as_str()).collect();
     let entries: Vec<String> = names.iter().map(|name| format!("{{name: {name}, profile: d1}}")).collect();
@@ -199,12 +196,12 @@ pub fn simulate_with(cluster: &Cluster, plan: &Plan, options: &Options) -> Trace
     simulate(&Input { cluster, plan, options }).expect("a plan that can be run")
 }
 
-/// Simulates a run whose weights are on disk at the start.
+/// Simulates a run in which all weights are on disk at the start.
 pub fn cold(cluster: &Cluster, plan: &Plan) -> Trace {
     simulate_with(cluster, plan, &Options::default())
 }
 
-/// Simulates a run whose page cache starts as earlier tokens would have left it.
+/// Simulates a run in which the weights are in the page cache at the start, as far as they fit.
 pub fn warm(cluster: &Cluster, plan: &Plan) -> Trace {
     simulate_with(cluster, plan, &Options { starts_warm: true, ..Options::default() })
 }
@@ -218,13 +215,13 @@ pub fn tpot(metrics: &Metrics) -> f64 {
     metrics.tpot_ms.expect("tokens after the first").mean_ms
 }
 
-/// Checks that the relative error of a value is less than `within`.
+/// Checks that the relative difference between `found` and `expected` is less than `within`.
 #[track_caller]
 pub fn assert_near(found: f64, expected: f64, within: f64, what: impl Display) {
     assert!((found / expected - 1.0).abs() < within, "{what}: {found}, expected {expected}");
 }
 
-/// Checks that the terms of a token's time sum to that time, none is negative, and the pipeline bubble is zero.
+/// Checks that the terms of the time per token sum to that time, no term is negative, and the pipeline bubble is zero.
 pub fn assert_terms(metrics: &Metrics) {
     let (terms, tpot) = (&metrics.terms_ms, tpot(metrics));
     assert_near(terms.sum(), tpot, 1e-9, "the sum of the terms");
@@ -250,7 +247,7 @@ pub fn bytes(trace: &Trace, kind: StepKind) -> u64 {
     records(trace, kind).map(|record| record.bytes).sum()
 }
 
-/// Returns the values of a counter of a device, pass by pass.
+/// Returns the values of a counter of a device, one for each pass with output.
 pub fn readings(trace: &Trace, device: u16, counter: Counter) -> Vec<u64> {
     let own = trace.readings.iter().filter(|it| (it.device_index, it.counter) == (device, counter));
     own.map(|it| it.value).collect()

@@ -1,4 +1,4 @@
-//! A phone whose GPU and NPU compute together: its times alone and in a ring, and its trace.
+//! Tests of a phone whose GPU and NPU compute together: times alone and in a ring, and the trace.
 
 use hearth_core::soc::interval::total_time;
 use hearth_core::soc::{SocLatencyModel, SocMetrics};
@@ -69,13 +69,8 @@ fn device_path_agrees_with_soc_path_in_memory() {
     // An event after the end of the run selects the simulation of a ring with a page cache.
     let cluster = cluster(options, 256, 4);
     let plan = plan(&cluster);
-    let (at, clock_share) = (Some(Seconds(1000.0)), Some(Fraction(0.5)));
-    let event = Event {
-        start_time: at,
-        device: Some("d0".into()),
-        clock_rate_fraction: clock_share,
-        ..Event::default()
-    };
+    let (start_time, clock_rate_fraction) = (Some(Seconds(1000.0)), Some(Fraction(0.5)));
+    let event = Event { start_time, device: Some("d0".into()), clock_rate_fraction, ..Event::default() };
     let ring = metrics::compute_metrics(&run_with(&cluster, &plan, &[event], None).trace);
     assert_near(tpot(&ring), tpot(&alone), 0.005, "ms");
 }

@@ -1,7 +1,6 @@
-//! Tensor-parallel plans: times against closed forms, and the invariants of any slices.
+//! Tests of tensor-parallel plans: times against closed forms, and the invariants of any slices.
 //!
-//! The devices are those of [`crate::small_rings`]. The invariants are determinism, no lost bytes, and terms that sum
-//! to the token's time.
+//! The devices are those of [`crate::small_rings`]. Invariants: determinism, no lost bytes, terms that sum to the time.
 
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::{Bytes, Format, Seconds, Sourced};
@@ -17,7 +16,7 @@ use crate::small_rings::{
     refusal, ring, run, set_prompt, simulate_with, tpot, written,
 };
 
-/// Returns a plan with these slices of Llama 3 8B, which has 8 key-value heads and 14336 feed-forward rows.
+/// Returns a plan with these slices, each of key-value heads (8 in all) and feed-forward rows (14336 in all).
 fn plan(cluster: &Cluster, all_reduce: AllReduce, slices: &[(u32, u32)], options: ResidencyOptions) -> Plan {
     let layers = cluster.model.shape.layers.0;
     let slice = |(place, &(kv_heads, feed_forward))| {
@@ -52,9 +51,7 @@ fn one_device_equals_a_ring_of_one() {
     for pattern in PATTERNS {
         let plan = plan(&cluster, pattern, &even(1), PINNED);
         let trace = cold(&cluster, &plan);
-        assert!(
-            trace.records.iter().all(|record| !matches!(record.kind, StepKind::Send | StepKind::Receive))
-        );
+        assert_eq!((count(&trace, StepKind::Send), count(&trace, StepKind::Receive)), (0, 0));
         // Steps are rounded to the nanosecond.
         assert_near(tpot(&metrics::compute_metrics(&trace)), ring, 1e-4, format!("{pattern:?}, ms"));
     }
@@ -69,8 +66,7 @@ fn token_time_is_slowest_slice_plus_all_reduce() {
     let latency = LATENCY.0 * 1e3;
     let alone = model.output_head_bytes().as_f64() / 10e9 * 1e3;
     let slice = model.all_layers_bytes().as_f64() / 4.0 / 10e9 * 1e3;
-    // A token needs the embedding rows sent to the workers, and 64 sums. There is a separate wire to each of the
-    // three others.
+    // A token needs the embedding rows sent to the workers, and 64 sums. Each of the three workers has its own wire.
     for (pattern, each) in [
         (AllReduce::AllGather, latency + wire),
         (AllReduce::Star, 2.0 * (latency + wire)),

@@ -1,4 +1,4 @@
-//! Several sequences, prompt batches and drafts: times against closed forms, and the invariants of any workload.
+//! Tests of several sequences, prompt batches and drafts: times against closed forms, invariants of any workload.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::small_rings::{
     memories, readings, records, refusal, tpot, warm, with_drafts,
 };
 
-/// Returns devices with enough memory for all weights, and hops that take a microsecond.
+/// Returns a cluster whose devices have enough memory for all weights, and whose links take a microsecond.
 fn quick(model: &str, devices: usize, workload: Workload) -> Cluster {
     let links = links(Seconds(1e-6), 1e12);
     Cluster { links, workload, ..cluster(model, &vec![PLENTY; devices], 1) }
@@ -78,8 +78,7 @@ fn prompt_batches_keep_all_devices_busy() {
 fn two_sequences_keep_two_devices_busy() {
     let model = llama_8b();
     let (layer, output) = (model.layer_bytes(20).as_f64(), model.output_head_bytes().as_f64());
-    // The output matrix takes as long as about 4 layers: the head has 15 layers and the output, the other device 17
-    // layers.
+    // The output matrix takes as long as about 4 layers: the head has 15 layers and the output, the other device 17.
     let windows = [15, 17];
     let one = run(&quick("llama-8b", 2, Workload::new(4, 100)), &windows);
     let workload = Workload { sequences: 2, ..Workload::new(4, 100) };
@@ -168,11 +167,8 @@ fn gpu_draft_does_not_use_the_cpu() {
     cluster.members[0].device = shipped_profile("d3").expect("shipped");
     "d0".clone_into(&mut cluster.members[0].device.name);
     let plan = planned(&cluster, &[16]);
-    assert_eq!(
-        plan.draft_model.as_ref().map(|draft| draft.processor),
-        Some(Processor::Gpu),
-        "the draft fits"
-    );
+    let planned_processor = plan.draft_model.as_ref().map(|draft| draft.processor);
+    assert_eq!(planned_processor, Some(Processor::Gpu), "the draft fits");
     let found = metrics::compute_metrics(&warm(&cluster, &plan));
     let (gpu, drafting) = (found.terms_ms.gpu, found.speculation.expect("drafts").draft_ms);
     assert!(gpu > 0.0 && (gpu - drafting).abs() < 1e-9);
@@ -204,12 +200,9 @@ fn mismatched_draft_plan_is_refused() {
     let planned = PlannedDraftModel { model: PlannedModel::from_profile(&model), processor: Processor::Cpu };
     let with_tiny = Plan { draft_model: Some(planned), ..plan.clone() };
     assert!(matches!(refused(&other, &with_tiny), DraftError::Vocabulary { .. }));
-    let on_gpu =
-        plan.draft_model.clone().map(|draft| PlannedDraftModel { processor: Processor::Gpu, ..draft });
-    assert!(matches!(
-        refused(&base, &Plan { draft_model: on_gpu, ..plan.clone() }),
-        DraftError::NoGpu { .. }
-    ));
+    let mut on_gpu = plan.clone();
+    on_gpu.draft_model.as_mut().expect("a draft").processor = Processor::Gpu;
+    assert!(matches!(refused(&base, &on_gpu), DraftError::NoGpu { .. }));
     let mut several = base;
     several.workload.sequences = 2;
     assert!(matches!(refused(&several, &plan), DraftError::Sequences { requested: 2, planned: 1 }));

@@ -1,4 +1,4 @@
-//! `hearth init`: writes a first scenario.
+//! `hearth init`: writes a new scenario.
 //!
 //! The values come from flags. At a terminal, prompts ask for missing values; otherwise they have defaults.
 
@@ -22,21 +22,21 @@ use crate::machine::LocalMachineResolver;
 use crate::output::say;
 use crate::progress;
 
-/// Default model. source: assumed, fits into the memory of a laptop
+/// Name of the default model. source: assumed, fits into the memory of a laptop
 const DEFAULT_MODEL: &str = "llama-8b";
-/// Default context in tokens. source: assumed, enough for a conversation
+/// Default context length in tokens. source: assumed, enough for a conversation
 const DEFAULT_CONTEXT: u32 = 1024;
-/// Device name of this machine in the scenario; it is the head of discovered workers if no device is given.
+/// Device name of this machine, which becomes the head of the discovered workers if no flag names a device.
 const HEAD: &str = "this";
 
-/// The written scenario as `--json` prints it.
+/// A summary of the written scenario, as `--json` prints it.
 #[derive(Serialize)]
 struct Output {
     path: String,
     name: String,
     model: String,
     devices: Vec<String>,
-    /// Names of the devices whose profile is a placeholder.
+    /// Names of the devices whose profile is a placeholder until they are measured.
     stand_ins: Vec<String>,
 }
 
@@ -46,7 +46,7 @@ pub fn run(args: &InitArgs, json: bool) -> Result<ExitCode, Failure> {
     if path.exists() && !args.force {
         return Err(Failure::invalid("the file exists already")
             .with_location(path.display())
-            .with_hint("write to another file, or replace this one with --force"));
+            .with_hint("write to another file, or overwrite this file with --force"));
     }
     let scenario = new_scenario(args)?;
     let text = scenario.to_yaml();
@@ -88,15 +88,12 @@ fn new_scenario(args: &InitArgs) -> Result<NewScenario, Failure> {
         (None, None) => DEFAULT_MODEL.to_owned(),
     };
     if devices.is_empty() {
-        devices = match &mut prompter {
-            Some(prompter) => prompter.ask_devices()?,
-            None => {
-                return Err(Failure::invalid("no device is given, and standard input is not a terminal")
-                    .with_hint(
-                        "add `--device NAME=PROFILE`, such as `--device laptop=d2`, or `--discover`",
-                    ));
-            }
+        let Some(prompter) = &mut prompter else {
+            let hint = "add `--device NAME=PROFILE`, such as `--device laptop=d2`, or `--discover`";
+            let what = "no device is given, and standard input is not a terminal";
+            return Err(Failure::invalid(what).with_hint(hint));
         };
+        devices = prompter.ask_devices()?;
     }
     let network = match (args.network, &mut prompter) {
         (Some(network), _) => network,
@@ -108,7 +105,7 @@ fn new_scenario(args: &InitArgs) -> Result<NewScenario, Failure> {
     Ok(NewScenario { name, model, devices, network, context: args.context.unwrap_or(DEFAULT_CONTEXT) })
 }
 
-/// Adds the workers that announce themselves, and this machine as their head if no device is given.
+/// Adds the workers that multicast DNS finds to `devices`, after this machine as the head if `devices` is empty.
 fn add_discovered(devices: &mut Vec<NewDevice>, seconds: u64, like: &str) -> Result<(), Failure> {
     let spinner = progress::spinner();
     spinner.set_message(format!("listening for workers for {seconds} s"));
@@ -118,7 +115,7 @@ fn add_discovered(devices: &mut Vec<NewDevice>, seconds: u64, like: &str) -> Res
     let found = found.map_err(Failure::failed)?;
     if found.is_empty() {
         tracing::info!(
-            "no worker was found; start them with `hearth worker --listen 0.0.0.0:9001 --key FILE ..`"
+            "no worker was found; start workers with `hearth worker --listen 0.0.0.0:9001 --key FILE ..`"
         );
     }
     if devices.is_empty() && !found.is_empty() {

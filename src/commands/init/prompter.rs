@@ -1,4 +1,4 @@
-//! Interactive prompts of `hearth init`.
+//! Interactive questions of `hearth init`.
 //!
 //! Questions are printed to standard error; each answer is a line of standard input. An empty line selects the
 //! default in brackets. After an invalid answer the question is repeated, up to a limit.
@@ -10,7 +10,7 @@ use hearth_workflow::init::{Network, NewDevice, is_gguf_path};
 
 use crate::diagnostics::Failure;
 
-/// Maximum number of invalid answers. source: assumed
+/// Maximum number of invalid answers to all questions together. source: assumed
 const MAX_INVALID_ANSWERS: usize = 20;
 
 pub struct Prompter<R> {
@@ -23,17 +23,17 @@ impl<R: BufRead> Prompter<R> {
         Self { answers, invalid: 0 }
     }
 
-    /// Asks for the model: the name of a shipped model, or a path.
+    /// Asks for the model: the name of a model that ships with hearth, or a path.
     pub fn ask_model(&mut self) -> Result<String, Failure> {
         let known: Vec<&str> = model::shipped_names().collect();
         crate::output::say_stderr!("Shipped models: {}.", known.join(", "));
-        self.ask("Which model, or the path of a GGUF file?", "llama-8b", |answer| {
-            let path = is_gguf_path(answer) || answer.contains('/');
-            (path || known.contains(&answer)).then(|| answer.to_owned()).ok_or("this is not a shipped model")
+        self.ask("Which model (a shipped model, or the path of a GGUF file)?", "llama-8b", |answer| {
+            let is_known = is_gguf_path(answer) || answer.contains('/') || known.contains(&answer);
+            is_known.then(|| answer.to_owned()).ok_or("hearth ships no model with this name")
         })
     }
 
-    /// Asks for devices until an empty name is entered.
+    /// Asks for the names and profiles of devices, until the answer is an empty name.
     pub fn ask_devices(&mut self) -> Result<Vec<NewDevice>, Failure> {
         let known: Vec<&str> = device::shipped_names().collect();
         crate::output::say_stderr!(
@@ -44,7 +44,7 @@ impl<R: BufRead> Prompter<R> {
         loop {
             let (question, default) = match devices.len() {
                 0 => ("What is the name of this device?", "this"),
-                _ => ("What is the name of the next device? Leave it empty if there are no more.", ""),
+                _ => ("What is the name of the next device? An empty name ends the list of devices.", ""),
             };
             let is_used = |answer: &str| devices.iter().any(|device| device.name == answer);
             let name = self.ask(question, default, |answer| {
@@ -58,7 +58,7 @@ impl<R: BufRead> Prompter<R> {
             let profile = self.ask(&question, default, |answer| {
                 let path = answer.contains('/') || answer.contains('.');
                 let is_known = path || answer == "measured" || known.contains(&answer);
-                is_known.then(|| answer.to_owned()).ok_or("this is not a shipped device")
+                is_known.then(|| answer.to_owned()).ok_or("hearth ships no device with this name")
             })?;
             devices.push(NewDevice { name, profile, address: None, is_placeholder: false });
         }
@@ -83,7 +83,8 @@ impl<R: BufRead> Prompter<R> {
             crate::output::say_stderr!("{question}{brackets}");
             let mut line = String::new();
             let length = self.answers.read_line(&mut line).map_err(|error| {
-                Failure::failed(format!("cannot read the answer: {error}")).with_hint("use flags instead")
+                Failure::failed(format!("cannot read the answer: {error}"))
+                    .with_hint("set the values with flags: see `hearth init --help`")
             })?;
             let answer = if line.trim().is_empty() { default } else { line.trim() };
             match read(answer) {
@@ -92,7 +93,7 @@ impl<R: BufRead> Prompter<R> {
                     self.invalid += 1;
                     if length == 0 || self.invalid > MAX_INVALID_ANSWERS {
                         return Err(Failure::invalid(format!("`{answer}`: {why}"))
-                            .with_hint("use flags instead: see `hearth init --help`"));
+                            .with_hint("set the values with flags: see `hearth init --help`"));
                     }
                     crate::output::say_stderr!("`{answer}`: {why}");
                 }

@@ -14,7 +14,7 @@ use crate::diagnostics::Failure;
 pub fn check(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
     check_processors(scenario, processors)?;
     if let Some(entry) = scenario.devices.iter().find(|entry| !is_valid_file_name(&entry.name)) {
-        let what = "the lab names files after devices, and this is not a valid file name";
+        let what = "the lab names files after devices, but the name of this device is not a valid file name";
         return Err(device_error(entry, what).with_hint(FILE_NAME_HINT));
     }
     for entry in &scenario.devices {
@@ -24,10 +24,9 @@ pub fn check(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
         }
         let mut affinity = entry.limits.iter().flat_map(|limits| limits.affinity.iter().flatten());
         if let Some(missing) = affinity.find(|cpu| !processors.contains(*cpu)) {
-            let hint = format!("use only processors of the list {processors:?} in `limits.affinity`");
-            return Err(
-                device_error(entry, format!("this machine has no processor {missing}")).with_hint(hint)
-            );
+            let hint = format!("use only the processors {} in `limits.affinity`", list(processors));
+            let what = format!("this machine has no processor {missing}");
+            return Err(device_error(entry, what).with_hint(hint));
         }
     }
     links::check(&scenario.links).map_err(|why| {
@@ -35,10 +34,9 @@ pub fn check(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
     })?;
     if let Some(speculation) = &scenario.workload.speculation {
         if speculation.draft_model.file.is_none() {
-            let what = "the lab runs a real draft model, and the scenario names no file for it";
-            return Err(
-                Failure::invalid(what).with_hint("write `workload.speculation.draft: {file: draft.gguf}`")
-            );
+            let what = "the lab runs a real draft model, but the scenario names no file of a draft model";
+            let hint = "write `workload.speculation.draft: {file: draft.gguf}`";
+            return Err(Failure::invalid(what).with_hint(hint));
         }
         if speculation.processor == Some(Processor::Gpu) {
             let what = "the lab can draft only on the head's CPU";
@@ -58,6 +56,10 @@ fn device_error(entry: &DeviceEntry, what: impl std::fmt::Display) -> Failure {
     Failure::invalid(format!("device `{}`: {what}", entry.name))
 }
 
+fn list<'p>(processors: impl IntoIterator<Item = &'p u32>) -> String {
+    processors.into_iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+}
+
 pub const FILE_NAME_HINT: &str = "use letters, digits, `-`, `_` and `.`";
 
 pub fn is_valid_file_name(name: &str) -> bool {
@@ -69,8 +71,8 @@ pub fn is_valid_file_name(name: &str) -> bool {
 /// source: `kernel/sched/core.c`, `min_cfs_quota_period`: 1 ms of the lab's periods of 10 ms
 const MIN_QUOTA: f64 = 0.1;
 
-/// Returns an error if devices that compute at the same time need more processors than there are, because the
-/// simulator does not share processors between devices.
+/// Returns an error if the devices that compute at the same time need more processors than the machine has, because
+/// the simulator does not share processors between devices.
 fn check_processors(scenario: &Scenario, processors: &[u32]) -> Result<(), Failure> {
     let workload = &scenario.workload;
     let is_concurrent = workload.sequences > 1 || workload.micro_batch < workload.prompt_tokens;
@@ -91,9 +93,10 @@ fn check_processors(scenario: &Scenario, processors: &[u32]) -> Result<(), Failu
         let needed: f64 = within.map(needed_by).sum();
         if needed > set.len() as f64 + 1e-9 {
             let what = format!(
-                "with several sequences or batches the devices compute at the same time: they need {needed} \
-                 processors, but only {} are available to them ({set:?})",
-                set.len()
+                "with several sequences or batches, the devices compute at the same time and need {needed} \
+                 processors, but only {} are available to them ({})",
+                set.len(),
+                list(&set)
             );
             return Err(Failure::invalid(what).with_hint(
                 "lower `limits.threads` or `limits.cpu`, or give the devices more processors with `limits.affinity`",
@@ -103,7 +106,8 @@ fn check_processors(scenario: &Scenario, processors: &[u32]) -> Result<(), Failu
     Ok(())
 }
 
-/// Returns a warning for each device that is not measured, and one if the scenario's links are not emulated.
+/// Returns a warning for each device whose profile is not measured on this machine, and a warning if the links of the
+/// scenario are not emulated.
 pub fn warnings(scenario: &Scenario) -> Vec<String> {
     let others = scenario.devices.iter().filter(|entry| entry.profile != "measured");
     let mut found: Vec<String> = others
@@ -117,10 +121,7 @@ pub fn warnings(scenario: &Scenario) -> Vec<String> {
         || links.wifi.is_some()
         || !links.default_link.latency.source.starts_with("assumed");
     if scenario.devices.len() > 1 && !links.is_emulated && are_measured {
-        found.push(
-            "the links are those of this machine; `links.emulated: true` emulates the links of the scenario"
-                .into(),
-        );
+        found.push("the lab does not use the links of the scenario: set `links.emulated: true`".into());
     }
     found
 }
@@ -148,12 +149,12 @@ fn check_event(scenario: &Scenario, event: &Event, processor_count: usize) -> Re
         }
         Change::Memory(load) => {
             if load.ramp_time.is_some() {
-                return Err("the memory is allocated at once: omit `over`".into());
+                return Err("the lab allocates the memory of an event at once: omit `over`".into());
             }
             match &limits {
                 ResourceLimits { memory: Some(all), .. } if load.size >= *all => {
                     return Err(format!(
-                        "it takes {}, but the memory limit of the device is {all}",
+                        "the event takes {}, but the memory limit of the device is {all}",
                         load.size
                     ));
                 }
@@ -216,10 +217,7 @@ mod tests {
             let loaded = scenario(devices, &format!("workload: {{prompt: 8, generate: 1, {concurrent}}}"));
             let refused =
                 check_processors(&loaded, &[0, 1]).expect_err("2.5 of 2").into_error().one_line_message();
-            assert!(
-                refused.contains("2.5 processors, but only 2 are available to them ({0, 1})"),
-                "{refused}"
-            );
+            assert!(refused.contains("2.5 processors, but only 2 are available to them (0, 1)"), "{refused}");
             assert!(check_processors(&loaded, &[0, 1, 2]).is_ok());
         }
         let pair = |cpu| {

@@ -1,9 +1,9 @@
-//! Applies the events of a scenario to real processes.
+//! Applies the events of a scenario to the processes of a lab.
 //!
 //! The head reports when its prompt enters the ring and when each token is generated. For the duration of an event, a
 //! background process computes or allocates memory on the processors and within the limits of the device. A device
-//! that leaves is stopped, not killed: like a device out of range it sends nothing, while its connections remain
-//! open.
+//! that leaves is stopped (SIGSTOP), not killed: like a device out of range, it sends nothing while its connections
+//! remain open.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,9 +13,9 @@ use std::time::Duration;
 use hearth_lab::{CpuHog, DeviceProcess, FreezeHandle, LabError, MemoryHog, Placement};
 use hearth_schema::events::{Change, Event};
 
-/// Duration of an event without an end: longer than any run.
+/// Duration of an event for which the scenario sets no end: longer than any run.
 const ENDLESS: Duration = Duration::from_hours(24);
-/// Maximum time between two checks of the timeline.
+/// Maximum time between two checks whether an event is due.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,13 +28,14 @@ pub enum HeadProgress {
 
 pub struct EventTarget<'a> {
     pub placement: Placement<'a>,
-    /// Stops the worker process when the device leaves; `None` for the head.
+    /// Handle that stops the worker process when the device leaves; `None` for the head.
     pub worker_freeze_handle: Option<FreezeHandle>,
 }
 
 #[derive(Debug, Default, PartialEq)]
 struct Timeline {
-    /// For each event, the time from the prompt to its start, if known, and whether it has started.
+    /// For each event, the time from the start of the prompt to the start of the event, if known, and whether the event
+    /// has started.
     starts: Vec<(Option<Duration>, bool)>,
     tokens: u32,
 }
@@ -54,7 +55,7 @@ impl Timeline {
         }
     }
 
-    /// Returns the index of an event that is due and has not started, and marks it as started.
+    /// Returns the index of an event that is due and has not started, and marks the event as started.
     fn take_due(&mut self, now: Duration) -> Option<usize> {
         let due = |(start, started): &(Option<Duration>, bool)| !started && start.is_some_and(|at| at <= now);
         let index = self.starts.iter().position(due)?;
@@ -67,7 +68,8 @@ impl Timeline {
     }
 }
 
-/// Applies events until the head exits. Returns the indices of the events that did not happen.
+/// Applies events to the processes of the devices until the head exits. Returns the indices of the events that did not
+/// happen.
 pub fn apply(
     events: &[Event],
     devices: &BTreeMap<String, EventTarget>,
@@ -107,7 +109,7 @@ pub fn apply(
     }
 }
 
-/// Starts an event. Returns its background process, if it has one.
+/// Starts an event. Returns the background process of the event, if there is one.
 fn begin(
     event: &Event,
     device: &EventTarget,

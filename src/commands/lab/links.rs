@@ -1,4 +1,4 @@
-//! The links of a lab, for its devices and for the simulator.
+//! Network links of a lab, emulated for its devices and measured for the simulator.
 //!
 //! The devices communicate over the loopback interface, or over the links of the scenario, which the transport
 //! emulates (`links.emulated`). The overhead of the emulation and of the loopback is measured and added to the
@@ -26,15 +26,15 @@ use crate::emulation::EmulatedLinks;
 /// Latency of the emulated path that is used to measure the overhead of the emulation.
 /// source: assumed, about that of a cable
 const PROBE_LATENCY: Seconds = Seconds(1e-3);
-/// Address of the link from this process to itself, with any free port.
+/// Address at which this process measures the link to itself; port 0 selects a free port.
 const PROBE_ADDRESS: &str = "127.0.0.1:0";
 /// Maximum latency of an emulated link; above it, heartbeats would be late.
 /// source: the limit of `--link-delay`
 const MAX_LATENCY: Seconds = Seconds(0.5);
-/// Name of the file that serialises the transmissions of the emulated Wi-Fi channel.
+/// Name of the lock file that serialises the transmissions on the emulated Wi-Fi channel.
 const CHANNEL_LOCK: &str = "wifi-channel.lock";
 
-/// Returns an error if the lab cannot emulate the links.
+/// Returns an error if the lab cannot emulate the links of a scenario. The error continues a sentence about the lab.
 pub fn check(links: &Links) -> Result<(), String> {
     if !links.is_emulated {
         return Ok(());
@@ -67,8 +67,8 @@ pub fn check(links: &Links) -> Result<(), String> {
     }
 }
 
-/// Returns the emulated path from one device to another. `channel_lock` is the file that serialises the transmissions
-/// of the Wi-Fi channel.
+/// Returns the emulated path from one device to another. `channel_lock` is the lock file that serialises the
+/// transmissions on the Wi-Fi channel.
 fn path_between(
     table: &LinkTable,
     scenario: &Scenario,
@@ -88,14 +88,14 @@ fn path_between(
             Failure::invalid(format!(
                 "the lab can emulate Wi-Fi only between stations, but {from} and {to} are not both stations"
             ))
-            .with_hint("put both into `stations`, or give the pair a link in `links.between`")
+            .with_hint("add both devices to `stations`, or add a link for the pair to `links.between`")
         })?,
     };
     Ok(EmulatedPath { seed, rng_stream, ..path })
 }
 
-/// Returns the emulated path between two stations, whose messages use the channel twice: to and from the access
-/// point.
+/// Returns the emulated path between two Wi-Fi stations, whose messages use the channel twice: to and from the access
+/// point. `None` if a device is not a station.
 fn wireless_path(wireless: &wifi_path::WirelessPath, channel_lock: &Path) -> Option<EmulatedPath> {
     let (Endpoint::Station { channel, .. }, Endpoint::Station { .. }) =
         (&wireless.sender, &wireless.receiver)
@@ -116,7 +116,7 @@ pub fn file_name(device: &str) -> String {
     format!("{device}.links.json")
 }
 
-/// Writes the file of emulated paths for each device of a plan, whose workers must have addresses.
+/// Writes a file of emulated paths for each device of a plan. The workers in the plan must have addresses.
 pub fn write(folder: &Path, scenario: &Scenario, plan: &Plan) -> Result<(), Failure> {
     let table = LinkTable::new(scenario.links.clone());
     let channel_lock = folder.join(CHANNEL_LOCK);
@@ -140,8 +140,8 @@ pub fn write(folder: &Path, scenario: &Scenario, plan: &Plan) -> Result<(), Fail
     Ok(())
 }
 
-/// Measures the links for the simulator: the loopback, or the links of the scenario plus the overhead of their
-/// emulation. The measurement runs in this process, because it would increase the memory of a worker.
+/// Measures the links for the simulator: the loopback interface, or the links of the scenario plus the overhead of
+/// their emulation. The measurement runs in this process, because it would increase the memory use of a worker.
 pub fn measure(links: &Links) -> Result<Links, Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
     let effort = ProbeOptions::quick();
@@ -155,7 +155,7 @@ pub fn measure(links: &Links) -> Result<Links, Failure> {
     Ok(with_overhead(links, &probed))
 }
 
-/// Adds the overhead of the emulation to links: the measured latency of the probed path minus [`PROBE_LATENCY`].
+/// Adds the overhead of the emulation to the links: the measured latency of the probed path minus [`PROBE_LATENCY`].
 fn with_overhead(links: &Links, probed: &PeerLink) -> Links {
     let overhead = Seconds((probed.latency.value.0 - PROBE_LATENCY.0).max(0.0));
     let shifted = |latency: &Sourced<Seconds>| {

@@ -1,6 +1,6 @@
-//! `hearth lab`: plans, simulates, executes and compares on this machine, with limits for each device.
+//! `hearth lab`: predicts and measures scenarios on this machine, with resource limits for each device.
 //!
-//! This module runs one scenario; [`suite`] runs many.
+//! This module runs one scenario; [`suite`] runs many scenarios.
 
 mod checks;
 mod events;
@@ -36,14 +36,14 @@ struct Output {
     predicted: RunSummary,
     measured: RunSummary,
     error: Errors,
-    /// The counters of the control group of each device, in ring order.
+    /// The counters of the control group (cgroup) of each device, in ring order.
     groups: Vec<DeviceUsage>,
-    /// The measured runs after the first.
+    /// The metrics of the measured runs after the first measured run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     repeats: Vec<RunSummary>,
-    /// The hash of the predicted trace, which was written before the run.
+    /// The hash of the predicted trace, which was written before the measured runs.
     prediction: String,
-    /// The steadiness of the machine during each measured run.
+    /// Whether the speed of the machine was steady during each measured run.
     steadiness: Vec<Steadiness>,
 }
 
@@ -88,7 +88,7 @@ fn run_one(args: &LabArgs, scenario: &Path, json: bool) -> Result<ExitCode, Fail
     let model = args.planning.model.clone().or_else(|| loaded.model_file()).ok_or_else(|| {
         Failure::invalid("the lab runs a real model, but the scenario has no model file")
             .with_location(scenario.display())
-            .with_hint("give --model GGUF; `hearth synth` can make a model")
+            .with_hint("name a model with --model GGUF; `hearth synth` can make a model")
     })?;
     let spinner = progress::spinner();
     spinner.set_message("copying the model");
@@ -134,7 +134,7 @@ fn show_all(
 ) -> Result<ExitCode, Failure> {
     let (mut traces, mut groups): (Vec<Trace>, Vec<Vec<DeviceUsage>>) = measured.into_iter().unzip();
     if groups.is_empty() {
-        return Err(Failure::failed("nothing was executed"));
+        return Err(Failure::failed("the lab executed no run"));
     }
     let first = RunSummary::from_trace(&traces[0]);
     let repeats: Vec<RunSummary> = traces[1..].iter().map(RunSummary::from_trace).collect();
@@ -183,11 +183,9 @@ impl Errors {
             let (predicted, measured) = predicted.zip(measured)?;
             (measured != 0.0).then(|| predicted / measured - 1.0)
         };
+        let tpot = |metrics: &Metrics| metrics.tpot_ms.map(|tpot| tpot.mean_ms);
         Self {
-            tpot: relative(
-                predicted.tpot_ms.map(|tpot| tpot.mean_ms),
-                measured.tpot_ms.map(|tpot| tpot.mean_ms),
-            ),
+            tpot: relative(tpot(predicted), tpot(measured)),
             ttft: relative(predicted.ttft_ms, measured.ttft_ms),
             bytes_read: relative(predicted.bytes_read_per_token(), measured.bytes_read_per_token()),
         }

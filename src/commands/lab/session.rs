@@ -1,4 +1,4 @@
-//! A lab session: sets up the devices, predicts, executes, and cleans up.
+//! A lab session: sets up the devices, predicts and executes a plan, and cleans up.
 //!
 //! The lab creates control groups and copies of the model, measures the devices within their limits, starts the
 //! workers and writes the prediction. Then it runs the head, reads counters and applies events. Dropping the lab ends
@@ -36,14 +36,14 @@ use crate::interruption;
 use crate::machine::open_model;
 use crate::ring::PROMPT_START_LINE;
 
-/// Time limit for measuring a profile, long enough for a slow disk.
+/// Time limit for measuring the profile of a device, long enough for a slow disk.
 const PROFILE_DEADLINE: Duration = Duration::from_mins(3);
-/// Time limit for the start of a worker, which maps its model.
+/// Time limit for the start of a worker, which maps the model file into memory.
 const START_DEADLINE: Duration = Duration::from_secs(30);
-/// Maximum age of a cached profile.
+/// Maximum age of a cached device profile.
 /// source: measured; the speed of a shared virtual machine drifts by a tenth within a few minutes
 const MAX_PROFILE_AGE: Duration = Duration::from_mins(10);
-/// Time limit between two lines of the head's output.
+/// Time limit between two lines of the output of the head.
 const RUN_DEADLINE: Duration = Duration::from_mins(30);
 
 pub struct Lab<'l> {
@@ -53,14 +53,14 @@ pub struct Lab<'l> {
     copies: ModelCopies,
     program: PathBuf,
     folder: PathBuf,
-    /// The folder of cached profiles, which other labs can reuse.
+    /// The folder of cached device profiles, which other labs can reuse.
     profiles: Option<PathBuf>,
     model_digest: String,
     draft: Option<PathBuf>,
     pass_tokens: u32,
 }
 
-/// Whether a signal was received; the thread of the signal handler cleans up and exits the process.
+/// Whether the process received a signal. The thread of the signal handler then cleans up and exits the process.
 pub static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 impl<'l> Lab<'l> {
@@ -115,12 +115,11 @@ impl<'l> Lab<'l> {
 
     fn entry(&self, name: &str) -> Result<(usize, &'l DeviceEntry), Failure> {
         let mut entries = self.loaded.scenario.devices.iter().enumerate();
-        entries
-            .find(|(_, entry)| entry.name == name)
-            .ok_or_else(|| Failure::invalid(format!("device `{name}` of the plan is not in the scenario")))
+        let found = entries.find(|(_, entry)| entry.name == name);
+        found.ok_or_else(|| Failure::invalid(format!("device `{name}` of the plan is not in the scenario")))
     }
 
-    /// Starts this program with `arguments` as a device of the lab, within the limits of the device.
+    /// Starts this program with `arguments` as a device of the lab, within the resource limits of the device.
     fn start(&self, entry: &DeviceEntry, mut arguments: Vec<String>) -> Result<DeviceProcess, LabError> {
         if let Some(threads) = entry.limits.as_ref().and_then(|limits| limits.threads) {
             arguments.extend(strings(["--threads", &threads.to_string()]));
@@ -133,8 +132,8 @@ impl<'l> Lab<'l> {
         Placement { cgroup: self.groups.get(&entry.name), processors: affinity.unwrap_or_default() }
     }
 
-    /// Measures each device within its limits; devices with equal limits share a measurement. Also returns the mean
-    /// speed of the machine at these measurements.
+    /// Measures the profile of each device within its limits; devices with equal limits share a measurement. Also
+    /// returns the mean speed of the machine at these measurements, in FLOP/s.
     pub fn measure_profiles(&self) -> Result<(Vec<DeviceProfile>, f64), Failure> {
         let now = steadiness::measure_flops_per_second()?;
         let mut speeds = Vec::new();
@@ -154,8 +153,8 @@ impl<'l> Lab<'l> {
         Ok((devices, speed))
     }
 
-    /// Returns the profile of a device, cached or newly measured, and the speed of the machine at its measurement.
-    /// `now` is the current speed.
+    /// Returns the profile of a device, cached or newly measured, and the speed of the machine when the profile was
+    /// measured. `now` is the current speed. Speeds are in FLOP/s.
     fn profile(&self, index: usize, entry: &DeviceEntry, now: f64) -> Result<(DeviceProfile, f64), Failure> {
         let cached = self.profiles.as_ref().map(|folder| folder.join(self.profile_name(&limits_of(entry))));
         if let Some(cached) = cached.as_ref().filter(|cached| is_recent(cached))
@@ -181,15 +180,15 @@ impl<'l> Lab<'l> {
         Ok((device, speed))
     }
 
-    /// Returns the file name of a cached profile: a digest of everything that the profile depends on.
+    /// Returns the file name of a cached device profile: a digest of everything that the profile depends on.
     fn profile_name(&self, limits: &ResourceLimits) -> String {
         let ResourceLimits { memory, threads, affinity, .. } = limits;
         let key = format!("{} {memory:?} {threads:?} {affinity:?} {}", self.model_digest, self.pass_tokens);
         format!("{}.device.yaml", hearth_schema::digest::digest_text(&key).replace(':', "-"))
     }
 
-    /// Sets the memory limits that depend on the plan, starts the workers, and updates memory and links of the
-    /// cluster.
+    /// Sets the memory limits that depend on the plan, starts the workers, and updates the memory and the links of the
+    /// simulated cluster. Returns the plan with the addresses of the workers.
     pub fn prepare_devices(&mut self, cluster: &mut Cluster, mut plan: Plan) -> Result<Plan, Failure> {
         let mut scenario = as_measured(self.loaded);
         for (index, device) in plan.devices.iter().enumerate() {
@@ -240,8 +239,8 @@ impl<'l> Lab<'l> {
         Ok(())
     }
 
-    /// Drops the page cache of every device. The lab then reads the program file, so that its pages are not charged
-    /// to a device.
+    /// Drops the page cache of every device. The lab then reads the program file, so that the kernel does not charge
+    /// the pages of this file to a device.
     fn drop_caches(&self) -> Result<(), Failure> {
         self.copies.drop_page_cache()?;
         if self.groups.is_empty() {
@@ -260,7 +259,7 @@ impl<'l> Lab<'l> {
         if self.loaded.scenario.links.is_emulated { vec!["--emulate-links".into(), file] } else { Vec::new() }
     }
 
-    /// Simulates the plan and writes the trace and its hash. Returns both.
+    /// Simulates the plan, and writes the predicted trace and its hash. Returns the trace and the hash.
     pub fn predict(&self, cluster: &Cluster, plan: &Plan) -> Result<(Trace, String), Failure> {
         let (scenario, memory) = (&self.loaded.scenario, MemoryOptions::default());
         let replanner = ScenarioReplanner::new(self.loaded);
@@ -311,7 +310,8 @@ impl<'l> Lab<'l> {
         Ok((trace, usage))
     }
 
-    /// Reads the head's output, calls `token` at each token, applies events. Returns the indices of missed events.
+    /// Reads the output of the head, calls `token` at each token, and applies events. Returns the indices of the events
+    /// that did not happen.
     fn follow(&self, head: DeviceProcess, mut token: impl FnMut()) -> Result<Vec<usize>, Failure> {
         let scenario = &self.loaded.scenario;
         let processes = |entry: &'l DeviceEntry| EventTarget {
@@ -375,13 +375,13 @@ impl<'l> Lab<'l> {
         arguments
     }
 
-    /// Ends the workers and removes the control groups and model copies. Returns the folder of the results.
+    /// Ends the workers, and removes the control groups and the copies of the model. Returns the folder of the results.
     pub fn finish(self) -> PathBuf {
         self.folder
     }
 }
 
-/// Returns the path of the file that states the speed of the machine at which a cached profile was measured.
+/// Returns the path of the file with the speed of the machine (FLOP/s) when a cached profile was measured.
 fn speed_file(profile: &Path) -> PathBuf {
     profile.with_extension("pace")
 }
@@ -400,8 +400,8 @@ fn loses_a_device(scenario: &Scenario) -> bool {
     scenario.events.iter().any(|event| event.change() == Some(Change::Leaves))
 }
 
-/// Returns the scenario with the measured device profiles, which include the limits. The head uses it to plan again
-/// during the run.
+/// Returns the scenario with the measured device profiles, which include the limits. The head uses this scenario to
+/// plan again during the run.
 fn as_measured(loaded: &LoadedScenario) -> Scenario {
     let mut scenario = loaded.scenario.clone();
     for entry in &mut scenario.devices {
@@ -418,7 +418,8 @@ pub fn limits_of(entry: &DeviceEntry) -> ResourceLimits {
     entry.limits.clone().unwrap_or_default()
 }
 
-/// Removes control groups and model copies after a signal, because destructors do not run then.
+/// Installs a signal handler that removes control groups and copies of the model, because destructors do not run after
+/// a signal.
 fn clean_up_on_signal(groups: Option<CgroupHierarchy>, folder: PathBuf) {
     interruption::on_signal(move || {
         IS_INTERRUPTED.store(true, Ordering::SeqCst);

@@ -1,9 +1,9 @@
 //! Checks that the speed of the machine did not change during a run of a lab.
 //!
-//! The speed of the machine ([`hearth_runtime::profile::measure_matvec_speed`]) is measured when the devices are profiled, and before
-//! and after each run. The CPU time that a hypervisor steals is measured during the run. A run is unsteady if the
-//! changed speed or the stolen time would change the predicted time too much. A suite then repeats the lab a few
-//! times, regardless of its result. A cached profile is used only at a similar speed.
+//! The speed of the machine ([`hearth_runtime::profile::measure_matvec_speed`]) is measured when the devices are
+//! profiled, and before and after each run. The CPU time that a hypervisor steals is measured during the run. A run is
+//! unsteady if the changed speed or the stolen time would change the predicted time too much. A suite then repeats the
+//! lab a few times, regardless of its result. A cached profile is used only at a similar speed.
 
 use std::fs;
 
@@ -13,14 +13,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::diagnostics::Failure;
 
-/// Maximum relative change of the speed up to which a profile is valid.
+/// Maximum relative change of the speed of the machine up to which a device profile is valid.
 /// source: assumed, the accepted error of a predicted time per token
 const MAX_SPEED_CHANGE: f64 = 0.1;
 /// Maximum relative change of the predicted time per token by a changed speed or by stolen CPU time.
 /// source: assumed, the same as [`MAX_SPEED_CHANGE`]
 const MAX_TIME_CHANGE: f64 = 0.1;
 
-/// Returns whether a profile measured at the speed `then` is valid at the speed `now`.
+/// Returns whether a profile that was measured at the machine speed `then` is valid at the machine speed `now`.
 pub fn is_similar_speed(then: f64, now: f64) -> bool {
     (now / then - 1.0).abs() <= MAX_SPEED_CHANGE
 }
@@ -28,26 +28,26 @@ pub fn is_similar_speed(then: f64, now: f64) -> bool {
 /// Whether the speed of the machine remained the same during a run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Steadiness {
-    /// The speed before and after the run, relative to the speed when the devices were measured.
+    /// The speeds of the machine before and after the run, relative to the speed when the devices were measured.
     #[serde(rename = "pace")]
     pub relative_speeds: [f64; 2],
     /// The share of CPU time that a hypervisor gave to other virtual machines during the run; 0 if unknown.
     #[serde(rename = "stolen")]
     pub steal_time_share: f64,
-    /// Whether `relative_speeds` and `stolen_share` would change the predicted time by at most a tenth.
+    /// Whether `relative_speeds` and `steal_time_share` would change the predicted time per token by at most a tenth.
     #[serde(rename = "steady")]
     pub is_steady: bool,
 }
 
 impl Steadiness {
-    /// Returns the steadiness of a run; `computing` is the share of CPU time in the predicted time per token.
+    /// Returns whether a run was steady. `computing` is the share of CPU time in the predicted time per token.
     ///
     /// ```text
     /// |computing (1 / relative speed - 1)| <= 0.1    and    1 / (1 - stolen) - 1 <= 0.1
     /// ```
     ///
-    /// Stolen time counts fully, because a processor that does not run handles no interrupts of disks and links
-    /// either.
+    /// Stolen CPU time counts fully, because a processor that does not run also handles no interrupts of disks and
+    /// links.
     fn of(relative_speeds: [f64; 2], stolen_share: f64, computing: f64) -> Steadiness {
         // False for NaN.
         let is_small = |share: f64, speed: f64| (share * (1.0 / speed - 1.0)).abs() <= MAX_TIME_CHANGE;
@@ -68,7 +68,8 @@ impl Steadiness {
     }
 }
 
-/// Calls `run` and returns the steadiness of the machine; `measured` is the speed when the devices were measured.
+/// Calls `run`, and returns its result and the steadiness of the machine. `measured` is the speed of the machine when
+/// the devices were measured, in FLOP/s.
 pub fn measure_steadiness<T>(
     measured: f64,
     predicted: &Metrics,
@@ -97,8 +98,8 @@ impl ProcessorTimes {
         ProcessorTimes::parse(&fs::read_to_string("/proc/stat").ok()?)
     }
 
-    /// Parses the `cpu` line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal. The guest times
-    /// after them are already included in user and nice.
+    /// Parses the `cpu` line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq and steal. The guest times
+    /// at the end of the line are already included in user and nice.
     fn parse(text: &str) -> Option<ProcessorTimes> {
         let times = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
         let times: Vec<u64> =

@@ -1,11 +1,13 @@
-//! Compares processes under cgroup limits with the simulator's slow processor and slow disk.
+//! Compares processes under cgroup limits with the slow processor and the slow disk of the simulator.
 //!
-//! With `--cpu`, a process computes bursts of work with half a processor (cfs quota), for several periods of the
-//! bandwidth control. The measured time of a burst is compared with the naive model (work / rate) and with an exact
-//! model of the bandwidth control. With `--disk`, a process reads bursts under a blkio throttle; the time is compared
-//! with the naive model and with the simulator's `resource::Disk`. With `--duty`, several threads wait for each other
-//! after each burst, as in a matmul; the time is compared with the simulator's `resource::Cpu`. All processes are
-//! idle between bursts. The program needs root.
+//! - `--cpu`: a process computes bursts of work with half a processor (CFS quota), for several periods of the bandwidth
+//!   control. The time of a burst is compared with work / rate and with an exact model of the bandwidth control.
+//! - `--disk`: a process reads bursts of data under a blkio throttle. The time of a burst is compared with bytes / rate
+//!   and with the simulator's [`DiskSim`].
+//! - `--duty`: several threads wait for each other after each burst of work, as in a matmul. The time of a burst is
+//!   compared with the simulator's [`CpuSim`].
+//!
+//! All processes are idle between bursts. The program needs root.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin cgroup_limits -- --cpu
@@ -13,7 +15,7 @@
 //! cargo run --release -p hearth-studies --bin cgroup_limits -- --disk
 //! ```
 //!
-//! The results are in `docs/decisions/0012-cgroup-limits-as-slow-hardware.md`, those of `--duty` in
+//! The results are in `docs/decisions/0012-cgroup-limits-as-slow-hardware.md`, and for `--duty` in
 //! `docs/decisions/0031-cpu-quota-and-lab-emulation.md`.
 #![allow(clippy::disallowed_methods, reason = "a physical experiment measures time")]
 
@@ -32,7 +34,7 @@ use hearth_studies::cgroups::{
 };
 use hearth_studies::{StudyError, run_study, thread_cpu_seconds};
 
-/// The CPU limit of the bursts of `--cpu`, in processors.
+/// The CPU limit with `--cpu`, in processors.
 const SHARE: f64 = 0.5;
 const DISK_MBPS: u64 = 200;
 const FILE_MIB: usize = 640;
@@ -55,16 +57,16 @@ fn run(arguments: &[String]) -> Result<(), StudyError> {
         ["--child-disk", file, burst, bursts, pause] => {
             read(Path::new(file), parse_number(burst)?, parse_number(bursts)?, parse_number(pause)?)
         }
-        _ => Err("the first argument must be --cpu, --duty or --disk".into()),
+        _ => Err("unknown arguments; run the study with `--cpu`, `--duty` or `--disk`".into()),
     }
 }
 
-/// Runs this program as a child under limits. Returns the numbers that the child prints, in milliseconds.
+/// Runs this program as a child process under limits. Returns the times that the child prints, in milliseconds.
 fn in_child(limits: CgroupLimits, file: &Path, arguments: &[String]) -> Result<Vec<f64>, StudyError> {
     Cgroups::run_child(limits, file, arguments)?.split_whitespace().map(parse_number).collect()
 }
 
-/// Runs bursts in a child with a CPU quota. Returns the wall time and the processor time of each burst, in ms.
+/// Runs bursts of work in a child process with a CPU quota. Returns their wall times and processor times in ms.
 fn bursts_in_child(
     cores: f64,
     period_ms: u64,
@@ -91,13 +93,12 @@ fn quantile(values: &[f64], share: f64) -> f64 {
     sorted[((sorted.len() - 1) as f64 * share).round() as usize]
 }
 
-/// Computes some rounds of arithmetic that the compiler cannot optimise away.
+/// Computes `rounds` rounds of arithmetic that the compiler cannot optimise away.
 fn work(rounds: u64) -> u64 {
     (0..rounds).fold(1, |value: u64, round| std::hint::black_box(value.wrapping_mul(25_214_903_917) ^ round))
 }
 
-/// Returns the rounds of [`work`] that an undisturbed processor computes in a millisecond: the maximum of many short
-/// measurements.
+/// Returns the rounds of [`work`] per millisecond of an undisturbed processor: the maximum of many measurements.
 fn rounds_per_milli() -> f64 {
     const ROUNDS: u64 = 200_000;
     let rate = |_| {
@@ -136,8 +137,8 @@ fn cpu_rows() -> Result<(), StudyError> {
     Ok(())
 }
 
-/// Runs as the child of `--cpu` and `--duty`: several threads start and end each burst together. Prints the wall time
-/// of each burst and the mean processor time of the threads, in milliseconds.
+/// Runs as the child process of `--cpu` and `--duty`: several threads start and end each burst of work together. Prints
+/// the wall time of each burst and the mean processor time of the threads, in milliseconds.
 fn spin(threads: usize, rounds: u64, bursts: usize, idle_ms: u64) -> Result<(), StudyError> {
     let _groups = Cgroups::join()?;
     let together = Barrier::new(threads);
@@ -200,7 +201,7 @@ fn duty_rows() -> Result<(), StudyError> {
     Ok(())
 }
 
-/// Returns the mean time of a burst on the simulator's processor ([`CpuSim`]), in milliseconds.
+/// Returns the mean time of a burst of work on the simulated processor ([`CpuSim`]), in milliseconds.
 fn simulated_mean_ms(cores: f64, threads: f64, work_ms: f64, idle_ms: u64, bursts: u64) -> f64 {
     let (value, period) = (Sourced::new(cores, "set"), Sourced::new(Seconds(0.01), "set"));
     let mut cpu = CpuSim::new(2.0).with_quota(Some(&Quota { cores: value, period }));
@@ -216,9 +217,9 @@ fn simulated_mean_ms(cores: f64, threads: f64, work_ms: f64, idle_ms: u64, burst
     total as f64 * 1e-6 / bursts as f64
 }
 
-/// Returns the mean time of a burst in milliseconds under an exact form of the bandwidth control in
-/// kernel/sched/fair.c: each period starts with a full quota, a thread stops as soon as the quota is used up
-/// and waits for the next period, and unused quota is lost.
+/// Returns the mean time of a burst of work in milliseconds, by an exact model of the bandwidth control in
+/// kernel/sched/fair.c: each period starts with a full quota, a thread stops as soon as the quota is used up and waits
+/// for the next period, and unused quota is lost.
 fn exact_quota_ms(work: f64, idle: f64, period: f64, bursts: u64) -> f64 {
     let quota = period * SHARE;
     let (mut now, mut left, mut ends) = (0.0, quota, period);
@@ -245,8 +246,7 @@ fn exact_quota_ms(work: f64, idle: f64, period: f64, bursts: u64) -> f64 {
     total / (bursts - 1) as f64
 }
 
-/// Runs as the child of `--disk`: prints the time of each burst in milliseconds. A burst requests all of its pieces,
-/// then waits for each of them.
+/// Runs as the child process of `--disk`: requests and then awaits all pieces of a burst; prints each time in ms.
 fn read(path: &Path, burst_mib: usize, bursts: usize, pause_ms: u64) -> Result<(), StudyError> {
     let _groups = Cgroups::join()?;
     let file = File::open(path)?;
@@ -297,7 +297,7 @@ fn disk_rows() -> Result<(), StudyError> {
     Ok(())
 }
 
-/// Returns the time of each burst on the simulator's disk ([`DiskSim`]), in milliseconds.
+/// Returns the time of each burst of reads from the simulated disk ([`DiskSim`]), in milliseconds.
 fn simulated_times_ms(burst: usize, bursts: usize, pause_ms: u64) -> Vec<f64> {
     let speed = DiskSpeed {
         bandwidth: BytesPerSecond(1500e6),

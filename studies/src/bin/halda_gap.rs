@@ -1,15 +1,15 @@
-//! Measures the gap between the optimum and Algorithm 1 of the prima.cpp paper, with its variants.
+//! Measures the gap between the optimum and the plans of Algorithm 1 of the prima.cpp paper and its variants.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin halda_gap [-- FILE ...]
 //! ```
 //!
 //! Each line of a file is an LDA instance, or an object with an instance in the key `instance`. The default files are
-//! those of `halda/tests/data/lda`. In the first table every device must have a layer; in the second, devices may be
-//! dropped, and it also shows how the removal of devices with one layer changes the time per token. Both compare with
-//! the strategy `exact`. Instances without a plan are ignored; `refused` counts instances for which a plan exists but
-//! the strategy finds none. If an object has the key `halda_global_text`, the plan of another interpretation of
-//! Algorithm 1, the last lines list the differences.
+//! those of `halda/tests/data/lda`. In the first table every device must have a layer. In the second table devices may
+//! be dropped; it also shows how the removal of devices with one layer changes the time per token. Both tables compare
+//! with the strategy `exact`. Instances without a plan are ignored; `refused` counts instances for which a plan exists
+//! but the strategy finds none. The key `halda_global_text` of an object is the plan of another interpretation of
+//! Algorithm 1; the last lines list the differences from these plans.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -18,13 +18,13 @@ use hearth_halda::{ExactSearch, Halda, Instance, LatencyModel, PlanRules, Strate
 use hearth_studies::StudyError;
 use serde_json::Value;
 
-/// Maximum relative difference of times that count as equal. source: the tolerance of the certified optima.
+/// Maximum relative difference between times that count as equal. source: the tolerance of the certified optima
 const TOLERANCE: f64 = 1e-9;
 
 struct Row {
     name: String,
     instance: Instance,
-    /// The recorded plan of the other interpretation of Algorithm 1, if the row has one (key `halda_global_text`).
+    /// The recorded plan of the other interpretation of Algorithm 1: the key `halda_global_text`, if present.
     other_interpretation: Option<Value>,
 }
 
@@ -88,7 +88,7 @@ fn gaps(rows: &[Row], halda: Halda) -> Result<String, StudyError> {
     Ok(format!("{plans:>6} {optimal:>8} {refused:>8} {median:>9.2} % {share:>7.1} %"))
 }
 
-/// Returns how often the removal of devices with one layer changed a plan, and made it faster or slower.
+/// Returns how often the removal of devices with one layer changed a plan, and made the plan faster or slower.
 fn removals(rows: &[Row], halda: Halda) -> Result<String, StudyError> {
     let (mut removed, mut better, mut worse, mut worst) = (0, 0, 0, 0.0_f64);
     for row in rows {

@@ -2,11 +2,11 @@
 //!
 //!     cargo run --release -p hearth-studies --bin other_systems > docs/studies/other-systems/report.md
 //!
-//! Prints a page with these comparisons: exo and dllama with the times in Table 4 and the memory pressures in Table 5
-//! of the paper; both without the memory check at 70B; TPI-LLM on devices of 4 GiB; and all systems with each other.
-//! Nothing is fitted here: the device parameters are those of the device profiles.
+//! Prints a page with these sections: exo and dllama compared with the times in Table 4 and the memory pressures in
+//! Table 5 of the paper; both systems with the 70B model and without the memory check; TPI-LLM on devices of 4 GiB; and
+//! all systems compared with each other. No parameter is fitted to these results: all are those of the device profiles.
 //!
-//! All links are constant, except in one section with the shared channel of `scenarios/home`.
+//! All links are constant, except in the section about the shared Wi-Fi channel of `scenarios/home`.
 //!
 //! Not here: the interpretation of the results, in `docs/studies/other-systems/reading.md`.
 
@@ -26,10 +26,10 @@ use hearth_sim::{Input, Options, simulate};
 use hearth_studies::{StudyError, run_study};
 use hearth_workflow::{FileResolver, LoadedScenario};
 
-/// TPOT and TTFT in milliseconds.
+/// Time per output token (TPOT) and time to the first token (TTFT), in milliseconds.
 type Times = (f64, f64);
 
-/// Published times by system and model size; `None` if the system is out of memory. source: prima.cpp paper, Table 4
+/// Published times by system and model size; `None` if the system ran out of memory. source: prima.cpp paper, Table 4
 const PUBLISHED: [(&str, &str, Option<Times>); 4] = [
     ("exo", "8b", Some((263.0, 960.0))),
     ("exo", "70b", None),
@@ -75,7 +75,7 @@ fn run(cluster: &Cluster, plan: &Plan, ignore_memory: bool) -> Result<Metrics, S
     Ok(metrics::compute_metrics(&simulate(&Input { cluster, plan, options: &options })?))
 }
 
-/// Plans like another system, with the weight format that it uses, and simulates the plan.
+/// Makes a plan like another system, with the weight format that this system uses, and simulates the plan.
 fn run_system(system: &str, cluster: &Cluster, ignore_memory: bool) -> Result<Metrics, StudyError> {
     run(cluster, &planned(system, cluster, SystemPlanOptions::default())?, ignore_memory)
 }
@@ -84,7 +84,7 @@ fn name(pattern: AllReduce) -> Result<String, StudyError> {
     Ok(serde_json::to_string(&pattern)?.trim_matches('"').to_owned())
 }
 
-/// Returns the TPOT and TTFT of a run, or a description of its memory shortages if it failed.
+/// Returns the times of a run, or a description of its memory shortages if the run failed.
 fn times(metrics: &Metrics) -> Result<Times, String> {
     if let (Outcome::Ok, Some(tpot), Some(ttft)) = (metrics.outcome, metrics.tpot_ms, metrics.ttft_ms) {
         return Ok((tpot.mean_ms, ttft));
@@ -158,7 +158,7 @@ fn without_check() -> Result<String, StudyError> {
     Ok(text)
 }
 
-/// Returns the section that simulates dllama with several all-reduce patterns over one Wi-Fi channel.
+/// Returns the section about dllama with several all-reduce patterns over one Wi-Fi channel.
 fn on_one_channel() -> Result<String, StudyError> {
     let mut text = "## 70B over one Wi-Fi channel, with the memory check off\n\nThe shared channel of `scenarios/home`, whose \
                     latency, stalls and losses are the simulator's model of one; 8 tokens each. Messages are ms for each of 160 \
@@ -188,7 +188,7 @@ fn on_one_channel() -> Result<String, StudyError> {
     Ok(text)
 }
 
-/// Returns a table row with the cost of one all-reduce of a system, from the sizes of its messages.
+/// Returns a table row with the time of one all-reduce of a system, from the sizes of its messages.
 fn all_reduce_row(cluster: &Cluster, system: &str, format: Format) -> Result<String, StudyError> {
     let weights_as = (system != "dllama").then_some(Format::Q4_0);
     let ample = with_ample_memory(cluster);
@@ -217,17 +217,14 @@ fn all_reduce_row(cluster: &Cluster, system: &str, format: Format) -> Result<Str
 fn with_ample_memory(cluster: &Cluster) -> Cluster {
     let mut ample = cluster.clone();
     for device in ample.members.iter_mut().map(|member| &mut member.device) {
+        let main = [&mut device.memory.total_memory, &mut device.memory.available_memory];
         let gpu = device.gpu.as_mut().map(|gpu| &mut gpu.memory_available);
-        for memory in
-            [&mut device.memory.total_memory, &mut device.memory.available_memory].into_iter().chain(gpu)
-        {
-            *memory = Sourced::new(Bytes(1 << 40), "set");
-        }
+        main.into_iter().chain(gpu).for_each(|memory| *memory = Sourced::new(Bytes(1 << 40), "set"));
     }
     ample
 }
 
-/// Returns the section about TPI-LLM on devices of 4 GiB with the disks of Fig. 2 of the prima.cpp paper.
+/// Returns the section about TPI-LLM on devices with 4 GiB of memory and the disks of the prima.cpp paper's Fig. 2.
 fn four_gib() -> Result<String, StudyError> {
     let mut text = "## TPI-LLM: 70B on devices of 4 GiB\n\nThe paper: 30 s a token, with weights in 32 bit; it does not say on how \
                     many devices. Assumed: the processor of D2, and a disk of 2 GB/s as in the cluster of the paper's Fig. \
@@ -274,11 +271,8 @@ fn side_by_side() -> Result<String, StudyError> {
                 None if system == "dllama" => "q4_0",
                 None => "f32",
             };
-            let row = match planned(
-                system,
-                &cluster,
-                SystemPlanOptions { weight_format: weights_as, all_reduce_time: air_time },
-            ) {
+            let options = SystemPlanOptions { weight_format: weights_as, all_reduce_time: air_time };
+            let row = match planned(system, &cluster, options) {
                 Ok(plan) => {
                     let metrics = run(&cluster, &plan, false)?;
                     let (network, parts) = (metrics.terms_ms.network, parts(&plan));

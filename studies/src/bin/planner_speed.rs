@@ -1,18 +1,18 @@
-//! Measures the planners: the fastest and the median of repeated runs, in microseconds of processor time.
+//! Measures the processor time of the planners: the shortest and the median time of repeated runs, in microseconds.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin planner_speed
 //! cargo run --release -p hearth-studies --bin planner_speed -- --limits
 //! ```
 //!
-//! The instances have devices of `halda/tests/data/lda/medium.jsonl`, a different selection for each run, and a model
-//! of 80 layers. In the output, `plan` is only the search, and `solve` includes the check and the explanation.
+//! The instances have a model of 80 layers and devices of `halda/tests/data/lda/medium.jsonl`, other devices for each
+//! run. In the output, `plan` is only the search, and `solve` also includes the check and the explanation of the plan.
 //! `plans` is the number of runs with a plan, because runs that end with an error are faster.
 //!
 //! The first command compares `exact`, `overlap` and `halda` with 4 to 32 devices; `halda` runs with and without
 //! pruning by a bound. The prima.cpp paper (section 3.3) reports 10 to 12 ms for 4 to 32 devices, on an unnamed
-//! machine. The second command measures `exact` with different hop times for each pair of devices and free device
-//! orders, up to 64 devices, 512 layers and all variables free.
+//! machine. The second command measures `exact` with individual hop times for each pair of devices, up to 64 devices
+//! and 512 layers, with fixed and free device orders and numbers of rounds.
 
 use hearth_halda::{
     ExactSearch, Halda, HeadChoice, Instance, LatencyModel, Model, OrderChoice, OverlapSearch, PlanRules,
@@ -20,14 +20,14 @@ use hearth_halda::{
 };
 use hearth_studies::{StudyError, measure_cpu_seconds, medium_model_and_devices, planning_instance};
 
-/// Number of runs of each planner. source: assumed, enough for a stable median
+/// Number of timed runs of each planner. source: assumed, enough for a stable median
 const RUNS: usize = 60;
-/// Number of runs of searches that take a hundred times as long. source: assumed
+/// Number of timed runs of a search that takes a hundred times as long. source: assumed
 const SLOW_RUNS: usize = 3;
 
 const KEEP_ALL: PlanRules = PlanRules { may_drop_devices: false, may_have_partial_round: false };
 const SELECT: PlanRules = PlanRules { may_drop_devices: true, may_have_partial_round: false };
-/// Devices may be dropped, and the last round may be partial.
+/// Planning rules with which devices may be dropped and the last round may be partial.
 const FREE: PlanRules = PlanRules { may_drop_devices: true, may_have_partial_round: true };
 
 fn main() -> Result<(), StudyError> {
@@ -46,13 +46,8 @@ fn planners() -> Result<(), StudyError> {
             measure(case, "halda", &halda, RUNS, make)?;
             measure(case, "halda, every k", &Halda { prune_by_bound: false, ..halda }, RUNS, make)?;
         }
-        measure(
-            "remainder",
-            "exact",
-            &ExactSearch { rules: FREE, ..ExactSearch::default() },
-            SLOW_RUNS,
-            make,
-        )?;
+        let free = ExactSearch { rules: FREE, ..ExactSearch::default() };
+        measure("remainder", "exact", &free, SLOW_RUNS, make)?;
     }
     Ok(())
 }
@@ -69,14 +64,9 @@ fn limits() -> Result<(), StudyError> {
     for count in [4, 8, 12, 16, 32] {
         let make = |run| with_links(planning_instance(&model, &devices, run, count), run);
         let exact = ExactSearch { rules: SELECT, ..ExactSearch::default() };
+        let free_order = ExactSearch { order: OrderChoice::Best, ..exact };
         measure("links", "exact", &exact, RUNS, make)?;
-        measure(
-            "links, free order",
-            "exact",
-            &ExactSearch { order: OrderChoice::Best, ..exact },
-            SLOW_RUNS,
-            make,
-        )?;
+        measure("links, free order", "exact", &free_order, SLOW_RUNS, make)?;
     }
     let deep = Model { model_layers: 512, ..model };
     for (count, links, order, rounds) in [

@@ -2,8 +2,8 @@
 //!
 //!     cargo run --release -p hearth-studies --bin soc
 //!
-//! Writes two charts to `docs/studies/soc`, the same bytes on every machine, and prints the averages over lengths and
-//! models, for which there is no scenario. The phone is the shipped `snapdragon-8-gen-3`.
+//! Writes two charts to `docs/studies/soc`, the same bytes on every machine, and prints averages over prompt lengths
+//! and models, for which there is no scenario. The phone is the shipped device `snapdragon-8-gen-3`.
 //!
 //! Not here: the interpretation of the results, in `docs/studies/soc/README.md`.
 
@@ -20,8 +20,7 @@ use hearth_reports::charts::lines::{AxisPosition, LineChart, Series};
 use hearth_schema::pass::Pass;
 use hearth_studies::{StudyError, run_study};
 
-/// The maximum length of the compared prompts. Lengths are the multiples of 32, and each of them plus one token,
-/// where another graph is needed.
+/// Maximum prompt length in tokens. Lengths are multiples of 32, and one token more, which needs another NPU graph.
 const MAX_LENGTH: u32 = 1024;
 
 fn main() -> ExitCode {
@@ -47,10 +46,8 @@ fn time(options: SocOptions, model: &ModelProfile, pass: Pass) -> Result<f64, St
     let soc = soc(options)?;
     let forward = SocLatencyModel::new(&soc, model, Bytes(2)).forward_cost(pass);
     let layers = f64::from(model.shape.layers.0);
-    Ok((total_time(&forward.layer_intervals) * layers
-        + forward.output_interval.time()
-        + forward.preparation_time)
-        .0)
+    let layer_time = total_time(&forward.layer_intervals) * layers;
+    Ok((layer_time + forward.output_interval.time() + forward.preparation_time).0)
 }
 
 fn prefill() -> Result<LineChart, StudyError> {
@@ -80,8 +77,7 @@ fn prefill() -> Result<LineChart, StudyError> {
     })
 }
 
-/// Returns the chart of the time of two feed-forward matmuls with 256 tokens, by the share of their tokens or rows
-/// that the NPU computes.
+/// Returns a chart of the times of two matmuls with 256 tokens, over the share of tokens or rows that the NPU computes.
 fn partition() -> Result<LineChart, StudyError> {
     let (soc, model) =
         (soc(SocOptions::with_strategy(SocStrategy::HeteroTensor))?, model::shipped_profile("llama-8b")?);
@@ -124,7 +120,7 @@ fn partition() -> Result<LineChart, StudyError> {
     })
 }
 
-/// Prints the gains of fast synchronisation, and other strategies' times relative to HeteroLLM's hetero-tensor.
+/// Prints the gains of fast synchronisation, and the times of three strategies relative to `hetero-tensor`.
 fn averages() -> Result<(), StudyError> {
     let read = |name: &str| -> Result<ModelProfile, StudyError> {
         let text = std::fs::read_to_string(format!("scenarios/soc/models/{name}.yaml"))?;
@@ -138,11 +134,8 @@ fn averages() -> Result<(), StudyError> {
     for model in &models {
         for strategy in [SocStrategy::HeteroLayer, SocStrategy::HeteroTensor] {
             let fast = SocOptions::with_strategy(strategy);
-            let slow = SocOptions {
-                synchronisation: Synchronisation::Slow,
-                partition_policy: PartitionPolicy::Fixed,
-                ..fast
-            };
+            let (synchronisation, partition_policy) = (Synchronisation::Slow, PartitionPolicy::Fixed);
+            let slow = SocOptions { synchronisation, partition_policy, ..fast };
             let gain = |pass: Pass| -> Result<f64, StudyError> {
                 Ok(time(slow, model, pass)? / time(fast, model, pass)? - 1.0)
             };

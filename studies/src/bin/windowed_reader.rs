@@ -1,18 +1,17 @@
-//! Measures the disk reads of a device that reads a window of layers in every round, with the page cache of this
-//! kernel.
+//! Measures the disk reads of a device that reads a window of layers in every round, with this machine's page cache.
 //!
 //! The results are the measured rows of the simulator's test `linux_rows`. A file replaces the weights of the device.
 //! For every token and round, the reader sleeps while the other devices would compute, then sums every word of its
 //! window (about 45 ms for 400 MiB). After that a helper thread prefetches the next window. A memory cgroup (v1)
 //! limits the page cache, and a blkio throttle limits the disk. The program prints medians per token: time, bytes
-//! read from the disk, major faults, refaults and activated bytes. It needs root.
+//! read from the disk, major faults, refaults and activated bytes. The program needs root.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin windowed_reader -- --table
 //! cargo run --release -p hearth-studies --bin windowed_reader -- --memory-mib 305 --rounds 2 --prefetch chunks
 //! ```
 //!
-//! Not here: a model of the kernel. That is `hearth_sim::page_cache`.
+//! Not here: a model of the page cache (`hearth_sim::page_cache`).
 #![allow(clippy::disallowed_methods, reason = "a physical experiment measures time")]
 
 use std::fs::File;
@@ -29,30 +28,32 @@ use hearth_studies::cgroups::{
 use hearth_studies::{StudyError, run_study};
 use serde::{Deserialize, Serialize};
 
-/// The maximum read-ahead with default kernel settings, in bytes. `WILLNEED` always reads such a chunk completely.
+/// Default read-ahead window of the kernel, in bytes. One `WILLNEED` call reads at most one read-ahead window.
 const CHUNK: usize = 128 << 10;
 const RESULT: &str = "result ";
 
 /// How the helper thread prefetches the next window.
 #[derive(Clone, Copy, PartialEq, Debug, ValueEnum, Serialize, Deserialize)]
 enum Prefetch {
-    /// No prefetch: only page faults read the file.
+    /// Do not prefetch: only page faults read the file.
     None,
-    /// One `MADV_WILLNEED` for each 128 KiB.
+    /// Call `MADV_WILLNEED` for each 128 KiB of the window.
     Chunks,
-    /// One `MADV_WILLNEED` for the window.
+    /// Call `MADV_WILLNEED` once for the whole window.
     One,
-    /// One `MADV_POPULATE_READ` for the window.
+    /// Call `MADV_POPULATE_READ` once for the whole window.
     Populate,
 }
 
 #[derive(Parser)]
 struct Arguments {
+    /// Measure the rows of the simulator's test `linux_rows`.
     #[arg(long)]
     table: bool,
+    /// Create the file in this folder.
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     directory: PathBuf,
-    /// Internal: run as a child, with the experiment as JSON and the file.
+    /// Internal: run as a child process, with the experiment as JSON and the path of the file.
     #[arg(long, num_args = 2)]
     child: Vec<String>,
     #[command(flatten)]
@@ -63,36 +64,40 @@ struct Arguments {
 struct Experiment {
     #[arg(skip = "custom")]
     name: String,
-    /// Size of the weights of the device in MiB.
+    /// Set the size of the weights of the device, in MiB.
     #[arg(long, default_value_t = 400)]
     share_mib: usize,
-    /// Memory limit in MiB; 0 for no limit.
+    /// Set the memory limit in MiB; 0 means no limit.
     #[arg(long, default_value_t = 305)]
     memory_mib: usize,
-    /// Disk limit in MB/s; 0 for no limit.
+    /// Limit disk reads to this rate in MB/s; 0 means no limit.
     #[arg(long, default_value_t = 400)]
     disk_mbps: u64,
-    /// Seconds that the other devices compute for a token.
+    /// Sleep this many seconds per token, in which the other devices would compute.
     #[arg(long, default_value_t = 1.3)]
     others_s: f64,
+    /// Divide the weights into this number of windows, one for each round.
     #[arg(long, default_value_t = 1)]
     rounds: usize,
+    /// Select how the next window is prefetched.
     #[arg(long, value_enum, default_value_t = Prefetch::None)]
     prefetch: Prefetch,
-    /// Release each window with `MADV_PAGEOUT` after its use, except for kept pieces.
+    /// Evict each window with `MADV_PAGEOUT` after its use, except its kept pieces.
     #[arg(long = "release-behind")]
     release: bool,
-    /// Size in MiB of the kept pieces, which are spread evenly and are neither released nor prefetched.
+    /// Keep pieces of this total size in MiB, spread evenly, which are neither evicted nor prefetched.
     #[arg(long, default_value_t = 0)]
     kept_mib: usize,
+    /// Read all windows this many times, once for each token.
     #[arg(long, default_value_t = 6)]
     tokens: usize,
+    /// Repeat each experiment this many times.
     #[arg(long, default_value_t = 3)]
     repeats: usize,
-    /// Anonymous memory in MiB that the reader allocates in addition.
+    /// Allocate this much additional anonymous memory in the reader, in MiB.
     #[arg(long, default_value_t = 0)]
     ballast_mib: usize,
-    /// Number of threads that sum a window.
+    /// Sum each window with this many threads.
     #[arg(long, default_value_t = 1)]
     threads: usize,
     /// Print a line for each round.
@@ -155,13 +160,10 @@ fn spec_rows(base: &Experiment) -> Vec<Experiment> {
     rows
 }
 
-/// Runs one experiment in a new child, so that its cgroups are empty at the start, and prints its row.
+/// Runs one experiment in a new child process, so that its cgroups are empty at the start, and prints a table row.
 fn measure(experiment: &Experiment, file: &WeightFile) -> Result<(), StudyError> {
-    let limits = CgroupLimits {
-        memory_bytes: experiment.memory_mib * MIB,
-        disk_mb_per_s: experiment.disk_mbps,
-        ..CgroupLimits::default()
-    };
+    let (memory_bytes, disk_mb_per_s) = (experiment.memory_mib * MIB, experiment.disk_mbps);
+    let limits = CgroupLimits { memory_bytes, disk_mb_per_s, cpu_quota: None };
     let arguments = ["--child".into(), serde_json::to_string(experiment)?, file.path_text.clone()];
     let text = Cgroups::run_child(limits, &file.path, &arguments)?;
     let row = text.lines().find_map(|line| line.strip_prefix(RESULT));
@@ -173,14 +175,14 @@ fn measure(experiment: &Experiment, file: &WeightFile) -> Result<(), StudyError>
     Ok(())
 }
 
-/// Runs as the child: joins the cgroups, reads the windows, and prints medians over the tokens after the first two.
+/// Runs as the child process: reads the windows in its cgroups, and prints medians over the tokens after the first two.
 fn read_windows(experiment: &Experiment, file: &Path) -> Result<(), StudyError> {
     let groups = Cgroups::join()?;
     let file = File::open(file)?;
     let map = map_cold(&file)?;
     let ballast = vec![1u8; experiment.ballast_mib * MIB];
     let (kind, window) = (experiment.prefetch, experiment.share_mib * MIB / experiment.rounds);
-    // The parts of each window that are not kept, as offsets and lengths. Without kept pieces it is one range.
+    // The parts of each window that are not kept, as offsets and lengths. Without kept pieces a window is one part.
     let streamed: Vec<Vec<(usize, usize)>> =
         (0..experiment.rounds).map(|round| streamed(experiment, round * window, window)).collect();
     let helper = spawn_helper(map, kind, streamed.clone(), experiment.verbose);
@@ -261,8 +263,7 @@ fn prefetch(kind: Prefetch, window: &[u8]) {
     }
 }
 
-/// Returns the parts of a window that are not kept, as offsets and lengths. Whole MiB are kept; adjacent parts are
-/// merged.
+/// Returns the parts of a window that are not kept, as offsets and lengths in bytes; adjacent parts are merged.
 fn streamed(experiment: &Experiment, start: usize, length: usize) -> Vec<(usize, usize)> {
     let mut parts: Vec<(usize, usize)> = Vec::new();
     let mut at = start;
@@ -279,7 +280,7 @@ fn streamed(experiment: &Experiment, start: usize, length: usize) -> Vec<(usize,
     parts
 }
 
-/// Draws the resident pages: for each 8 MiB the resident tenths (`.` for 0, `#` for 10), with `|` between windows.
+/// Draws the resident tenths of each 8 MiB (`.` for 0, `#` for 10), with `|` after each window.
 fn residency_map(map: &[u8], window: usize) -> String {
     let pages = page_residency(map);
     let cell = |pages: &[bool]| match pages.iter().filter(|&&resident| resident).count() * 10 / pages.len() {
@@ -291,7 +292,7 @@ fn residency_map(map: &[u8], window: usize) -> String {
     windows.map(|window| window.chunks(2048).map(cell).collect::<String>() + "|").collect()
 }
 
-/// Sums a window with several threads. Each has one contiguous part, like the rows of a matrix.
+/// Sums a window with several threads. Each thread sums one contiguous part, like the rows of a matrix.
 fn parallel_checksum(window: &[u8], threads: usize) -> u64 {
     if threads <= 1 {
         return checksum(window);

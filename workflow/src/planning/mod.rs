@@ -1,4 +1,4 @@
-//! Makes the plan of a scenario with the strategy in its options.
+//! Makes the plan of a scenario with the strategy that its planner options name.
 //!
 //! Not here: the strategies (`hearth_halda`), except `refine`, which needs the simulator (`refinement`).
 
@@ -21,19 +21,19 @@ pub use self::refinement::SearchBudget;
 use crate::documents::read_plan;
 use crate::{Error, LoadedScenario};
 
-/// The strategy if the options name none.
+/// The name of the strategy that is used if the planner options name none.
 pub const DEFAULT_STRATEGY: &str = "overlap";
 
-/// The strategy that improves a plan by simulating its neighbours.
+/// The name of the strategy that improves a plan by simulating similar plans.
 pub const REFINE_STRATEGY: &str = "refine";
 
-/// Returns the name of the strategy in the options; if they name none, `manual` with windows and else the default.
+/// Returns the name of the strategy in the options; without a name, `manual` with windows, else [`DEFAULT_STRATEGY`].
 pub fn strategy_name(options: &PlannerOptions) -> &str {
     let unnamed = if options.windows.is_some() { "manual" } else { DEFAULT_STRATEGY };
     options.strategy.as_deref().unwrap_or(unnamed)
 }
 
-/// Reads the plan in a file, or makes one with the options of the scenario.
+/// Reads the plan in the file `path`, or makes a plan with the planner options of the scenario.
 pub fn read_or_make_plan(
     path: Option<&Path>,
     loaded: &LoadedScenario,
@@ -46,7 +46,7 @@ pub fn read_or_make_plan(
     }
 }
 
-/// Makes a plan. Only `refine`, the strategy that searches with the simulator, uses the budget.
+/// Makes a plan with these options. Only the strategy `refine`, which searches with the simulator, uses the budget.
 pub fn make_plan(
     loaded: &LoadedScenario,
     cluster: &Cluster,
@@ -64,10 +64,8 @@ pub fn make_plan(
         return refinement::make_refined_plan(loaded, cluster, options, budget);
     }
     if systems::SYSTEM_NAMES.contains(&name) {
-        let system = SystemPlanOptions {
-            weight_format: options.weight_format,
-            all_reduce_time: options.all_reduce_time,
-        };
+        let PlannerOptions { weight_format, all_reduce_time, .. } = *options;
+        let system = SystemPlanOptions { weight_format, all_reduce_time };
         return systems::plan(name, cluster, &loaded.record, system).map_err(|error| match error.hint() {
             Some(hint) => Error::invalid(error).with_hint(hint),
             None => Error::invalid(error),
@@ -94,7 +92,8 @@ fn unknown_strategy(name: &str) -> Error {
     let error = Error::invalid(format!("there is no strategy `{name}`"));
     if SocStrategy::ALL_EXCEPT_BEST.iter().any(|strategy| strategy.name() == name) {
         return error.with_hint(format!(
-            "it is a strategy for the processors of a phone: write `soc: {{strategy: {name}}}` at the device in the scenario"
+            "`{name}` is a strategy for the processors of a phone: write `soc: {{strategy: {name}}}` at the device in the \
+             scenario"
         ));
     }
     let (own, others) = (STRATEGY_NAMES.join(", "), systems::SYSTEM_NAMES.join(", "));
@@ -108,9 +107,9 @@ fn no_plan(error: StrategyError) -> Error {
 
 /// Makes a new plan during a run, after a ring has lost a device.
 ///
-/// The planner of the first plan makes a plan for the remaining devices with the same options, with three exceptions.
-/// The head does not change, because it has the tokens. The default strategy replaces `refine`, because the ring
-/// waits for the plan, and `manual`, because its windows fit only the first ring.
+/// The new plan is for the remaining devices, with the planner options of the scenario except in three cases. The head
+/// does not change, because it has the tokens. The default strategy replaces `refine`, because the ring waits for the
+/// plan, and `manual`, because its windows fit only the first ring.
 #[derive(Debug)]
 pub struct ScenarioReplanner<L> {
     loaded: L,

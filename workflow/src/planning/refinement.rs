@@ -1,9 +1,9 @@
-//! The strategy `refine`: improves a plan by simulating its neighbours.
+//! The strategy `refine`: improves a plan by simulating similar plans (its neighbours).
 //!
-//! This module connects the local search of `hearth_halda::refine` and the simulator, which do not depend on each
-//! other. The search starts from the plan of the default strategy, or from the windows in the options, and simulates
-//! each plan that it considers ([`crate::score`]) until the budget is used up or the caller cancels it. The result is
-//! the best plan so far.
+//! This module connects the local search of `hearth_halda::refine` with the simulator; neither depends on the other.
+//! The search starts from the plan of the default strategy, or from the windows in the planner options, and simulates
+//! each plan that it considers ([`crate::score`]) until the budget is used up or the caller cancels the search. The
+//! result is the best plan so far.
 
 #![allow(clippy::disallowed_methods)] // the search is bounded by a time that the user gives
 
@@ -24,18 +24,18 @@ use super::{DEFAULT_STRATEGY, no_plan};
 use crate::score::score_plan;
 use crate::{Error, LoadedScenario, NoProgress, Progress};
 
-/// The limits of a plan search that uses the simulator, and the receiver of its progress.
+/// The limits of a plan search that uses the simulator, and the receiver of progress reports.
 #[derive(Clone, Copy)]
 pub struct SearchBudget<'p> {
-    /// Maximum duration in seconds.
+    /// Maximum duration of the search in seconds.
     pub max_seconds: u64,
-    /// Maximum number of simulated plans, including the first one.
+    /// Maximum number of simulated plans, including the start plan; `None` for no limit.
     pub max_evaluations: Option<u64>,
     pub progress: &'p dyn Progress,
 }
 
 impl SearchBudget<'static> {
-    /// Budget for strategies that do not search with the simulator.
+    /// The budget for strategies that do not search with the simulator.
     pub const NONE: SearchBudget<'static> =
         SearchBudget { max_seconds: 0, max_evaluations: None, progress: &NoProgress };
 }

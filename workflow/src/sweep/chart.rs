@@ -1,7 +1,7 @@
-//! Draws the table of a sweep: the time per token over the first field, with a line for each value of the second.
+//! Draws the chart of a sweep: the time per token over the first field, with a line for each value of the second field.
 //!
-//! Repeats are averaged. The axis is logarithmic if the values grow by equal ratios; values that are not quantities
-//! are at equal distances in the order of the table.
+//! Repeats are averaged. The axis is logarithmic if the values of the first field grow by equal ratios. Values that are
+//! not quantities are drawn at equal distances in the order of the table.
 //!
 //! Not here: drawing lines and axes (`hearth_reports`).
 
@@ -69,8 +69,8 @@ fn unique<'t>(texts: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
     texts.filter(|text| seen.insert(*text)).collect()
 }
 
-/// Returns the positions of the models `names` on an axis of weight size; `None` unless the field is `model.profile`
-/// and all models are shipped.
+/// Returns the positions of the models `names` on an axis of the size of their weights; `None` unless the field is
+/// `model.profile` and all models are shipped.
 fn by_size(field: &str, names: &[&str]) -> Option<Vec<AxisPosition>> {
     let size = |name: &&str| Some(shipped_profile(name).ok()?.total_bytes().as_f64());
     let sizes: Vec<f64> =
@@ -81,7 +81,7 @@ fn by_size(field: &str, names: &[&str]) -> Option<Vec<AxisPosition>> {
     Some(names.iter().zip(sizes).map(position).collect())
 }
 
-/// Returns the positions of values on the axis, by size if all are quantities of one kind, else at equal distances.
+/// Returns the positions of values on the axis: by size if all are quantities of one kind, else at equal distances.
 fn positions(names: &[&str]) -> Vec<AxisPosition> {
     let position = |fraction: f64, name: &str| AxisPosition { x_fraction: fraction, label: name.to_owned() };
     let sizes: Option<Vec<(QuantityKind, f64)>> = names.iter().map(|name| parse_quantity(name)).collect();
@@ -99,7 +99,7 @@ fn positions(names: &[&str]) -> Vec<AxisPosition> {
     names.iter().zip(&at).map(|(name, at)| position((at - least) / width, name)).collect()
 }
 
-/// Returns whether three or more values grow by equal ratios, within 2 % because they are rounded.
+/// Returns whether three or more values grow by equal ratios. The ratios may differ by 2 %, because values are rounded.
 fn is_geometric(sizes: &[f64]) -> bool {
     let ratios: Vec<f64> = sizes.windows(2).map(|pair| pair[1] / pair[0]).collect();
     let is_equal = |ratio: &f64| ratio.is_finite() && *ratio > 0.0 && (ratio / ratios[0] - 1.0).abs() < 0.02;

@@ -14,10 +14,10 @@ use super::tree;
 use super::values::{self, FieldValue};
 use crate::Error;
 
-/// Keys that only describe a document and have no effect on a plan or a run.
+/// Keys of documents that have no effect on a plan or a run.
 const DESCRIPTIVE_KEYS: [&str; 6] = ["schema", "name", "about", "source", "spread", "address"];
 
-/// The part of an error message by which an error about a value without a `source` is recognised.
+/// A part of the error message for a value without a `source`, by which this error is recognised.
 const WITHOUT_SOURCE: &str = "a value and where it comes from";
 
 /// The document that contains a field.
@@ -28,7 +28,7 @@ pub enum FieldDocument {
     Device(usize),
 }
 
-/// The scenario and its device documents as JSON trees, before a field is varied.
+/// The scenario and its device documents as JSON trees, with the values before a field is varied.
 #[derive(Debug)]
 pub struct DocumentTrees {
     scenario: Scenario,
@@ -39,32 +39,29 @@ pub struct DocumentTrees {
 /// A varied field and its values.
 #[derive(Debug)]
 pub struct VariedField {
-    /// Path of the field, which is its name in the table.
+    /// Path of the field, which is also the name of its column in the table.
     pub path: String,
-    /// The values in the order of the sweep, at least one and without duplicates.
+    /// The values of the field in the order of the sweep, at least one and without duplicates.
     pub values: Vec<FieldValue>,
     target: FieldDocument,
     keys: Vec<String>,
-    /// Whether a new value needs a `source`, because the document has no value at this path yet.
+    /// Whether a value needs the key `source`, because the document has no value at this path yet.
     sourced: bool,
 }
 
 enum InvalidValue {
-    /// The key does not exist; `siblings` are the valid keys in its place.
+    /// A document has no such key. `siblings` are the keys that are valid in its place.
     UnknownKey { key: String, siblings: Vec<String> },
-    /// The value has a wrong type or is out of range.
+    /// The value has a wrong type or is out of range; the text is the reason.
     Value(String),
 }
 
 impl DocumentTrees {
-    /// Creates the trees of a scenario and its devices, which are in the order of the scenario.
+    /// Creates the trees of a scenario and its device profiles, which must be in the order of the scenario.
     pub fn new(scenario: &Scenario, devices: &[DeviceProfile]) -> Result<Self, Error> {
-        let trees: Result<Vec<Value>, _> = devices.iter().map(serde_json::to_value).collect();
-        Ok(Self {
-            scenario: scenario.clone(),
-            tree: serde_json::to_value(scenario).map_err(Error::failed)?,
-            devices: trees.map_err(Error::failed)?,
-        })
+        let tree = serde_json::to_value(scenario).map_err(Error::failed)?;
+        let devices: Result<Vec<Value>, _> = devices.iter().map(serde_json::to_value).collect();
+        Ok(Self { scenario: scenario.clone(), tree, devices: devices.map_err(Error::failed)? })
     }
 
     /// Returns the scenario after setting those varied fields that belong to the scenario document.
@@ -75,7 +72,8 @@ impl DocumentTrees {
         with_fields(self.tree.clone(), FieldDocument::Scenario, settings)
     }
 
-    /// Returns a device after setting those varied fields that belong to its document.
+    /// Returns the profile of a device after setting those varied fields that belong to its document. `index` is the
+    /// index of the device in the scenario.
     pub fn device_with_settings(
         index: usize,
         device: DeviceProfile,
@@ -89,7 +87,7 @@ impl DocumentTrees {
         with_fields(tree, target, settings)
     }
 
-    /// Returns the possible documents and keys of a path, the most probable first.
+    /// Returns the documents and keys that a path may refer to, the most probable first.
     fn candidates(&self, path: &str) -> Vec<(FieldDocument, Vec<String>)> {
         let split = |rest: &str| rest.split('.').map(str::to_owned).collect::<Vec<_>>();
         let within = |key: &str, index: usize, rest: &str| split(&format!("{key}.{index}.{rest}"));
@@ -117,7 +115,7 @@ impl DocumentTrees {
         vec![(FieldDocument::Scenario, split(path))]
     }
 
-    /// Tries to set a value. Returns whether the field also needs the key `source`, or why the value is invalid.
+    /// Tries to set a value. Returns whether the value needs the key `source`, or why it is invalid.
     fn try_value(&self, target: FieldDocument, keys: &[String], value: &Value) -> Result<bool, InvalidValue> {
         let try_set = |sourced: bool| {
             let mut tree = match target {
@@ -157,7 +155,7 @@ impl DocumentTrees {
 }
 
 impl VariedField {
-    /// Parses `PATH=VALUES`.
+    /// Parses the argument of `--vary`: `PATH=VALUES`.
     pub fn parse(text: &str, documents: &DocumentTrees) -> Result<VariedField, Error> {
         let Some((path, values)) = text.split_once('=') else {
             return Err(Error::invalid(format!("`{text}` has no values"))
@@ -194,13 +192,13 @@ impl VariedField {
         Err(unknown_path(path, siblings, documents))
     }
 
-    /// Returns whether both fields are the same or one contains the other.
+    /// Returns whether two fields are the same, or one contains the other.
     pub fn overlaps(&self, other: &VariedField) -> bool {
         let (one, two) = (&self.keys, &other.keys);
         self.target == other.target && (one.starts_with(two) || two.starts_with(one))
     }
 
-    /// Returns the index of the device and the values, if the field is the `profile` of a device in the scenario.
+    /// Returns the index of the device and the values if this field is the `profile` of a device in the scenario.
     pub fn device_profile_values(&self) -> Option<(usize, Vec<&str>)> {
         let [devices, index, key] = self.keys.as_slice() else { return None };
         let is_profile = self.is_in_scenario() && devices == "devices" && key == "profile";

@@ -9,7 +9,7 @@ use super::table::{TableHeader, cells};
 use super::values::MAX_ROWS;
 use crate::Error;
 
-/// Maximum number of missing rows that an error lists.
+/// Maximum number of missing rows that an error message lists.
 const MAX_LISTED: usize = 5;
 
 /// The table of a shard and the path of its file.
@@ -49,15 +49,11 @@ pub fn merge_shards(parts: &[ShardTable]) -> Result<String, Error> {
         return Err(missing_rows(&missing, parts));
     }
     let whole = TableHeader { shard: None, ..header };
-    let mut text = format!("{whole}\n{columns}\n");
-    for row in rows.iter().flatten() {
-        text.push_str(row.line);
-        text.push('\n');
-    }
-    Ok(text)
+    let lines = rows.iter().flatten().flat_map(|row| [row.line, "\n"]);
+    Ok(format!("{whole}\n{columns}\n") + &lines.collect::<String>())
 }
 
-/// Parses the first two lines: the comment and the names of the columns.
+/// Returns the parsed first line of a table, and the second line, which has the names of the columns.
 fn parse_header(part: &ShardTable) -> Result<(TableHeader, &str), Error> {
     let mut lines = part.text.lines();
     let header = lines.next().and_then(TableHeader::parse);
@@ -69,7 +65,7 @@ fn parse_header(part: &ShardTable) -> Result<(TableHeader, &str), Error> {
     })
 }
 
-/// Stores each row of a shard in `rows` at its index. `width` is the number of columns.
+/// Stores each row of a shard in `rows` at its index. `width` is the number of columns of the table.
 fn place_rows<'p>(
     part: &'p ShardTable,
     width: usize,
@@ -93,7 +89,7 @@ fn place_rows<'p>(
     Ok(())
 }
 
-/// Returns the error that lists missing rows, with the shard of the first one as a hint.
+/// Returns the error that lists the missing rows. The hint names the shard of the first missing row.
 fn missing_rows(missing: &[usize], parts: &[ShardTable]) -> Error {
     let named: Vec<String> = missing.iter().take(MAX_LISTED).map(usize::to_string).collect();
     let more = missing.len().saturating_sub(MAX_LISTED);
@@ -129,12 +125,8 @@ mod tests {
         let one = || part("a", ", shard 1 of 2", &[0, 2]);
         let check = |parts: &[ShardTable], expected: &[&str]| {
             let error = merge_shards(parts).expect_err("not whole");
-            let fields = [
-                error.message(),
-                error.location().unwrap_or_default(),
-                error.hint_text().unwrap_or_default(),
-            ];
-            let text = fields.join("\n");
+            let (location, hint) = (error.location(), error.hint_text());
+            let text = [error.message(), location.unwrap_or_default(), hint.unwrap_or_default()].join("\n");
             assert!(expected.iter().all(|part| text.contains(part)), "{expected:?}: {text}");
         };
         check(&[one()], &["rows are missing: 1, 3", "--shard 2/2"]);

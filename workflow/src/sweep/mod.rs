@@ -1,8 +1,8 @@
 //! Plans and simulates a scenario for all values of one or two of its fields.
 //!
-//! A point is a combination of values of the fields; with `--repeat`, it has a row for each of several seeds. A
-//! row is the [`Evaluation`] of the documents with these values. All files are read before the first row, so that
-//! rows are pure: they can be computed in any order, on any number of threads and machines, with the same result.
+//! A point is a combination of values of the fields. It has one row, or with `--repeat` a row for each of several
+//! seeds. A row is the [`Evaluation`] of the documents with these values. All files are read before the first row, so
+//! that rows are pure: they can be computed in any order, on any number of threads and machines, with the same result.
 //!
 //! Not here: how rows become a table ([`table`]) or a chart ([`chart`]).
 
@@ -31,24 +31,24 @@ use crate::{Error, LoadedScenario, Progress, ScenarioOverrides, parallel_jobs};
 use field::{DocumentTrees, VariedField};
 use values::{FieldValue, MAX_ROWS};
 
-/// Maximum number of varied fields: in a chart, one is the axis, and the other has a line for each value.
+/// Maximum number of varied fields: a chart has one field as its axis, and a line for each value of the other field.
 const MAX_FIELDS: usize = 2;
 
-/// The varied fields, and how each point is planned.
+/// The options of a sweep: the varied fields, and how each point is planned and simulated.
 #[derive(Debug, Clone, Default)]
 pub struct SweepOptions {
-    /// The fields and their values, each as `PATH=VALUES`.
+    /// The varied fields with their values, each as `PATH=VALUES`.
     pub varied_fields: Vec<String>,
     pub overrides: ScenarioOverrides,
-    /// A plan file for all points; `None` to plan each point.
+    /// Path of a plan that all points use; `None` to plan each point.
     pub plan_path: Option<PathBuf>,
-    /// A model file that replaces the scenario's model.
+    /// Path of a model file that replaces the scenario's model.
     pub model_path: Option<PathBuf>,
-    /// Number of generated tokens, which replaces that of the scenario.
+    /// Number of generated tokens, which replaces the number in the scenario.
     pub generated_tokens: Option<u32>,
-    /// Number of seeds for each point: that of the scenario and the following ones.
+    /// Number of seeds for each point: the seed of the scenario and the following numbers.
     pub seeds_per_point: u32,
-    /// Whether this process computes only a part of the rows.
+    /// Whether this process computes only a part of the rows (a shard).
     pub is_shard: bool,
 }
 
@@ -57,30 +57,30 @@ pub struct SweepOptions {
 pub struct SweepRow {
     /// Index of the row in the whole sweep, from 0.
     pub index: usize,
-    /// The values of the fields, written as in a document.
+    /// The values of the varied fields, written as in a document.
     pub values: Vec<String>,
     pub seed: u64,
     #[serde(flatten)]
     pub evaluation: Evaluation,
 }
 
-/// A sweep with all inputs of its rows.
+/// A sweep with all documents from which its rows are computed.
 pub struct Sweep {
     loaded: LoadedScenario,
     documents: DocumentTrees,
     pub fields: Vec<VariedField>,
-    /// The device documents of all rows, by profile and, for a measured device, by its index in the scenario.
+    /// The device profiles of all rows, by name of the profile and, for measured devices, index in the scenario.
     devices: BTreeMap<(String, Option<usize>), DeviceProfile>,
-    /// The models of all rows.
+    /// The models and draft models of all rows.
     models: BTreeMap<ModelRef, ModelProfile>,
     plan: Option<Plan>,
     pub seeds_per_point: usize,
-    /// Digest of all inputs of the sweep. Only tables with equal digests can be merged.
+    /// Digest of all inputs of the sweep. Only tables with the same digest can be merged.
     pub digest: String,
 }
 
 impl Sweep {
-    /// Reads all inputs of the rows.
+    /// Creates a sweep of a scenario, and reads all documents from which its rows are computed.
     pub fn new(mut loaded: LoadedScenario, options: &SweepOptions) -> Result<Self, Error> {
         options.overrides.apply(&mut loaded)?;
         if let Some(tokens) = options.generated_tokens {
@@ -95,16 +95,9 @@ impl Sweep {
         let fields: Vec<VariedField> = options.varied_fields.iter().map(parse).collect::<Result<_, _>>()?;
         let plan = options.plan_path.as_deref().map(read_plan).transpose()?;
         check_fields(&fields, options, &loaded.scenario)?;
-        let mut sweep = Self {
-            loaded,
-            documents,
-            fields,
-            devices,
-            models: BTreeMap::new(),
-            plan,
-            seeds_per_point: options.seeds_per_point as usize,
-            digest: String::new(),
-        };
+        let (models, seeds_per_point) = (BTreeMap::new(), options.seeds_per_point as usize);
+        let digest = String::new();
+        let mut sweep = Self { loaded, documents, fields, devices, models, plan, seeds_per_point, digest };
         sweep.check_row_count()?;
         sweep.read_profiles()?;
         sweep.read_models(options)?;
@@ -121,7 +114,7 @@ impl Sweep {
         self.fields.iter().map(|field| field.values.len()).product::<usize>() * self.seeds_per_point
     }
 
-    /// Returns the settings of a row, one for each field. From row to row the seed changes first and the first field
+    /// Returns the varied fields, each with its value in a row. Between rows the seed changes first and the first field
     /// last.
     fn settings(&self, index: usize) -> Vec<(&VariedField, &FieldValue)> {
         let mut point = index / self.seeds_per_point;
@@ -151,8 +144,8 @@ impl Sweep {
         SweepRow { index, values, seed, evaluation }
     }
 
-    /// Computes the rows with these indices; after a cancellation only some of them. `save` is called with
-    /// the rows so far at regular intervals.
+    /// Computes the rows with these indices; after a cancellation some rows are missing. `save` is called with the rows
+    /// so far at regular intervals.
     pub fn run(
         &self,
         indices: &[usize],
@@ -174,7 +167,8 @@ impl Sweep {
         let mut devices = Vec::new();
         for (member, entry) in loaded.scenario.devices.iter().enumerate() {
             let found = self.devices.get(&device_key(member, entry));
-            let mut device = found.cloned().ok_or_else(|| format!("no device `{}`", entry.profile))?;
+            let mut device =
+                found.cloned().ok_or_else(|| format!("there is no device `{}`", entry.profile))?;
             device.name.clone_from(&entry.name);
             let device = DocumentTrees::device_with_settings(member, device, settings)?;
             device.validate().map_err(|error| error.to_string())?;
@@ -216,7 +210,7 @@ impl Sweep {
         let varies = |key: &str| self.fields.iter().any(|field| field.is_in_scenario() && field.has_key(key));
         let (varies, drafts_vary) = (varies("model"), varies("draft"));
         if varies && options.model_path.is_some() {
-            return Err(Error::invalid("--model replaces the model that `--vary` changes")
+            return Err(Error::invalid("`--model` replaces the model that `--vary` changes")
                 .with_hint("remove one of the two"));
         }
         if !varies {
@@ -269,7 +263,7 @@ fn device_key(index: usize, entry: &DeviceEntry) -> (String, Option<usize>) {
     (entry.profile.clone(), (entry.profile == "measured").then_some(index))
 }
 
-/// Checks that the fields are different and have an effect.
+/// Checks that the varied fields are different, and that each of them has an effect on the rows.
 fn check_fields(fields: &[VariedField], options: &SweepOptions, scenario: &Scenario) -> Result<(), Error> {
     if fields.len() > MAX_FIELDS {
         let what = format!("{} fields are varied; the maximum is {MAX_FIELDS}", fields.len());
@@ -287,11 +281,8 @@ fn check_fields(fields: &[VariedField], options: &SweepOptions, scenario: &Scena
     let varied = fields.iter().filter(|field| field.path == "planner.strategy");
     let strategies = varied.flat_map(|field| &field.values).map(|setting| setting.text.as_str());
     let own = Some(scenario).filter(|_| !planned).and_then(|scenario| scenario.planner.strategy.as_deref());
-    if strategies
-        .chain(options.overrides.planner.strategy.as_deref())
-        .chain(own)
-        .any(|name| name == REFINE_STRATEGY)
-    {
+    let mut strategies = strategies.chain(options.overrides.planner.strategy.as_deref()).chain(own);
+    if strategies.any(|name| name == REFINE_STRATEGY) {
         let what = format!(
             "strategy `{REFINE_STRATEGY}` ends after a time limit, so its plan does not depend on the scenario alone"
         );
@@ -323,7 +314,7 @@ fn check_fields(fields: &[VariedField], options: &SweepOptions, scenario: &Scena
     Ok(())
 }
 
-/// Returns the path of the scenario's limit that replaces this field of a device, if there is one.
+/// Returns the path of the limit in the scenario that replaces the device's value at `path`; `None` without a limit.
 fn overriding_limit(path: &str, scenario: &Scenario) -> Option<String> {
     scenario.devices.iter().find_map(|entry| {
         let (name, limits) = (&entry.name, entry.limits.as_ref()?);
@@ -339,7 +330,7 @@ fn overriding_limit(path: &str, scenario: &Scenario) -> Option<String> {
     })
 }
 
-/// Returns the given flag that sets the same value as a field, if there is one.
+/// Returns the flag of the user that sets the same value as a varied field; `None` if there is no such flag.
 fn overriding_flag(field: &VariedField, options: &SweepOptions) -> Option<String> {
     let (overrides, path) = (&options.overrides, field.path.as_str());
     // Options that are not given are absent in the document.

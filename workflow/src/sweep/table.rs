@@ -1,8 +1,8 @@
 //! The table of a sweep: a CSV file whose parts can be merged.
 //!
 //! The first line is a comment with the digest of all inputs of the rows, the number of rows of the whole sweep, and
-//! for a shard its number. The next line has the names of the columns. The rows follow in order. The same sweep
-//! results in the same bytes.
+//! for a shard its number. The second line has the names of the columns. The rows follow in ascending order of their
+//! index. The same sweep always gives the same bytes.
 //!
 //! Not here: opening files, and merging shards ([`crate::sweep::merge`]).
 
@@ -17,12 +17,12 @@ use super::{Sweep, SweepRow};
 /// Beginning of the first line of the table of a sweep.
 const MARK: &str = "# hearth sweep/1, ";
 
-/// The name of a column, and the function that returns the cell of a row in that column.
+/// The name of a column, and the function that returns the cell of a row in this column.
 pub type Column = (&'static str, fn(&SweepRow) -> String);
 
-/// Names of the columns before the fields.
+/// Names of the columns before those of the varied fields.
 pub const INDEX_COLUMNS: [&str; 1] = ["index"];
-/// The columns after the fields. Times in milliseconds have six decimals (nanoseconds); unknown values are
+/// The columns after those of the varied fields. Milliseconds have six decimals (nanoseconds); unknown values are
 /// empty.
 pub const RESULT_COLUMNS: [Column; 10] = [
     ("seed", |row| row.seed.to_string()),
@@ -43,12 +43,12 @@ pub struct TableHeader {
     pub digest: String,
     /// Number of rows of the whole sweep.
     pub row_count: usize,
-    /// Number of the shard, from 1, and number of shards; `None` for the whole sweep.
+    /// Number of the shard, counted from 1, and number of all shards; `None` for the whole sweep.
     pub shard: Option<(usize, usize)>,
 }
 
 impl TableHeader {
-    /// Parses the first line of a table.
+    /// Parses the first line of the table of a sweep; `None` if the line has another format.
     pub fn parse(line: &str) -> Option<TableHeader> {
         let mut parts = line.strip_prefix(MARK)?.split(", ");
         let digest = parts.next()?.to_owned();
@@ -71,7 +71,7 @@ impl fmt::Display for TableHeader {
     }
 }
 
-/// Returns the table of some rows of a sweep, which must be in order.
+/// Returns the table with these rows of a sweep, which must be in ascending order of their index.
 pub fn csv_text(sweep: &Sweep, shard: Option<(usize, usize)>, rows: &[SweepRow]) -> String {
     let header = TableHeader { digest: sweep.digest.clone(), row_count: sweep.row_count(), shard };
     let fields = sweep.fields.iter().map(|field| csv_field(&field.path));

@@ -1,15 +1,15 @@
 //! Finds and changes values of a document by their paths.
 //!
-//! A document is a tree of JSON values here, to and from which the types of the document are converted. So
-//! every field can be changed, and the types refuse invalid values.
+//! Here a document is a tree of JSON values, which is converted from and to the type of the document. So every field
+//! can be changed, and the conversion to the type finds invalid values.
 
 use serde_json::{Map, Value};
 
-/// Source of a value that a sweep sets.
+/// The `source` of a value that a sweep sets.
 const SOURCE: &str = "set: by the sweep";
 
-/// Sets the value at a path. If the old value has a `source`, so does the new one; with `sourced`, a value that did
-/// not exist gets a source, too. Returns false if a part of the path is not a map.
+/// Sets the value at a path. The new value gets a `source` if the old value has one or, with `sourced`, if there was no
+/// value. Returns false if a part of the path is neither a map nor an item of a list.
 pub fn set_value(tree: &mut Value, path: &[String], value: &Value, sourced: bool) -> bool {
     let Some((key, rest)) = path.split_first() else {
         let has_source = tree.as_object().is_some_and(|map| map.contains_key("source"));
@@ -34,7 +34,8 @@ pub fn set_value(tree: &mut Value, path: &[String], value: &Value, sourced: bool
     }
 }
 
-/// Appends the paths of all values that are not maps, in order. A value with a source is one path.
+/// Appends to `found` the paths of all values of a tree that are neither maps nor lists, each after `prefix`. A map
+/// with the key `source` is one value.
 pub fn collect_leaf_paths(tree: &Value, prefix: &str, found: &mut Vec<String>) {
     let join = |key: &str| if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") };
     match tree {
@@ -48,7 +49,7 @@ pub fn collect_leaf_paths(tree: &Value, prefix: &str, found: &mut Vec<String>) {
     }
 }
 
-/// Returns the known path that was probably meant: one that ends with the path, else the one with the smallest edit
+/// Returns the known path that was probably meant: one that ends with `path`, else that with the smallest edit
 /// distance.
 pub fn nearest_path<'p>(path: &str, known: &'p [String]) -> Option<&'p String> {
     let end = format!(".{path}");

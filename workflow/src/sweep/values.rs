@@ -1,4 +1,4 @@
-//! Parses the values of a field in a sweep.
+//! Parses the values of a varied field in a sweep.
 //!
 //! - `2GiB..8GiB/7`: a range of seven values at equal distances, with both ends;
 //! - `1ms..100ms/5/log`: a range of five values at equal ratios;
@@ -17,23 +17,22 @@ use serde_json::{Value, to_value};
 
 use crate::Error;
 
-/// Maximum number of rows of a sweep, and therefore of the values of a field.
-/// source: assumed; a row takes at least a hundredth of a second
+/// Maximum number of rows of a sweep, and of values of a field. source: assumed; a row takes at least 10 ms
 pub const MAX_ROWS: usize = 100_000;
 
-/// Maximum count in a range: larger ones are not exact in `f64`.
+/// Maximum count in a range: larger integers are not exact in `f64`.
 const MAX_RANGE_COUNT: f64 = (1u64 << 53) as f64;
 
-/// One value of a field.
+/// One value of a varied field.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FieldValue {
-    /// The value as text, as in a document.
+    /// The value as text, written as in a document.
     pub text: String,
     pub json: Value,
 }
 
-/// Parses the values of a field, the part after the `=`. Returns at least one, in the order of the sweep and without
-/// duplicates. `field` is used in errors.
+/// Parses the values of a field, which are the part after the `=`. Returns at least one value, in the order of the
+/// sweep and without duplicates. `field` is the path of the field for error messages.
 pub fn parse_values(field: &str, text: &str) -> Result<Vec<FieldValue>, Error> {
     let values = if text.contains("..") { range(text) } else { list(text) };
     let values = values.map_err(|why| {
@@ -49,11 +48,11 @@ pub fn parse_values(field: &str, text: &str) -> Result<Vec<FieldValue>, Error> {
         .with_hint("give each value once; in ranges of integers, values are rounded, so give fewer of them"))
 }
 
-/// The kind of a quantity, such as a time or a size: an index of `KINDS`.
+/// The kind of a quantity, such as a time or a size, as an index of `KINDS`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuantityKind(usize);
 
-/// The functions that parse a quantity into a number of base units, and that write such a number as in a document.
+/// A function that parses a quantity into a number of base units, and a function that writes it as in a document.
 type Conversions = (fn(&str) -> Option<f64>, fn(f64) -> serde_json::Result<Value>);
 
 const KINDS: [Conversions; 10] = [
@@ -69,7 +68,7 @@ const KINDS: [Conversions; 10] = [
     (|text| in_base(text, |Watts(power)| power), |number| to_value(Watts(number))),
 ];
 
-/// The kind of numbers without a unit, the first of `KINDS`.
+/// The kind of numbers without a unit, which is the first of `KINDS`.
 const COUNT: QuantityKind = QuantityKind(0);
 
 fn in_base<Q: FromStr>(text: &str, number: impl FnOnce(Q) -> f64) -> Option<f64> {
@@ -77,7 +76,7 @@ fn in_base<Q: FromStr>(text: &str, number: impl FnOnce(Q) -> f64) -> Option<f64>
 }
 
 impl QuantityKind {
-    /// Returns the setting for a number of base units.
+    /// Returns the value of a field for a number of base units.
     fn setting(self, number: f64) -> Result<FieldValue, String> {
         let json = KINDS[self.0].1(number).map_err(|error| error.to_string())?;
         let text = json.as_str().map_or_else(|| json.to_string(), str::to_owned);
@@ -85,7 +84,7 @@ impl QuantityKind {
     }
 }
 
-/// Parses a quantity and returns its kind and its number in the base unit.
+/// Parses a quantity and returns its kind and its number of base units; `None` if the text is not a quantity.
 pub fn parse_quantity(text: &str) -> Option<(QuantityKind, f64)> {
     let mut kinds = KINDS.iter().enumerate();
     kinds.find_map(|(kind, (parse, _))| Some((QuantityKind(kind), parse(text)?)))
@@ -102,8 +101,8 @@ fn list(text: &str) -> Result<Vec<FieldValue>, String> {
     words.into_iter().map(setting).collect()
 }
 
-/// Parses a value of a list. If it is not a quantity, it is a word, and the type of the field determines whether it
-/// is valid.
+/// Parses one value of a list. A value that is not a quantity is kept as a word, a number or a boolean; the type of the
+/// field determines whether the value is valid.
 fn setting(word: &str) -> Result<FieldValue, String> {
     match parse_quantity(word) {
         // Seeds use all their bits.
@@ -170,7 +169,7 @@ fn range(text: &str) -> Result<Vec<FieldValue>, String> {
 }
 
 impl FieldValue {
-    /// Writes the value in another unit if that is exact; otherwise returns it unchanged.
+    /// Returns the value written in another unit if that is exact; otherwise the unchanged value.
     fn in_unit(self, kind: QuantityKind, unit: &str) -> FieldValue {
         let base = parse_quantity(&self.text).map(|(_, base)| base);
         let one = parse_quantity(&format!("1 {unit}")).map(|(_, one)| one);
@@ -180,14 +179,14 @@ impl FieldValue {
     }
 }
 
-/// Splits a quantity into its number and its unit, which has no digits.
+/// Splits a quantity into its number and its unit, which begins after the last digit.
 fn split(text: &str) -> (&str, &str) {
     let ends = text.rfind(|letter: char| letter.is_ascii_digit()).map_or(0, |at| at + 1);
     let (digits, unit) = text.split_at(ends);
     (digits.trim(), unit.trim())
 }
 
-/// Rounds to twelve significant digits, because the last digits of powers may differ between machines.
+/// Rounds a number to twelve significant digits, because the last digits of powers may differ between machines.
 fn rounded(number: f64) -> f64 {
     format!("{number:.11e}").parse().unwrap_or(number)
 }

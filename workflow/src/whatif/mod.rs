@@ -1,6 +1,6 @@
 //! Ranks changes of a scenario (devices, memory, disks, network, weight format) by the time per token that they save.
 //!
-//! Each variant changes one thing in the scenario. It is planned again and simulated.
+//! Each variant of the scenario has one change. A new plan is made for each variant and simulated.
 
 mod variants;
 
@@ -13,14 +13,14 @@ use crate::evaluation::Evaluation;
 use crate::planning::REFINE_STRATEGY;
 use crate::{Error, LoadedScenario, Progress, parallel_jobs};
 
-/// The results of the unchanged scenario and of its variants.
+/// The evaluations of the unchanged scenario and of its variants.
 #[derive(Debug)]
 pub struct VariantRanking {
-    /// Evaluation of the unchanged scenario; `None` if the command was cancelled before.
+    /// Evaluation of the unchanged scenario; `None` if the command was cancelled before it was complete.
     pub baseline: Option<Evaluation>,
-    /// Results of the variants, sorted by saved time; those without a time are last.
+    /// Evaluated variants in descending order of saved time; variants without a time are last.
     pub variants: Vec<RankedVariant>,
-    /// Number of all variants; after a cancellation fewer are ranked.
+    /// Number of all variants. After a cancellation not all of them are evaluated.
     pub variant_count: usize,
 }
 
@@ -32,7 +32,7 @@ pub struct RankedVariant {
     pub kind: VariantKind,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Time per token that the variant saves, in milliseconds; negative if it is slower.
+    /// Time per token that the variant saves, in milliseconds; negative if the variant is slower.
     pub saved_ms: Option<f64>,
     #[serde(flatten)]
     pub evaluation: Evaluation,

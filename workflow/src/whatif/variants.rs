@@ -1,10 +1,10 @@
 //! Creates the variants of a scenario, each with one change ([`VariantKind`]).
 //!
-//! Each variant is planned again by the same planner, so that the saved time is that of a new plan. Savings do not
-//! add up: two variants that save a second each may together save only one second. The effect of a quantisation on
-//! the quality of the output is not considered.
+//! The planner of the scenario makes a new plan for each variant, so that the saved time is that of a new plan. Saved
+//! times do not add up: two variants that save a second each may together save only one second. The effect of a
+//! quantisation on the quality of the output is not considered.
 //!
-//! Not here: their evaluation ([`crate::evaluation`]).
+//! Not here: the evaluation of a variant ([`crate::evaluation`]).
 
 use hearth_profiles::device::Os;
 use hearth_profiles::document::Document;
@@ -14,13 +14,13 @@ use hearth_schema::Scenario;
 use hearth_schema::scenario::{Links, PairLink};
 use serde::Serialize;
 
-/// Sequential read rate of a fast SSD for computers.
-/// source: typical of drives with four lanes of PCI Express 4.0, whose raw rate is 7.9 GB/s (PCI-SIG, 16 GT/s a lane)
+/// Sequential read rate of a fast SSD in a computer. source: typical of drives with four lanes of PCI Express 4.0,
+/// whose raw rate is 7.9 GB/s (PCI-SIG, 16 GT/s a lane)
 const FAST_DISK: BytesPerSecond = BytesPerSecond(7.0e9);
-/// Sequential read rate of the storage of a fast phone. source: JEDEC JESD220F (UFS 4.0), 4.64 GB/s raw; vendors
-/// state 4.2 GB/s
+/// Sequential read rate of a fast phone's storage. source: JEDEC JESD220F (UFS 4.0), 4.64 GB/s raw; vendors state 4.2
+/// GB/s
 const FAST_FLASH: BytesPerSecond = BytesPerSecond(4.2e9);
-/// Minimum speed-up of a disk that is worth a variant. source: assumed, two drives of one kind differ by less
+/// Minimum speed-up of a disk for which a variant is created. source: assumed, two drives of one kind differ by less
 const MIN_SPEEDUP: f64 = 1.2;
 
 /// Bandwidth of a Gigabit Ethernet cable. source: IEEE 802.3ab
@@ -28,18 +28,18 @@ const CABLE: BytesPerSecond = BytesPerSecond(125e6);
 /// Latency between two programs over a cable. source: assumed: a switch and two network stacks
 const CABLE_LATENCY: Seconds = Seconds(0.2e-3);
 
-/// The kind of change in a variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VariantKind {
-    /// A device is removed. Without the head, the first remaining device becomes the head.
+    /// A device is removed. If this device was the head, the first remaining device becomes the head.
     #[serde(rename = "without")]
     RemovedDevice,
-    /// A device has twice its memory; the added memory is free. Memory limits and a GPU's share are doubled, too.
+    /// A device has twice the memory; the added part is free. Memory limits and shared GPU memory are doubled, too.
     Memory,
-    /// A device has a faster disk without a throttle. The rate at which the kernel replaces pages (`turnover`) stays.
+    /// A device has a faster disk without a throttle. The rate of page replacement in the kernel (`turnover`) is the
+    /// same.
     Disk,
-    /// Cables replace Wi-Fi or slower links.
+    /// Cables of 1 Gbit/s replace all links.
     #[serde(rename = "wired")]
     Cables,
     #[serde(rename = "quant")]
@@ -52,12 +52,11 @@ pub struct Variant {
     pub kind: VariantKind,
     /// Name of the changed device; `None` if the links or the model change.
     pub device: Option<String>,
-    /// Description of the change.
     pub description: String,
     pub scenario: Scenario,
-    /// The devices, in the order of the scenario.
+    /// The device profiles, in the order of the scenario.
     pub devices: Vec<DeviceProfile>,
-    /// The model, or the reason why it cannot have the new quantisation.
+    /// The profile of the model, or the reason why the model cannot have the new quantisation.
     pub model: Result<ModelProfile, String>,
 }
 
@@ -70,7 +69,7 @@ pub(super) fn all(scenario: &Scenario, devices: &[DeviceProfile], model: &ModelP
     removed.chain(memory).chain(disks).chain(base.wired()).chain(base.quants()).collect()
 }
 
-/// The unchanged scenario.
+/// The unchanged scenario with its device profiles and its model.
 struct Base<'b> {
     scenario: &'b Scenario,
     devices: &'b [DeviceProfile],
@@ -78,7 +77,7 @@ struct Base<'b> {
 }
 
 impl Base<'_> {
-    /// Creates a variant whose change the caller still has to make.
+    /// Creates a variant that is still equal to the scenario; the caller makes the change that `what` describes.
     fn variant(&self, kind: VariantKind, device: Option<usize>, what: String) -> Variant {
         Variant {
             kind,
@@ -178,7 +177,7 @@ impl Base<'_> {
         Some(variant)
     }
 
-    /// Creates the variant with cables, if a link is slower than a cable.
+    /// Creates the variant with cables; `None` if no link is slower than a cable.
     fn wired(&self) -> Option<Variant> {
         let links = &self.scenario.links;
         let slower = |link: &Link| link.bandwidth.value < CABLE || link.latency.value > CABLE_LATENCY;
@@ -217,13 +216,13 @@ impl Base<'_> {
     }
 }
 
-/// Changes a value, and sets its source to `set: what if`.
+/// Changes a value that has a source, and sets the source to `set: what if`.
 fn set<T: Copy>(sourced: &mut Sourced<T>, change: impl FnOnce(T) -> T) {
     *sourced = Sourced::new(change(sourced.value), "set: what if");
 }
 
 impl Variant {
-    /// Returns the first error in the changed documents.
+    /// Returns the first validation error in the documents of the variant; `None` if all are valid.
     pub fn validation_error(&self) -> Option<String> {
         let devices = self.devices.iter().map(Document::validate);
         let mut all = devices.chain([self.scenario.validate()]);
@@ -290,13 +289,9 @@ events:
 
     #[test]
     fn removing_a_device_removes_its_links_and_events() {
-        let head = find(VariantKind::RemovedDevice, "laptop");
-        assert_eq!((head.scenario.head_index(), head.scenario.devices.len()), (0, 3));
-        assert!(
-            head.scenario.links.pair_links.is_empty() && head.description.contains("mac as head"),
-            "{}",
-            head.description
-        );
+        let Variant { scenario, description, .. } = find(VariantKind::RemovedDevice, "laptop");
+        assert_eq!((scenario.head_index(), scenario.devices.len()), (0, 3));
+        assert!(scenario.links.pair_links.is_empty() && description.contains("mac as head"), "{description}");
         assert!(find(VariantKind::RemovedDevice, "mac").scenario.events.is_empty());
         assert_eq!(find(VariantKind::Cables, "").scenario.links.pair_links.len(), 1);
     }
@@ -306,21 +301,15 @@ events:
         let phone = find(VariantKind::Memory, "phone");
         let limit = phone.scenario.devices[3].limits.as_ref().and_then(|it| it.memory);
         assert_eq!(limit, Some(Bytes::from_mib(6144)));
-        let tablet = find(VariantKind::Memory, "tablet");
-        assert!(
-            tablet.description.ends_with("memory for 90 % of its weights instead of 45 %"),
-            "{}",
-            tablet.description
-        );
-        let share = tablet.scenario.devices[2].limits.as_ref().and_then(|it| it.memory_share);
+        let Variant { scenario, description, .. } = find(VariantKind::Memory, "tablet");
+        assert!(description.ends_with("memory for 90 % of its weights instead of 45 %"), "{description}");
+        let share = scenario.devices[2].limits.as_ref().and_then(|it| it.memory_share);
         assert_eq!(share, Some(Fraction(0.9)));
-        let (then, now) =
-            (find(VariantKind::Memory, "mac").devices, shipped_profile("d1").expect("a device"));
-        assert_eq!(then[1].memory.total_memory.value, now.memory.total_memory.value * 2);
-        assert_eq!(
-            then[1].memory.available_memory.value,
-            now.memory.available_memory.value + now.memory.total_memory.value
-        );
+        let then = find(VariantKind::Memory, "mac").devices.swap_remove(1).memory;
+        let now = shipped_profile("d1").expect("a device").memory;
+        let total = now.total_memory.value;
+        assert_eq!(then.total_memory.value, total * 2);
+        assert_eq!(then.available_memory.value, now.available_memory.value + total);
         let phone = find(VariantKind::Disk, "phone");
         assert_eq!(phone.scenario.devices[3].limits.as_ref().and_then(|it| it.disk_read_rate), None);
         let sequential = phone.devices[3].disk.sequential_bandwidth.value;

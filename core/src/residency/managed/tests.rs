@@ -17,7 +17,7 @@ fn managed(buffer: u64, kept: u64) -> ManagedResidency {
     ManagedResidency::new(&[(0..PIECES).collect()], &[PIECE; PIECES as usize], options, 1)
 }
 
-/// A device with a stream buffer of `buffer` pieces that keeps at most `kept` pieces, and its memory.
+/// Returns a device with a stream buffer of `buffer` pieces that keeps at most `kept` pieces, and the device's memory.
 fn device(buffer: u64, kept: u64) -> (ManagedResidency, Memory) {
     let memory = Memory { resident: vec![false; PIECES as usize], reads: Vec::new(), page_cache: 1000 };
     (managed(buffer, kept), memory)
@@ -142,7 +142,7 @@ fn pieces_that_the_computation_has_passed_are_not_read() {
 }
 
 proptest! {
-    /// For any buffer, any memory and any evictions by the system, the computation never waits for a piece forever.
+    /// Checks that the computation waits for no piece forever, with any buffer, memory and evictions by the system.
     #[test]
     fn computation_never_deadlocks(
         buffer in 1u64..10,

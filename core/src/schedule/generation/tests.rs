@@ -15,7 +15,7 @@ fn workload(sequences: u32, micro_batch: u32, drafts: u32) -> Workload {
     Workload { sequences, micro_batch, speculation, ..Workload::new(10, 7) }
 }
 
-/// A pass as `sequence:first_position+tokens/drafted`, with `!` if it has an output.
+/// Returns a pass as the text `sequence:first_position+tokens/drafted`, with `!` at the end if it has an output.
 fn shape(pass: Pass) -> String {
     let Pass { sequence_index: sequence, first_position, tokens, drafted, has_output: output, .. } = pass;
     format!("{sequence}:{first_position}+{tokens}/{drafted}{}", if output { "!" } else { "" })
@@ -144,8 +144,8 @@ fn cancelled_slot_is_vacant_when_no_output_is_in_flight() {
 }
 
 proptest! {
-    /// Requests enter and are cancelled at any time, outputs arrive in any order, and the ring restarts sometimes.
-    /// Each pass begins at the first position that is not cached, and all requests end.
+    /// Checks that each pass begins at the first position that is not cached, and that all requests end. Requests enter
+    /// and are cancelled at any time, outputs arrive in any order, and the ring restarts sometimes.
     #[test]
     fn slots_survive_any_events(
         sequences in 1u32..4,
@@ -200,8 +200,8 @@ proptest! {
         prop_assert!(generation.begin_pass().is_none(), "all sequences are cancelled");
     }
 
-    /// Outputs arrive in any order with any number of accepted drafts, and the ring restarts sometimes. Every
-    /// sequence gets its tokens, no position is skipped, and no position after the last token is computed.
+    /// Checks that every sequence gets its tokens and no position is skipped or computed after the last token. Outputs
+    /// arrive in any order with any number of accepted drafts, and the ring restarts sometimes.
     #[test]
     fn every_sequence_gets_its_tokens(
         prompt in 1u32..40,

@@ -1,21 +1,20 @@
-//! The GPU adapters of this machine, and those of their capabilities that kernels use.
+//! The GPU adapters of this machine and their capabilities.
 //!
-//! ML Drift paper, section 3.4: the capabilities of a device select the variant of a kernel. This module queries
-//! them. A [`CapabilityMask`] disables some of them, so that every variant can be tested on one machine.
+//! ML Drift paper, section 3.4: the capabilities of a device select the variant of a kernel. This module queries the
+//! capabilities. A [`CapabilityMask`] disables some capabilities, so that every variant can be tested on one machine.
 
 use super::memory::BUDGET_PERCENT;
 
-/// The capabilities of a device that kernels use. The default has none.
+/// The capabilities of a device that kernels use. The default is a device without capabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Capabilities {
-    /// Whether WGSL has the dot product of four packed bytes. The hardware may compute it with several
-    /// instructions.
+    /// Whether WGSL has the dot product of four packed bytes, even if the hardware has no single instruction for it.
     pub packed_dot: bool,
     /// The minimum and maximum subgroup size, if the device supports subgroup operations.
     pub subgroup_size_range: Option<(u32, u32)>,
     pub shader_f16: bool,
-    /// Whether the device supports timestamp queries. This is only reported: measurements time whole submissions on
-    /// the CPU, because a run also waits for whole submissions.
+    /// Whether the device supports timestamp queries. Only `hearth gpu` shows this value: measurements time whole
+    /// submissions on the CPU, because a run also waits for whole submissions.
     pub timestamp_queries: bool,
     pub max_binding_bytes: u64,
     pub max_buffer_bytes: u64,
@@ -24,23 +23,23 @@ pub struct Capabilities {
     pub max_workgroup_threads: u32,
 }
 
-/// Device capabilities to disable, for tests and comparisons.
+/// The capabilities and limits of a device that are disabled or lowered, for tests and comparisons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CapabilityMask {
     pub no_packed_dot: bool,
     pub no_subgroups: bool,
     pub no_shader_f16: bool,
-    /// Maximum size in bytes of a buffer binding; larger matrices are split.
+    /// Maximum size of a buffer binding in bytes; larger matrices are split.
     pub max_binding_bytes: Option<u64>,
-    /// Maximum GPU memory in bytes that may be allocated.
+    /// Maximum amount of GPU memory that may be allocated, in bytes.
     pub max_memory_bytes: Option<u64>,
 }
 
-/// A description of an adapter, from its driver.
+/// The description of a GPU adapter, as the driver reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdapterInfo {
     pub name: String,
-    /// `discrete`, `integrated`, `virtual`, `software` or `other`.
+    /// The kind of the device: `discrete`, `integrated`, `virtual`, `software` or `other`.
     pub kind: &'static str,
     /// The graphics API: Vulkan, Metal or DX12.
     pub api: String,
@@ -49,7 +48,7 @@ pub struct AdapterInfo {
 }
 
 impl Capabilities {
-    /// Returns the capabilities that the mask does not disable.
+    /// Returns these capabilities without those that the mask disables.
     #[must_use]
     pub fn with_mask(self, mask: CapabilityMask) -> Capabilities {
         let max = mask.max_binding_bytes.unwrap_or(u64::MAX);
@@ -63,7 +62,7 @@ impl Capabilities {
         }
     }
 
-    /// Returns the wgpu features that must be requested for these capabilities.
+    /// Returns the wgpu features that a device with these capabilities must be opened with.
     pub(super) fn features(self) -> wgpu::Features {
         let mut features = wgpu::Features::empty();
         features.set(wgpu::Features::SUBGROUP, self.subgroup_size_range.is_some());
@@ -73,7 +72,7 @@ impl Capabilities {
 }
 
 impl AdapterInfo {
-    /// Returns the key of this adapter and its driver in the file that stores the tuned tilings.
+    /// Returns the key under which the file of tuned tilings stores the tiling of this adapter and its driver.
     pub fn tuning_key(&self) -> String {
         format!("{} | {} | {}", self.name, self.api, self.driver)
     }
@@ -111,12 +110,12 @@ impl AdapterInfo {
     }
 }
 
-/// Returns all adapters, the preferred one first.
+/// Returns the descriptions of all GPU adapters of this machine, starting with the preferred adapter.
 pub fn enumerate_adapters() -> Vec<AdapterInfo> {
     found().into_iter().map(|(_, info)| info).collect()
 }
 
-/// Returns all adapters with their descriptions, the preferred one first.
+/// Returns all GPU adapters of this machine with their descriptions, starting with the preferred adapter.
 pub(super) fn found() -> Vec<(wgpu::Adapter, AdapterInfo)> {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
         memory_budget_thresholds: wgpu::MemoryBudgetThresholds {

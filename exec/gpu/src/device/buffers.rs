@@ -1,4 +1,4 @@
-//! Tensors in GPU memory: allocation, upload and download.
+//! Buffers and textures in GPU memory: allocation, upload and download.
 
 use std::fmt::Display;
 use std::sync::{Arc, mpsc};
@@ -11,17 +11,17 @@ use super::memory::Reservation;
 use crate::error::GpuError;
 use crate::virtual_tensor::Storage;
 
-/// A buffer in the GPU's memory.
+/// A buffer in GPU memory.
 #[derive(Debug, Clone)]
 pub struct GpuBuffer {
     pub(crate) buffer: wgpu::Buffer,
     bytes: u64,
-    /// The reserved bytes of the buffer, which all clones share.
+    /// The bytes that are reserved for the buffer. All clones share the reservation.
     _reservation: Arc<Reservation>,
 }
 
 impl GpuBuffer {
-    /// Returns the size of the buffer, a multiple of 16.
+    /// Returns the size of the buffer in bytes, a multiple of 16.
     pub fn size_bytes(&self) -> u64 {
         self.bytes
     }
@@ -33,16 +33,16 @@ impl GpuBuffer {
 pub struct KernelParams {
     /// Number of tokens in the pass.
     pub tokens: u32,
-    /// Position of the first token.
+    /// Position in the sequence of the first token of the pass.
     pub first_position: u32,
-    /// Start of the range that a kernel processes, such as rows of a matrix.
+    /// Start of the range that a kernel processes, such as a range of rows of a matrix.
     pub offset: u32,
     /// End (exclusive) of the range that a kernel processes.
     pub end: u32,
 }
 
 impl KernelParams {
-    /// The WGSL declaration of the struct and of the uniform at binding 0.
+    /// The WGSL declarations of this struct and of the uniform at binding 0.
     pub const WGSL_DECLARATION: &str = "struct Params { tokens: u32, first_position: u32, offset: u32, end: u32 }\n\
                             @group(0) @binding(0) var<uniform> params: Params;\n";
 
@@ -53,8 +53,8 @@ impl KernelParams {
 }
 
 impl Gpu {
-    /// Allocates a texture with f16 components that kernels can read and write: 3-D for [`Storage::Texture3d`],
-    /// otherwise 2-D.
+    /// Allocates a texture with f16 components that kernels can read and write. The texture is 3-D for
+    /// [`Storage::Texture3d`], otherwise 2-D. `what` names the texture in errors.
     pub fn create_texture(
         &self,
         what: &str,
@@ -78,7 +78,7 @@ impl Gpu {
         })
     }
 
-    /// Allocates a tensor of zeros.
+    /// Allocates a buffer of `bytes` bytes, filled with zeros. `what` names the buffer in errors.
     pub fn zeros(&self, what: &str, bytes: u64) -> Result<GpuBuffer, GpuError> {
         self.buffer(what, bytes, BufferUsages::STORAGE | BufferUsages::COPY_DST | BufferUsages::COPY_SRC)
     }
@@ -94,7 +94,7 @@ impl Gpu {
         let size = bytes.next_multiple_of(16).max(16);
         let max = self.capabilities().max_binding_bytes.min(self.capabilities().max_buffer_bytes);
         if size > max {
-            let what = format!("{what} (a buffer of {size} bytes, above its maximum of {max})");
+            let what = format!("{what} (a buffer of {size} bytes; the maximum of this GPU is {max} bytes)");
             return Err(GpuError::OutOfMemory { what });
         }
         let reservation = Arc::new(self.memory_budget.reserve(what, size)?);
@@ -103,14 +103,14 @@ impl Gpu {
         Ok(GpuBuffer { buffer, bytes: size, _reservation: reservation })
     }
 
-    /// Allocates a tensor and uploads these values to it.
+    /// Allocates a buffer and uploads `values` to the buffer. `what` names the buffer in errors.
     pub fn upload<T: Pod>(&self, what: &str, values: &[T]) -> Result<GpuBuffer, GpuError> {
         let tensor = self.zeros(what, size_of_val(values) as u64)?;
         self.write(&tensor, values)?;
         Ok(tensor)
     }
 
-    /// Writes values to the start of a tensor. The next submission sees them.
+    /// Writes `values` to the start of a buffer, before the next submission runs.
     pub fn write<T: Pod>(&self, tensor: &GpuBuffer, values: &[T]) -> Result<(), GpuError> {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         // A copy must have whole words.
@@ -125,14 +125,14 @@ impl Gpu {
         })
     }
 
-    /// Waits for all submissions and reads the first `count` values of a tensor.
+    /// Waits for all submissions and reads the first `count` values of a buffer.
     pub fn read<T: Pod>(&self, tensor: &GpuBuffer, count: usize) -> Result<Vec<T>, GpuError> {
         let mut values = vec![T::zeroed(); count];
         self.read_into(tensor, &mut values)?;
         Ok(values)
     }
 
-    /// Waits for all submissions and reads the first values of a tensor into `values`.
+    /// Waits for all submissions and fills `values` with the first values of a buffer.
     pub fn read_into<T: Pod>(&self, tensor: &GpuBuffer, values: &mut [T]) -> Result<(), GpuError> {
         let what = "a copy from the GPU";
         let bytes = size_of_val(values);

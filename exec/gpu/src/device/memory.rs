@@ -1,4 +1,4 @@
-//! The memory budget of a GPU.
+//! Memory budget of a GPU: the bytes that may be allocated, and the bytes that are allocated.
 //!
 //! wgpu does not report how much memory a GPU has. Three limits are used instead:
 //!
@@ -7,11 +7,11 @@
 //! - The operating system: a GPU that shares the machine's memory, or a software driver, may use the memory that was
 //!   available when the GPU was opened (`hearth_profiles::measure`). Without this limit the system would kill
 //!   processes.
-//! - The plan: it assigns to a GPU no more than the available memory in its device document.
+//! - The plan: it assigns to a GPU no more memory than the device document states as available.
 //!
-//! A discrete GPU whose driver has no budget refuses allocations itself. All of these return
-//! [`GpuError::OutOfMemory`]: a run does not start if its plan needs too much, and a running one continues without
-//! the GPU.
+//! A discrete GPU whose driver has no budget refuses allocations itself. If a limit is exceeded, the allocation returns
+//! [`GpuError::OutOfMemory`]: a run does not start if its plan needs too much memory, and a run that has started
+//! continues without the GPU.
 //!
 //! If the GPU shares the machine's memory, the memory that the CPU needs in the same run is reserved first
 //! ([`Gpu::reserve_shared`]). Textures are not counted, because no run uses them.
@@ -25,20 +25,20 @@ use hearth_profiles::measure;
 use super::{AdapterInfo, Gpu};
 use crate::error::GpuError;
 
-/// Percentage of the driver's budget that may be allocated.
+/// Percentage of the memory budget of the driver that may be allocated.
 /// source: assumed; the rest is for the driver's own buffers and for changes in the use by other programs
 pub(super) const BUDGET_PERCENT: u8 = 95;
 
-/// The reserved bytes of a GPU, and their limit.
+/// The bytes of GPU memory that are reserved, and the maximum that can be reserved.
 #[derive(Debug)]
 pub(super) struct MemoryBudget {
     reserved: AtomicU64,
     limit: AtomicU64,
-    /// Whether the GPU shares the machine's memory.
+    /// Whether the GPU shares the memory of the machine.
     is_shared: bool,
 }
 
-/// Reserved bytes, which are released on drop.
+/// A number of reserved bytes of GPU memory, which are released on drop.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     memory_budget: Arc<MemoryBudget>,
@@ -46,7 +46,7 @@ pub(crate) struct Reservation {
 }
 
 impl MemoryBudget {
-    /// Creates the budget of an adapter, of at most `limit` bytes.
+    /// Creates the budget of an adapter, with at most `limit` bytes if there is a limit.
     pub(super) fn new(info: &AdapterInfo, limit: Option<u64>) -> Arc<MemoryBudget> {
         let is_shared = matches!(info.kind, "integrated" | "software");
         // Zero means that the system does not report the available memory.
@@ -56,7 +56,8 @@ impl MemoryBudget {
         Arc::new(MemoryBudget { reserved: AtomicU64::new(0), limit: AtomicU64::new(limit), is_shared })
     }
 
-    /// Reserves bytes. Returns an out-of-memory error beyond the limit.
+    /// Reserves `bytes` bytes. Returns [`GpuError::OutOfMemory`] if the limit would be exceeded; `what` names the use
+    /// of the memory in this error.
     pub(super) fn reserve(self: &Arc<Self>, what: &str, bytes: u64) -> Result<Reservation, GpuError> {
         let limit = self.limit.load(Ordering::Relaxed);
         let added = |reserved: u64| reserved.checked_add(bytes).filter(|&reserved| reserved <= limit);
@@ -78,23 +79,23 @@ impl Drop for Reservation {
 }
 
 impl Gpu {
-    /// Returns the reserved bytes.
+    /// Returns the number of bytes that are reserved.
     pub fn reserved_bytes(&self) -> u64 {
         self.memory_budget.reserved.load(Ordering::Relaxed)
     }
 
-    /// Returns the maximum number of bytes that can be reserved, if a limit is known.
+    /// Returns the maximum number of bytes that can be reserved; `None` if no limit is known.
     pub fn memory_limit_bytes(&self) -> Option<u64> {
         Some(self.memory_budget.limit.load(Ordering::Relaxed)).filter(|&limit| limit < u64::MAX)
     }
 
-    /// Reserves memory that the CPU needs, if the GPU shares its memory with the CPU, so that no memory is counted
-    /// twice. Reserves nothing for a GPU with its own memory.
+    /// Reserves memory that the CPU needs in the same run, if CPU and GPU share memory, so that the GPU cannot use this
+    /// memory too. Reserves nothing for a GPU with its own memory.
     pub(crate) fn reserve_shared(&self, what: &str, bytes: u64) -> Result<Option<Reservation>, GpuError> {
         self.memory_budget.is_shared.then(|| self.memory_budget.reserve(what, bytes)).transpose()
     }
 
-    /// Sets the maximum number of bytes that can be reserved, as if other programs used the rest.
+    /// Sets the maximum number of bytes that can be reserved, as if other programs used the rest of the memory.
     pub fn set_memory_limit(&self, limit: u64) {
         self.memory_budget.limit.store(limit, Ordering::Relaxed);
     }

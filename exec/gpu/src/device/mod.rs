@@ -1,10 +1,10 @@
-//! An opened GPU: its adapter, capabilities, device and queue.
+//! Opened GPUs: device, queue, buffers and pipelines.
 //!
-//! Drivers list adapters; [`Gpu`] is an adapter that was opened. Everything that can fail on it runs inside
+//! Drivers list adapters; [`Gpu`] is an adapter that was opened. All driver calls that can fail run inside
 //! `Gpu::checked`, which converts errors of the driver to a [`GpuError`], so that nothing panics when a device is
 //! lost.
 //!
-//! Not here: kernels, and which variant of a kernel a device uses (`crate::kernels`).
+//! Not here: the kernels, and the selection of their variant for a device (`crate::kernels`).
 
 mod adapter;
 mod buffers;
@@ -23,22 +23,22 @@ pub use pipelines::{Binding, Launch};
 
 use crate::error::GpuError;
 
-/// Maximum duration of a submission.
+/// Default maximum duration of a submission.
 /// source: assumed, far more than a batch takes on the slowest software driver in the tests
 const DEADLINE: Duration = Duration::from_mins(2);
 
-/// An opened GPU.
+/// An opened GPU, with the memory that is reserved on it and the kernels that are compiled for it.
 pub struct Gpu {
     device: wgpu::Device,
     queue: wgpu::Queue,
     info: AdapterInfo,
     capabilities: Capabilities,
-    /// The reason why the device is lost; `None` while it works.
+    /// The reason why the device is lost; `None` if the device works.
     lost: Arc<Mutex<Option<String>>>,
     memory_budget: Arc<memory::MemoryBudget>,
     /// Maximum duration of a submission, in nanoseconds.
     deadline: AtomicU64,
-    /// The compiled kernels by their source.
+    /// The compiled kernels. The key is the WGSL source.
     pipelines: Mutex<BTreeMap<String, Arc<wgpu::ComputePipeline>>>,
 }
 
@@ -48,14 +48,14 @@ impl std::fmt::Debug for Gpu {
     }
 }
 
-/// Locks a mutex even if a thread panicked while it held it.
+/// Locks a mutex, even if another thread panicked while it held the lock.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Gpu {
-    /// Opens the preferred adapter: a discrete GPU, or else an integrated GPU, or else a software driver. The
-    /// capabilities that `mask` disables are not used.
+    /// Opens the preferred adapter: a discrete GPU, or else an integrated GPU, or else another adapter, and a software
+    /// driver last. The capabilities that `mask` disables are not used.
     pub fn open(mask: CapabilityMask) -> Result<Gpu, GpuError> {
         let (adapter, info) = adapter::found().into_iter().next().ok_or(GpuError::NoAdapter)?;
         let capabilities = info.capabilities.with_mask(mask);
@@ -91,7 +91,7 @@ impl Gpu {
         self.capabilities
     }
 
-    /// Destroys the device, so that every later call fails as if the driver had lost it.
+    /// Destroys the device, so that every later call fails as if the device were lost.
     pub fn destroy(&self) {
         self.device.destroy();
         lock(&self.lost).get_or_insert_with(|| "the device was destroyed".into());
@@ -102,7 +102,7 @@ impl Gpu {
         lock(&self.lost).clone().map_or(Ok(()), |why| Err(GpuError::Lost { why }))
     }
 
-    /// Calls `run` inside error scopes and returns an error that the device reports. `what` names the work in errors.
+    /// Calls `run` inside wgpu error scopes and returns the error that the device reports. `what` names the work.
     pub(crate) fn checked<T>(&self, what: &str, run: impl FnOnce(&wgpu::Device) -> T) -> Result<T, GpuError> {
         self.check_not_lost()?;
         let internal = self.device.push_error_scope(wgpu::ErrorFilter::Internal);
@@ -121,13 +121,13 @@ impl Gpu {
         }
     }
 
-    /// Sets the maximum duration of a submission. A submission that takes longer makes the device lost.
+    /// Sets the maximum duration of a submission. If a submission takes longer, the device counts as lost.
     pub fn set_timeout(&self, deadline: Duration) {
         let deadline = u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX);
         self.deadline.store(deadline, Ordering::Relaxed);
     }
 
-    /// Waits until all submissions have finished. `what` names the work in errors.
+    /// Waits until all submissions have finished, up to the maximum duration. `what` names the work in errors.
     pub fn wait(&self, what: &str) -> Result<(), GpuError> {
         let deadline = Duration::from_nanos(self.deadline.load(Ordering::Relaxed));
         let poll = wgpu::PollType::Wait { submission_index: None, timeout: Some(deadline) };
@@ -142,8 +142,8 @@ impl Gpu {
         Err(error)
     }
 
-    /// Marks the device as lost and never drops it. wgpu's queue waits without a timeout for all submissions when it
-    /// is dropped, and this device does not finish, so device and queue are leaked.
+    /// Marks the device as lost and leaks device and queue. A wgpu queue waits without a timeout for all submissions
+    /// when it is dropped, but this device does not finish its submissions.
     fn abandon(&self, why: &GpuError) {
         lock(&self.lost).get_or_insert_with(|| why.to_string());
         std::mem::forget((self.device.clone(), self.queue.clone()));
@@ -151,7 +151,7 @@ impl Gpu {
 }
 
 impl Drop for Gpu {
-    /// Waits for all submissions, up to the deadline.
+    /// Waits for all submissions, up to the maximum duration of a submission.
     fn drop(&mut self) {
         if self.check_not_lost().is_ok() {
             // Nobody can handle an error during a drop.

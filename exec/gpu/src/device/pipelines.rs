@@ -1,21 +1,21 @@
 //! Compilation of kernels into pipelines, and kernel launches.
 //!
-//! Each WGSL source is compiled once: kernels with the same source share a pipeline. Bindings are numbered in their
-//! order, starting with the parameters at 0.
+//! Each WGSL source is compiled once: kernels with the same source share a pipeline. Bindings are numbered from 0 in
+//! the order in which they are passed; the kernel parameters are binding 0.
 
 use std::sync::Arc;
 
 use super::{Gpu, GpuBuffer, lock};
 use crate::error::GpuError;
 
-/// A resource that is bound to a kernel.
+/// A buffer or a texture that is bound to a kernel.
 #[derive(Debug, Clone, Copy)]
 pub enum Binding<'a> {
     Buffer(&'a GpuBuffer),
     Texture(&'a wgpu::TextureView),
 }
 
-/// A compiled kernel with its bindings and its number of workgroups.
+/// A compiled kernel with its bindings and its number of workgroups, ready to be submitted.
 #[derive(Debug, Clone)]
 pub struct Launch {
     pipeline: Arc<wgpu::ComputePipeline>,
@@ -25,7 +25,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Returns the same launch with another number of workgroups.
+    /// Returns this launch with another number of workgroups.
     #[must_use]
     pub fn with_workgroups(&self, workgroups: [u32; 3]) -> Launch {
         Launch { workgroups, ..self.clone() }
@@ -59,12 +59,12 @@ impl Gpu {
         Ok(pipeline)
     }
 
-    /// Returns the number of kernels compiled so far.
+    /// Returns the number of kernels that have been compiled for this GPU.
     pub fn compiled_kernel_count(&self) -> usize {
         lock(&self.pipelines).len()
     }
 
-    /// Compiles a kernel and binds buffers to it. `name` is used in errors.
+    /// Compiles the kernel `name` from the WGSL source `text` and binds buffers to the kernel.
     pub fn prepare_launch(
         &self,
         name: &str,
@@ -76,7 +76,7 @@ impl Gpu {
         self.prepare_launch_with_bindings(name, text, &bindings, workgroups)
     }
 
-    /// Compiles a kernel and binds buffers and textures to it. `name` is used in errors.
+    /// Compiles the kernel `name` from the WGSL source `text` and binds buffers and textures to the kernel.
     pub fn prepare_launch_with_bindings(
         &self,
         name: &str,
@@ -105,7 +105,7 @@ impl Gpu {
         Ok(Launch { pipeline, bindings, workgroups })
     }
 
-    /// Submits launches to the queue. Each launch sees the results of the previous ones.
+    /// Submits launches to the queue. Each launch sees the results of all earlier launches.
     pub fn submit<'a>(&self, launches: impl IntoIterator<Item = &'a Launch>) -> Result<(), GpuError> {
         self.checked("a pass", |device| {
             let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());

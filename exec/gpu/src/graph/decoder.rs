@@ -1,4 +1,4 @@
-//! The unfused graph of the decoder of each architecture.
+//! Unfused graphs of the decoders of all model architectures.
 //!
 //! The equations are those of `hearth_runtime::hyperparameters`, with one operation per node. Only Qwen 2 has biases,
 //! only Qwen 3 has norms of heads, only Gemma 2 has norms after a block and a soft cap of the scores, and only Gemma
@@ -9,14 +9,14 @@ use hearth_profiles::model::{Architecture, ModelShape};
 use super::{Graph, LayerMatrix, Norm, Operation};
 use crate::virtual_tensor::SLICE_SIZE;
 
-/// The dimensions of a pass that determine the sizes of its tensors.
+/// The dimensions of a pass that determine the sizes of the intermediate tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PassSize {
     pub layers: u32,
     pub tokens: u64,
-    /// Number of positions that attention reads.
+    /// Number of positions in the cache that attention reads.
     pub context_length: u64,
-    /// Bytes of one element of an intermediate tensor.
+    /// Size in bytes of one element of an intermediate tensor.
     pub element_bytes: u64,
 }
 
@@ -49,7 +49,7 @@ fn padded(channels: u64) -> u64 {
 }
 
 impl Builder<'_> {
-    /// Returns the bytes of a tensor [tokens, channels].
+    /// Returns the size in bytes of a tensor [tokens, channels], with padded channels.
     fn rows(&self, channels: u64) -> u64 {
         self.size.tokens * padded(channels) * self.size.element_bytes
     }
@@ -107,7 +107,7 @@ impl Builder<'_> {
         self.add(down, hidden, Norm::PostFeedForward, "down+add")
     }
 
-    /// Adds the residual connection of a block, in Gemma 2 with a norm of the block's output before it.
+    /// Adds the residual addition of a block; in Gemma 2, adds a norm of the output of the block before.
     fn add(&mut self, mut output: usize, hidden: usize, norm: Norm, name: &'static str) -> usize {
         let bytes = self.rows(u64::from(self.shape.embedding));
         if self.is(Architecture::Gemma2) {

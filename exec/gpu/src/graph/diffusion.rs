@@ -1,4 +1,4 @@
-//! The graphs of the three models of Stable Diffusion 1.4, to compare memory planning with the ML Drift paper.
+//! Graphs of the three models of Stable Diffusion 1.4, to compare memory planning with the ML Drift paper.
 //!
 //! ML Drift paper, section 3.5 and Figure 3. The architecture is that of Rombach et al. 2022 as released: a text
 //! encoder of twelve layers (CLIP ViT-L/14), a UNet over latents of 64 by 64 with skip connections from its down
@@ -11,32 +11,33 @@ use super::{Graph, Operation};
 use crate::virtual_tensor::SLICE_SIZE;
 
 const ELEMENT_BYTES: u64 = 2;
-/// Tokens of a prompt. source: CLIP's context length
+/// Number of tokens in a prompt. source: the context length of CLIP
 const PROMPT_TOKENS: u64 = 77;
-/// Attention heads of the UNet. source: its configuration, `attention_head_dim: 8`
+/// Number of attention heads in a layer of the UNet. source: `attention_head_dim: 8` in the configuration of the UNet
 const HEADS: u64 = 8;
-/// Height and width of the latents: an eighth of 512. source: the configuration's `sample_size`
+/// Height and width of the latents: an eighth of 512. source: `sample_size` in the configuration of the UNet
 const LATENT_SIDE: u64 = 64;
 
-/// The operations that are fused into one kernel.
+/// The operations of Stable Diffusion that are fused into one kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct FusedKernels {
-    /// Whether self-attention over an image is one kernel, which never writes its scores.
+    /// Whether self-attention over an image is one kernel, which never writes the attention scores to memory.
     pub attention: bool,
-    /// Whether the GELU and the product of the gated feed-forward block are fused into the matmul before them.
+    /// Whether GELU and the multiplication by the gate are fused into the preceding matmul of the feed-forward block.
     pub geglu: bool,
-    /// Whether GroupNorm is fused with the SiLU after it.
+    /// Whether GroupNorm is fused with the following SiLU.
     pub group_norm_silu: bool,
 }
 
 impl FusedKernels {
-    /// The fusions of the ML Drift paper.
+    /// All fusions, as in the ML Drift paper.
     pub const ALL: FusedKernels = FusedKernels { attention: true, geglu: true, group_norm_silu: true };
 }
 
-/// An image tensor of `side` by `side` positions: its index in the graph, and its dimensions.
+/// An image tensor of `side` by `side` positions.
 #[derive(Debug, Clone, Copy)]
 struct Image {
+    /// Index of the tensor in the graph.
     tensor: usize,
     channels: u64,
     side: u64,
@@ -48,7 +49,7 @@ struct Builder {
     kernels: FusedKernels,
 }
 
-/// Returns the graph of the text encoder.
+/// Returns the graph of the text encoder of Stable Diffusion.
 pub fn text_encoder_graph(kernels: FusedKernels) -> Graph {
     let mut builder = Builder::new(2, kernels);
     let (wide, heads) = (768, 12);
@@ -73,7 +74,7 @@ pub fn text_encoder_graph(kernels: FusedKernels) -> Graph {
     builder.graph
 }
 
-/// Returns the graph of the UNet for one denoising step.
+/// Returns the graph of the UNet of Stable Diffusion for one denoising step.
 pub fn unet_graph(kernels: FusedKernels) -> Graph {
     let mut builder = Builder::new(2, kernels);
     let widths = [320, 640, 1280, 1280];
@@ -119,7 +120,7 @@ pub fn unet_graph(kernels: FusedKernels) -> Graph {
     builder.graph
 }
 
-/// Returns the graph of the VAE decoder, which converts latents to an image.
+/// Returns the graph of the VAE decoder of Stable Diffusion, which converts latents to an image.
 pub fn vae_decoder_graph(kernels: FusedKernels) -> Graph {
     let mut builder = Builder::new(1, kernels);
     let latents = builder.image("lat", &[], 4, LATENT_SIDE);
@@ -151,7 +152,7 @@ impl Builder {
         Builder { graph: Graph::default(), batch, kernels }
     }
 
-    /// Returns the bytes of a tensor [batch, positions, channels].
+    /// Returns the size in bytes of a tensor [batch, positions, channels], with padded channels.
     fn bytes(&self, positions: u64, channels: u64) -> u64 {
         self.batch * positions * channels.next_multiple_of(u64::from(SLICE_SIZE)) * ELEMENT_BYTES
     }
@@ -187,8 +188,8 @@ impl Builder {
         self.image("add", &[x.tensor, around.tensor], width, side)
     }
 
-    /// Adds the matmuls of queries, keys and values and their conversion to the layouts that attention reads. Each
-    /// argument has the input tensor, if there is one, and the bytes of the result.
+    /// Adds the matmuls of queries, keys and values, and the conversion of the results to the layouts that attention
+    /// reads. Each argument is the input tensor, if the graph has one, and the size of the result in bytes.
     fn projections(&mut self, [q, k, v]: [(Option<usize>, u64); 3]) -> [usize; 3] {
         let projections = [("q", "q.r", q), ("k", "k.r", k), ("v", "v.r", v)];
         projections
@@ -196,7 +197,7 @@ impl Builder {
             .map(|(layout, projection, bytes)| self.add_node(layout, &[projection], bytes))
     }
 
-    /// Adds attention of `from` query positions over `to` key positions.
+    /// Adds attention of `from` query positions over `to` key positions. `bytes` is the size of the result.
     fn attend(&mut self, [q, k, v]: [usize; 3], [from, to]: [u64; 2], heads: u64, bytes: u64) -> usize {
         // Self-attention over an image has many positions; over the prompt there are few, and the scores are small.
         if self.kernels.attention && to > PROMPT_TOKENS {
@@ -208,14 +209,14 @@ impl Builder {
         self.add_node("pv", &[powers, v], bytes)
     }
 
-    /// Adds the output projection of attention and the residual addition.
+    /// Adds the output projection of attention, whose input is `mixed`, and the residual addition to `hidden`.
     fn project_and_add(&mut self, mixed: usize, hidden: usize, bytes: u64) -> usize {
         let rows = self.add_node("o.r", &[mixed], bytes);
         let change = self.add_node("lin", &[rows], bytes);
         self.add_node("add", &[change, hidden], bytes)
     }
 
-    /// Adds self-attention over the image, cross-attention over the prompt, and a gated feed-forward block.
+    /// Adds a transformer block: self-attention over the image, attention over the prompt, and feed-forward.
     fn transformer(&mut self, image: Image) -> Image {
         let (positions, width) = (image.side * image.side, image.channels);
         let [row, prompt] = [self.bytes(positions, width), self.bytes(PROMPT_TOKENS, width)];
@@ -252,7 +253,7 @@ mod tests {
     use super::*;
     use crate::memory::{assign_offsets, naive_bytes};
 
-    /// Returns the memory of all tensors in MiB, without and with memory planning.
+    /// Returns the memory that all tensors of a graph need, in MiB, without and with memory planning.
     fn mib(graph: &Graph) -> [f64; 2] {
         let (_, records) = graph.usage_records();
         [naive_bytes(&records), assign_offsets(&records).total_size]

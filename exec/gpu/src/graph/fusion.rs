@@ -1,18 +1,18 @@
-//! Fusion of operations, so that a pass has fewer kernel launches.
+//! Fusion of the operations of a graph, so that a pass has fewer kernel launches.
 //!
 //! ML Drift paper, section 3.6 and Figure 4. There are three kinds of fusion:
 //!
-//! - An element-wise operation is merged into the node that produces its first input, if no other node reads that
-//!   input: biases, the activation of the gate and the product with it, soft caps, residual additions. Alternatively,
-//!   a residual addition becomes one kernel with the norm that follows it, and with the norm before it if there is
-//!   one.
+//! - An element-wise operation is merged into the node that produces its first input, if no other node reads this
+//!   input: biases, the activation of the gate, the multiplication by the gate, soft caps, residual additions.
+//!   Alternatively, a residual addition becomes one kernel with the following norm, and with the preceding norm if
+//!   there is one.
 //! - The norms of heads, the rotary embedding and the layout change of queries, keys and values become one
 //!   kernel, which writes keys and values to the cache, so that they need no tensor.
 //! - Attention becomes one kernel that never writes its scores.
 
 use super::{Graph, Node, Norm, Operation};
 
-/// Whether residual additions are fused into the preceding matmul, into the next norm, or not at all.
+/// The operation into which residual additions are fused: none, the preceding matmul, or the following norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResidualFusion {
     Alone,
@@ -20,15 +20,15 @@ pub enum ResidualFusion {
     IntoNorm,
 }
 
-/// The enabled kinds of fusion.
+/// The kinds of fusion that are enabled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FusionOptions {
     /// Whether element-wise operations are fused, except residual additions.
     pub pointwise: bool,
     pub residual: ResidualFusion,
-    /// Whether norms of heads, rotary embedding and the layout change of queries, keys and values are fused.
+    /// Whether the norms of heads, the rotary embedding and the layout change of queries, keys and values are fused.
     pub rope_and_layout: bool,
-    /// Whether scores, soft cap, softmax and weighted values are fused.
+    /// Whether the scores, the soft cap, the softmax and the weighted sum of the values are fused.
     pub attention: bool,
 }
 
@@ -40,7 +40,7 @@ impl FusionOptions {
         rope_and_layout: false,
         attention: false,
     };
-    /// The fusion that the executor uses.
+    /// All kinds of fusion, with residual additions fused into norms: the fusion that the executor uses.
     pub const ALL: FusionOptions = FusionOptions {
         pointwise: true,
         residual: ResidualFusion::IntoNorm,
@@ -49,7 +49,7 @@ impl FusionOptions {
     };
 }
 
-/// Returns a graph with the same operations in fewer launches.
+/// Returns a graph with the same operations as `graph` in fewer launches, by the kinds of fusion that are enabled.
 pub fn fuse(mut graph: Graph, fusion: FusionOptions) -> Graph {
     if fusion.pointwise {
         fuse_into_producers(&mut graph, |operation| operation.is_pointwise() && operation != Operation::Add);
@@ -93,8 +93,8 @@ fn is_attention(operation: Operation) -> bool {
     matches!(operation, Scores | SoftCap | Softmax | WeightedValues)
 }
 
-/// Merges each node with a single matching operation into the node that produces its first input. The merged node is
-/// at the position of the later one.
+/// Merges each node with a single operation that `matches` accepts into the node that produces the first input of the
+/// node. The merged node has the position of the later node.
 fn fuse_into_producers(graph: &mut Graph, matches: impl Fn(Operation) -> bool) {
     let mut at = 0;
     while at < graph.nodes.len() {
@@ -117,8 +117,8 @@ fn fuse_into_producers(graph: &mut Graph, matches: impl Fn(Operation) -> bool) {
     }
 }
 
-/// Returns the node that produces the first input of the node at `at`, if no other node reads that input and `fits`
-/// accepts the last operation of the producer.
+/// Returns the index of the node that produces the first input of node `at`. Returns `None` if other nodes read this
+/// input too, or if `fits` does not accept the last operation of the producer.
 fn producer_of(graph: &Graph, at: usize, fits: impl Fn(Operation) -> bool) -> Option<usize> {
     let &input = graph.nodes[at].inputs.first()?;
     let producer = graph.nodes[..at].iter().position(|node| node.outputs == [input])?;
@@ -126,8 +126,8 @@ fn producer_of(graph: &Graph, at: usize, fits: impl Fn(Operation) -> bool) -> Op
     (fits(last) && graph.readers(input) == 1).then_some(producer)
 }
 
-/// Merges the node at `early` into the node at `late`, which reads its outputs. Outputs that later nodes read remain
-/// outputs.
+/// Merges node `early` into node `late`, which reads the outputs of node `early`. Outputs of node `early` that later
+/// nodes read remain outputs of the merged node.
 fn merge(graph: &mut Graph, early: usize, late: usize) {
     let removed = graph.nodes.remove(early);
     let later: Vec<usize> = graph.nodes[late..].iter().flat_map(|node| node.inputs.clone()).collect();
@@ -141,8 +141,8 @@ fn merge(graph: &mut Graph, early: usize, late: usize) {
     node.inputs = inputs;
 }
 
-/// Whether `one` is fused into `next`: a residual addition into the norm that reads it, or the norm of the
-/// output of a block into the residual addition that reads it.
+/// Whether node `one` is fused into node `next`: a residual addition into the norm that reads the sum, or the norm of
+/// the output of a block into the residual addition that reads the normalised output.
 fn is_residual_before_norm(one: &Node, next: &Node) -> bool {
     let fits = match (one.operations.last(), next.operations.first()) {
         (Some(Operation::Norm(norm)), Some(Operation::Add)) => {
@@ -154,7 +154,7 @@ fn is_residual_before_norm(one: &Node, next: &Node) -> bool {
     fits && one.outputs.iter().any(|tensor| next.inputs.contains(tensor))
 }
 
-/// Merges each node into the next one if `fits` accepts the pair.
+/// Merges each node into the next node if `fits` accepts the pair of nodes.
 fn merge_neighbours(graph: &mut Graph, fits: impl Fn(&Node, &Node) -> bool) {
     let mut at = 0;
     while at + 1 < graph.nodes.len() {
@@ -183,7 +183,7 @@ mod tests {
         PassSize { layers: 32, tokens, context_length: 1280, element_bytes: 2 }
     }
 
-    /// The fusion in the graphs of [`reference_plans`]: only element-wise operations are fused.
+    /// The kinds of fusion in the graphs of [`reference_plans`]: only element-wise operations are fused.
     const PUBLISHED: FusionOptions =
         FusionOptions { pointwise: true, residual: ResidualFusion::IntoMatmul, ..FusionOptions::NONE };
 

@@ -1,4 +1,4 @@
-//! The graph of a pass: its operations in order, and the tensors that they read and write.
+//! Graphs of passes: the operations of a pass in order, and the tensors that the operations read and write.
 //!
 //! A graph is a list of nodes over tensors that are written once; each node is one kernel launch. [`decoder_graph()`]
 //! builds the unfused graph of an architecture, with one operation per node; [`fusion`] merges nodes so that there
@@ -35,7 +35,7 @@ impl LayerMatrix {
     };
 }
 
-/// The norms of a model, each of which has its own weights.
+/// One of the norms of a model. Each norm has separate weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Norm {
     Attention,
@@ -46,16 +46,16 @@ pub enum Norm {
     FeedForward,
     /// The norm of the output of the feed-forward block (Gemma 2).
     PostFeedForward,
-    /// The norm after the last layer.
+    /// The norm between the last layer and the output matrix.
     Output,
 }
 
 /// One operation of the forward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Operation {
-    /// Looks up the rows of the input embedding.
+    /// Looks up the rows of the tokens in the input embedding.
     Embed,
-    /// Multiplies the embeddings by a constant.
+    /// Multiplies the embeddings of the tokens by a constant.
     Scale,
     Norm(Norm),
     /// Multiplies rows by a weight matrix.
@@ -73,16 +73,16 @@ pub enum Operation {
     WeightedValues,
     /// Applies the activation function of the gate.
     Activate,
-    /// Multiplies by the gate, elementwise.
+    /// Multiplies the result of the up projection by the gate, element by element.
     Multiply,
-    /// Adds the residual.
+    /// Adds the output of a block to the hidden rows: the residual addition.
     Add,
-    /// An operation of an image model, by name. It is only planned, never executed.
+    /// An operation of an image model, which has only a name. Image models are planned but never executed.
     Image(&'static str),
 }
 
 impl Operation {
-    /// Whether the operation is element-wise in its first input.
+    /// Whether the operation transforms its first input element by element.
     fn is_pointwise(self) -> bool {
         use Operation::{Activate, Add, Bias, Multiply, Scale, SoftCap};
         matches!(self, Scale | Bias(_) | SoftCap | Activate | Multiply | Add)
@@ -93,20 +93,20 @@ impl Operation {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GraphTensor {
     pub name: &'static str,
-    /// Size in bytes, with the channels padded to a multiple of four.
+    /// Size of the tensor in bytes, with the channels padded to a multiple of four.
     pub bytes: u64,
 }
 
-/// One kernel launch: operations that are computed together.
+/// A node of a graph: the operations of one kernel launch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     pub operations: Vec<Operation>,
-    /// Indices of the tensors that the node reads; the first is what an element-wise operation transforms.
+    /// Indices of the tensors that the node reads. An element-wise operation transforms the first of these tensors.
     pub inputs: Vec<usize>,
     pub outputs: Vec<usize>,
 }
 
-/// The nodes of a pass in the order in which they run, and their tensors.
+/// The graph of a pass: the nodes in the order in which they run, and the tensors that they read and write.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Graph {
     pub tensors: Vec<GraphTensor>,
@@ -114,7 +114,7 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Adds a node with one operation and one output tensor of `bytes` bytes. Returns the index of that tensor.
+    /// Adds a node with one operation and one output tensor `name` of `bytes` bytes. Returns the index of this tensor.
     pub fn add_node(&mut self, op: Operation, inputs: &[usize], name: &'static str, bytes: u64) -> usize {
         let result = self.tensors.len();
         self.tensors.push(GraphTensor { name, bytes });
@@ -126,7 +126,7 @@ impl Graph {
         self.nodes.len()
     }
 
-    /// Returns the index of each tensor that a node writes, and the size and lifetime of these tensors.
+    /// Returns the index of each tensor that a node writes, and the usage record of each of these tensors.
     pub fn usage_records(&self) -> (Vec<usize>, Vec<TensorUsageRecord>) {
         let (mut tensors, mut records) = (Vec::new(), Vec::new());
         for (first, node) in self.nodes.iter().enumerate() {

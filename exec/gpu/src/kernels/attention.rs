@@ -1,9 +1,10 @@
 //! The attention kernel, which reads keys and values from a cache with the layouts of weights.
 //!
 //! `softmax(cap(scale * q K^T)) V` over the positions that a token attends to. ML Drift paper, section 3.8: keys have
-//! the layout of a weight matrix with one output per position, values that of one with one input per position. Scores
-//! are never written: a workgroup computes one query head of one token, processes the positions in tiles, and updates
-//! the maximum and the sum of the softmax after each tile (online softmax, Milakov and Gimelshein 2018).
+//! the layout of a weight matrix with one output per position, and values that of a weight matrix with one input per
+//! position. Scores are never written to memory: a workgroup computes one query head of one token, processes the
+//! positions in tiles, and updates the maximum and the sum of the softmax after each tile (online softmax, Milakov and
+//! Gimelshein 2018).
 //!
 //! Deviation: the paper leaves this fusion out of its measurements; here it saves the memory of the scores.
 
@@ -13,27 +14,25 @@ use super::Declarations;
 use super::rope::AttentionShape;
 use crate::virtual_tensor::{AccessMode, Accessor, ShapeError, Storage};
 
-/// Number of positions in a tile, and of threads in a workgroup.
+/// Number of positions in a tile, and number of threads in a workgroup.
 const TILE: u32 = 64;
 
 /// The attention kernel of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionKernel {
     pub shape: AttentionShape,
-    /// The factor by which scores are multiplied.
+    /// The factor of the dot products of queries and keys.
     pub scale: f32,
-    /// The soft cap of the scores, if the model has one.
+    /// The soft cap of the scores; `None` if the model has no soft cap.
     pub soft_cap: Option<f32>,
-    /// The size of the sliding window in positions, including the position of the token itself; `None` for full
-    /// attention.
+    /// Size of the sliding window in positions, including that of the token; `None` for full attention.
     pub sliding_window: Option<u32>,
-    /// The layout of the result.
+    /// The layout of the output tensor.
     pub output_storage: Storage,
 }
 
 impl AttentionKernel {
-    /// Generates the kernel. Its bindings after the parameters are: queries, keys, values, out [tokens, heads *
-    /// value_length].
+    /// Generates the WGSL source. Bindings: parameters, queries, keys, values, output [tokens, heads * value_length].
     pub fn wgsl_source(&self) -> Result<String, ShapeError> {
         let heads = &self.shape;
         let (slices, width) = (heads.key_length / 4, heads.heads * heads.value_length);
@@ -57,7 +56,7 @@ impl AttentionKernel {
         Ok(kernel.text + &self.main())
     }
 
-    /// Returns the number of workgroups for `tokens` tokens.
+    /// Returns the number of workgroups in the directions x, y and z for `tokens` tokens.
     pub fn workgroup_count(&self, tokens: u32) -> [u32; 3] {
         [tokens * self.shape.queries_per_kv_head(), self.shape.kv_heads, 1]
     }
@@ -119,25 +118,17 @@ mod tests {
 
     #[test]
     fn workgroup_vectors_are_written_as_a_whole() {
-        let (format, order) = (KvCacheFormat::F16, WeightOrder::Interleaved);
-        let (heads, kv_heads, key_length, value_length) = (8, 2, 64, 64);
-        let heads = AttentionShape {
-            heads,
-            kv_heads,
-            key_length,
-            value_length,
+        let shape = AttentionShape {
+            heads: 8,
+            kv_heads: 2,
+            key_length: 64,
+            value_length: 64,
             context_length: 256,
-            format,
-            cache_order: order,
+            format: KvCacheFormat::F16,
+            cache_order: WeightOrder::Interleaved,
         };
-        let (soft_cap, window, storage) = (None, None, Storage::Linear);
-        let kernel = AttentionKernel {
-            shape: heads,
-            scale: 0.1,
-            soft_cap,
-            sliding_window: window,
-            output_storage: storage,
-        };
+        let (soft_cap, sliding_window, output_storage) = (None, None, Storage::Linear);
+        let kernel = AttentionKernel { shape, scale: 0.1, soft_cap, sliding_window, output_storage };
         let text = kernel.wgsl_source().unwrap();
         // Threads that write different components of one vector race: WGSL, "Memory Locations" and "Data Races".
         let shared = text.lines().filter_map(|line| line.strip_prefix("var<workgroup> "));

@@ -1,4 +1,4 @@
-//! The kernel that multiplies a weight matrix by its inputs.
+//! The matmul kernel, which multiplies a weight matrix by the activations of tokens.
 //!
 //! `out[token, row] = dot(weights[row], x[token])`. A thread computes a slice of four rows. ML Drift paper, section
 //! 3.7: the two phases have different kernels.
@@ -11,8 +11,8 @@
 //!
 //! Weights are dequantised only here. The products of a block, multiplied by its integer factors, are summed as
 //! integers, so that both phases and the CPU have the same integers; only the order in which the resulting floats are
-//! added differs. With one scale per row, the whole dot product is one integer (`rows`). The kernel also applies the
-//! bias, the activation, and the product with the gate, if there are any.
+//! added differs. With one scale per row, the whole dot product is one integer (`rows`). The kernel also adds the
+//! bias, applies the activation function, and multiplies by the gate, if the model has them.
 
 mod blocks;
 mod rows;
@@ -28,14 +28,14 @@ use crate::device::Capabilities;
 use crate::virtual_tensor::{AccessMode, Accessor, ShapeError, Storage, WeightOrder, WeightShape};
 use blocks::{DOT_FUNCTIONS, FACTOR_FUNCTIONS};
 
-/// The phase of inference: decode has one token, prefill a batch.
+/// The phase of inference: decode processes one token, prefill a batch of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     Decode,
     Prefill,
 }
 
-/// The layout of the weights and the distribution of a matmul over the threads of a workgroup.
+/// The layout of the weights, and the distribution of a matmul over the threads of a workgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tiling {
     pub weight_order: WeightOrder,
@@ -43,7 +43,7 @@ pub struct Tiling {
     pub slices_per_workgroup: u32,
     /// Number of threads that share the blocks of a row in decode (split-K).
     pub split_k: u32,
-    /// Number of threads for each slice in prefill, each with different tokens.
+    /// Number of threads that compute a slice of rows in prefill, each for different tokens.
     pub threads_per_slice: u32,
     /// Number of tokens that each thread computes in prefill.
     pub tokens_per_thread: u32,
@@ -58,7 +58,7 @@ impl Tiling {
         threads_per_slice: 8,
         tokens_per_thread: 4,
     };
-    /// The default tiling with the naive layout, in which the weights of a row are contiguous.
+    /// The default tiling, but with the naive layout, in which the weights of a row are contiguous.
     pub const BY_OUTPUT: Tiling = Tiling { weight_order: WeightOrder::ByOutput, ..Tiling::DEFAULT };
 
     /// Returns the number of tokens that a workgroup computes in prefill.
@@ -66,8 +66,8 @@ impl Tiling {
         self.threads_per_slice * self.tokens_per_thread
     }
 
-    /// Returns variants of this tiling with fewer tokens per thread, and the tiling itself, in ascending order. A
-    /// workgroup always computes its whole tile, so a small batch needs a small tile.
+    /// Returns variants of this tiling with fewer tokens per thread, and this tiling itself, in ascending order of
+    /// tokens per thread. A workgroup always computes a whole tile, so a small batch needs a small tile.
     pub fn batch_size_variants(self) -> Vec<Tiling> {
         let fewer = [1, 2, 4, 8, 16].into_iter().filter(|&tokens| tokens < self.tokens_per_thread);
         let all = fewer.chain([self.tokens_per_thread]);
@@ -79,22 +79,23 @@ impl Tiling {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MatmulKernel {
     pub packed_format: PackedFormat,
-    /// Number of inputs: the length of a row of weights.
+    /// Number of weights in a row, which is the number of inputs.
     pub row_length: u32,
-    /// Number of rows of this part of the matrix.
+    /// Number of rows that this kernel computes.
     pub rows: u32,
-    /// Index of the first row of this part in the matrix.
+    /// Index in the matrix of the first row that this kernel computes.
     pub first_row: u32,
+    /// Number of rows of the whole matrix.
     pub total_rows: u32,
     pub phase: Phase,
     pub tiling: Tiling,
     pub capabilities: Capabilities,
     pub has_bias: bool,
     pub activation: Option<GateActivation>,
-    /// Whether the result is multiplied by the gate, which is another tensor.
+    /// Whether the result is multiplied by the gate, which is an additional input tensor.
     pub multiplies_by_gate: bool,
-    /// Whether the kernel writes the integer sums of each block, [tokens, blocks, rows], instead of the results, for
-    /// tests. With one scale per row, a row is one block.
+    /// Whether the kernel writes the integer sums of each block, [tokens, blocks, rows], instead of the results. Used
+    /// by tests. With one scale per row, a row is one block.
     pub writes_integer_sums: bool,
 }
 
@@ -107,7 +108,7 @@ impl MatmulKernel {
         self.packed_format.input_granularity().is_some()
     }
 
-    /// Whether another kernel has quantised the inputs.
+    /// Whether the inputs are quantised by a separate kernel before this kernel.
     fn reads_quants(&self) -> bool {
         self.is_quantised() && !self.is_decode()
     }
@@ -118,27 +119,27 @@ impl MatmulKernel {
         if halves { "Halves" } else { "vec4<u32>" }
     }
 
-    /// Returns the shape of the packed weights of this part, in words.
+    /// Returns the shape of the packed weights of this kernel, with 32-bit words as inputs.
     pub fn packed_weight_shape(&self) -> Result<WeightShape, ShapeError> {
         let words = self.packed_format.texels_per_row(self.row_length) * 4;
         WeightShape::new(self.rows, words, self.tiling.slices_per_workgroup)
     }
 
-    /// Returns the number of tokens that a thread computes.
+    /// Returns the number of tokens that each thread computes.
     fn tokens(&self) -> u32 {
         if self.is_decode() { 1 } else { self.tiling.tokens_per_thread }
     }
 
-    /// Returns the number of workgroups for `tokens` tokens.
+    /// Returns the number of workgroups in the directions x, y and z for `tokens` tokens.
     pub fn workgroup_count(&self, tokens: u32) -> [u32; 3] {
         let slices = self.rows.div_ceil(4).div_ceil(self.tiling.slices_per_workgroup);
         let tiles = if self.is_decode() { 1 } else { tokens.div_ceil(self.tiling.tokens_per_tile()) };
         [slices, tiles, 1]
     }
 
-    /// Generates the kernel. Its bindings after the parameters are: weights; scales if the format stores them
-    /// separately; x, or its quants, scales and sums if another kernel has quantised it; out; bias and gate if they
-    /// are used.
+    /// Generates the WGSL source of the kernel. The bindings after the parameters are: weights; scales of the weights
+    /// if the format stores them separately; inputs, or their quants, scales and sums if a separate kernel quantises
+    /// the inputs; output; bias and gate if they are used.
     pub fn wgsl_source(&self) -> Result<String, ShapeError> {
         let rows = |name, width, direction| Accessor::for_rows(name, Storage::Linear, width, direction);
         let mut kernel = Declarations::new(self.capabilities.shader_f16);
@@ -211,8 +212,8 @@ impl MatmulKernel {
         Ok(text)
     }
 
-    /// Generates `quants`, `input_scale` and `input_sum`, which return the quantised inputs of the current chunk in
-    /// decode, and of all inputs in prefill.
+    /// Generates the WGSL functions `quants`, `input_scale` and `input_sum`, which return quantised inputs: in decode
+    /// those of the current chunk, in prefill all of them.
     fn inputs(&self) -> String {
         let granularity = self.packed_format.input_granularity().unwrap_or(Granularity::Row);
         let block = granularity.block_length(self.row_length);
@@ -253,7 +254,7 @@ impl MatmulKernel {
         )
     }
 
-    /// Generates the functions that convert a texel of unquantised weights to floats.
+    /// Generates the WGSL functions that convert a texel of unquantised weights to floats.
     fn widening(&self) -> &'static str {
         match (self.packed_format, self.capabilities.shader_f16) {
             (PackedFormat::F16, true) => {
@@ -331,7 +332,7 @@ impl MatmulKernel {
         text
     }
 
-    /// Generates the loop over the blocks of a row, or over the texels of unquantised weights.
+    /// Generates the WGSL loop over the blocks of a row, or over the texels of a row of unquantised weights.
     fn block_loop(&self) -> String {
         let block = self.packed_format.block_length();
         let (first, step) = if self.is_decode() { ("part", self.tiling.split_k) } else { ("0u", 1) };
@@ -376,8 +377,8 @@ impl MatmulKernel {
         )
     }
 
-    /// Generates the end of the kernel: sums the partial results of a workgroup, applies bias, activation and gate,
-    /// and writes the results.
+    /// Generates the end of the kernel, which sums the partial results of a workgroup, applies bias, activation
+    /// function and gate, and writes the results. `slice` is the WGSL expression for the slice index in the workgroup.
     fn epilogue(&self, slice: &str) -> String {
         if self.writes_integer_sums && !self.packed_format.has_row_scales() {
             return String::new();
@@ -426,12 +427,12 @@ impl MatmulKernel {
     }
 }
 
-/// SiLU: `x * sigmoid(x)`. The exponent is clamped so that `exp` stays finite.
+/// The WGSL function for SiLU: `x * sigmoid(x)`. The exponent is clamped so that `exp` stays finite.
 const SILU: &str = "\
 fn activate(x: vec4<f32>) -> vec4<f32> { return x / (1.0 + exp(min(-x, vec4<f32>(80.0)))); }
 ";
 
-/// GELU, approximated by tanh: `x/2 (1 + tanh z)`, which equals `x / (1 + e^(-2z))`.
+/// The WGSL function for the tanh approximation of GELU: `x/2 (1 + tanh z)`, which equals `x / (1 + e^(-2z))`.
 /// source: Hendrycks and Gimpel 2016, section 2
 const GELU: &str = "\
 fn activate(x: vec4<f32>) -> vec4<f32> {

@@ -1,9 +1,9 @@
-//! Generators of the WGSL source of the kernels.
+//! Generators of the WGSL source of the GPU kernels.
 //!
 //! Each file generates the source of one kind of kernel for given shapes, layouts, weight formats and device
-//! capabilities ([`Capabilities`]). Values that change from pass to pass are in `crate::device::Params`.
+//! capabilities ([`Capabilities`]). Values that change from pass to pass are in [`KernelParams`].
 //!
-//! Not here: the layouts of tensors (`crate::virtual_tensor`), and which kernels a pass runs (`crate::layers`).
+//! Not here: the layouts of tensors (`crate::virtual_tensor`), and the kernels of a pass (`crate::layers`).
 
 pub mod attention;
 pub mod matmul;
@@ -18,21 +18,21 @@ use std::fmt::Write;
 use crate::device::{Capabilities, KernelParams};
 use crate::virtual_tensor::Accessor;
 
-/// The declarations at the start of a kernel. Bindings are numbered in declaration order, after the parameters at 0.
+/// The WGSL declarations at the start of a kernel. Bindings are numbered in order, after the parameters at 0.
 pub(crate) struct Declarations {
     pub(crate) text: String,
     bindings: u32,
 }
 
 impl Declarations {
-    /// Creates the declarations of a kernel, which can use the type `f16` if `uses_f16` is set.
+    /// Creates the declarations of a kernel, which can use the WGSL type `f16` if `uses_f16` is set.
     pub(crate) fn new(uses_f16: bool) -> Declarations {
         // Subgroups need no directive: naga 30 does not know one for them.
         let enables = if uses_f16 { "enable f16;\n" } else { "" };
         Declarations { text: format!("{enables}{}", KernelParams::WGSL_DECLARATION), bindings: 0 }
     }
 
-    /// Declares a buffer with elements of the WGSL type `kind`.
+    /// Declares a buffer `name` with elements of the WGSL type `kind` and the WGSL access mode `access`.
     pub(crate) fn buffer(&mut self, access: &str, name: &str, kind: &str) {
         self.bindings += 1;
         let at = self.bindings;
@@ -48,8 +48,8 @@ impl Declarations {
 }
 
 /// Generates the WGSL function `group_sum`, which sums a value over all threads of a workgroup: first within
-/// subgroups if the device has them, then through workgroup memory. All threads must call it; `threads` must be a
-/// power of two.
+/// subgroups if the device supports subgroups, then through workgroup memory. All threads of the workgroup must call
+/// `group_sum`. `threads` is the size of the workgroup, a power of two.
 pub(crate) fn group_sum(capabilities: Capabilities, threads: u32) -> String {
     let store = if capabilities.subgroup_size_range.is_some() {
         // The size of a subgroup, its threads, and which of them are active are unknown. All of its active lanes have
@@ -75,8 +75,8 @@ pub(crate) fn group_sum(capabilities: Capabilities, threads: u32) -> String {
     text + "    let sum = sums_shared[0];\n    workgroupBarrier();\n    return sum;\n}\n"
 }
 
-/// Returns the arguments of the entry point for the index of a thread in its workgroup (`lane`) and in its subgroup
-/// (`sublane`), and the statement that defines `sublane` without subgroups.
+/// Returns the WGSL arguments of an entry point for the index of a thread in its workgroup (`lane`) and in its subgroup
+/// (`sublane`), and the statement that defines `sublane` if the device does not support subgroups.
 pub(crate) fn lane_arguments(capabilities: Capabilities) -> (&'static str, &'static str) {
     if capabilities.subgroup_size_range.is_some() {
         ("@builtin(local_invocation_index) lane: u32, @builtin(subgroup_invocation_id) sublane: u32", "")

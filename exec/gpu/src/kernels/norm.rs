@@ -1,10 +1,10 @@
-//! The RMSNorm kernel.
+//! The RMSNorm kernel, which can include the preceding residual addition.
 //!
 //! `x = h / sqrt(mean(h^2) + epsilon) * weight`. ML Drift paper, section 3.6: the residual addition `h += change`
 //! before the norm is part of the kernel, and so is the norm of the change if the architecture has one. After the
 //! last layer of a range there is an addition and no norm.
 //!
-//! A workgroup processes one token; its threads share the slices.
+//! A workgroup processes one token; the slices of the token are distributed among the threads.
 
 use std::fmt::Write;
 
@@ -14,25 +14,25 @@ use crate::virtual_tensor::{AccessMode, Accessor, Storage};
 
 const THREADS: u32 = 64;
 
-/// A kernel of an optional residual addition and an optional RMSNorm.
+/// A kernel with an optional residual addition and an optional RMSNorm.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NormKernel {
-    /// Width of the hidden rows.
+    /// Number of elements in a hidden row, a multiple of four.
     pub width: u32,
-    /// Constant that is added to the mean square.
+    /// Constant that is added to the mean square in RMSNorm.
     pub epsilon: f32,
-    /// Whether the change (the output of a block) is first added to the hidden rows: the residual addition.
+    /// Whether the change, which is the output of a block, is added to the hidden rows: the residual addition.
     pub adds_residual: bool,
-    /// Whether the change is normalised before it is added.
+    /// Whether the change is normalised before the residual addition.
     pub has_post_norm: bool,
-    /// Whether the hidden rows are normalised after the addition.
+    /// Whether the hidden rows are normalised after the residual addition.
     pub normalises_hidden: bool,
     pub capabilities: Capabilities,
 }
 
 impl NormKernel {
-    /// Generates the kernel. Its bindings after the parameters are, each only if it is used: hidden rows, change,
-    /// weights of the norm of the change, weights of the norm, result.
+    /// Generates the WGSL source of the kernel. The bindings after the parameters are, each only if it is used: hidden
+    /// rows, change, weights of the norm of the change, weights of the norm of the hidden rows, output.
     pub fn wgsl_source(&self) -> String {
         let hidden = if self.adds_residual { AccessMode::ReadWrite } else { AccessMode::Read };
         let rows = |name, direction| Accessor::for_rows(name, Storage::Linear, self.width, direction);

@@ -1,9 +1,9 @@
-//! Packed weight formats of the GPU, and the kernels that rearrange the blocks of a file into them.
+//! Packed weight formats of the GPU, and the kernels that rearrange the weights of a model file to these formats.
 //!
 //! A row of weights becomes texels of 16 bytes, whose order is defined by the weight layout
-//! (`crate::virtual_tensor::weights`). Nothing is dequantised: the quantised values stay the same. Formats with one
-//! f16 scale per block have blocks of 18, 34 or 210 bytes, which are not aligned to words. Their scales are stored in
-//! a separate array, two blocks per word and four outputs per texel.
+//! (`crate::virtual_tensor::weights`). Nothing is dequantised: the quantised values stay the same. The file formats
+//! with one f16 scale per block have blocks of 18, 34 or 210 bytes, which are not aligned to words. Their scales are
+//! stored in a separate array, two blocks per word and four outputs per texel.
 //!
 //! ```text
 //! F32         4 weights per texel        F16, BF16   8 weights per texel
@@ -16,7 +16,7 @@
 //! Row8 and Row4 have one scale per row. They are not file formats: weights are converted to them
 //! (`crate::conversion`).
 //!
-//! The rearranging kernels run once, on the raw bytes of the file.
+//! The rearranging kernels run once, when the raw bytes of the file are uploaded.
 
 use hearth_profiles::Format;
 
@@ -25,34 +25,34 @@ use crate::device::KernelParams;
 use crate::error::GpuError;
 use crate::virtual_tensor::{WeightOrder, WeightShape};
 
-/// Number of threads in a workgroup.
+/// Number of threads in a workgroup of the rearranging kernels.
 pub const WORKGROUP_SIZE: u32 = 64;
 
-/// Maximum number of workgroups in the x direction; further workgroups are in the y direction.
+/// Maximum number of workgroups in the x direction of a launch; additional workgroups are in the y direction.
 pub const MAX_WORKGROUPS_X: u32 = 32_768;
 
-/// The largest quant of an input.
+/// The maximum magnitude of a quantised input of a matmul.
 const MAX_INPUT_QUANT: usize = 127;
 
-/// A weight format on the GPU.
+/// A format of weights in GPU memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PackedFormat {
     F32,
     F16,
-    /// bfloat16: the upper 16 bits of an f32.
+    /// The format bfloat16: the upper 16 bits of an f32.
     Bf16,
     Q8_0,
     Q4_0,
     Q4K,
     Q6K,
-    /// Eight bits with one scale per row.
+    /// Eight-bit weights with one scale per row.
     Row8,
-    /// Four bits with one scale per row.
+    /// Four-bit weights with one scale per row.
     Row4,
 }
 
 impl PackedFormat {
-    /// The GPU formats of unconverted weights, each with the corresponding format of a model file.
+    /// The GPU formats for weights that are not converted, each with the corresponding format in model files.
     pub const FILE_FORMATS: [(PackedFormat, Format); 7] = [
         (PackedFormat::F32, Format::F32),
         (PackedFormat::F16, Format::F16),
@@ -68,8 +68,8 @@ impl PackedFormat {
         matches!(self, PackedFormat::Row8 | PackedFormat::Row4)
     }
 
-    /// Returns the GPU format for a format of a file. Returns an error if there is no kernel for it, or none for rows
-    /// of `length` weights.
+    /// Returns the GPU format for weights in the file format `format`. Returns an error if there is no kernel for this
+    /// format, or if the kernel does not support rows of `length` weights.
     pub fn from_file_format(format: Format, length: usize) -> Result<PackedFormat, GpuError> {
         let found = PackedFormat::FILE_FORMATS.into_iter().find(|&(_, stored)| stored == format);
         let (packed, _) = found.ok_or_else(|| {
@@ -79,22 +79,22 @@ impl PackedFormat {
         packed.for_rows(length)
     }
 
-    /// Returns this format if its kernels support rows of `length` weights.
+    /// Returns this format if its kernels support rows of `length` weights, otherwise an error.
     pub(crate) fn for_rows(self, length: usize) -> Result<PackedFormat, GpuError> {
         let need = if !length.is_multiple_of(self.unit().0 as usize) {
             "a multiple of the block size"
         } else if length <= self.max_length() {
             return Ok(self);
         } else if self.has_row_scales() {
-            "rows whose sum of products fits into 32 bits"
+            "a length whose sums of products fit into 32 bits"
         } else {
-            "rows whose bytes can be indexed with 32 bits"
+            "a length whose bytes can be indexed with 32 bits"
         };
         Err(GpuError::Dimension { what: "the length of a row of weights", found: length, need })
     }
 
-    /// Returns the smallest number of weights that fill whole texels, and the number of these texels. The number of
-    /// weights divides the length of a row.
+    /// Returns the smallest number of weights that fill whole texels, and the number of these texels. The length of a
+    /// row must be a multiple of this number of weights.
     fn unit(self) -> (u32, u32) {
         match self {
             PackedFormat::F32 => (4, 1),
@@ -106,8 +106,8 @@ impl PackedFormat {
         }
     }
 
-    /// Returns the maximum length of a row. With one scale per row, the integer sum of the whole row must fit into an
-    /// i32; in the other formats, the bytes of a row are indexed with 32 bits.
+    /// Returns the maximum number of weights in a row. With one scale per row, the integer sum of the products of a
+    /// whole row must fit into an i32; in the other formats, the bytes of a row are indexed with 32 bits.
     fn max_length(self) -> usize {
         let largest_sum = |quant: usize| i32::MAX as usize / (quant * MAX_INPUT_QUANT);
         match self {
@@ -119,7 +119,7 @@ impl PackedFormat {
         }
     }
 
-    /// Returns the number of weights whose products are summed as integers; 0 for unquantised formats.
+    /// Returns the number of weights in a block, whose products are summed as integers; 0 for unquantised formats.
     pub fn block_length(self) -> u32 {
         match self {
             PackedFormat::F32 | PackedFormat::F16 | PackedFormat::Bf16 => 0,
@@ -127,7 +127,7 @@ impl PackedFormat {
         }
     }
 
-    /// Returns the granularity at which the inputs are quantised, or `None` if they are not quantised.
+    /// Returns the granularity at which matmuls with these weights quantise inputs; `None` if inputs stay floats.
     pub fn input_granularity(self) -> Option<Granularity> {
         match self.block_length() {
             0 => None,
@@ -136,20 +136,21 @@ impl PackedFormat {
         }
     }
 
-    /// Returns the number of texels of a row of `length` weights.
+    /// Returns the number of texels of 16 bytes in a row of `length` weights.
     pub fn texels_per_row(self, length: u32) -> u32 {
         let (weights, texels) = self.unit();
         length / weights * texels
     }
 
-    /// Returns the number of words of the scales of a row, with two scales per word; 0 if the scales are not stored
-    /// separately.
+    /// Returns the number of 32-bit words for the scales of a row of `length` weights, with two scales per word; 0 if
+    /// the scales are not stored separately.
     pub fn scale_words_per_row(self, length: u32) -> u32 {
         let is_separate = matches!(self, PackedFormat::Q8_0 | PackedFormat::Q4_0 | PackedFormat::Q6K);
         if is_separate { (length / self.block_length()).div_ceil(2) } else { 0 }
     }
 
-    /// Returns the bytes of a block in the file, and the offset of its scale, for scales that are stored separately.
+    /// Returns the size of a block in the model file and the offset of the scale in the block, in bytes. Only for
+    /// formats whose scales are stored separately.
     fn scale_offset(self) -> (u32, u32) {
         match self {
             PackedFormat::Q8_0 => (34, 0),
@@ -159,7 +160,7 @@ impl PackedFormat {
         }
     }
 
-    /// Returns the WGSL body that reads texel `t` of the row whose bytes start at `row`.
+    /// Returns the WGSL function body that reads texel `t` of a row. `row` is the offset of the row in the raw bytes.
     fn texel(self) -> &'static str {
         match self {
             PackedFormat::Q8_0 => "    return bytes16(row + t / 2u * 34u + 2u + t % 2u * 16u);\n",
@@ -185,7 +186,7 @@ impl PackedFormat {
     }
 }
 
-/// WGSL functions that read the raw bytes of the file.
+/// The WGSL functions that read the raw bytes of the weights in a model file.
 const BYTES: &str = "\
 @group(0) @binding(1) var<storage, read> raw: array<u32>;
 fn byte(at: u32) -> u32 { return (raw[at / 4u] >> (8u * (at % 4u))) & 255u; }
@@ -216,8 +217,9 @@ fn high_bits(block: u32, unit: u32) -> vec2<u32> {
 }
 ";
 
-/// Returns the WGSL index of the texel that has word `word` of the scales of all four outputs of the output
-/// slice `slice`. `slices` is the number of slices in a group of the layout.
+/// Returns the WGSL expression for the index of the texel that has word `word` of the scales of the four outputs in
+/// output slice `slice`. `slices` is the number of slices in a group of the layout, and `words` the number of words for
+/// the scales of a row.
 pub(crate) fn scale_texel(order: WeightOrder, slices: u32, words: u32) -> String {
     match order {
         WeightOrder::ByOutput => format!("(slice * {words}u + word)"),
@@ -227,8 +229,8 @@ pub(crate) fn scale_texel(order: WeightOrder, slices: u32, words: u32) -> String
     }
 }
 
-/// Generates the kernel that rearranges the weights of the rows `params.offset..params.end` into texels. The bytes of
-/// these rows are at the start of `raw`.
+/// Generates the WGSL source of the kernel that rearranges the weights of the rows `params.offset..params.end` into
+/// texels. The bytes of these rows are at the start of the binding `raw`.
 pub fn texel_packing_kernel(
     packed: PackedFormat,
     length: u32,
@@ -244,7 +246,7 @@ pub fn texel_packing_kernel(
     rearranging_kernel("vec4<u32>", &function, ("t", packed.texels_per_row(length)), &body)
 }
 
-/// Generates the kernel that copies the scales of the rows `params.offset..params.end` to an array of scales.
+/// Generates the WGSL source of the kernel that copies the scales of rows `params.offset..params.end` to an array.
 pub fn scale_packing_kernel(
     packed: PackedFormat,
     length: u32,
@@ -268,8 +270,8 @@ pub fn scale_packing_kernel(
     rearranging_kernel("u32", "", ("word", words), &body)
 }
 
-/// Generates a kernel that writes elements of the WGSL type `kind`. Each row has `count` of them, whose index is the
-/// WGSL variable `name`.
+/// Generates the WGSL source of a kernel whose threads each write one element of the WGSL type `kind` with the
+/// statements `body`. A row has `count` elements; the WGSL variable `name` is the index of the element in its row.
 fn rearranging_kernel(kind: &str, function: &str, (name, count): (&str, u32), body: &str) -> String {
     format!(
         "{}{BYTES}\
@@ -286,7 +288,7 @@ fn rearranging_kernel(kind: &str, function: &str, (name, count): (&str, u32), bo
     )
 }
 
-/// Returns the number of workgroups for `threads` threads.
+/// Returns the number of workgroups in the directions x, y and z for `threads` threads.
 pub fn workgroup_count(threads: u64) -> [u32; 3] {
     let groups = threads.div_ceil(u64::from(WORKGROUP_SIZE)).max(1);
     let along = u64::from(MAX_WORKGROUPS_X);

@@ -1,12 +1,13 @@
 //! The kernel that quantises the inputs of a matmul to eight bits.
 //!
-//! As on the CPU, in blocks of 32 or 256: `scale = max |x| / 127`, `quant = round_ties_even(x * (127 / max |x|))`.
-//! The sum of every 16 quants is stored too, because weights with a minimum or an offset subtract a
-//! multiple of it. For weights with one scale per row, the whole row of x has one scale. ML Drift paper, section
-//! 3.7: in prefill this is a kernel of its own, in decode the same functions are part of the matmul kernel.
+//! As on the CPU, inputs are quantised in blocks of 32 or 256: `scale = max |x| / 127`,
+//! `quant = round_ties_even(x * (127 / max |x|))`. The sum of every 16 quants is stored too, because weights with a
+//! minimum or an offset subtract a multiple of this sum. For weights with one scale per row, a whole row of inputs has
+//! one scale. ML Drift paper, section 3.7: in prefill the inputs are quantised by a separate kernel, in decode the same
+//! functions are part of the matmul kernel.
 //!
-//! Each thread quantises a unit of 32 values; units with a common scale compare their maxima through workgroup
-//! memory. A block with a value that is not finite gets the scale NaN, so that the logits become NaN too.
+//! Each thread quantises a unit of 32 values; the threads of units with a common scale compare the maxima through
+//! workgroup memory. A block with a value that is not finite gets the scale NaN, so that the logits become NaN too.
 
 use super::Declarations;
 use crate::virtual_tensor::{AccessMode, Accessor, Storage};
@@ -16,12 +17,12 @@ pub const VALUES_PER_THREAD: u32 = 32;
 
 const THREADS: u32 = 64;
 
-/// The values that have a common scale.
+/// The granularity of quantisation: the values that have a common scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Granularity {
-    /// Blocks of this number of consecutive inputs.
+    /// Each block of this number of consecutive inputs has one scale.
     Blocks(u32),
-    /// All inputs of a token.
+    /// All inputs of a token have one scale.
     Row,
 }
 
@@ -35,9 +36,10 @@ impl Granularity {
     }
 }
 
-/// Generates the WGSL functions that quantise. With blocks, a shader calls `quantise_load`, a barrier, and
-/// `quantise_finish`. With rows, it calls `row_largest`, which contains a barrier, then `unit_load` and `unit_store`
-/// for each unit. The shader must define `x_read`; `stored` are the statements that store quants, sums and scale.
+/// Generates the WGSL functions that quantise inputs. With one scale per block, a shader calls `quantise_load`, a
+/// barrier, and `quantise_finish`. With one scale per row, a shader calls `row_largest`, which contains a barrier, and
+/// then `unit_load` and `unit_store` for each unit. The shader must define `x_read`. `stored` are the WGSL statements
+/// that store the quants, the sums and the scale of a unit.
 pub(crate) fn functions(granularity: Granularity, length: u32, threads: u32, stored: &str) -> String {
     let own = match granularity {
         Granularity::Blocks(block) => {
@@ -115,8 +117,8 @@ pub(crate) fn functions(granularity: Granularity, length: u32, threads: u32, sto
     )
 }
 
-/// Generates the kernel. Its bindings are: parameters, x, quants [tokens, units * 2] of 16 bytes, scales [tokens,
-/// blocks] and sums [tokens, units * 2].
+/// Generates the WGSL source of the kernel for rows of `length` inputs. The bindings are: parameters, inputs, quants
+/// [tokens, units * 2] of 16 bytes, scales [tokens, blocks] and sums [tokens, units * 2].
 pub fn wgsl_source(length: u32, granularity: Granularity) -> String {
     let (units, block) = (length / VALUES_PER_THREAD, granularity.block_length(length));
     let blocks = length / block;
@@ -160,7 +162,7 @@ pub fn wgsl_source(length: u32, granularity: Granularity) -> String {
     )
 }
 
-/// Returns the number of workgroups for `tokens` tokens.
+/// Returns the number of workgroups in the directions x, y and z for `tokens` rows of `length` inputs.
 pub fn workgroup_count(length: u32, granularity: Granularity, tokens: u32) -> [u32; 3] {
     let groups = match granularity {
         Granularity::Blocks(_) => (length / VALUES_PER_THREAD).div_ceil(THREADS),

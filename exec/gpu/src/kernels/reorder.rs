@@ -4,7 +4,8 @@ use super::packing::{self, MAX_WORKGROUPS_X, WORKGROUP_SIZE};
 use crate::kernels::Declarations;
 use crate::virtual_tensor::{AccessMode, Accessor, Shape, Storage};
 
-/// Generates the kernel. Its bindings after the parameters are: source, target.
+/// Generates the WGSL source of the kernel that copies a tensor of `shape` from the layout `from` to the layout `to`.
+/// The bindings after the parameters are: source, target.
 pub fn wgsl_source(shape: &Shape, from: Storage, to: Storage) -> String {
     let [batch, height, width] = shape.extents();
     let (slices, texels) = (shape.slice_count(), shape.texel_count());
@@ -24,7 +25,7 @@ pub fn wgsl_source(shape: &Shape, from: Storage, to: Storage) -> String {
     )
 }
 
-/// Returns the number of workgroups for a tensor.
+/// Returns the number of workgroups in the directions x, y and z for a tensor of `shape`.
 pub fn workgroup_count(shape: &Shape) -> [u32; 3] {
     packing::workgroup_count(u64::from(shape.texel_count()))
 }

@@ -1,13 +1,13 @@
 //! The kernel that applies the rotary embedding to queries and keys, and writes keys and values to the cache.
 //!
 //! ML Drift paper, sections 3.6 and 3.8. The kernel applies the norms of heads if the architecture has them, then the
-//! rotary embedding, and writes new layouts for h_q query heads and h_kv key heads of d_h elements: queries from
+//! rotary embedding, and changes the layouts for h_q query heads and h_kv key heads of d_h elements: queries from
 //! (1, tokens, h_q * d_h) to (h_kv, tokens * h_q / h_kv, d_h); keys to the cache as weights OHWI with O = cache size
-//! and I = d_h; values as weights with O = d_h and I = cache size.
+//! and I = d_h; values to the cache as weights with O = d_h and I = cache size.
 //!
-//! A workgroup processes one head of one token; for values, one head of four neighbouring positions, because these
-//! share texels of the cache, each of which one thread writes as a whole. The components of a texel after the end of
-//! the sequence are set to zero.
+//! For queries and keys, a workgroup processes one head of one token. For values, it processes one head of four
+//! neighbouring positions, because these positions share texels of the cache, and one thread must write a whole texel.
+//! The components of a texel after the end of the sequence are set to zero.
 
 use std::fmt::Write;
 
@@ -22,21 +22,21 @@ use crate::virtual_tensor::{
 
 const THREADS: u32 = 32;
 
-/// The dimensions of attention in a layer, and the format of its cache.
+/// The dimensions of attention in a layer, and the format and layout of its key-value cache.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
     /// Number of query heads.
     pub heads: u32,
-    /// Number of key and value heads.
+    /// Number of key heads, which equals the number of value heads.
     pub kv_heads: u32,
-    /// Head dimension of queries and keys.
+    /// Number of elements in a query head or key head.
     pub key_length: u32,
-    /// Head dimension of values.
+    /// Number of elements in a value head.
     pub value_length: u32,
-    /// Number of positions in the cache.
+    /// Number of positions in the key-value cache.
     pub context_length: u32,
     pub format: KvCacheFormat,
-    /// The layout of the cache.
+    /// The weight layout in which the cache stores keys and values.
     pub cache_order: WeightOrder,
 }
 
@@ -46,17 +46,17 @@ impl AttentionShape {
         self.heads / self.kv_heads
     }
 
-    /// Returns the shape of the key cache of one head, as weights.
+    /// Returns the shape of the key cache of one head, as the shape of a weight matrix.
     pub fn key_cache_shape(&self) -> Result<WeightShape, ShapeError> {
         WeightShape::new(self.context_length, self.key_length, 1)
     }
 
-    /// Returns the shape of the value cache of one head, as weights.
+    /// Returns the shape of the value cache of one head, as the shape of a weight matrix.
     pub fn value_cache_shape(&self) -> Result<WeightShape, ShapeError> {
         WeightShape::new(self.value_length, self.context_length, 1)
     }
 
-    /// Returns the bytes of the key cache, and of the value cache, of one sequence.
+    /// Returns the size in bytes of the key cache of one sequence, and that of the value cache.
     pub fn kv_cache_bytes(&self) -> Result<[u64; 2], ShapeError> {
         let texel_bytes = match self.format {
             KvCacheFormat::F16 => 8,
@@ -75,25 +75,25 @@ impl AttentionShape {
         Ok([bytes(self.key_cache_shape()?)?, bytes(self.value_cache_shape()?)?])
     }
 
-    /// Returns the accessor of the queries in the layout of the attention kernel.
-    pub(crate) fn query_accessor(&self, direction: AccessMode) -> Accessor {
+    /// Returns the accessor of the queries in the layout that the attention kernel reads.
+    pub(crate) fn query_accessor(&self, mode: AccessMode) -> Accessor {
         // A key head has one row for each token and query head that shares it.
         let rows = AxisExtent::Expression("params.tokens * QUERY_GROUP");
         let extents = [AxisExtent::Fixed(self.kv_heads), AxisExtent::Fixed(1), rows];
         let slices = AxisExtent::Fixed(self.key_length / 4);
-        Accessor { name: "q", storage: Storage::Linear, extents, slices, mode: direction }
+        Accessor { name: "q", storage: Storage::Linear, extents, slices, mode }
     }
 
-    /// Declares a cache, the function `NAME_load` and, unless it is only read, `NAME_store`. These access the
-    /// texel of one output and one slice of inputs.
+    /// Declares a key cache or value cache of the given shape in WGSL, the function `NAME_load` and, unless `mode` is
+    /// reading only, the function `NAME_store`. The functions access the texel of one output and one slice of inputs.
     pub(crate) fn declare_cache(
         &self,
         kernel: &mut Declarations,
         name: &str,
         shape: &WeightShape,
-        direction: AccessMode,
+        mode: AccessMode,
     ) {
-        let access = if direction == AccessMode::Read { "read" } else { "read_write" };
+        let access = if mode == AccessMode::Read { "read" } else { "read_write" };
         let texels = shape.element_count() / 4;
         let place = shape.texel_index_wgsl(self.cache_order, "output", "input");
         let (kind, load, store) = match self.format {
@@ -110,7 +110,7 @@ impl AttentionShape {
             "fn {name}_load(head: u32, output: u32, input: u32) -> vec4<f32> {{\n    \
              let texel = {name}_object[head * {texels}u + {place}];\n    return {load};\n}}\n"
         );
-        if direction != AccessMode::Read {
+        if mode != AccessMode::Read {
             let _ = write!(
                 kernel.text,
                 "fn {name}_store(head: u32, output: u32, input: u32, value: vec4<f32>) {{\n    \
@@ -120,25 +120,25 @@ impl AttentionShape {
     }
 }
 
-/// The kernel of a layer that rotates queries and keys.
+/// The kernel that rotates the queries and keys of a layer and writes keys and values to the cache.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RopeKernel {
     pub shape: AttentionShape,
-    /// Which dimensions of a head form a pair.
+    /// The pairs of dimensions of a head that are rotated together.
     pub pair_layout: PairLayout,
-    /// The number of rotated pairs.
+    /// Number of rotated pairs in a head.
     pub pair_count: u32,
-    /// The layout of the inputs q, k and v.
+    /// The layout of the input tensors: queries, keys and values.
     pub input_storage: Storage,
-    /// The epsilon of the norms of query and key heads, if the model has these norms.
+    /// The epsilon of the norms of query heads and key heads; `None` if the model does not have these norms.
     pub norm_epsilon: Option<f32>,
     pub capabilities: Capabilities,
 }
 
 impl RopeKernel {
-    /// Generates the kernel. Its bindings after the parameters are: the projections q, k and v; angles [tokens,
-    /// pairs] of cosine and sine; queries; keys; values; and the norm weights of query heads and key heads, if the
-    /// model has these norms.
+    /// Generates the WGSL source of the kernel. The bindings after the parameters are: the projected queries, keys and
+    /// values; angles [tokens, pairs] as cosine and sine; rotated queries; key cache; value cache; and the norm weights
+    /// of query heads and key heads, if the model has these norms.
     pub fn wgsl_source(&self) -> Result<String, ShapeError> {
         let heads = &self.shape;
         let inputs = [
@@ -166,13 +166,13 @@ impl RopeKernel {
         Ok(kernel.text + &self.rotation() + &self.main())
     }
 
-    /// Returns the number of workgroups for `tokens` tokens.
+    /// Returns the number of workgroups in the directions x, y and z for `tokens` tokens.
     pub fn workgroup_count(&self, tokens: u32) -> [u32; 3] {
         [self.shape.heads + 2 * self.shape.kv_heads, tokens, 1]
     }
 
-    /// Generates `finish_head`, which normalises and rotates the head in workgroup memory, and the functions that
-    /// copy texels to and from that memory.
+    /// Generates the WGSL function `finish_head`, which normalises and rotates the head in workgroup memory, and the
+    /// functions that copy texels to and from workgroup memory.
     fn rotation(&self) -> String {
         let (length, pairs) = (self.shape.key_length, self.pair_count);
         let mut text = String::from(

@@ -1,8 +1,8 @@
 //! Assembly of a graph into kernel launches over planned memory.
 //!
-//! The nodes of the fused graph become launches in their order. In prefill, the kernel that quantises the inputs of a
-//! matmul precedes it, unless the previous matmul had the same inputs. After the last layer of the range there is a
-//! residual addition and no norm: the norm belongs to the next layer.
+//! The nodes of the fused graph become launches in the order of the nodes. In prefill, a kernel that quantises the
+//! inputs precedes each matmul with quantised weights, unless these inputs are already quantised. After the last layer
+//! of the range there is a residual addition and no norm: the norm belongs to the next layer.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,23 +19,24 @@ use crate::kernels::rope::RopeKernel;
 use crate::memory::{TensorUsageRecord, greedy_by_size_improved};
 use crate::virtual_tensor::Storage;
 
-/// A range of layers that is being assembled.
+/// The state of the assembly of one range of layers in one phase.
 struct Assembly<'a> {
     own: &'a GpuLayers,
     phase: Phase,
     tiling: Tiling,
-    /// The shared buffer of each intermediate tensor; hidden rows have a buffer of their own.
+    /// The index of the shared buffer of each intermediate tensor. Hidden rows have a separate buffer.
     objects: BTreeMap<usize, usize>,
-    /// The current layer; `None` before the first one.
+    /// The layer of the current node; `None` before the first layer of the range.
     layer: Option<u32>,
+    /// The first layer of the range.
     first: u32,
-    /// The tensor that was quantised last, and its granularity.
+    /// The tensor that is in the buffers for quantised inputs, and the granularity of its quantisation.
     quantised: Option<(usize, Granularity)>,
     steps: Vec<Step>,
 }
 
 impl GpuLayers {
-    /// Returns the steps of a range of layers in one phase.
+    /// Prepares the kernel launches for a range of layers in one phase and returns them as steps.
     pub(super) fn steps(
         &mut self,
         layers: &Range<u32>,
@@ -75,8 +76,7 @@ impl GpuLayers {
     }
 }
 
-/// Returns the tensors that are stored in the buffer of hidden rows: the embedding, and the results of residual
-/// additions.
+/// Returns the indices of the tensors that are hidden rows: the embeddings and the results of residual additions.
 fn hidden_rows(graph: &Graph) -> Vec<usize> {
     let is_hidden = |operation: &Operation| matches!(operation, Operation::Embed | Operation::Add);
     let nodes = graph.nodes.iter().filter(|node| node.operations.iter().any(is_hidden));
@@ -96,7 +96,7 @@ impl Assembly<'_> {
         self.norm(node)
     }
 
-    /// Returns the buffer of a tensor.
+    /// Returns the buffer that stores the tensor with the index `tensor`.
     fn tensor(&self, tensor: usize) -> &GpuBuffer {
         match self.objects.get(&tensor) {
             Some(&object) => &self.own.buffers.objects[object],
@@ -159,9 +159,8 @@ impl Assembly<'_> {
         let (weights, bias) = (&own.matrices[matrix as usize], own.biases[matrix as usize].as_ref());
         let (length, input) = (weights.row_length, node.inputs[0]);
         let quantised = weights.packed_format.input_granularity().filter(|_| self.phase == Phase::Prefill);
-        if let Some(granularity) =
-            quantised.filter(|&granularity| self.quantised != Some((input, granularity)))
-        {
+        let missing = quantised.filter(|&granularity| self.quantised != Some((input, granularity)));
+        if let Some(granularity) = missing {
             let buffers = &self.own.buffers;
             let [quants, scales, sums] = &buffers.quantised;
             let bound = [&buffers.params, self.tensor(input), quants, scales, sums];
@@ -190,9 +189,8 @@ impl Assembly<'_> {
         if multiplies_by_gate {
             others.push(self.tensor(node.inputs[1]));
         }
-        for (kernel, launch) in
-            weights.launches(&self.own.gpu, "matmul", kernel, &buffers.params, &others, 1)?
-        {
+        let launches = weights.launches(&self.own.gpu, "matmul", kernel, &buffers.params, &others, 1)?;
+        for (kernel, launch) in launches {
             self.push(Grid::Matmul(kernel), vec![launch]);
         }
         Ok(())

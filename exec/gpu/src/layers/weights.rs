@@ -1,4 +1,4 @@
-//! The weights and caches of one layer in GPU memory, and the output matrix.
+//! Weights and key-value caches of one layer in GPU memory, and the output matrix.
 
 use std::collections::BTreeMap;
 
@@ -18,32 +18,27 @@ use crate::virtual_tensor::WeightOrder;
 
 #[derive(Debug)]
 pub(super) struct GpuLayer {
-    /// The matrices in the order of `crate::graph::LayerMatrix`.
+    /// The weight matrices, in the order of [`LayerMatrix::ALL`].
     pub(super) matrices: Vec<GpuMatrix>,
     pub(super) biases: Vec<Option<GpuBuffer>>,
-    /// The weights of the norms that the layer has.
+    /// The weights of each norm that the layer has.
     pub(super) norms: BTreeMap<Norm, GpuBuffer>,
-    /// The key cache and the value cache of each sequence.
+    /// The key cache and the value cache of each sequence, by the index of the sequence.
     pub(super) caches: Vec<[GpuBuffer; 2]>,
 }
 
-/// Checks that the kernels support the dimensions of a model.
+/// Returns an error if the kernels do not support the dimensions of a model.
 pub(super) fn check(shape: &ModelShape, parameters: &Hyperparameters) -> Result<(), GpuError> {
     let whole_slices = |length: u32| length.is_multiple_of(4) && length > 0;
     let (slices, groups) = ("a multiple of 4", "a multiple of the number of key heads");
     let half = "at most half the head dimension";
     let heads_fit = shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads);
-    let pairs = parameters.rope.frequencies.len() as u32;
+    let (pairs, inner) = (parameters.rope.frequencies.len() as u32, shape.feed_forward_length);
     for (what, found, is_supported, need) in [
         ("the width of hidden rows", shape.embedding, whole_slices(shape.embedding), slices),
         ("the head dimension of keys", shape.key_length, whole_slices(shape.key_length), slices),
         ("the head dimension of values", shape.value_length, whole_slices(shape.value_length), slices),
-        (
-            "the width of the feed-forward block",
-            shape.feed_forward_length,
-            whole_slices(shape.feed_forward_length),
-            slices,
-        ),
+        ("the width of the feed-forward block", inner, whole_slices(inner), slices),
         ("the number of query heads", shape.heads, heads_fit, groups),
         ("the number of rotated pairs", pairs, 2 * pairs <= shape.key_length, half),
     ] {
@@ -54,23 +49,20 @@ pub(super) fn check(shape: &ModelShape, parameters: &Hyperparameters) -> Result<
     Ok(())
 }
 
-/// Returns the attention dimensions of a model.
+/// Returns the dimensions of attention in a model, and the format and layout of its key-value cache.
 pub(super) fn attention_shape(shape: &ModelShape, options: KvCacheOptions) -> AttentionShape {
-    let ModelShape { heads, kv_heads, key_length, value_length, .. } = *shape;
-    let KvCacheOptions { context, format, .. } = options;
-    let order = WeightOrder::Interleaved;
     AttentionShape {
-        heads,
-        kv_heads,
-        key_length,
-        value_length,
-        context_length: context,
-        format,
-        cache_order: order,
+        heads: shape.heads,
+        kv_heads: shape.kv_heads,
+        key_length: shape.key_length,
+        value_length: shape.value_length,
+        context_length: options.context,
+        format: options.format,
+        cache_order: WeightOrder::Interleaved,
     }
 }
 
-/// Returns a norm of the hidden rows, without a residual addition.
+/// Returns the kernel of a norm of the hidden rows, without a residual addition.
 pub(super) fn plain_norm(gpu: &Gpu, model: &Weights) -> NormKernel {
     NormKernel {
         width: model.shape().embedding,
@@ -133,7 +125,7 @@ impl GpuLayer {
     }
 }
 
-/// The output matrix, which computes the logits, and the norm before it.
+/// The output matrix, which computes the logits, and the norm of its input.
 #[derive(Debug)]
 pub(super) struct OutputMatrix {
     matrix: GpuMatrix,
@@ -161,12 +153,12 @@ impl OutputMatrix {
         let norm = gpu.upload("a norm", norm)?;
         let params = gpu.create_params_buffer()?;
         gpu.write(&params, &[KernelParams::for_pass(1, 0)])?;
-        let [hidden, x] =
-            [gpu.zeros("a hidden row", width as u64 * 4)?, gpu.zeros("a row", width as u64 * 4)?];
+        let row = || gpu.zeros("a hidden row", width as u64 * 4);
+        let (hidden, x) = (row()?, row()?);
         let logits = gpu.zeros("logits", u64::from(matrix.rows) * 4)?;
         let norm_text = plain_norm(gpu, model).wgsl_source();
-        let mut launches =
-            vec![gpu.prepare_launch("norm", &norm_text, &[&params, &hidden, &norm, &x], [1, 1, 1])?];
+        let bound = [&params, &hidden, &norm, &x];
+        let mut launches = vec![gpu.prepare_launch("norm", &norm_text, &bound, [1, 1, 1])?];
         let kernel = MatmulKernel { has_bias: bias.is_some(), ..matrix.matmul_kernel(gpu, 0, matrix.rows) };
         let others: Vec<&GpuBuffer> = [&x, &logits].into_iter().chain(&bias).collect();
         let matmuls = matrix.launches(gpu, "logits", kernel, &params, &others, 1)?;
@@ -174,7 +166,7 @@ impl OutputMatrix {
         Ok(OutputMatrix { matrix, params, hidden, logits, launches, width })
     }
 
-    /// Computes the logits [rows, vocabulary] one row at a time, because few rows are requested.
+    /// Computes the logits [rows, vocabulary] of hidden rows, one row at a time, because few rows are requested.
     pub(super) fn logits(&self, gpu: &Gpu, hidden: &[f32]) -> Result<Vec<f32>, GpuError> {
         let rows = self.matrix.rows as usize;
         let mut all = vec![0.0; hidden.len() / self.width * rows];

@@ -1,4 +1,4 @@
-//! Memory planning: intermediate tensors with disjoint lifetimes share memory.
+//! Memory planning for intermediate tensors: tensors with disjoint lifetimes share memory.
 //!
 //! ML Drift paper, section 3.5; the strategies are those of Pisarchyk and Lee, "Efficient Memory Management for Deep
 //! Neural Net Inference" (2020). The operations of a graph run one after another, so a tensor needs memory from the
@@ -6,7 +6,7 @@
 //! different memory; other tensors can share it. Either tensors get offsets in one arena ([`offsets`]), or they share
 //! objects, each as large as its largest tensor ([`objects`]).
 //!
-//! Not here: the tensors of a graph (`crate::graph`).
+//! Not here: the graphs whose tensors are planned (`crate::graph`).
 
 pub mod objects;
 pub mod offsets;
@@ -14,10 +14,10 @@ pub mod offsets;
 pub use objects::{ObjectsAssignment, greedy_by_size, greedy_by_size_improved};
 pub use offsets::{OffsetsAssignment, assign_offsets};
 
-/// The size and lifetime of a tensor.
+/// The size and the lifetime of an intermediate tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorUsageRecord {
-    /// Size in bytes.
+    /// Size of the tensor in bytes.
     pub size: u64,
     /// Index of the operation that writes the tensor.
     pub first_operation: u32,
@@ -26,7 +26,7 @@ pub struct TensorUsageRecord {
 }
 
 impl TensorUsageRecord {
-    /// Whether the lifetimes overlap.
+    /// Whether the lifetimes of two tensors overlap, so that the tensors cannot share memory.
     pub fn overlaps(&self, other: &TensorUsageRecord) -> bool {
         self.first_operation.max(other.first_operation) <= self.last_operation.min(other.last_operation)
     }
@@ -35,24 +35,24 @@ impl TensorUsageRecord {
         self.first_operation <= operation && operation <= self.last_operation
     }
 
-    /// Returns the number of operations between two lifetimes that do not overlap.
+    /// Returns the distance, in operations, between the lifetimes of two tensors. The lifetimes must not overlap.
     fn distance(&self, other: &TensorUsageRecord) -> u32 {
         self.first_operation.max(other.first_operation) - self.last_operation.min(other.last_operation)
     }
 }
 
-/// Returns the total bytes of all tensors if none of them share memory.
+/// Returns the total size in bytes of all tensors, if no tensors share memory.
 pub fn naive_bytes(records: &[TensorUsageRecord]) -> u64 {
     records.iter().map(|record| record.size).sum()
 }
 
-/// Returns the maximum total size of tensors that are live at the same time, which is a lower bound of every plan.
+/// Returns the maximum total size in bytes of tensors that are live at the same time, a lower bound of every plan.
 pub fn max_live_bytes(records: &[TensorUsageRecord]) -> u64 {
     let live = |at: u32| records.iter().filter(|record| record.is_live(at)).map(|record| record.size).sum();
     records.iter().map(|record| live(record.first_operation)).max().unwrap_or(0)
 }
 
-/// Returns the indices of the records by descending size. Records of equal size keep their order.
+/// Returns the indices of the records in descending order of size. Records of equal size keep their order.
 fn by_descending_size(records: &[TensorUsageRecord]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..records.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(records[index].size));

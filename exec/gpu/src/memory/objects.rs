@@ -1,4 +1,4 @@
-//! Assignment of tensors to shared objects.
+//! Assignment of intermediate tensors to GPU objects that several tensors share.
 //!
 //! Two strategies of Pisarchyk and Lee (2020), section 4:
 //!
@@ -8,33 +8,32 @@
 //!   a free object idle for the fewest operations.
 //!
 //! The stages are defined by the positional maxima. The i-th positional maximum is the maximum, over all operations,
-//! of the i-th largest tensor that is live at the operation; every plan has i objects of at least this size. The
-//! first stage has the tensors as large as the first maximum and those between the first and the second maximum, the
-//! second stage has those as large as the second maximum and those between it and the third, and so on.
+//! of the i-th largest tensor that is live at the operation; every plan has i objects of at least this size. Stage i
+//! has the tensors that are as large as the i-th maximum, or smaller than the i-th and larger than the next maximum.
 
 use super::{TensorUsageRecord, by_descending_size};
 
-/// An assignment of tensors to GPU objects that tensors with disjoint lifetimes share.
+/// An assignment of tensors to GPU objects. Tensors with disjoint lifetimes can share an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectsAssignment {
     /// For each tensor, the index of its object in [`Self::object_sizes`].
     pub object_ids: Vec<usize>,
-    /// Bytes of each object.
+    /// Size of each object in bytes.
     pub object_sizes: Vec<u64>,
 }
 
 impl ObjectsAssignment {
-    /// Returns the bytes of all objects.
+    /// Returns the total size of all objects in bytes.
     pub fn total_size(&self) -> u64 {
         self.object_sizes.iter().sum()
     }
 }
 
-/// An assignment under construction.
+/// An assignment of tensors to objects while it is built, tensor by tensor.
 struct Assignment<'a> {
     records: &'a [TensorUsageRecord],
     plan: ObjectsAssignment,
-    /// The tensors of each object.
+    /// The indices of the tensors that are assigned to each object.
     members: Vec<Vec<usize>>,
 }
 
@@ -44,7 +43,7 @@ impl<'a> Assignment<'a> {
         Assignment { records, plan, members: Vec::new() }
     }
 
-    /// Assigns a tensor to an object, or to a new one if `object` is `None`.
+    /// Assigns tensor `index` to an object, or to a new object if `object` is `None`.
     fn assign(&mut self, index: usize, object: Option<usize>) {
         let object = object.unwrap_or_else(|| {
             self.plan.object_sizes.push(0);
@@ -57,8 +56,8 @@ impl<'a> Assignment<'a> {
         self.plan.object_ids[index] = object;
     }
 
-    /// Returns the number of operations between the lifetime of a tensor and the nearest lifetime in an object, or
-    /// `None` if the object is not free.
+    /// Returns the number of operations between the lifetime of tensor `index` and the nearest lifetime of a tensor in
+    /// an object; `None` if the object is not free during the lifetime of the tensor.
     fn distance(&self, object: usize, index: usize) -> Option<u32> {
         let record = &self.records[index];
         let members = || self.members[object].iter().map(|&member| &self.records[member]);
@@ -68,14 +67,14 @@ impl<'a> Assignment<'a> {
         members().map(|member| member.distance(record)).min()
     }
 
-    /// Returns the free object with the smallest distance to a tensor, and the distance.
+    /// Returns the smallest distance of tensor `index` to a free object, and the index of this object.
     fn nearest(&self, index: usize) -> Option<(u32, usize)> {
         let objects = 0..self.members.len();
         objects.filter_map(|object| Some((self.distance(object, index)?, object))).min()
     }
 }
 
-/// Assigns tensors by descending size, each to the smallest free object.
+/// Assigns tensors to objects in descending order of size, each to the smallest free object or a new object.
 pub fn greedy_by_size(records: &[TensorUsageRecord]) -> ObjectsAssignment {
     let mut assignment = Assignment::new(records);
     for index in by_descending_size(records) {
@@ -87,7 +86,7 @@ pub fn greedy_by_size(records: &[TensorUsageRecord]) -> ObjectsAssignment {
     assignment.plan
 }
 
-/// Assigns tensors in stages of descending size, and within a stage by the smallest distance to a free object.
+/// Assigns tensors to objects in stages of descending size, within a stage by the smallest distance to a free object.
 pub fn greedy_by_size_improved(records: &[TensorUsageRecord]) -> ObjectsAssignment {
     let maxima = positional_maxima(records);
     let mut stages: Vec<(usize, usize)> =
@@ -110,7 +109,7 @@ pub fn greedy_by_size_improved(records: &[TensorUsageRecord]) -> ObjectsAssignme
     assignment.plan
 }
 
-/// Returns the positional maxima (see the module documentation), in descending order.
+/// Returns the positional maxima of the tensor sizes in descending order, as defined in the module documentation.
 fn positional_maxima(records: &[TensorUsageRecord]) -> Vec<u64> {
     let mut maxima: Vec<u64> = Vec::new();
     // The live tensors only grow at an operation that writes a tensor.
@@ -126,7 +125,8 @@ fn positional_maxima(records: &[TensorUsageRecord]) -> Vec<u64> {
     maxima
 }
 
-/// Returns the stage of a tensor: the index of the first maximum equal to its size, or else of the last larger one.
+/// Returns the stage of a tensor of `size` bytes: the index of the first positional maximum that equals `size`, or else
+/// of the last positional maximum that is larger.
 fn stage(maxima: &[u64], size: u64) -> usize {
     let at = maxima.partition_point(|&maximum| maximum > size);
     if maxima.get(at) == Some(&size) { at } else { at.saturating_sub(1) }

@@ -1,20 +1,21 @@
-//! Assignment of tensors to offsets in one arena.
+//! Assignment of intermediate tensors to offsets in one arena.
 //!
-//! Greedy by size: tensors are placed by descending size. Each is placed in the smallest sufficient gap between the
-//! already placed tensors with overlapping lifetimes, or else after the last of these.
+//! Greedy by size: tensors are placed in descending order of size. A tensor is placed in the smallest sufficient gap
+//! between the tensors that are already placed and whose lifetimes overlap with its lifetime. If no gap is sufficient,
+//! the tensor is placed after the last of these tensors.
 
 use super::{TensorUsageRecord, by_descending_size};
 
-/// The offsets of all tensors in an arena.
+/// The offsets of all tensors in an arena, which is one block of memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OffsetsAssignment {
-    /// Offset of each tensor in bytes.
+    /// Offset of each tensor in the arena, in bytes.
     pub offsets: Vec<u64>,
     /// Size of the arena in bytes.
     pub total_size: u64,
 }
 
-/// Assigns each tensor an offset in one arena: greedy by size, see the module documentation.
+/// Assigns an offset in one arena to each tensor with the strategy "greedy by size" of the module documentation.
 pub fn assign_offsets(records: &[TensorUsageRecord]) -> OffsetsAssignment {
     let mut offsets = vec![0; records.len()];
     let mut placed: Vec<usize> = Vec::new();

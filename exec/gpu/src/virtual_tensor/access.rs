@@ -1,9 +1,9 @@
-//! Generates WGSL functions that read and write a tensor independently of its layout.
+//! Generation of WGSL functions that read and write a tensor independently of its layout.
 //!
 //! ML Drift paper, section 3.3. A kernel calls `NAME_read(b, x, y, s)` and `NAME_write(b, x, y, s, value)`. These
-//! functions are generated for the current layout, with the index arithmetic of [`super::layout`], so that nothing is
-//! decided on the GPU. An extent that changes from pass to pass, such as the number of tokens, is a WGSL expression
-//! instead of a constant.
+//! functions are generated for the layout of the tensor, with the index arithmetic of [`super::layout`], so that the
+//! GPU need not look up the layout. An extent that changes from pass to pass, such as the number of tokens, is a WGSL
+//! expression instead of a constant.
 //!
 //! Textures have f16 components, which every device can read and write.
 
@@ -11,7 +11,7 @@ use std::fmt::Write;
 
 use super::layout::{Shape, Storage};
 
-/// The extent of an axis in generated WGSL.
+/// The extent of a tensor axis in generated WGSL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AxisExtent {
     /// A constant, known when the shader is generated.
@@ -20,7 +20,7 @@ pub enum AxisExtent {
     Expression(&'static str),
 }
 
-/// Whether a kernel reads a tensor, writes it, or both.
+/// The access of a kernel to a tensor: reading, writing, or both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessMode {
     Read,
@@ -35,13 +35,13 @@ pub struct Accessor {
     /// The prefix of the generated WGSL names.
     pub name: &'static str,
     pub storage: Storage,
-    /// The extents of batch, height and width.
+    /// The extents of the axes batch, height and width.
     pub extents: [AxisExtent; 3],
     pub slices: AxisExtent,
     pub mode: AccessMode,
 }
 
-/// Returns the WGSL expression `index * extent + next`, without terms that are zero and factors that are one.
+/// Returns the WGSL expression `index * extent + next`. Omits terms that are zero and factors that are one.
 fn nested(index: &str, extent: AxisExtent, next: &str) -> String {
     let scaled = match extent {
         _ if index == "0u" => return next.into(),
@@ -53,26 +53,21 @@ fn nested(index: &str, extent: AxisExtent, next: &str) -> String {
 }
 
 impl Accessor {
-    /// Returns the accessor of a tensor with `width` channels and one position per token, along the width axis.
-    pub fn for_rows(name: &'static str, storage: Storage, width: u32, direction: AccessMode) -> Accessor {
+    /// Returns the accessor of a tensor [tokens, width], with one row of `width` channels per token.
+    pub fn for_rows(name: &'static str, storage: Storage, width: u32, mode: AccessMode) -> Accessor {
         let extents = [AxisExtent::Fixed(1), AxisExtent::Fixed(1), AxisExtent::Expression("params.tokens")];
-        Accessor {
-            name,
-            storage,
-            extents,
-            slices: AxisExtent::Fixed(width / super::SLICE_SIZE),
-            mode: direction,
-        }
+        let slices = AxisExtent::Fixed(width / super::SLICE_SIZE);
+        Accessor { name, storage, extents, slices, mode }
     }
 
-    /// Returns the accessor of a tensor whose extents are known when the shader is generated.
-    pub fn for_shape(name: &'static str, storage: Storage, shape: &Shape, direction: AccessMode) -> Accessor {
-        let (extents, slices) =
-            (shape.extents().map(AxisExtent::Fixed), AxisExtent::Fixed(shape.slice_count()));
-        Accessor { name, storage, extents, slices, mode: direction }
+    /// Returns the accessor of a tensor of `shape`, whose extents are constants in the generated WGSL.
+    pub fn for_shape(name: &'static str, storage: Storage, shape: &Shape, mode: AccessMode) -> Accessor {
+        let extents = shape.extents().map(AxisExtent::Fixed);
+        let slices = AxisExtent::Fixed(shape.slice_count());
+        Accessor { name, storage, extents, slices, mode }
     }
 
-    /// Returns the WGSL expression of the position of texel `(b, x, y, s)` in the GPU object.
+    /// Returns the WGSL expression for the position of texel `(b, x, y, s)` in the buffer or texture.
     fn position(&self) -> String {
         let [batch, height, width] = self.extents;
         // The index along an axis with one element is zero.
@@ -88,7 +83,7 @@ impl Accessor {
         }
     }
 
-    /// Returns the WGSL declaration of the tensor at a binding of group 0.
+    /// Returns the WGSL declaration of the tensor as binding `binding` of group 0.
     pub fn wgsl_declaration(&self, binding: u32) -> String {
         let name = self.name;
         let (variable, kind) = match (self.storage, self.mode) {
@@ -133,7 +128,7 @@ mod tests {
     use super::super::layout::TexelCoordinates;
     use super::*;
 
-    /// Evaluates a WGSL expression of u32 sums, products and brackets.
+    /// Evaluates a WGSL expression that consists of u32 numbers, coordinates of `texel`, sums, products and brackets.
     fn value(text: &str, texel: TexelCoordinates) -> u32 {
         fn sum(rest: &mut &str, texel: TexelCoordinates) -> u32 {
             let mut all = 0;

@@ -1,4 +1,4 @@
-//! Layouts of activation tensors: the position of each texel in a GPU object.
+//! Layouts of activation tensors: the position of each texel in a GPU buffer or texture.
 //!
 //! ML Drift paper, section 3.1 and Table 1, for depth D = 1 and with S = ceil(C / 4) slices:
 //!
@@ -9,12 +9,13 @@
 //! 1-D buffer, BHWDSC4     ((b * H + y) * W + x) * S + s
 //! ```
 //!
-//! The last layout is the naive one, in which the channels of a position are contiguous, as on a CPU. Uploads and
-//! downloads use it, and the other layouts are compared with it. Channels are padded with zeros to whole slices.
+//! The last layout is the naive layout, in which the channels of a position are contiguous, as on a CPU. Uploads and
+//! downloads use the naive layout, and tests compare the other layouts with it. Channels are padded with zeros to whole
+//! slices.
 
 use super::{SLICE_SIZE, ShapeError, checked_product};
 
-/// The extents of a logical tensor along its axes.
+/// The shape of a logical tensor: the extents along the axes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     batch: u32,
@@ -23,43 +24,43 @@ pub struct Shape {
     channels: u32,
 }
 
-/// The logical coordinates of a texel: a slice of four channels at one position.
+/// The logical coordinates of a texel, which is a slice of four channels at one position of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct TexelCoordinates {
     pub b: u32,
     pub y: u32,
     pub x: u32,
-    /// Index of the slice of channels.
+    /// Index of the slice of four channels.
     pub s: u32,
 }
 
-/// A kind of GPU object and the order of the texels in it.
+/// The storage of a tensor: a buffer or a texture, and the order of the texels in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Storage {
-    /// 1-D buffer; the axes have the order DSHWBC4 of the ML Drift paper, section 3.1.
+    /// A 1-D buffer with the axes in the order DSHWBC4 of the ML Drift paper, section 3.1.
     Buffer,
-    /// 1-D buffer with the naive layout: the channels of a position are contiguous (BHWDSC4).
+    /// A 1-D buffer with the naive layout (BHWDSC4): the channels of a position are contiguous.
     Linear,
-    /// 2-D texture; the axes have the order HSWBDC4 of the ML Drift paper, section 3.1.
+    /// A 2-D texture with the axes in the order HSWBDC4 of the ML Drift paper, section 3.1.
     Texture2d,
-    /// 3-D texture; the axes have the order DSHWBC4 of the ML Drift paper, section 3.1.
+    /// A 3-D texture with the axes in the order DSHWBC4 of the ML Drift paper, section 3.1.
     Texture3d,
 }
 
 impl Shape {
-    /// Creates a shape. Returns an error if an extent is zero, or if 32 bits cannot index the texels.
+    /// Creates a shape. Returns an error if an extent is zero, or if 32-bit indices are too small for the texels.
     pub fn new(batch: u32, height: u32, width: u32, channels: u32) -> Result<Shape, ShapeError> {
         let axes = || format!("B={batch} H={height} W={width} D=1 C={channels}");
         checked_product(&[batch, height, width, channels.div_ceil(SLICE_SIZE)], axes)?;
         Ok(Shape { batch, height, width, channels })
     }
 
-    /// Returns the extents in the order B, H, W.
+    /// Returns the extents of batch, height and width.
     pub fn extents(&self) -> [u32; 3] {
         [self.batch, self.height, self.width]
     }
 
-    /// Returns the number of slices of four channels, the last of which is padded.
+    /// Returns the number of slices of four channels. The last slice can be padded.
     pub fn slice_count(&self) -> u32 {
         self.channels.div_ceil(SLICE_SIZE)
     }
@@ -68,7 +69,7 @@ impl Shape {
         self.batch * self.height * self.width * self.slice_count()
     }
 
-    /// Iterates over all texels in no particular order.
+    /// Iterates over the coordinates of all texels in no particular order.
     pub fn all_texels(&self) -> impl Iterator<Item = TexelCoordinates> + use<> {
         let ([batch, height, width], slices) = (self.extents(), self.slice_count());
         (0..self.texel_count()).map(move |at| {
@@ -82,7 +83,7 @@ impl Shape {
 impl Storage {
     pub const ALL: [Storage; 4] = [Storage::Buffer, Storage::Linear, Storage::Texture2d, Storage::Texture3d];
 
-    /// Returns the width, height and depth, in texels, of the GPU object that stores a tensor of this shape.
+    /// Returns the width, height and depth, in texels, of the buffer or texture that stores a tensor of `shape`.
     pub fn object_extent(self, shape: &Shape) -> [u32; 3] {
         let ([batch, height, width], slices) = (shape.extents(), shape.slice_count());
         match self {
@@ -92,7 +93,7 @@ impl Storage {
         }
     }
 
-    /// Returns the position of a texel in the GPU object: the index in a buffer, or the coordinates in a texture.
+    /// Returns the position of a texel: the index in a buffer, or the coordinates in a texture.
     pub fn position(self, shape: &Shape, at: TexelCoordinates) -> [u32; 3] {
         let ([batch, height, width], slices) = (shape.extents(), shape.slice_count());
         let TexelCoordinates { b, y, x, s } = at;

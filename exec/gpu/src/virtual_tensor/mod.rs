@@ -1,11 +1,11 @@
 //! Virtual tensors: maps the elements of logical tensors to positions in GPU buffers and textures.
 //!
 //! ML Drift paper, sections 3.1 to 3.3. A logical tensor has the axes batch, height, width and channel; the depth is
-//! always 1. A GPU object is a buffer or a texture of texels, each of which has four channels (a slice). A layout maps
-//! the elements of the tensor to the texels of the object. [`layout`] and [`weights`] compute this mapping on the CPU, and
+//! always 1. A GPU object is a buffer or a texture of texels; a texel has four channels (a slice). A layout maps the
+//! elements of the tensor to the texels of the object. [`layout`] and [`weights`] compute this mapping on the CPU, and
 //! [`access`] generates it as WGSL, so that kernels use logical coordinates and nothing is looked up at run time.
 //!
-//! Not here: which layout of the weights a matmul uses (`crate::tuning`).
+//! Not here: the selection of the weight layout of a matmul (`crate::tuning`).
 
 pub mod access;
 pub mod layout;
@@ -15,21 +15,23 @@ pub use access::{AccessMode, Accessor, AxisExtent};
 pub use layout::{Shape, Storage, TexelCoordinates};
 pub use weights::{WeightOrder, WeightShape};
 
-/// Number of channels in a texel, and of outputs or inputs in a slice of weights.
+/// Number of channels in a texel, and number of outputs or inputs in a slice of weights.
 pub const SLICE_SIZE: u32 = 4;
 
-/// An error of a tensor shape that kernels cannot index.
+/// An error about a tensor shape whose elements the GPU kernels cannot index.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
-    #[error("a tensor has an empty axis: {shape}; every axis must have at least one element")]
+    #[error("a tensor on the GPU has an empty axis: {shape}; plan with `gpu_layers: 0`")]
     Empty { shape: String },
     #[error(
-        "a tensor is too large for 32-bit indices: {shape}; lower `context`, or plan with `gpu_layers: 0`"
+        "a tensor on the GPU is too large for 32-bit indices: {shape}; reduce `context`, or plan with \
+         `gpu_layers: 0`"
     )]
     Large { shape: String },
 }
 
-/// Returns the product of the extents. Returns an error if one of them is zero or the product exceeds 32 bits.
+/// Returns the product of `extents`. Returns an error if an extent is zero or the product exceeds 32 bits; `shape`
+/// returns the text that describes the tensor in this error.
 fn checked_product(extents: &[u32], shape: impl Fn() -> String) -> Result<u32, ShapeError> {
     if extents.contains(&0) {
         return Err(ShapeError::Empty { shape: shape() });

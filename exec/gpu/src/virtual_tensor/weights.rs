@@ -1,4 +1,4 @@
-//! Layouts of the weights of matrices: the position of each weight.
+//! Layouts of weight matrices: the position of each weight in a GPU buffer.
 //!
 //! ML Drift paper, section 3.1, for weights with one filter tap (H = W = D = 1). Weights have the axes O (outputs) and
 //! I (inputs), and are rearranged to a permutation of (G, S_O, O4, S_I, I4): G groups of S_O slices of four outputs
@@ -9,13 +9,14 @@
 //! interleaved   (((g * S_I + i / 4) * S_O + sl) * 4 + o % 4) * 4 + i % 4
 //! ```
 //!
-//! "By output" is the naive layout: the weights of one output are contiguous, and neighbouring threads read along the
-//! inputs. In the interleaved layout, neighbouring threads compute different outputs and read neighbouring texels.
-//! Outputs are padded to whole groups, inputs to whole slices.
+//! Here g is the group of output o, and sl the slice of output o in the group. "By output" is the naive layout: the
+//! weights of one output are contiguous, and neighbouring threads read along the inputs. In the interleaved layout,
+//! neighbouring threads compute different outputs and read neighbouring texels. Outputs are padded to whole groups,
+//! inputs to whole slices.
 
 use super::{SLICE_SIZE, ShapeError, checked_product};
 
-/// The extents of a weight matrix, and the number of output slices (of four outputs) in a group.
+/// The shape of a weight matrix, and the number of slices of four outputs in a group of the layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WeightShape {
     outputs: u32,
@@ -23,18 +24,18 @@ pub struct WeightShape {
     group_slices: u32,
 }
 
-/// The layout of weights in a buffer.
+/// The layout of the weights of a matrix in a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WeightOrder {
     /// The weights of each output are contiguous: axes (G, S_O, O4, S_I, I4) of the ML Drift paper, section 3.1.
     ByOutput,
-    /// Neighbouring texels belong to neighbouring outputs: axes (G, S_I, S_O, O4, I4) of the ML Drift paper.
+    /// Neighbouring texels belong to neighbouring outputs: axes (G, S_I, S_O, O4, I4) of ML Drift, section 3.1.
     Interleaved,
 }
 
 impl WeightShape {
-    /// Creates the shape of weights in groups of `group_slices` output slices. Returns an error if an extent is zero,
-    /// or if 32 bits cannot index the elements.
+    /// Creates the shape of a weight matrix with groups of `group_slices` output slices. Returns an error if an
+    /// argument is zero, or if 32-bit indices are too small for the elements.
     pub fn new(outputs: u32, inputs: u32, group_slices: u32) -> Result<WeightShape, ShapeError> {
         // The error names all axes of the paper.
         let axes = || format!("O={outputs} H=1 W=1 D=1 I={inputs}");
@@ -47,22 +48,22 @@ impl WeightShape {
         Ok(WeightShape { outputs, inputs, group_slices })
     }
 
-    /// Returns G, the number of groups, the last of which is padded.
+    /// Returns the number of groups of output slices (G). The last group can be padded.
     pub fn group_count(&self) -> u32 {
         self.outputs.div_ceil(SLICE_SIZE).div_ceil(self.group_slices)
     }
 
-    /// Returns S_I, the number of input slices, the last of which is padded.
+    /// Returns the number of input slices (S_I). The last slice can be padded.
     pub fn input_slice_count(&self) -> u32 {
         self.inputs.div_ceil(SLICE_SIZE)
     }
 
-    /// Returns the number of elements, including padding.
+    /// Returns the number of elements in the buffer, including padding.
     pub fn element_count(&self) -> u32 {
         self.group_count() * self.group_slices * SLICE_SIZE * self.input_slice_count() * SLICE_SIZE
     }
 
-    /// Returns the index of the weight of output `o` and input `i` in a buffer.
+    /// Returns the index in the buffer of the weight of output `o` and input `i`.
     pub fn element_index(&self, order: WeightOrder, o: u32, i: u32) -> u32 {
         let (slices, inputs) = (self.group_slices, self.input_slice_count());
         let (group, slice) = (o / SLICE_SIZE / slices, o / SLICE_SIZE % slices);
@@ -74,8 +75,7 @@ impl WeightShape {
         texel * SLICE_SIZE + lane
     }
 
-    /// Returns the WGSL index of the texel with input slice `input` of output `output`, both of which are WGSL
-    /// expressions.
+    /// Returns the WGSL index of the texel of output `output` and input slice `input`, which are WGSL expressions.
     pub fn texel_index_wgsl(&self, order: WeightOrder, output: &str, input: &str) -> String {
         let (inputs, rows) = (self.input_slice_count(), self.group_slices * SLICE_SIZE);
         match order {

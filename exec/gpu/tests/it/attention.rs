@@ -1,7 +1,7 @@
-//! Compares the attention kernel, which reads a cache stored as weights, with plain attention.
+//! Tests of the attention kernel against plain attention in f64.
 //!
-//! The kernels and a plain loop in f64 compute the queries, keys and values of several passes. The bound is 1e-5 for
-//! a cache in f32, and 2e-3 for a cache in f16, which is the rounding error of f16.
+//! The kernels and a plain loop in f64 compute attention for the queries, keys and values of several passes. The bound
+//! of the difference is 1e-5 for a cache in f32, and 2e-3 for a cache in f16, which is the rounding error of f16.
 
 use hearth_gpu::device::{GpuBuffer, KernelParams};
 use hearth_gpu::kernels::attention::AttentionKernel;
@@ -13,7 +13,7 @@ use hearth_runtime::rope::PairLayout;
 
 use crate::gpu::{max_difference, numbers, open_alone};
 
-/// All queries, keys and values of a sequence, [positions, heads * head dimension], and the options of attention.
+/// The queries, keys and values of a sequence, [positions, heads * head dimension], and the attention options.
 struct Sequence {
     heads: AttentionShape,
     query: Vec<f32>,
@@ -34,7 +34,7 @@ impl Sequence {
         Sequence { heads, query, key, value, cap, window }
     }
 
-    /// Returns the attention output at a position, computed in f64.
+    /// Returns the attention output at `position`, computed in f64.
     fn reference(&self, position: usize) -> Vec<f32> {
         let AttentionShape { heads, kv_heads, key_length, value_length, .. } = self.heads;
         let (keys, values) = (key_length as usize, value_length as usize);
@@ -61,24 +61,26 @@ impl Sequence {
         out
     }
 
-    /// Returns the attention output of all positions, computed on the GPU in passes of these sizes.
+    /// Returns the attention output of all positions, computed on the GPU in passes with these numbers of tokens.
     fn on_gpu(&self, gpu: &Gpu, passes: &[usize], storage: Storage) -> Vec<f32> {
         let heads = self.heads;
-        let capabilities = gpu.capabilities();
         let pair_count = heads.key_length / 2;
         let is_naive = storage == Storage::Linear;
-        let (shape, pairs, norm_epsilon) = (heads, PairLayout::Halves, None);
         let rotate = RopeKernel {
-            shape,
-            pair_layout: pairs,
+            shape: heads,
+            pair_layout: PairLayout::Halves,
             pair_count,
             input_storage: storage,
-            norm_epsilon,
-            capabilities,
+            norm_epsilon: None,
+            capabilities: gpu.capabilities(),
         };
-        let (scale, cap, window) = (SCALE, self.cap, self.window);
-        let attention =
-            AttentionKernel { shape, scale, soft_cap: cap, sliding_window: window, output_storage: storage };
+        let attention = AttentionKernel {
+            shape: heads,
+            scale: SCALE,
+            soft_cap: self.cap,
+            sliding_window: self.window,
+            output_storage: storage,
+        };
         let [key_bytes, value_bytes] = heads.kv_cache_bytes().unwrap();
         let [keys, values] = [gpu.zeros("k", key_bytes).unwrap(), gpu.zeros("v", value_bytes).unwrap()];
         let params = gpu.create_params_buffer().unwrap();
@@ -116,7 +118,7 @@ impl Sequence {
     }
 }
 
-/// Transposes a matrix of texels, [rows, columns * 4].
+/// Transposes a matrix of texels with four elements each, [rows, columns * 4].
 fn transposed(texels: &[f32], rows: usize) -> Vec<f32> {
     let columns = texels.len() / rows / 4;
     let texel = |row: usize, column: usize| &texels[(row * columns + column) * 4..][..4];
@@ -130,9 +132,10 @@ fn attention_over_a_cache_of_weights_equals_plain_attention() {
     // More positions than a tile, and a cache that does not consist of whole slices.
     for (heads, kv_heads, key_length, value_length) in [(6, 3, 32, 64), (8, 1, 16, 72), (4, 4, 64, 16)] {
         for (cap, window) in [(None, None), (Some(1.5), Some(50))] {
-            for (format, order) in
-                [(KvCacheFormat::F32, WeightOrder::Interleaved), (KvCacheFormat::F16, WeightOrder::ByOutput)]
-            {
+            for (at, format, cache_order, bound) in [
+                (0, KvCacheFormat::F32, WeightOrder::Interleaved, 1e-5),
+                (1, KvCacheFormat::F16, WeightOrder::ByOutput, 2e-3),
+            ] {
                 let heads = AttentionShape {
                     heads,
                     kv_heads,
@@ -140,16 +143,14 @@ fn attention_over_a_cache_of_weights_equals_plain_attention() {
                     value_length,
                     context_length: 147,
                     format,
-                    cache_order: order,
+                    cache_order,
                 };
                 let sequence = Sequence::new(heads, 147, cap, window);
                 let expected: Vec<f32> = (0..147).flat_map(|position| sequence.reference(position)).collect();
                 for storage in [Storage::Linear, Storage::Buffer] {
                     let own = sequence.on_gpu(&gpu, &[1, 2, 1, 70, 3, 70], storage);
                     let off = max_difference(&own, &expected);
-                    let at = usize::from(format == KvCacheFormat::F16);
                     worst[at] = worst[at].max(off);
-                    let bound = [1e-5, 2e-3][at];
                     assert!(off < bound, "{heads:?} {cap:?} {window:?} {storage:?}: {off}");
                 }
             }

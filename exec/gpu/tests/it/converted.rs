@@ -1,4 +1,4 @@
-//! Compares matmuls with one scale per row with a scalar oracle, and measures the error of models in q8 and 8/4/4.
+//! Tests of matmuls with one scale per row against a scalar oracle, and of the error of models in q8 and 8/4/4.
 //!
 //! ML Drift paper, sections 3.7 and 4.2. The oracle quantises weights and inputs as in the paper and sums the
 //! products as integers in a plain loop. Prefill, which quantises inputs in a separate kernel, and decode, which
@@ -24,7 +24,7 @@ use crate::models::{
     CACHE, arbitrary_tokens, gpu_layers, oracle_rows, relative_rms, synthetic, teacher_forced,
 };
 
-/// Returns the quants of a quantised row, one per element, and its scale.
+/// Quantises a row to `packed`. Returns the quants, one per element, and the scale of the row.
 fn quantised(packed: PackedFormat, row: &[f32]) -> (Vec<i32>, f32) {
     let mut packed_quants = Vec::new();
     let scale = quantise_row(packed, row, &mut packed_quants);
@@ -42,7 +42,7 @@ fn quantised(packed: PackedFormat, row: &[f32]) -> (Vec<i32>, f32) {
     (quants, scale)
 }
 
-/// Returns the integer sums and the results of a matmul, each [tokens, rows].
+/// Returns the integer sums and the results of a matmul, each [tokens, rows], computed in a plain loop.
 fn oracle(packed: PackedFormat, matrix: Matrix<'_>, input: &[f32]) -> (Vec<i32>, Vec<f32>) {
     let length = matrix.row_length;
     let weights: Vec<(Vec<i32>, f32)> = (0..matrix.rows)
@@ -76,9 +76,8 @@ fn both_phases_equal_the_integers_of_the_oracle() {
         // Other drivers may round a division differently, which changes a quant near a tie.
         let tolerance = if gpu.info().is_software() { 0 } else { 4 * 127 };
         // Rows that do not fill a workgroup, and lengths that do not fill a chunk of 128 units: 32, 296 and 3 units.
-        for (format, rows, length) in
-            [(Format::F16, 100, 1024), (Format::Q8_0, 36, 9472), (Format::F32, 8, 96)]
-        {
+        let matrices = [(Format::F16, 100, 1024), (Format::Q8_0, 36, 9472), (Format::F32, 8, 96)];
+        for (format, rows, length) in matrices {
             let bytes = bytes(format, rows, length, 5);
             let matrix = Matrix { format, row_length: length, rows, bytes: &bytes };
             let [row8, row4] = [PackedFormat::Row8, PackedFormat::Row4];
@@ -95,10 +94,8 @@ fn both_phases_equal_the_integers_of_the_oracle() {
                     let what =
                         format!("{packed:?} {format} {rows} by {length}, {phase:?} {tiling:?}, {what}");
                     let found = run_matmul::<i32>(&gpu, &made, &input, phase, true);
-                    assert!(
-                        *seen.get_or_insert_with(|| found.clone()) == found,
-                        "differs from another phase or tiling, {what}"
-                    );
+                    let first = seen.get_or_insert_with(|| found.clone());
+                    assert!(*first == found, "differs from another phase or tiling, {what}");
                     let off = found.iter().zip(&integers).map(|(own, expected)| (own - expected).abs()).max();
                     assert!(off <= Some(tolerance), "integers off by {off:?}, {what}");
                     let off = relative_difference(&run_matmul(&gpu, &made, &input, phase, false), &results);

@@ -1,4 +1,4 @@
-//! A GPU that does not finish its work before the deadline is treated as lost.
+//! Tests of the timeout: a GPU that does not finish a submission in time counts as lost.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use hearth_runtime::clock::monotonic_nanos;
 
 use crate::gpu::open_alone;
 
-/// Number of dependent steps that keep one GPU thread busy for several seconds.
+/// Number of loop iterations that keep one GPU thread busy for several seconds.
 const STEPS: u32 = 300_000_000;
 
-/// Maximum duration of a wait that ends at its deadline: far less than [`STEPS`] take.
+/// Maximum duration of a wait that ends at the timeout. [`STEPS`] iterations take far longer.
 const MAX_WAIT: Duration = Duration::from_millis(1500);
 
-/// Returns a kernel that is busy for several seconds.
+/// Returns the WGSL source of a kernel with [`STEPS`] iterations, which takes several seconds.
 fn busy_kernel() -> String {
     format!(
         "{}@group(0) @binding(1) var<storage, read_write> out: array<u32>;\n\

@@ -1,11 +1,11 @@
-//! Opens the GPU for the tests, and provides test data and error measures.
+//! Support for the tests: opening the GPU, test data, and error measures.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hearth_gpu::{CapabilityMask, Gpu, GpuError};
 
-/// Opens the GPU without the capabilities that the mask disables. Prints that the current test is skipped if this
-/// machine has no GPU.
+/// Opens the GPU without the capabilities that `mask` disables. If this machine has no GPU, prints that the current
+/// test is skipped and returns `None`.
 pub fn open(mask: CapabilityMask) -> Option<Arc<Gpu>> {
     match Gpu::open(mask) {
         Ok(gpu) => Some(Arc::new(gpu)),
@@ -19,20 +19,20 @@ pub fn open(mask: CapabilityMask) -> Option<Arc<Gpu>> {
     }
 }
 
-/// Returns a guard that lets one test run at a time. Software drivers use all processors, so parallel tests are not
-/// faster but need more memory.
+/// Waits until no other test holds the returned guard, so that one test runs at a time. Software drivers use all
+/// processors, so parallel tests would not be faster but would need more memory.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Opens the GPU for a test, which runs alone while it holds the returned guard.
+/// Opens the GPU for a test. No other test runs while the test holds the returned guard.
 pub fn open_alone(mask: CapabilityMask) -> Option<(MutexGuard<'static, ()>, Arc<Gpu>)> {
     let guard = alone();
     Some((guard, open(mask)?))
 }
 
-/// Returns pseudo-random numbers from -1 to 1, the same for the same seed.
+/// Returns pseudo-random numbers from -1 to 1. Equal seeds give equal numbers.
 pub fn numbers(count: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
     let mut next = || {
@@ -42,13 +42,13 @@ pub fn numbers(count: usize, seed: u32) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// Returns the largest absolute difference.
+/// Returns the largest absolute difference between the elements of two vectors.
 pub fn max_difference(own: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(own.len(), expected.len());
     own.iter().zip(expected).map(|(own, expected)| (own - expected).abs()).fold(0.0, f32::max)
 }
 
-/// Returns the largest absolute difference divided by the largest expected magnitude.
+/// Returns the largest absolute difference between two vectors, divided by the largest expected magnitude.
 pub fn relative_difference(own: &[f32], expected: &[f32]) -> f32 {
     max_difference(own, expected) / max_difference(expected, &vec![0.0; expected.len()])
 }

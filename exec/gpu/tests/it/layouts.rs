@@ -1,4 +1,4 @@
-//! Copies a tensor to every layout and back.
+//! Tests of the tensor layouts: copies a tensor to every layout and back.
 
 use hearth_gpu::device::{Binding, KernelParams};
 use hearth_gpu::kernels::reorder;
@@ -7,12 +7,12 @@ use hearth_gpu::{CapabilityMask, Gpu};
 
 use crate::gpu::open_alone;
 
-/// Returns integers that f16 represents exactly, one for each element.
+/// Returns one value for each element of a tensor: integers, which f16 represents exactly.
 fn values(shape: &Shape) -> Vec<f32> {
     (0..shape.texel_count() * 4).map(|at| (at % 1000) as f32 - 500.0).collect()
 }
 
-/// Copies values to a layout and back. Returns the values before and after.
+/// Copies the values of a tensor to a layout and back. Returns the values before and after the copies.
 fn round_trip(gpu: &Gpu, shape: &Shape, storage: Storage) -> (Vec<f32>, Vec<f32>) {
     let params = gpu.create_params_buffer().unwrap();
     gpu.write(&params, &[KernelParams::for_pass(0, 0)]).unwrap();

@@ -1,4 +1,4 @@
-//! Compares the GPU kernels with reference computations on the CPU.
+//! Integration tests of the GPU backend, which compare GPU kernels with reference computations on the CPU.
 //!
 //! The tests use any available adapter, including a software driver. Without an adapter, each test prints `SKIPPED`
 //! and passes.

@@ -1,4 +1,4 @@
-//! Compares GPU matmuls with scalar ones on the CPU (the oracle), in every format, layout, phase and variant.
+//! Tests of GPU matmuls against scalar matmuls on the CPU (the oracle), in every format, layout, phase and variant.
 //!
 //! The oracle quantises its input like the GPU, so that the integers are the same. Only the order in which floats are
 //! added differs, and occasionally the rounding of a value at a tie. The bound is 1e-4 of the largest result.
@@ -16,8 +16,8 @@ use hearth_runtime::oracle;
 
 use crate::gpu::{alone, numbers, open, open_alone, relative_difference};
 
-/// Returns the bytes of a matrix. In quantised formats any bytes are valid weights, but the f16 scales are set to
-/// small numbers.
+/// Returns the bytes of a matrix of pseudo-random weights. In quantised formats any bytes are valid weights, but the
+/// f16 scales and minima are set to small numbers.
 pub fn bytes(format: Format, rows: usize, length: usize, seed: u32) -> Vec<u8> {
     let row = format.row_bytes(length as u64).unwrap().0 as usize;
     let values = numbers(rows * length, seed).into_iter();
@@ -47,7 +47,7 @@ pub fn bytes(format: Format, rows: usize, length: usize, seed: u32) -> Vec<u8> {
     bytes
 }
 
-/// A matrix, its inputs, and the results of the oracle.
+/// A matmul to test: a weight matrix, the inputs, and the results of the oracle.
 struct Case {
     bytes: Vec<u8>,
     format: Format,
@@ -76,7 +76,8 @@ impl Case {
         run_matmul(gpu, &matrix, &self.input, phase, integers)
     }
 
-    /// Compares the results with those of the oracle. Returns the largest difference relative to the largest result.
+    /// Compares the results of the GPU with those of the oracle. Returns the largest difference relative to the largest
+    /// result. `what` describes the variant in failures.
     fn check(&self, gpu: &Gpu, phase: Phase, tiling: Tiling, what: &str) -> f32 {
         let off = relative_difference(&self.run(gpu, phase, tiling, false), &self.expected);
         assert!(off < 1e-4, "{} {phase:?} {tiling:?} {what}: off by {off}", self.format);
@@ -84,7 +85,7 @@ impl Case {
     }
 }
 
-/// Runs a matmul on the GPU. Returns its results [tokens, rows], or with `integers` the integer sums of each block.
+/// Runs a matmul on the GPU. Returns the results [tokens, rows], or with `integers` the integer sums of each block.
 pub fn run_matmul<T: bytemuck::Pod>(
     gpu: &Gpu,
     matrix: &GpuMatrix,
@@ -97,13 +98,13 @@ pub fn run_matmul<T: bytemuck::Pod>(
     gpu.read(&out, (out.size_bytes() / 4) as usize).unwrap()
 }
 
-/// Returns the mask of a device without optional capabilities.
+/// Returns the mask that disables all optional capabilities of a device.
 pub fn plain_mask() -> CapabilityMask {
     let mask = CapabilityMask::default();
     CapabilityMask { no_packed_dot: true, no_subgroups: true, no_shader_f16: true, ..mask }
 }
 
-/// Returns the masks of the tested variants, with their descriptions.
+/// Returns the capability masks with which kernels are tested, with descriptions.
 pub fn masks() -> [(CapabilityMask, &'static str); 5] {
     let all = CapabilityMask::default();
     [
@@ -115,7 +116,7 @@ pub fn masks() -> [(CapabilityMask, &'static str); 5] {
     ]
 }
 
-/// Returns all tilings that tuning compares if the mask disables nothing, otherwise one tiling of each layout.
+/// Returns the tilings to test: all candidates of tuning if the mask is empty, otherwise one for each weight layout.
 pub fn tilings(gpu: &Gpu, mask: CapabilityMask) -> Vec<Tiling> {
     let all = candidate_tilings(gpu.capabilities());
     assert!(all.contains(&Tiling::DEFAULT) && all.contains(&Tiling::BY_OUTPUT));
@@ -141,7 +142,7 @@ fn matmuls_equal_the_oracle_in_every_variant() {
 }
 
 #[test]
-fn batches_of_every_size_equal_the_oracle() {
+fn batches_of_every_size_and_long_rows_equal_the_oracle() {
     let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
     for format in [Format::Q8_0, Format::Q4K, Format::F16] {
         for tokens in [2, 7, 8, 9, 16, 17, 31, 33] {
@@ -150,14 +151,7 @@ fn batches_of_every_size_equal_the_oracle() {
                 case.check(&gpu, Phase::Prefill, tiling, "a batch");
             }
         }
-    }
-}
-
-#[test]
-fn long_rows_are_quantised_in_chunks() {
-    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
-    for format in [Format::Q8_0, Format::Q4K, Format::F16] {
-        // 128 threads quantise 4096 inputs at once; the last chunk is not full.
+        // 128 threads quantise a chunk of 4096 inputs at once; the last chunk is not full.
         let case = Case::new(format, 8, 4096 * 2 + 512, 1);
         case.check(&gpu, Phase::Decode, Tiling::DEFAULT, "long rows");
     }

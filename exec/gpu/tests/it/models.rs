@@ -1,4 +1,4 @@
-//! Whole models generate the same tokens on the GPU as on the CPU.
+//! Tests that whole models generate the same tokens on the GPU as on the CPU.
 //!
 //! The trained model runs with none, some and all of its layers on the GPU, teacher-forced along llama.cpp's golden
 //! tokens. Its greedy token must be the golden one wherever the margin of the logits is above 0.05. Models with
@@ -30,36 +30,35 @@ use serde_json::Value;
 use crate::gpu::{alone, open, open_alone};
 use crate::matmuls::plain_mask;
 
-/// The options of the key and value caches for one short sequence.
+/// The options of the key-value cache for one short sequence.
 pub const CACHE: KvCacheOptions = KvCacheOptions { context: 40, format: KvCacheFormat::F16, sequences: 1 };
 
-/// Returns `count` arbitrary tokens, different for each seed.
+/// Returns `count` arbitrary tokens, which are different for each seed.
 pub fn arbitrary_tokens(count: u32, seed: u32) -> Vec<u32> {
     (0..count).map(|at| (at * 37 + 11 + seed * 101) % 512).collect()
 }
 
 pub fn cpu() -> Cpu {
-    Cpu::new(Arc::new(
-        ThreadPool::new(ThreadPoolOptions { threads: 2, pin_workers: false, spin_ns: 10_000 }).unwrap(),
-    ))
+    let options = ThreadPoolOptions { threads: 2, pin_workers: false, spin_ns: 10_000 };
+    Cpu::new(Arc::new(ThreadPool::new(options).unwrap()))
 }
 
 pub type Warnings = Arc<Mutex<Vec<String>>>;
 
-/// Returns a sink of warnings, and the list that collects them.
+/// Returns a sink of warnings, and the list to which the sink adds the warnings.
 pub fn warning_sink() -> (WarningSink, Warnings) {
     let warnings = Warnings::default();
     let pushed = warnings.clone();
     (Arc::new(move |warning| pushed.lock().unwrap().push(warning.to_owned())), warnings)
 }
 
-/// Returns a GPU backend and its warnings.
+/// Creates a GPU backend. Returns the backend and the list of its warnings.
 pub fn gpu_backend(gpu: &Arc<Gpu>, options: BackendOptions, upload: UploadOptions) -> (GpuBackend, Warnings) {
     let (sink, warnings) = warning_sink();
     (GpuBackend::new(gpu.clone(), upload, options, sink).unwrap(), warnings)
 }
 
-/// Returns the options of a device with these layer windows, and with the layers `on_gpu` on its GPU.
+/// Returns the backend options of a device with layer windows `windows`, and with the layers `on_gpu` on its GPU.
 pub fn backend_options(
     weights: &Arc<Weights>,
     windows: &[Range<u32>],
@@ -84,7 +83,7 @@ struct Model {
     input_output: InputOutputLayers,
     stage: Stage,
     windows: Vec<Range<u32>>,
-    /// Number of cached positions.
+    /// Number of positions in the key-value cache.
     length: u32,
     warnings: Warnings,
 }
@@ -104,8 +103,7 @@ impl Model {
         Model { input_output, stage, windows: windows.to_vec(), length: 0, warnings }
     }
 
-    /// Runs a pass of `tokens` at the next positions and returns their hidden states after the last layer, [tokens,
-    /// embedding].
+    /// Runs a pass of `tokens` at the next positions and returns the final hidden rows, [tokens, embedding].
     fn pass(&mut self, tokens: &[u32]) -> Vec<f32> {
         let mut hidden = self.input_output.embed(tokens).unwrap();
         let positions: Vec<u32> = (self.length..).take(tokens.len()).collect();
@@ -116,13 +114,13 @@ impl Model {
         hidden
     }
 
-    /// Runs a pass and returns the logits of its tokens, computed on the CPU.
+    /// Runs a pass of `tokens` and returns the logits of all tokens, computed on the CPU.
     fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {
         let hidden = self.pass(tokens);
         self.input_output.logits(&hidden).unwrap()
     }
 
-    /// Runs a pass and returns the logits of its last token.
+    /// Runs a pass of `tokens` and returns the logits of the last token.
     fn step(&mut self, tokens: &[u32]) -> Vec<f32> {
         let hidden = self.pass(tokens);
         let last = &hidden[hidden.len() - hidden.len() / tokens.len()..];
@@ -152,25 +150,24 @@ pub fn tokens(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as u32).collect()
 }
 
-/// Maximum difference of the two largest logits in a near tie, whose token is not checked.
+/// Maximum difference of the two largest logits in a near tie. In a near tie, the greedy token is not checked.
 const NEAR_TIE: f64 = 0.05;
 
 /// The greedy token of a model at one position of the golden tokens.
 pub struct Step {
-    /// Whether the greedy token is the golden one.
+    /// Whether the greedy token is the golden token.
     pub is_golden: bool,
     margin: f64,
 }
 
 impl Step {
-    /// Whether the margin of the golden token is above [`NEAR_TIE`], so that the token must be generated.
+    /// Whether the margin of the golden token is above [`NEAR_TIE`], so that the GPU must generate this token.
     pub fn is_clear(&self) -> bool {
         self.margin > NEAR_TIE
     }
 }
 
-/// Returns the greedy tokens of the trained model at all positions of llama.cpp's golden tokens, with teacher
-/// forcing.
+/// Compares the greedy tokens of the trained model with llama.cpp's golden tokens at each position (teacher forcing).
 pub fn teacher_forced(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>], upload: UploadOptions) -> Vec<Step> {
     let weights = Arc::new(Weights::open(models().join(file)).unwrap());
     let cache = KvCacheOptions { context: 256, format: KvCacheFormat::F32, ..CACHE };
@@ -179,9 +176,8 @@ pub fn teacher_forced(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>], upload:
     for run in golden(file) {
         model.restart();
         let mut logits = model.step(&tokens(&run["prompt_ids"]));
-        for (expected, margin) in
-            tokens(&run["greedy_ids"]).into_iter().zip(run["margins"].as_array().unwrap())
-        {
+        let margins = run["margins"].as_array().unwrap();
+        for (expected, margin) in tokens(&run["greedy_ids"]).into_iter().zip(margins) {
             let is_golden = greedy_token(&logits) == expected;
             steps.push(Step { is_golden, margin: margin.as_f64().unwrap() });
             logits = model.step(&[expected]);
@@ -225,7 +221,7 @@ pub fn gpu_layers(
     GpuLayers::new(gpu.clone(), &part, upload.into())
 }
 
-/// Returns a small model with random weights.
+/// Returns a small model of an architecture with random weights in the format `quant`.
 pub fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
     let mut options = SynthOptions::from_preset("tiny").unwrap();
     options.quant = quant.parse().unwrap();
@@ -255,7 +251,7 @@ pub fn relative_rms(own: &[f32], expected: &[f32]) -> f64 {
     off / rms(&mut expected.iter().map(|&value| f64::from(value)))
 }
 
-/// Returns the hidden rows of all tokens before the first and after the last layer, by one pass of the oracle.
+/// Returns the hidden rows of all tokens before the first and after the last layer, as the oracle computes them.
 pub fn oracle_rows(weights: &Arc<Weights>, tokens: &[u32], cache: KvCacheOptions) -> (Vec<f32>, Vec<f32>) {
     let oracle: Box<dyn Backend> = Box::new(Oracle::new(weights.clone(), 0..4, cache).unwrap());
     let whole = std::slice::from_ref(&(0..4));

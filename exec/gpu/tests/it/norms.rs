@@ -1,6 +1,6 @@
-//! Compares the norm kernel with a plain loop in f64, with and without subgroup operations.
+//! Tests of the norm kernel against a plain loop in f64, with and without subgroup operations.
 //!
-//! The bound is 1e-6 of the largest element, which is the rounding error of f32.
+//! The bound of the difference is 1e-6 of the largest element, which is the rounding error of f32.
 
 use hearth_gpu::Gpu;
 use hearth_gpu::device::{GpuBuffer, KernelParams};
@@ -12,7 +12,7 @@ use crate::matmuls::masks;
 const TOKENS: usize = 5;
 const EPSILON: f32 = 1e-5;
 
-/// Adds the normalised change to the hidden rows [TOKENS, width]. Returns the sums and their norms.
+/// Returns the sums of hidden rows and normalised change, [TOKENS, width], and the norms of these sums (in f64).
 fn reference(hidden: &[f32], change: &[f32], weights: [&[f32]; 2], width: usize) -> (Vec<f32>, Vec<f32>) {
     let normalised = |row: &[f64], weight: &[f32]| -> Vec<f64> {
         let square: f64 = row.iter().map(|number| number * number).sum::<f64>() / width as f64;

@@ -1,6 +1,6 @@
-//! A device of a ring continues when its GPU is lost, and its trace names the processor that computed each step.
+//! Tests that a device of a ring continues when its GPU is lost, and that its trace names the processor of each step.
 //!
-//! The trained model runs on a ring of one device, along its golden tokens.
+//! The trained model runs on a ring of one device and must generate its golden tokens.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::models::{Warnings, golden, models, tokens, warning_sink};
 
 const FILE: &str = "psalm-7m-q8_0.gguf";
 
-/// A ring of one device with a GPU, and its warnings.
+/// A ring of one device with a GPU, and the warnings of its backend.
 struct Ring {
     model: LocalModel,
     runner: Option<StageRunner>,
@@ -55,7 +55,7 @@ impl Ring {
         self.runner.as_mut().unwrap()
     }
 
-    /// Runs a pass of the positions `from..to` and checks that it generates the golden token.
+    /// Runs a pass of the positions `from..to` and checks that the pass generates the golden token.
     fn pass(&mut self, index: u32, from: usize, to: usize) {
         let known = self.all_tokens[..to].to_vec();
         let pass = Pass::new(index, from as u32, (to - from) as u32, true);
@@ -64,8 +64,7 @@ impl Ring {
     }
 }
 
-/// Returns a plan of one device with `gpu_layers` layers on its GPU, and the output matrix too if these are all
-/// layers.
+/// Returns a plan for one device with `gpu_layers` layers on its GPU, and the output matrix if these are all layers.
 fn plan(model: &LocalModel, gpu_layers: u32) -> Arc<Plan> {
     let output = if gpu_layers == 8 { "gpu" } else { "cpu" };
     let text = format!(
@@ -79,7 +78,7 @@ fn plan(model: &LocalModel, gpu_layers: u32) -> Arc<Plan> {
     Arc::new(Plan::from_yaml(&text).unwrap())
 }
 
-/// Returns the processors that computed the first layers and the output in a pass.
+/// Returns the processors that computed the first window of layers and the output matrix in a pass.
 fn resources(records: &[StepRecord], pass: u32) -> Vec<Resource> {
     let of_gpu = |record: &&StepRecord| {
         let layers = record.kind == StepKind::Compute && record.layers.is_some_and(|[first, _]| first == 0);
@@ -117,24 +116,19 @@ fn reconfigured_ring_uses_the_cpu_when_the_gpu_cannot_be_opened() {
     let prompt = ring.prompt;
     ring.pass(0, 0, prompt);
     gpu.destroy();
-    let (plan, runner) = (plan(&ring.model, 6), ring.runner.take().unwrap());
-    let runner = runner
-        .reconfigure(&plan, 1, &ring.model, Outbox::new(), 2, &UploadProgressReporter::default())
-        .unwrap();
-    ring.runner = Some(runner);
+    let (plan, runner, progress) =
+        (plan(&ring.model, 6), ring.runner.take().unwrap(), UploadProgressReporter::default());
+    ring.runner = Some(runner.reconfigure(&plan, 1, &ring.model, Outbox::new(), 2, &progress).unwrap());
     // A reconfigured ring computes all earlier positions again.
     ring.pass(1, 0, prompt + 1);
     ring.pass(2, prompt + 1, prompt + 2);
     let warnings = ring.warnings.lock().unwrap().clone();
-    assert!(
-        warnings.len() == 1 && warnings[0].contains("was lost") && warnings[0].contains("CPU"),
-        "{warnings:?}"
-    );
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("was lost") && warnings[0].contains("CPU"), "{warnings:?}");
     let all = ring.runner().take_trace();
     assert_eq!(resources(&all[1].1.records, 2), [Resource::Cpu; 2]);
     // A new run does not start without the GPU that its plan needs.
-    let started =
-        StageRunner::new(&plan, 0, &ring.model, 2, Outbox::new(), 3, &UploadProgressReporter::default());
+    let started = StageRunner::new(&plan, 0, &ring.model, 2, Outbox::new(), 3, &progress);
     let error = started.err().expect("the GPU is lost").to_string();
     assert!(error.contains("the GPU was lost"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Caches of several sequences on the GPU: separate, reusable after a roll-back, and correct with f16 activations.
+//! Tests of the GPU caches of several sequences: separate caches, roll-backs, and activations rounded to f16.
 //!
 //! A stage on the GPU and one with the oracle run the same passes. The weights are f16, so that no activation is
 //! quantised to eight bits. The bound is a relative RMS of 1e-4, because floats are added in another order. It is
@@ -22,12 +22,12 @@ const CACHE: KvCacheOptions = KvCacheOptions { context: 40, format: KvCacheForma
 const BOUND: f64 = 1e-4;
 const ROUNDED_BOUND: f64 = 2e-3;
 
-/// Returns the layer windows of the model. All of its four layers are on the GPU.
+/// Returns the layer windows of the model. All four layers of the model are on the GPU.
 fn windows() -> [Range<u32>; 2] {
     [0..1, 1..4]
 }
 
-/// The same stage twice: on the GPU, and with the oracle.
+/// Two stages of the same model, one on the GPU and one with the oracle.
 struct Pair {
     weights: Arc<Weights>,
     bound: f64,
@@ -53,14 +53,14 @@ impl Pair {
         Pair { weights, bound, gpu, oracle }
     }
 
-    /// Removes position `length` and all later ones from both caches.
+    /// Removes position `length` and all later positions of a sequence from the caches of both stages.
     fn roll_back(&mut self, sequence: u32, length: u32) {
         for stage in [&mut self.gpu, &mut self.oracle] {
             stage.roll_back(sequence, length);
         }
     }
 
-    /// Runs a pass of `count` tokens on both stages and compares their rows. The tokens depend on the seed.
+    /// Runs a pass of `count` tokens, which depend on the seed, on both stages and compares the resulting hidden rows.
     fn check(&mut self, sequence: u32, first: u32, count: u32, seed: u32) {
         let rows = embeddings(&self.weights, count, seed);
         let positions: Vec<u32> = (first..first + count).collect();

@@ -1,4 +1,4 @@
-//! Tuning selects a tiling that can be stored and loaded, and measuring returns a valid GPU profile.
+//! Tests of tuning, whose result can be stored and loaded, and of the measurement of a GPU profile.
 
 use hearth_gpu::kernels::matmul::Tiling;
 use hearth_gpu::tuning::{self, TunedTilings, candidate_tilings};
@@ -15,9 +15,8 @@ fn fastest_candidate_is_stored_for_the_adapter() {
     assert_eq!(timed.len(), candidate_tilings(gpu.capabilities()).len());
     // Three formats, each with one token and with a batch.
     assert!(timed.iter().all(|timed| timed.matmul_seconds.len() == 6));
-    assert!(
-        timed.iter().flat_map(|one| &one.matmul_seconds).all(|&seconds| seconds > 0.0 && seconds.is_finite())
-    );
+    let mut seconds = timed.iter().flat_map(|timed| &timed.matmul_seconds);
+    assert!(seconds.all(|&seconds| seconds > 0.0 && seconds.is_finite()));
     let mut tunings = TunedTilings::default();
     assert_eq!(tunings.get(&gpu), None);
     tunings.set(&gpu, timed[0].tiling);
@@ -32,16 +31,8 @@ fn measured_profile_has_all_values_of_a_device_document() {
     let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
     let (memory, buffers) =
         (Sourced::new(Bytes::from_mib(512), "a test"), Sourced::new(Bytes::from_mib(8), "a test"));
-    let formats = [Format::Q4K, Format::F16, Format::Q2K];
-    let profile = measure::measure_gpu(
-        &gpu,
-        Tiling::DEFAULT,
-        &formats,
-        memory,
-        buffers,
-        &MeasurementOptions::minimal(),
-    )
-    .unwrap();
+    let (formats, effort) = ([Format::Q4K, Format::F16, Format::Q2K], MeasurementOptions::minimal());
+    let profile = measure::measure_gpu(&gpu, Tiling::DEFAULT, &formats, memory, buffers, &effort).unwrap();
     // There is no kernel for the third format.
     assert_eq!((profile.matvec.iter().count(), profile.matmul.iter().count()), (2, 2));
     let rates = profile.matvec.iter().chain(profile.matmul.iter()).map(|(_, rate)| rate.value.0);

@@ -1,6 +1,7 @@
 //! Dot products of weights in blocks of 32 with rounded activations, in AVX2.
 //!
-//! A format defines how its 32 weights are unpacked to bytes; the arithmetic after that is the same for all formats.
+//! A format defines how the 32 weights of a block are unpacked to bytes. The arithmetic after that is the same for all
+//! formats with a minimum, and for all formats without one.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
@@ -11,13 +12,19 @@ use super::{
 use crate::activations::QuantisedRow;
 use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, ScaledBlock, blocks};
 
-/// Defines dot products of formats whose weights are unpacked to signed bytes. Four blocks are summed together.
+/// Defines dot products for formats without a minimum, given for each format an expression that unpacks the weights of
+/// a block to signed bytes. Four blocks are summed together.
 macro_rules! signed_dots {
-    ($($name:ident: $block:ty, $weights:ident;)+) => {$(
+    ($($name:ident: $type:ty, |$block:ident| $weights:expr;)+) => {$(
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c")]
         pub(crate) fn $name<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
-            let row = blocks::<$block>(row);
+            #[inline]
+            #[target_feature(enable = "avx2")]
+            fn unpack($block: &$type) -> __m256i {
+                $weights
+            }
+            let row = blocks::<$type>(row);
             let quants: [&[[i8; 32]]; T] = per_token(input, |input| &input.quants.as_chunks().0[..row.len()]);
             let scales: [&[f32]; T] = per_token(input, |input| &input.scales[..row.len()]);
             let (fours, rest) = row.as_chunks::<4>();
@@ -25,7 +32,7 @@ macro_rules! signed_dots {
             let mut dots = [_mm_setzero_ps(); T];
             for (at, [a, b, c, d]) in fours.iter().enumerate() {
                 prefetch(&fours[at]);
-                let weights = [$weights(a), $weights(b), $weights(c), $weights(d)];
+                let weights = [unpack(a), unpack(b), unpack(c), unpack(d)];
                 let scale = four_halves([a.scale_bits(), b.scale_bits(), c.scale_bits(), d.scale_bits()]);
                 for t in 0..T {
                     let quants = &quants[t].as_chunks::<4>().0[at];
@@ -38,7 +45,7 @@ macro_rules! signed_dots {
                 }
             }
             for (at, block) in (4 * fours.len()..).zip(rest) {
-                let weights = $weights(block);
+                let weights = unpack(block);
                 let scale = half_bits(block.scale_bits());
                 for t in 0..T {
                     let sum = _mm256_madd_epi16(signed(weights, load(&quants[t][at])), ones);
@@ -50,26 +57,35 @@ macro_rules! signed_dots {
     )+};
 }
 signed_dots! {
-    dot_q8_0: BlockQ8_0, q8_0;
-    dot_q4_0: BlockQ4_0, q4_0;
-    dot_q5_0: BlockQ5_0, q5_0;
-    dot_iq4_nl: BlockIq4Nl, iq4_nl;
+    dot_q8_0: BlockQ8_0, |block| load(&block.quants);
+    dot_q4_0: BlockQ4_0, |block| _mm256_sub_epi8(nibbles(&block.quants), _mm256_set1_epi8(8));
+    dot_q5_0: BlockQ5_0, |block| {
+        // Where the fifth bit is clear, setting the four bits above the nibble subtracts 16 from the nibble.
+        let below = _mm256_andnot_si256(set_bits(block.high_bits), _mm256_set1_epi8(-16));
+        _mm256_or_si256(nibbles(&block.quants), below)
+    };
+    dot_iq4_nl: BlockIq4Nl, |block| iq4_values(nibbles(&block.quants));
 }
 
-/// Defines dot products of formats with a minimum, whose weights are unpacked to unsigned bytes.
+/// Defines dot products for formats with a minimum, given expressions that unpack a block to unsigned bytes.
 macro_rules! minimum_dots {
-    ($($name:ident: $block:ty, $weights:ident;)+) => {$(
+    ($($name:ident: $type:ty, |$block:ident| $weights:expr;)+) => {$(
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c")]
         pub(crate) fn $name<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
-            let row = blocks::<$block>(row);
+            #[inline]
+            #[target_feature(enable = "avx2")]
+            fn unpack($block: &$type) -> __m256i {
+                $weights
+            }
+            let row = blocks::<$type>(row);
             let quants: [&[[i8; 32]]; T] = per_token(input, |input| &input.quants.as_chunks().0[..row.len()]);
             let scales: [&[f32]; T] = per_token(input, |input| &input.scales[..row.len()]);
             let (twos, rest) = row.as_chunks::<2>();
             let mut dots = [_mm_setzero_ps(); T];
             for (at, [a, b]) in twos.iter().enumerate() {
                 prefetch(&twos[at]);
-                let weights = [$weights(a), $weights(b)];
+                let weights = [unpack(a), unpack(b)];
                 // In the order of the sums: products and activations of the first block, then of the second.
                 let scale = four_halves([a.scale_bits(), a.minimum_bits(), b.scale_bits(), b.minimum_bits()]);
                 for t in 0..T {
@@ -82,7 +98,7 @@ macro_rules! minimum_dots {
                 }
             }
             for (at, block) in (2 * twos.len()..).zip(rest) {
-                let weights = $weights(block);
+                let weights = unpack(block);
                 let (scale, minimum) = (half_bits(block.scale_bits()), half_bits(block.minimum_bits()));
                 for t in 0..T {
                     let [products, plain] = integers(weights, load(&quants[t][at]));
@@ -97,50 +113,14 @@ macro_rules! minimum_dots {
     )+};
 }
 minimum_dots! {
-    dot_q4_1: BlockQ4_1, q4_1;
-    dot_q5_1: BlockQ5_1, q5_1;
+    dot_q4_1: BlockQ4_1, |block| nibbles(&block.quants);
+    dot_q5_1: BlockQ5_1, |block| {
+        let fifth = _mm256_and_si256(set_bits(block.high_bits), _mm256_set1_epi8(16));
+        _mm256_or_si256(nibbles(&block.quants), fifth)
+    };
 }
 
-#[inline]
-#[target_feature(enable = "avx2")]
-fn q8_0(block: &BlockQ8_0) -> __m256i {
-    load(&block.quants)
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn q4_0(block: &BlockQ4_0) -> __m256i {
-    _mm256_sub_epi8(nibbles(&block.quants), _mm256_set1_epi8(8))
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn q4_1(block: &BlockQ4_1) -> __m256i {
-    nibbles(&block.quants)
-}
-
-/// Unpacks q - 16. Where the fifth bit is clear, setting the four bits above the nibble subtracts 16 from it.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn q5_0(block: &BlockQ5_0) -> __m256i {
-    let below = _mm256_andnot_si256(set_bits(block.high_bits), _mm256_set1_epi8(-16));
-    _mm256_or_si256(nibbles(&block.quants), below)
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn q5_1(block: &BlockQ5_1) -> __m256i {
-    let fifth = _mm256_and_si256(set_bits(block.high_bits), _mm256_set1_epi8(16));
-    _mm256_or_si256(nibbles(&block.quants), fifth)
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn iq4_nl(block: &BlockIq4Nl) -> __m256i {
-    iq4_values(nibbles(&block.quants))
-}
-
-/// Expands 32 bits to 32 bytes, which are all ones where the bit is set.
+/// Expands each of 32 bits to a byte: 0xff if the bit is set, otherwise 0.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn set_bits(bits: [u8; 4]) -> __m256i {
@@ -162,7 +142,7 @@ fn load_four(values: &[f32; 4]) -> __m128 {
     unsafe { _mm_loadu_ps(values.as_ptr()) }
 }
 
-/// Converts the bits of four f16 values to f32.
+/// Converts four f16 values, given by their bits, to f32.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn four_halves([a, b, c, d]: [u16; 4]) -> __m128 {
@@ -178,7 +158,7 @@ fn four_sums([a, b, c, d]: [__m256i; 4]) -> __m128 {
     _mm_cvtepi32_ps(sums)
 }
 
-/// Adds the four products `scales[i] * sums[i]` to the lowest lane of `dot`, in this order.
+/// Adds the four products `scales[i] * sums[i]` to the lowest lane of `dot`, in ascending order of i.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn add_four(scales: __m128, sums: __m128, dot: __m128) -> __m128 {
@@ -189,8 +169,8 @@ fn add_four(scales: __m128, sums: __m128, dot: __m128) -> __m128 {
     _mm_fmadd_ss(_mm_movehdup_ps(scales), _mm_movehdup_ps(sums), dot)
 }
 
-/// Returns the integers by which a block's scale and minimum are multiplied: the partial sums of its products, and of
-/// its activations.
+/// Returns the integers by which the scale and the minimum of a block are multiplied, each as eight partial sums: of
+/// the products of weights and activations, and of the activations.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn integers(weights: __m256i, activations: __m256i) -> [__m256i; 2] {

@@ -1,10 +1,11 @@
-//! Dot products of F32, F16 and BF16 weights with f32 activations, in AVX2.
+//! Dot products of F32, F16 and BF16 weights with f32 activations, and attention over an f16 cache, in AVX2.
 //!
-//! The 32 lanes of a sum (see [`super::super`]) are four registers of eight lanes. Attention over f16 keys and values
-//! is here too.
+//! The 32 lanes of a sum (see [`super::super`]) are four registers of eight lanes.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
+// `attention_f16` uses these names.
+use std::arch::x86_64::{_mm256_fmadd_ps as fma, _mm256_set1_ps as splat};
 
 use half::f16;
 
@@ -26,14 +27,15 @@ fn widen(halves: &[u8; 16]) -> __m256 {
     _mm256_cvtph_ps(load_half(halves))
 }
 
-/// Converts eight BF16 values to f32. A BF16 value is the upper half of its f32.
+/// Converts eight BF16 values to f32. A BF16 value is the upper half of the corresponding f32.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn upper(halves: &[u8; 16]) -> __m256 {
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(load_half(halves))))
 }
 
-/// Sums the 32 lanes in tree order, after adding the products of the remaining elements (fewer than 32).
+/// Adds the products of the last elements of a row, `rest` (fewer than 32), to the 32 lanes and returns the sum of the
+/// lanes, in the order of [`crate::sum_lanes`].
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn finish(lanes: [__m256; 4], rest: impl ExactSizeIterator<Item = (f32, f32)>) -> f32 {
@@ -48,7 +50,7 @@ fn finish(lanes: [__m256; 4], rest: impl ExactSizeIterator<Item = (f32, f32)>) -
     crate::sum_lanes_with_rest(all, rest)
 }
 
-/// Sums eight lanes in the order of [`crate::tree_sum`].
+/// Returns the sum of eight lanes, in the order of [`crate::tree_sum`].
 #[inline]
 #[target_feature(enable = "avx2")]
 fn tree_sum(lanes: __m256) -> f32 {
@@ -63,8 +65,8 @@ fn plain(bytes: &[u8; 32]) -> __m256 {
     _mm256_castsi256_ps(load(bytes))
 }
 
-/// Defines dot products of float weights, given the bytes of a weight, the function that loads eight weights, and the
-/// one that converts a single weight.
+/// Defines dot products for float weights. Arguments of each format: the number of bytes of a weight, the function that
+/// converts eight weights to f32, and the closure that converts a single weight to f32.
 macro_rules! dots {
     ($($name:ident: $bytes:literal, $eight:ident, $one:expr;)+) => {$(
         #[inline]
@@ -103,24 +105,6 @@ dots! {
 fn store_floats(into: &mut [f32; 8], values: __m256) {
     // SAFETY: an unaligned store of the eight floats that the reference covers.
     unsafe { _mm256_storeu_ps(into.as_mut_ptr(), values) };
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn zeros() -> __m256 {
-    _mm256_setzero_ps()
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn splat(value: f32) -> __m256 {
-    _mm256_set1_ps(value)
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn fma(factor: __m256, values: __m256, sums: __m256) -> __m256 {
-    _mm256_fmadd_ps(factor, values, sums)
 }
 
 attention_f16! { "avx2,fma,f16c", 8, 8 }

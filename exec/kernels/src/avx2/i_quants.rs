@@ -1,4 +1,4 @@
-//! Dot products of codebook weights in blocks of 256 with rounded activations, in AVX2.
+//! Dot products of I-quants in blocks of 256, which have a codebook, with rounded activations, in AVX2.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;

@@ -1,8 +1,8 @@
-//! Dot products of K-quants, in blocks of 256, with rounded activations, in AVX2.
+//! Dot products of K-quants with rounded activations, in AVX2.
 //!
-//! `Q4_K` and `Q6_K` have functions of their own, because most files consist of them. The other formats, also those
-//! of [`super::i_quants`], define only what is loaded once per block, how a group of 32 weights is unpacked and what
-//! is subtracted.
+//! `Q4_K` and `Q6_K`, the most common formats, have hand-written functions. The other formats, including those of
+//! [`super::i_quants`], define only what is loaded once per block, how a group of 32 weights is unpacked, and what is
+//! subtracted from the sum of a block.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
@@ -11,7 +11,7 @@ use super::{half_bits, load, load_half, lowest, one_sum, per_token, prefetch, tw
 use crate::activations::QuantisedRow;
 use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, IntegerBlock256, ScaledBlock, blocks};
 
-/// Widens eight bytes, one for each sub-block, to eight 32-bit lanes with the value in both i16 halves.
+/// Widens eight bytes to eight 32-bit lanes, with the value of the byte in both i16 halves of its lane.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn pairs(bytes: u64) -> __m256i {
@@ -19,7 +19,7 @@ pub(super) fn pairs(bytes: u64) -> __m256i {
     _mm256_or_si256(wide, _mm256_slli_epi32::<16>(wide))
 }
 
-/// Returns [`pairs`] as an array: broadcasts from memory leave the shuffle port free, which the kernel needs.
+/// Returns the lanes of [`pairs`] in memory. Broadcasts from memory leave the shuffle port free, which kernels need.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn stored_pairs(bytes: u64) -> [u32; 8] {
@@ -72,8 +72,8 @@ pub(crate) fn dot_q4_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
     lowest(dots)
 }
 
-/// Byte shuffles for group g: they copy scale 2g of eight i16 to all lanes of the lower half, and scale 2g + 1 to all
-/// lanes of the upper half.
+/// The indices of a byte shuffle for each group g of 32 weights in half a block. A register contains eight i16 scales
+/// twice: the shuffle copies scale 2g to all lanes of the lower half, and scale 2g + 1 to all lanes of the upper half.
 static SCALE_SHUFFLES: [[i8; 32]; 4] = {
     let mut spread = [[0; 32]; 4];
     let mut at = 0;
@@ -135,9 +135,9 @@ pub(crate) fn dot_q6_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
     lowest(dots)
 }
 
-/// Defines dot products of blocks of 256. `$load` loads the scales of a block, `$group::<G>` returns group G (32
-/// weights as bytes and their scales as 16 i16), `$multiply` multiplies it by the activations, and `$finish` scales
-/// the sum of the block and subtracts its minima or offset.
+/// Defines dot products for formats with blocks of 256 weights. Arguments of each format: `$load` loads the scales of a
+/// block, `$group::<G>` returns group G (32 weights as bytes, and their scales as 16 i16), `$multiply` multiplies the
+/// weights by the activations, and `$finish` scales the sum of the block and subtracts the minima or the offset.
 macro_rules! dots256 {
     ($($name:ident: $block:ty, $load:ident, $group:ident, $multiply:ident, $finish:ident;)+) => {
         $($crate::avx2::k_quants::dots256! {
@@ -181,24 +181,25 @@ dots256! {
     dot_q5_k: BlockQ5K, load_q5_k, group_q5_k, unsigned, subtract_minima;
 }
 
-/// The scales and high bits of a block.
+/// The parts of a block of 256 weights that are loaded once for all groups of 32 weights.
 pub(super) struct Loaded<Scales> {
     pub(super) scale: f32,
     pub(super) minimum: f32,
     pub(super) scales: Scales,
-    /// The i16 factors of the sums of 16 activations; the products are subtracted from the sum of the block.
+    /// 16 integers (i16), by which the sums of 16 activations are multiplied. The products are subtracted from the sum
+    /// of the block.
     pub(super) subtracted: __m256i,
-    /// The high bits of the weights: bit g of each byte belongs to group g.
+    /// The high bits of the weights: bit g of byte i belongs to weight i of group g, a group of 32 weights.
     pub(super) high_bits: __m256i,
 }
 
-/// Sub-blocks of 16 weights: for each half of the block, a register with its eight i16 scales twice.
+/// The loaded parts of a block with sub-blocks of 16 weights: for each half, a register with its i16 scales twice.
 type Loaded16 = Loaded<[__m256i; 2]>;
 
-/// Sub-blocks of 32 weights: the eight scales, each as a pair of equal i16, see [`pairs`].
+/// The loaded parts of a block with sub-blocks of 32 weights: the scales, each as a pair of equal i16.
 type Loaded32 = Loaded<[u32; 8]>;
 
-/// Shifts bit `from` of every byte to bit `to`. The caller must mask out bits that cross into other bytes.
+/// Shifts all bytes so that bit `from` becomes bit `to`. The caller must mask out bits that cross into other bytes.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn shifted(bytes: __m256i, from: i32, to: i32) -> __m256i {
@@ -209,7 +210,7 @@ fn shifted(bytes: __m256i, from: i32, to: i32) -> __m256i {
     }
 }
 
-/// Returns the lower eight scales twice, and the upper eight scales twice.
+/// Returns two registers: one with the lower eight of 16 i16 scales twice, and one with the upper eight scales twice.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn twice(wide_scales: __m256i) -> [__m256i; 2] {
@@ -217,14 +218,14 @@ fn twice(wide_scales: __m256i) -> [__m256i; 2] {
     [_mm256_broadcastsi128_si256(low), _mm256_broadcastsi128_si256(high)]
 }
 
-/// Returns the scale of each pair of adjacent weights of group G.
+/// Returns the scale of each pair of adjacent weights of group G, a group of 32 weights.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn spread<const G: usize>(loaded: &Loaded16) -> __m256i {
     _mm256_shuffle_epi8(loaded.scales[G / 4], load(&SCALE_SHUFFLES[G % 4]))
 }
 
-/// Converts the bits of two f16 values to f32.
+/// Converts two f16 values, given by their bits, to f32: the value in the low 16 bits, then that in the high 16 bits.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn two_halves(bits: u32) -> (f32, f32) {
@@ -294,7 +295,8 @@ fn subtract_minima<S>(loaded: &Loaded<S>, total: __m256i, sums: __m256i, scale: 
     with_minima((loaded.scale * scale, loaded.minimum * scale), total, sums, loaded.subtracted, dot)
 }
 
-/// Adds `scale * total - minimum * (sums times minima)` of a block to `dot`.
+/// Adds the result of a block to `dot`: `scale` times the sum of `total`, minus `minimum` times the sum of the products
+/// of `sums` and `minima`.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn with_minima(
@@ -310,7 +312,7 @@ fn with_minima(
     _mm_fnmadd_ss(_mm_set_ss(minimum), _mm_movehdup_ps(both), dot)
 }
 
-/// Adds `scale * (total - sums times factors)` of a block to `dot`.
+/// Adds the sum of `total - sums * loaded.subtracted`, times the scales of the block and the token, to `dot`.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn subtract_offset<S>(

@@ -2,8 +2,8 @@
 //!
 //! `maddubs` multiplies unsigned weights by signed activations and adds adjacent products (at most 2 * 128 * 127,
 //! below 2^15); `madd` multiplies by the integer scales and adds adjacent products again. A block is summed
-//! completely in integers before the conversion to f32. Each function computes T tokens, so that weights are unpacked
-//! once for all of them; the arithmetic of a token does not depend on T.
+//! completely in integers before the conversion to f32. Each function computes the dot products of a row with T
+//! tokens, so that weights are unpacked once for T tokens. The arithmetic of a token does not depend on T.
 //!
 //! Not here: loops over rows. That is [`super::matmul`].
 
@@ -47,12 +47,11 @@ fn half_bits(bits: u16) -> f32 {
     _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
 }
 
-/// The distance of software prefetching, in bytes. Hardware prefetching stops at the end of a 4 KiB page; without
-/// software prefetching one core reaches only 60 % of its read bandwidth.
+/// The distance between a loaded block and the software prefetch, in bytes. Hardware prefetching stops at the end of a
+/// 4 KiB page; without software prefetching one core reaches only 60 % of its read bandwidth.
 const PREFETCH_BYTES: usize = 4096;
 
-/// Prefetches the cache lines `PREFETCH_BYTES` after a block. They may belong to the next row or lie outside the
-/// matrix.
+/// Prefetches the cache lines `PREFETCH_BYTES` after a block, which may be outside the row or the matrix.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn prefetch<B>(block: &B) {
@@ -63,7 +62,7 @@ fn prefetch<B>(block: &B) {
     }
 }
 
-/// Returns the sum of the i32 lanes of each register, as floats in the two lowest lanes.
+/// Returns the sum of the i32 lanes of `first` and that of `second`, as floats in the two lowest lanes.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn two_sums(first: __m256i, second: __m256i) -> __m128 {
@@ -72,7 +71,7 @@ fn two_sums(first: __m256i, second: __m256i) -> __m128 {
     _mm_cvtepi32_ps(_mm_hadd_epi32(four, four))
 }
 
-/// Returns the sum of the i32 lanes of a register, as a float in the lowest lane.
+/// Returns the sum of the i32 lanes of `values`, as a float in the lowest lane.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn one_sum(values: __m256i) -> __m128 {
@@ -91,7 +90,7 @@ fn lowest<const T: usize>(dots: [__m128; T]) -> [f32; T] {
     lowest
 }
 
-/// Returns the low four bits of 16 bytes, followed by the high four bits.
+/// Returns the low four bits of each of 16 bytes, followed by the high four bits of each, as 32 bytes.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn nibbles(bytes: &[u8; 16]) -> __m256i {
@@ -100,22 +99,22 @@ fn nibbles(bytes: &[u8; 16]) -> __m256i {
     _mm256_and_si256(both, _mm256_set1_epi8(15))
 }
 
-/// Looks up 32 indices in the codebook of `IQ4_NL` and `IQ4_XS`.
+/// Returns the entries of the codebook of `IQ4_NL` and `IQ4_XS` for 32 indices.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn iq4_values(indices: __m256i) -> __m256i {
     _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_half(&IQ4_VALUES)), indices)
 }
 
-/// Multiplies weights from 0 to 127 by activations and adds adjacent products.
+/// Multiplies 32 weights from 0 to 127 by 32 activations and adds adjacent products.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn unsigned(weights: __m256i, activations: __m256i) -> __m256i {
     _mm256_maddubs_epi16(weights, activations)
 }
 
-/// Multiplies signed weights by activations and adds adjacent products. `maddubs` needs one unsigned operand, so this
-/// computes |w| * (sign(w) a) = w a; the magnitude of -128 is 128 as an unsigned byte.
+/// Multiplies 32 signed weights by 32 activations and adds adjacent products. `maddubs` needs one unsigned operand, so
+/// w a is computed as |w| * (sign(w) a); the magnitude of -128 is 128 as an unsigned byte.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn signed(weights: __m256i, activations: __m256i) -> __m256i {

@@ -1,11 +1,9 @@
-//! Blocks of 32 weights: layouts and integers.
+//! Formats with blocks of 32 weights: memory layouts and integer weights.
 //!
 //! A block has an f16 scale, in some formats an f16 minimum, and 32 integers. Four-bit integers are stored in 16
-//! bytes: the low nibbles are the first 16 weights, the high nibbles the last 16.
+//! bytes: the low nibbles are the first 16 weights, the high nibbles the last 16 weights.
 
 use bytemuck::{Pod, Zeroable};
-
-use super::IntegerBlock32;
 
 /// `Q4_0`: weight = `scale * (q - 8)` with four-bit q.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -29,7 +27,7 @@ pub(crate) struct BlockQ4_1 {
 #[repr(C)]
 pub(crate) struct BlockQ5_0 {
     scale: [u8; 2],
-    /// The fifth bits: bit j belongs to weight j.
+    /// The fifth bit of each weight: bit j of these 32 bits belongs to weight j.
     pub(crate) high_bits: [u8; 4],
     pub(crate) quants: [u8; 16],
 }
@@ -40,7 +38,7 @@ pub(crate) struct BlockQ5_0 {
 pub(crate) struct BlockQ5_1 {
     scale: [u8; 2],
     minimum: [u8; 2],
-    /// The fifth bits: bit j belongs to weight j.
+    /// The fifth bit of each weight: bit j of these 32 bits belongs to weight j.
     pub(crate) high_bits: [u8; 4],
     pub(crate) quants: [u8; 16],
 }
@@ -53,7 +51,7 @@ pub(crate) struct BlockQ8_0 {
     pub(crate) quants: [i8; 32],
 }
 
-/// Returns the four-bit integer at `index`, 0 to 31.
+/// Returns the four-bit integer of the weight with index `index` (0 to 31) in a block of 32.
 #[inline(always)]
 pub(super) fn nibble(bytes: &[u8; 16], index: usize) -> u8 {
     bytes[index % 16] >> (4 * (index / 16)) & 15
@@ -67,18 +65,6 @@ fn fifth(bits: [u8; 4], index: usize) -> u8 {
 
 scaled! { BlockQ4_0, BlockQ4_1 minimum, BlockQ5_0, BlockQ5_1 minimum, BlockQ8_0 }
 
-/// Implements [`IntegerBlock32`], given an expression for the integer at an index.
-macro_rules! integers {
-    ($($block:ident: |$this:ident, $index:ident| $quant:expr;)+) => {$(
-        impl IntegerBlock32 for $block {
-            #[inline(always)]
-            fn quant(&self, $index: usize) -> i32 {
-                let $this = self;
-                i32::from($quant)
-            }
-        }
-    )+};
-}
 integers! {
     BlockQ4_0: |block, index| nibble(&block.quants, index) as i8 - 8;
     BlockQ4_1: |block, index| nibble(&block.quants, index);

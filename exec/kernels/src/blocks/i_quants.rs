@@ -1,4 +1,4 @@
-//! Blocks whose integers are indices of a codebook: layouts and integers.
+//! Formats whose stored integers are indices of a codebook: memory layouts and integer weights.
 //!
 //! In `IQ4_NL` and `IQ4_XS` a four-bit index selects one of 16 values, which are denser near zero. In `IQ1_S` an
 //! eleven-bit index selects a group of eight weights. The codebooks are part of the format.
@@ -6,7 +6,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::blocks32::nibble;
-use super::{GRID, IntegerBlock32, IntegerBlock256};
+use super::{GRID, IntegerBlock256};
 
 /// The codebook of `IQ4_NL` and `IQ4_XS`. source: `kvalues_iq4nl` of ggml-common.h
 pub(crate) const IQ4_VALUES: [i8; 16] =
@@ -25,38 +25,35 @@ pub(crate) struct BlockIq4Nl {
 #[repr(C)]
 pub(crate) struct BlockIq4Xs {
     scale: [u8; 2],
-    /// Upper two bits of the eight sub-block scales.
+    /// The upper two bits of each of the eight sub-block scales.
     scales_high: [u8; 2],
-    /// Lower four bits of the eight sub-block scales.
+    /// The lower four bits of each of the eight sub-block scales.
     scales_low: [u8; 4],
     /// Codebook indices: 16 bytes for each sub-block, in the layout of `BlockIq4Nl`.
     pub(crate) quants: [u8; 128],
 }
 
-/// `IQ1_S`, 256 weights: weight = `scale * scales[j] * (g + shift)`, j = index / 32. g is -1, 0 or 1, and the shift
-/// is +1/8 or -1/8 for all weights of a sub-block.
+/// `IQ1_S`, 256 weights: weight = `scale * scales[j] * (g + shift)`, j = index / 32. The codebook gives g, which is
+/// -1, 0 or 1; the shift is +1/8 or -1/8 for all weights of a sub-block.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct BlockIq1S {
     scale: [u8; 2],
-    /// Lower eight bits of the codebook index of each group of eight weights.
+    /// The lower eight bits of the codebook index of each group of eight weights.
     low_bits: [u8; 32],
-    /// For each sub-block: the upper three bits of four codebook indices, three bits of the scale, and the sign bit
-    /// of the shift.
+    /// For each sub-block of 32 weights: the upper three bits of its four codebook indices, three bits of its scale,
+    /// and the sign bit of its shift.
     high_bits: [[u8; 2]; 8],
 }
 
 scaled! { BlockIq4Nl, BlockIq4Xs, BlockIq1S }
 
-impl IntegerBlock32 for BlockIq4Nl {
-    #[inline(always)]
-    fn quant(&self, index: usize) -> i32 {
-        i32::from(IQ4_VALUES[usize::from(nibble(&self.quants, index))])
-    }
+integers! {
+    BlockIq4Nl: |block, index| IQ4_VALUES[usize::from(nibble(&block.quants, index))];
 }
 
 impl BlockIq4Xs {
-    /// Returns the scale of a sub-block, -32 to 31.
+    /// Returns the integer scale of a sub-block of 32 weights, from -32 to 31.
     #[inline(always)]
     pub(crate) fn sub_scale(&self, sub_block: usize) -> i8 {
         let low = self.scales_low[sub_block / 2] >> (4 * (sub_block % 2)) & 15;
@@ -71,20 +68,19 @@ impl BlockIq1S {
         u16::from_le_bytes(self.high_bits[sub_block])
     }
 
-    /// Returns the scale of a sub-block, an odd integer from 1 to 15.
+    /// Returns the integer scale of a sub-block of 32 weights, an odd number from 1 to 15.
     #[inline(always)]
     pub(crate) fn sub_scale(&self, sub_block: usize) -> u8 {
         2 * (self.head(sub_block) >> 12 & 7) as u8 + 1
     }
 
-    /// Returns 7 or 9: the amount by which the `GRID` entries of a sub-block exceed eight times its weights `g +
-    /// shift`.
+    /// Returns the offset of a sub-block, 7 or 9: its bytes of `GRID` minus the offset are `8 * (g + shift)`.
     #[inline(always)]
     pub(crate) fn offset(&self, sub_block: usize) -> u8 {
         if self.head(sub_block) >> 15 == 0 { 7 } else { 9 }
     }
 
-    /// Returns the `GRID` entry of the group of eight weights with the index `row`, 0 to 31.
+    /// Returns the `GRID` entry of a group of eight weights; `row` is the index of the group in the block, 0 to 31.
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> u64 {
         let high = self.head(row / 4) >> (3 * (row % 4)) & 7;
@@ -107,8 +103,8 @@ impl IntegerBlock256 for BlockIq4Xs {
     }
 }
 
-/// The integers are eighths, so that they stay integers with the shift: 8 g + 1 or 8 g - 1. `UNIT` divides the scale
-/// by eight, which is exact.
+/// The integer of a weight is `8 * (g + shift)`, that is 8 g + 1 or 8 g - 1. `UNIT` divides the scale of the block by
+/// eight, which is exact.
 impl IntegerBlock256 for BlockIq1S {
     const UNIT: f32 = 0.125;
     const GROUP: usize = 32;

@@ -1,11 +1,12 @@
 //! The codebook of IQ1_S: 2048 rows of eight weights.
 //!
-//! There are 3^8 = 6561 rows of eight weights from -1, 0, 1. Read as ternary numbers, with the first weight as the
-//! least significant digit, they have an order. The codebook contains 2048 of them in this order. They are part of
-//! the format (`iq1s_grid` of ggml-common.h lists them all); here they are stored as a bitmap of the 6561 rows.
+//! There are 3^8 = 6561 possible rows of eight weights -1, 0 or 1. Row n is the row whose weights plus one are the
+//! digits of n in base 3, with the first weight as the least significant digit. The codebook contains 2048 of these
+//! rows in ascending order of n. The selection is part of the format (`iq1s_grid` of ggml-common.h lists the rows);
+//! here it is stored as a bitmap of the 6561 rows.
 
-/// The bitmap of the codebook in hexadecimal, two digits a byte: bit n % 8 of byte n / 8 is set if row n is in the
-/// codebook, where n = sum of (weight + 1) 3^position.
+/// The rows in the codebook, as a bitmap in hexadecimal with two digits per byte: bit n % 8 of byte n / 8 is set if row
+/// n is in the codebook, where n is the sum of (weight + 1) 3^position over the eight weights.
 const MEMBERS: &[u8; 1642] = b"\
     55251485a0024251084531a886208aa21a082a201485501482204445251505a00282208818000882a0032aa088bbaa0a90aa0b00\
     22000aaa8c82a0084051084521888050144251088a300898a008802a0845211485204842550845012cc2a0208a26002a24a8aaa2\
@@ -24,9 +25,9 @@ const MEMBERS: &[u8; 1642] = b"\
     0045211485a00a4051084521a906004aaa0208a500100d44148228084521140500088282acf220000000aa0a280aba20eaa20200\
     82480928e91400114b4551004501a802501442510888240888280a40080045011405a0024051084501";
 
-/// The rows of the codebook: each byte is `8 * (weight + 1)`, that is 0, 8 or 16.
+/// The rows of the codebook: each byte of a row is `8 * (weight + 1)`, that is 0, 8 or 16.
 ///
-/// The factor of eight keeps weights integer after the shift of 1/8 that the format adds to them.
+/// The factor of eight keeps a weight an integer after the format adds the shift of 1/8 or -1/8.
 pub(crate) static GRID: [u64; 2048] = grid();
 
 const fn grid() -> [u64; 2048] {

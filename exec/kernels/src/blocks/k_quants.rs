@@ -1,7 +1,7 @@
-//! K-quants, blocks of 256 weights: layouts and integers.
+//! K-quants, formats with blocks of 256 weights: memory layouts and integer weights.
 //!
 //! A block has sub-blocks of 16 or 32 weights, each with an integer scale and, in some formats, an integer minimum.
-//! Two f16 factors of the block multiply these scales and minima.
+//! These integers are multiplied by the f16 scale and the f16 minimum of the block.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -13,8 +13,7 @@ use super::IntegerBlock256;
 pub(crate) struct BlockQ2K {
     /// The scale (low four bits) and the minimum (high four bits) of each sub-block.
     pub(crate) packed: [u8; 16],
-    /// 32 bytes for each half of the block (128 weights); a byte has two bits for each of the four groups of 32
-    /// weights.
+    /// 32 bytes for each half of the block. A byte has two bits of one weight of each of four groups of 32 weights.
     pub(crate) quants: [u8; 64],
     scale: [u8; 2],
     minimum: [u8; 2],
@@ -24,9 +23,9 @@ pub(crate) struct BlockQ2K {
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct BlockQ3K {
-    /// The third bits: bit g of the 32 bytes belongs to group g of 32 weights.
+    /// The third bit of each weight: bit g of byte i belongs to weight i of group g, a group of 32 weights.
     pub(crate) high_bits: [u8; 32],
-    /// The low two bits, in the layout of `BlockQ2K`.
+    /// The low two bits of each weight, in the layout of `BlockQ2K::quants`.
     pub(crate) quants: [u8; 64],
     packed: [u8; 12],
     scale: [u8; 2],
@@ -39,7 +38,7 @@ pub(crate) struct BlockQ4K {
     scale: [u8; 2],
     minimum: [u8; 2],
     packed: [u8; 12],
-    /// Four runs of 32 bytes; the low nibbles of a run are 32 weights, its high nibbles the next 32.
+    /// Four runs of 32 bytes. The low nibbles of a run are 32 weights, and the high nibbles are the next 32 weights.
     pub(crate) quants: [u8; 128],
 }
 
@@ -50,9 +49,9 @@ pub(crate) struct BlockQ5K {
     scale: [u8; 2],
     minimum: [u8; 2],
     packed: [u8; 12],
-    /// The fifth bits: bit g of the 32 bytes belongs to group g of 32 weights.
+    /// The fifth bit of each weight: bit g of byte i belongs to weight i of group g, a group of 32 weights.
     pub(crate) high_bits: [u8; 32],
-    /// The low four bits, in the layout of `BlockQ4K`.
+    /// The low four bits of each weight, in the layout of `BlockQ4K::quants`.
     pub(crate) quants: [u8; 128],
 }
 
@@ -60,9 +59,9 @@ pub(crate) struct BlockQ5K {
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct BlockQ6K {
-    /// The low four bits, 64 bytes for each half of the block (128 weights).
+    /// The low four bits of each weight: 64 bytes for each half of the block (128 weights).
     pub(crate) low_bits: [u8; 128],
-    /// The high two bits, 32 bytes for each half; a byte has two bits for each of the four groups of 32 weights.
+    /// The high two bits of each weight, in the layout of `BlockQ2K::quants`.
     pub(crate) high_bits: [u8; 64],
     pub(crate) scales: [i8; 16],
     scale: [u8; 2],
@@ -71,18 +70,6 @@ pub(crate) struct BlockQ6K {
 #[inline(always)]
 fn word(packed: &[u8; 12], at: usize) -> u32 {
     u32::from_le_bytes([packed[at], packed[at + 1], packed[at + 2], packed[at + 3]])
-}
-
-/// Unpacks the eight 6-bit scales and the eight 6-bit minima of `Q4_K` and `Q5_K`, one per byte, the first in the
-/// lowest byte.
-#[inline(always)]
-fn scales_and_minima(packed: &[u8; 12]) -> (u64, u64) {
-    let (a, b, c) = (word(packed, 0), word(packed, 4), word(packed, 8));
-    let low = (a & 0x3f3f_3f3f, b & 0x3f3f_3f3f);
-    // The last four scales and minima: the low four bits are in `c`, the high two in the top bits of `a` and `b`.
-    let scales = (c & 0x0f0f_0f0f) | ((a >> 2) & 0x3030_3030);
-    let minima = ((c >> 4) & 0x0f0f_0f0f) | ((b >> 2) & 0x3030_3030);
-    (u64::from(low.0) | u64::from(scales) << 32, u64::from(low.1) | u64::from(minima) << 32)
 }
 
 /// Repeats each of the eight scales or minima of sub-blocks of 32 weights, so that there is one for every 16 weights.
@@ -144,15 +131,20 @@ impl IntegerBlock256 for BlockQ3K {
     }
 }
 
-/// Implements formats with six-bit scales and minima of eight sub-blocks, given an expression for the integer at an
-/// index.
+/// Implements [`IntegerBlock256`] for formats in which the eight sub-blocks have six-bit scales and six-bit minima,
+/// given an expression for the integer of the weight at an index.
 macro_rules! six_bit_minima {
     ($($block:ident: |$this:ident, $index:ident| $quant:expr;)+) => {$(
         impl $block {
             /// Returns the eight 6-bit scales and the eight 6-bit minima, one per byte, the first in the lowest byte.
             #[inline(always)]
             pub(crate) fn scales_and_minima(&self) -> (u64, u64) {
-                scales_and_minima(&self.packed)
+                let (a, b, c) = (word(&self.packed, 0), word(&self.packed, 4), word(&self.packed, 8));
+                let low = (a & 0x3f3f_3f3f, b & 0x3f3f_3f3f);
+                // The low four bits of the last four scales and minima are in `c`, the high two in `a` and `b`.
+                let scales = (c & 0x0f0f_0f0f) | ((a >> 2) & 0x3030_3030);
+                let minima = ((c >> 4) & 0x0f0f_0f0f) | ((b >> 2) & 0x3030_3030);
+                (u64::from(low.0) | u64::from(scales) << 32, u64::from(low.1) | u64::from(minima) << 32)
             }
         }
 

@@ -1,8 +1,8 @@
-//! Layouts of quantised blocks, and their dequantisation.
+//! Memory layouts of quantised blocks of weights, and dequantisation.
 //!
-//! The structs have the layouts of GGUF (ggml-common.h); references to them are cast from the mapped bytes.
-//! Dequantisation multiplies in f32 in the order of the reference Python package `gguf`, so that results are equal
-//! bit for bit (test vectors in `tests/data`).
+//! The structs have the layouts of the blocks in GGUF files (ggml-common.h), so the bytes of a memory-mapped file can
+//! be cast to blocks. Dequantisation multiplies in f32 in the order of the reference Python package `gguf`, so that
+//! results are equal bit for bit (test vectors in `tests/data`).
 //!
 //! Not here: dot products, which never create f32 weights; see [`super::scalar`].
 
@@ -25,6 +25,19 @@ macro_rules! scaled {
     )+};
 }
 
+/// Implements [`IntegerBlock32`] for each block type, given an expression for the integer of the weight at an index.
+macro_rules! integers {
+    ($($block:ident: |$this:ident, $index:ident| $quant:expr;)+) => {$(
+        impl $crate::blocks::IntegerBlock32 for $block {
+            #[inline(always)]
+            fn quant(&self, $index: usize) -> i32 {
+                let $this = self;
+                i32::from($quant)
+            }
+        }
+    )+};
+}
+
 mod blocks32;
 mod i_quants;
 mod iq1_s_grid;
@@ -40,9 +53,9 @@ pub(crate) use i_quants::{BlockIq1S, BlockIq4Nl, BlockIq4Xs, IQ4_VALUES};
 pub(crate) use iq1_s_grid::GRID;
 pub(crate) use k_quants::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 
-/// A block with an f16 scale and, in some formats, an f16 minimum.
+/// A block of weights with an f16 scale and, in some formats, an f16 minimum.
 ///
-/// The methods that return bits are for kernels that convert several f16 values at once.
+/// Kernels that convert several f16 values at once use the methods that return bits.
 pub(crate) trait ScaledBlock: Pod {
     const MINIMUM: bool = false;
 
@@ -63,7 +76,7 @@ pub(crate) trait ScaledBlock: Pod {
         f16::from_bits(self.minimum_bits()).to_f32()
     }
 
-    /// Returns the bits of the scale in the low half and those of the minimum in the high half.
+    /// Returns the f16 bits of the scale in the low 16 bits and those of the minimum in the high 16 bits.
     #[inline(always)]
     fn scale_and_minimum_bits(&self) -> u32 {
         u32::from(self.scale_bits()) | u32::from(self.minimum_bits()) << 16
@@ -75,12 +88,12 @@ pub(crate) trait IntegerBlock32: ScaledBlock {
     fn quant(&self, index: usize) -> i32;
 }
 
-/// A block of 256 weights: weight j is `UNIT * scale * scales[j / 16] * quant(j)`, less `minimum * minima[j / 16]` if
+/// A block of 256 weights: weight j is `UNIT * scale * scales[j / 16] * quant(j)`, minus `minimum * minima[j / 16]` if
 /// the format has minima.
 pub(crate) trait IntegerBlock256: ScaledBlock {
-    /// The factor of the scale, a power of two.
+    /// The factor by which the scale of the block is multiplied, a power of two.
     const UNIT: f32 = 1.0;
-    /// Number of adjacent weights with one scale and minimum, 16 or 32. With 32, two groups of 16 have the same ones.
+    /// Number of adjacent weights with the same integer scale and minimum: 16 or 32.
     const GROUP: usize = 16;
 
     fn quant(&self, index: usize) -> i32;
@@ -93,7 +106,7 @@ pub(crate) trait IntegerBlock256: ScaledBlock {
     }
 }
 
-/// Casts a row to its blocks. The length of the row was checked when the GGUF file was opened.
+/// Casts the bytes of a row to blocks. The length of the row was checked when the GGUF file was opened.
 #[inline(always)]
 pub(crate) fn blocks<B: Pod>(row: &[u8]) -> &[B] {
     bytemuck::cast_slice(row)
@@ -105,7 +118,7 @@ pub(crate) fn bf16(bytes: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
 }
 
-/// Dequantises `row` into `out`, `[length]`. Fails if the bytes of `row` do not match the format and the length.
+/// Dequantises a row of weights into `out`. Returns an error if `row` does not have `out.len()` weights in `format`.
 pub fn dequantise(format: Format, row: &[u8], out: &mut [f32]) -> Result<(), KernelError> {
     if format.row_bytes(out.len() as u64) != Some(Bytes(row.len() as u64)) {
         return Err(KernelError::RowBytes { format, length: out.len(), found: row.len() });

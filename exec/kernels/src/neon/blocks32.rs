@@ -1,7 +1,7 @@
 //! Dot products of weights in blocks of 32 with rounded activations, in NEON.
 //!
-//! A format defines how its 32 weights are unpacked to signed bytes; the arithmetic after that is the same for all
-//! formats. Four blocks are summed together.
+//! A format defines how the 32 weights of a block are unpacked to signed bytes. The arithmetic after that is the same
+//! for all formats. Four blocks are summed together.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::aarch64::*;
@@ -12,17 +12,17 @@ use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, Bloc
 
 /// A block of 32 weights that can be unpacked to signed bytes.
 pub(crate) trait Unpack: ScaledBlock {
-    /// Whether all weights are from -64 to 63: the argument `small` of [`ByteDot::sum32`].
+    /// Whether all integer weights are from -64 to 63. This is the argument `small` of [`ByteDot::sum32`].
     const SMALL: bool;
 
-    /// Returns the 32 weights, without the scale.
+    /// Returns the 32 integer weights of the block, before the multiplication by the scale.
     ///
     /// # Safety
     /// The processor has NEON.
     unsafe fn weights(&self) -> [int8x16_t; 2];
 }
 
-/// Returns the dot products of a weight row with T tokens.
+/// Returns the dot products of a row of weights in blocks of 32 with the activations of T tokens.
 ///
 /// # Safety
 /// The processor has the instructions of `P`.
@@ -109,7 +109,7 @@ unpack! {
     BlockIq4Nl, small: false, |block| nibbles(&block.quants).map(|numbers| iq4_values(numbers));
 }
 
-/// Unpacks 32 five-bit integers, 0 to 31; bit j of `high` is the fifth bit of integer j.
+/// Unpacks 32 five-bit integers: the low four bits are in `quants`, and bit j of `high` is the fifth bit of integer j.
 #[inline]
 #[target_feature(enable = "neon")]
 fn with_fifth(quants: &[u8; 16], high: [u8; 4]) -> [int8x16_t; 2] {
@@ -132,7 +132,7 @@ fn four_sums(values: &[i16; 4]) -> float32x4_t {
     vcvtq_f32_s32(vmovl_s16(unsafe { vld1_s16(values.as_ptr()) }))
 }
 
-/// Returns the lanes of a register; the compiler removes the store.
+/// Returns the lanes of a register as an array. The compiler removes the store.
 #[inline]
 #[target_feature(enable = "neon")]
 fn stored(values: float32x4_t) -> [f32; 4] {

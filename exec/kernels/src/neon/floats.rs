@@ -1,8 +1,9 @@
-//! Dot products of F32, F16 and BF16 weights with f32 activations, in NEON.
+//! Dot products of F32, F16 and BF16 weights with f32 activations, and attention over an f16 cache, in NEON.
 //!
-//! The 32 lanes of a sum (see [`super::super`]) are eight registers of four lanes. Attention over f16 keys and values
-//! is here too.
+//! The 32 lanes of a sum (see [`super::super`]) are eight registers of four lanes.
 
+// `attention_f16` uses this name.
+use std::arch::aarch64::vdupq_n_f32 as splat;
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::aarch64::*;
 
@@ -40,7 +41,7 @@ fn widen(halves: &[u8; 8]) -> float32x4_t {
     vcvt_f32_f16(vreinterpret_f16_u16(load_halves(halves)))
 }
 
-/// Converts four BF16 values to f32. A BF16 value is the upper half of its f32.
+/// Converts four BF16 values to f32. A BF16 value is the upper half of the corresponding f32.
 #[inline]
 #[target_feature(enable = "neon")]
 fn upper(halves: &[u8; 8]) -> float32x4_t {
@@ -53,7 +54,8 @@ fn plain(bytes: &[u8; 16]) -> float32x4_t {
     vreinterpretq_f32_u8(super::load_unsigned(bytes))
 }
 
-/// Sums the 32 lanes in tree order, after adding the products of the remaining elements (fewer than 32).
+/// Adds the products of the last elements of a row, `rest` (fewer than 32), to the 32 lanes and returns the sum of the
+/// lanes, in the order of [`crate::sum_lanes`].
 #[inline]
 #[target_feature(enable = "neon")]
 fn finish(lanes: [float32x4_t; 8], rest: impl ExactSizeIterator<Item = (f32, f32)>) -> f32 {
@@ -72,11 +74,11 @@ fn finish(lanes: [float32x4_t; 8], rest: impl ExactSizeIterator<Item = (f32, f32
     crate::sum_lanes_with_rest(all, rest)
 }
 
-/// Defines dot products of float weights, given the bytes of a weight, the function that loads four weights, and the
-/// one that converts a single weight.
+/// Defines dot products for float weights. Arguments of each format: the number of bytes of a weight, the function that
+/// converts four weights to f32, and the closure that converts a single weight to f32.
 ///
-/// One token needs eight registers for its lanes. Several tokens compute half of their lanes at a time, so that all
-/// of them stay in registers.
+/// The 32 lanes of one token are eight registers. With several tokens, each pass computes half of the lanes, so that
+/// the lanes of all tokens stay in registers.
 macro_rules! dots {
     ($($name:ident: $bytes:literal, $four:ident, $one:expr;)+) => {$(
         #[inline]
@@ -127,18 +129,6 @@ dots! {
     dot_f16: 2, widen, |bytes| f16::from_le_bytes(*bytes).to_f32();
     dot_bf16: 2, upper, |bytes| bf16(*bytes);
     dot_f32: 4, plain, |bytes| f32::from_le_bytes(*bytes);
-}
-
-#[inline]
-#[target_feature(enable = "neon")]
-fn zeros() -> float32x4_t {
-    vdupq_n_f32(0.0)
-}
-
-#[inline]
-#[target_feature(enable = "neon")]
-fn splat(value: f32) -> float32x4_t {
-    vdupq_n_f32(value)
 }
 
 #[inline]

@@ -1,4 +1,4 @@
-//! Dot products of codebook weights in blocks of 256 with rounded activations, in NEON.
+//! Dot products of I-quants in blocks of 256, which have a codebook, with rounded activations, in NEON.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::aarch64::*;
@@ -27,7 +27,7 @@ impl Unpack for BlockIq4Xs {
     }
 }
 
-/// Unpacks weights in units of one eighth, so that they are integers.
+/// Weights are unpacked in units of 1/8, so that they are integers.
 impl Unpack for BlockIq1S {
     #[inline]
     #[target_feature(enable = "neon")]

@@ -1,7 +1,7 @@
-//! Dot products of K-quants, in blocks of 256, with rounded activations, in NEON.
+//! Dot products of K-quants with rounded activations, in NEON.
 //!
-//! A format (also those of [`super::i_quants`]) defines how a group of 32 weights is unpacked to signed bytes, and
-//! the integer scales and minima of the groups; the arithmetic after that is the same for all formats.
+//! A format, including those of [`super::i_quants`], defines how a group of 32 weights is unpacked to signed bytes, and
+//! the integer scales and minima of the groups. The arithmetic after that is the same for all formats.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::aarch64::*;
@@ -15,20 +15,20 @@ use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, IntegerBlo
 /// # Safety
 /// All methods require a processor with NEON.
 pub(crate) trait Unpack: IntegerBlock256 {
-    /// Whether all weights are from -64 to 63: the argument `small` of [`ByteDot::sum32`].
+    /// Whether all integer weights are from -64 to 63. This is the argument `small` of [`ByteDot::sum32`].
     const SMALL: bool = true;
 
-    /// Returns the 32 weights of a group, without their scales.
+    /// Returns the 32 integer weights of a group, before the multiplication by their scales.
     unsafe fn group(&self, group: usize) -> [int8x16_t; 2];
 
-    /// Returns the integer scales, one for each [`Self::GROUP`] weights.
+    /// Returns the integer scales of the block, one for each [`GROUP`](IntegerBlock256::GROUP) weights.
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn wide_scales(&self) -> [i32; 16] {
         widen_sixteen(load(&self.scales()))
     }
 
-    /// Returns the integer minima, by which the sums of 16 activations are multiplied.
+    /// Returns the 16 integer minima of the block, one for each 16 weights.
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn wide_minima(&self) -> [int16x8_t; 2] {
@@ -37,7 +37,7 @@ pub(crate) trait Unpack: IntegerBlock256 {
     }
 }
 
-/// Returns the dot products of a weight row with T tokens.
+/// Returns the dot products of a row of weights in blocks of 256 with the activations of T tokens.
 ///
 /// # Safety
 /// The processor has the instructions of `P`.
@@ -79,7 +79,7 @@ pub(crate) unsafe fn dot256<P: ByteDot, B: Unpack, const T: usize>(
     dots
 }
 
-/// Adds the products of a group of 32 weights, times their scales, to `total`.
+/// Adds the products of a group of 32 weights and activations, times the scales of the weights, to `total`.
 ///
 /// # Safety
 /// The processor has the instructions of `P`.
@@ -102,7 +102,7 @@ unsafe fn add_group<P: ByteDot, B: Unpack>(
     }
 }
 
-/// Multiplies the sums of 16 activations by the minima; the total of a block is at most 16 * 63 * 16 * 127.
+/// Multiplies the sums of 16 activations by the minima of a block. The sum of all lanes is at most 16 * 63 * 16 * 127.
 #[inline]
 #[target_feature(enable = "neon")]
 fn products_of_sums(minima: [int16x8_t; 2], sums: &[i16; 16]) -> int32x4_t {
@@ -134,14 +134,14 @@ pub(super) fn widen_sixteen(bytes: int8x16_t) -> [i32; 16] {
     all
 }
 
-/// Widens eight bytes from 0 to 127 to i32, followed by eight zeros.
+/// Widens eight bytes from 0 to 127 to i32. Returns the eight integers, followed by eight zeros.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(super) fn widen_eight(bytes: u64) -> [i32; 16] {
     widen_sixteen(vcombine_s8(vcreate_s8(bytes), vcreate_s8(0)))
 }
 
-/// Widens eight bytes from 0 to 127 to i16 and duplicates each lane.
+/// Widens eight bytes from 0 to 127 to i16 and repeats each, so that there are 16.
 #[inline]
 #[target_feature(enable = "neon")]
 fn twice(bytes: u64) -> [int16x8_t; 2] {
@@ -149,7 +149,7 @@ fn twice(bytes: u64) -> [int16x8_t; 2] {
     [vzip1q_s16(wide, wide), vzip2q_s16(wide, wide)]
 }
 
-/// Converts the bits of two f16 values, a scale and a minimum, to f32.
+/// Converts two f16 values, given by their bits, to f32: the value in the low 16 bits, then that in the high 16 bits.
 #[inline]
 #[target_feature(enable = "neon")]
 fn two_halves(bits: u32) -> [f32; 2] {
@@ -163,14 +163,14 @@ fn masked(bytes: [uint8x16_t; 2], mask: u8) -> [uint8x16_t; 2] {
     bytes.map(|bytes| vandq_u8(bytes, vdupq_n_u8(mask)))
 }
 
-/// Shifts 32 bytes left by `places` bits (right if negative) and ANDs them with `mask`.
+/// Shifts each of 32 bytes left by `places` bits (right if `places` is negative) and ANDs the result with `mask`.
 #[inline]
 #[target_feature(enable = "neon")]
 fn bits(bytes: &[u8; 32], places: i32, mask: u8) -> [uint8x16_t; 2] {
     masked([shifted(load_half(bytes, 0), places), shifted(load_half(bytes, 1), places)], mask)
 }
 
-/// ORs `low` and `high` and subtracts `offset`.
+/// ORs the bytes of `low` and `high` and subtracts `offset` from each.
 #[inline]
 #[target_feature(enable = "neon")]
 fn joined(low: [uint8x16_t; 2], high: [uint8x16_t; 2], offset: i8) -> [int8x16_t; 2] {
@@ -178,73 +178,55 @@ fn joined(low: [uint8x16_t; 2], high: [uint8x16_t; 2], offset: i8) -> [int8x16_t
     [of(0), of(1)]
 }
 
-impl Unpack for BlockQ2K {
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
-        let bytes = &self.quants.as_chunks().0[group / 4];
+/// Implements [`Unpack`] for block types, given an expression for the weights of a group. If a method is named that
+/// returns the packed scales and minima, it replaces the default methods for them.
+macro_rules! unpack {
+    ($($block:ty $(, $scales_and_minima:ident)?: |$this:ident, $group:ident| $weights:expr;)+) => {$(
+        impl Unpack for $block {
+            #[inline]
+            #[target_feature(enable = "neon")]
+            unsafe fn group(&self, $group: usize) -> [int8x16_t; 2] {
+                let $this = self;
+                $weights
+            }
+
+            $(
+                #[inline]
+                #[target_feature(enable = "neon")]
+                unsafe fn wide_scales(&self) -> [i32; 16] {
+                    widen_eight(self.$scales_and_minima().0)
+                }
+
+                #[inline]
+                #[target_feature(enable = "neon")]
+                unsafe fn wide_minima(&self) -> [int16x8_t; 2] {
+                    twice(self.$scales_and_minima().1)
+                }
+            )?
+        }
+    )+};
+}
+unpack! {
+    BlockQ2K: |block, group| {
+        let bytes = &block.quants.as_chunks().0[group / 4];
         bits(bytes, -2 * (group as i32 % 4), 3).map(|numbers| vreinterpretq_s8_u8(numbers))
-    }
-}
-
-impl Unpack for BlockQ3K {
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
-        let low = bits(&self.quants.as_chunks().0[group / 4], -2 * (group as i32 % 4), 3);
-        joined(low, bits(&self.high_bits, 2 - group as i32, 4), 4)
-    }
-}
-
-impl Unpack for BlockQ4K {
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
-        let bytes = &self.quants.as_chunks().0[group / 2];
+    };
+    BlockQ3K: |block, group| {
+        let low = bits(&block.quants.as_chunks().0[group / 4], -2 * (group as i32 % 4), 3);
+        joined(low, bits(&block.high_bits, 2 - group as i32, 4), 4)
+    };
+    BlockQ4K, scales_and_minima: |block, group| {
+        let bytes = &block.quants.as_chunks().0[group / 2];
         bits(bytes, -4 * (group as i32 % 2), 15).map(|numbers| vreinterpretq_s8_u8(numbers))
-    }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn wide_scales(&self) -> [i32; 16] {
-        widen_eight(self.scales_and_minima().0)
-    }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn wide_minima(&self) -> [int16x8_t; 2] {
-        twice(self.scales_and_minima().1)
-    }
-}
-
-impl Unpack for BlockQ5K {
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
-        let low = bits(&self.quants.as_chunks().0[group / 2], -4 * (group as i32 % 2), 15);
-        joined(low, bits(&self.high_bits, 4 - group as i32, 16), 0)
-    }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn wide_scales(&self) -> [i32; 16] {
-        widen_eight(self.scales_and_minima().0)
-    }
-
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn wide_minima(&self) -> [int16x8_t; 2] {
-        twice(self.scales_and_minima().1)
-    }
-}
-
-impl Unpack for BlockQ6K {
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
+    };
+    BlockQ5K, scales_and_minima: |block, group| {
+        let low = bits(&block.quants.as_chunks().0[group / 2], -4 * (group as i32 % 2), 15);
+        joined(low, bits(&block.high_bits, 4 - group as i32, 16), 0)
+    };
+    BlockQ6K: |block, group| {
         let (part, within) = (group / 4, group % 4);
-        let low = bits(&self.low_bits.as_chunks().0[2 * part + within % 2], -4 * (within as i32 / 2), 15);
-        let high = bits(&self.high_bits.as_chunks().0[part], 4 - 2 * within as i32, 0x30);
+        let low = bits(&block.low_bits.as_chunks().0[2 * part + within % 2], -4 * (within as i32 / 2), 15);
+        let high = bits(&block.high_bits.as_chunks().0[part], 4 - 2 * within as i32, 0x30);
         joined(low, high, 32)
-    }
+    };
 }

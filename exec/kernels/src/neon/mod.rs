@@ -1,9 +1,10 @@
 //! The dot products of [`super::scalar`] for 64-bit ARM processors.
 //!
 //! NEON multiplies signed bytes, so the offset of weights is subtracted when they are unpacked. `sdot` adds four
-//! products to each 32-bit lane. Without it, as many products are added in 16 bits as cannot overflow, and the sums
-//! are then widened. A block is summed completely in integers before the conversion to f32. Each function computes T
-//! tokens, so that weights are unpacked once for all of them; the arithmetic of a token does not depend on T.
+//! products to each 32-bit lane. On processors without `sdot`, as many products are added in 16 bits as cannot
+//! overflow, and the sums are then widened. A block is summed completely in integers before the conversion to f32.
+//! Each function computes the dot products of a row with T tokens, so that weights are unpacked once for T tokens. The
+//! arithmetic of a token does not depend on T.
 //!
 //! `sdot` and `smmla` are inline assembly, because their intrinsics are not stable. The assembly enables its
 //! extension itself, so that the rest of a kernel is one generic function for all processors.
@@ -26,21 +27,22 @@ pub(super) use k_quants::dot256;
 use super::blocks::IQ4_VALUES;
 use super::matmul::per_token;
 
-/// Integer dot products of bytes by one instruction set.
+/// Integer dot products of bytes with one instruction set.
 ///
-/// An implementation may add a product to any lane, because all lanes are summed to one integer.
+/// An implementation may add a product to any lane, because the caller sums all lanes to one integer.
 ///
 /// # Safety
 /// The processor must have the instructions of the implementation.
 pub(super) trait ByteDot {
-    /// Returns the partial sums of 16 weights from -128 to 127 times activations from -127 to 127.
+    /// Returns four partial sums of the products of 16 weights from -128 to 127 and activations from -127 to 127.
     unsafe fn sum16(weights: int8x16_t, values: int8x16_t) -> int32x4_t;
 
-    /// Returns the partial sums of 32 weights times activations; with `small`, all weights are from -64 to 63.
+    /// Returns four partial sums of the products of 32 weights and activations. If `small` is set, all weights are from
+    /// -64 to 63.
     unsafe fn sum32(weights: [int8x16_t; 2], values: [int8x16_t; 2], small: bool) -> int32x4_t;
 }
 
-/// NEON without extensions, which every processor has.
+/// NEON without extensions, which every 64-bit ARM processor has.
 pub(super) struct BaseNeon;
 
 /// NEON with `sdot`, the dot product of four bytes.
@@ -86,7 +88,7 @@ impl ByteDot for Dotprod {
     }
 }
 
-/// Adds to each lane of `total` the dot product of its four bytes in `a` and `b`.
+/// Adds to each 32-bit lane of `total` the dot product of the four bytes of this lane in `a` and in `b`.
 ///
 /// # Safety
 /// The processor has `dotprod`.
@@ -105,7 +107,8 @@ unsafe fn sdot(mut total: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     total
 }
 
-/// Adds to each lane of `total` the dot product of its four bytes in `a` and the four bytes of lane `LANE` of `b`.
+/// Adds to each 32-bit lane of `total` the dot product of the four bytes of this lane in `a` and the four bytes of lane
+/// `LANE` in `b`.
 ///
 /// # Safety
 /// The processor has `dotprod`.
@@ -128,8 +131,8 @@ pub(super) unsafe fn sdot_lane<const LANE: usize>(
     total
 }
 
-/// Multiplies matrices of bytes: `a` and `b` have two rows of eight bytes each; adds the dot products
-/// `[a0 b0, a0 b1, a1 b0, a1 b1]` to `total`.
+/// Multiplies two matrices of two rows of eight bytes, `a` and `b`: adds the dot products of the rows
+/// `[a0 b0, a0 b1, a1 b0, a1 b1]` to the four lanes of `total`.
 ///
 /// # Safety
 /// The processor has `i8mm`.
@@ -176,7 +179,7 @@ fn load_both(bytes: &[i8; 32]) -> [int8x16_t; 2] {
     [load(&halves[0]), load(&halves[1])]
 }
 
-/// Converts the bits of four f16 values to f32.
+/// Converts four f16 values, given by their bits, to f32.
 #[inline]
 #[target_feature(enable = "neon")]
 fn four_halves([a, b, c, d]: [u16; 4]) -> float32x4_t {
@@ -197,7 +200,7 @@ fn shifted(bytes: uint8x16_t, places: i32) -> uint8x16_t {
     vshlq_u8(bytes, vdupq_n_s8(places as i8))
 }
 
-/// Returns the low four bits of 16 bytes, and the high four bits.
+/// Returns the low four bits of each of 16 bytes, and the high four bits of each.
 #[inline]
 #[target_feature(enable = "neon")]
 fn nibbles(bytes: &[u8; 16]) -> [uint8x16_t; 2] {
@@ -205,7 +208,7 @@ fn nibbles(bytes: &[u8; 16]) -> [uint8x16_t; 2] {
     [vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes)]
 }
 
-/// Looks up 16 indices in the codebook of `IQ4_NL` and `IQ4_XS`.
+/// Returns the entries of the codebook of `IQ4_NL` and `IQ4_XS` for 16 indices.
 #[inline]
 #[target_feature(enable = "neon")]
 fn iq4_values(indices: uint8x16_t) -> int8x16_t {

@@ -1,13 +1,14 @@
-//! Multiplies a panel by a tile of tokens, in AVX2.
+//! Multiplication of a panel by a tile of tokens, in AVX2.
 //!
 //! A `Line` is two registers of eight rows. `maddubs` multiplies four unsigned weights of each row by four signed
-//! activations, which are broadcast from memory, and adds adjacent products in 16 bits. Several such sums are added
-//! in 16 bits before `madd` multiplies them by their scale and adds adjacent ones in 32 bits. One sum is at most 2 *
-//! 127 times the maximum quant, so that eight of them cannot overflow for four-bit weights, four for five bits and
-//! two for six.
+//! activations, which are broadcast from memory, and adds adjacent products in 16 bits. Several 16-bit sums are added
+//! before `madd` multiplies them by their scale and adds adjacent results in 32 bits. A sum of two products is at most
+//! 2 * 127 times the maximum quant. So eight sums fit in 16 bits for four-bit weights, four for five-bit weights, and
+//! two for six-bit weights.
 //!
-//! Eight-bit weights are packed with an offset of 128. The kernel subtracts it, and moves the sign of each weight to
-//! the activations, because the weights must be unsigned. One such sum fits in 16 bits (2 * 127 * 128), but not two.
+//! Eight-bit weights are packed with an offset of 128. The kernel subtracts the offset, and moves the sign of each
+//! weight to the activations, because `maddubs` needs unsigned weights. One sum of two products then fits in 16 bits
+//! (2 * 127 * 128), but two sums do not.
 //!
 //! Bounds: the sum of a group in 32 bits is at most 32 * 128 * 127 * 128 = 6.7e7, and that of a block 5.3e8.
 
@@ -23,7 +24,7 @@ use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply, pack};
 use crate::avx2::{load as load_one, load_half};
 use crate::matmul::MatmulTask;
 
-/// Computes a part of a matmul, whose format must satisfy [`is_profitable`](super::is_profitable).
+/// Computes a part of a matmul. The weight format must satisfy [`is_profitable`](super::is_profitable).
 ///
 /// # Safety
 /// The processor has AVX2, FMA and F16C, and no other thread writes the rows of the task.
@@ -58,10 +59,10 @@ impl PanelKernel for Avx2 {
     }
 }
 
-/// The value of `FOURS`, the number of lines summed in 16 bits, for eight-bit weights, which have an offset.
+/// The number of lines summed in 16 bits for eight-bit weights. Kernels subtract the offset only with this number.
 const SIGNED: usize = 1;
 
-/// Returns the number of lines, at most `max_lines`, whose products can be added in 16 bits without overflow.
+/// Returns the number of lines (at most `max_lines`) whose products, for quants up to `max_quant`, add up in 16 bits.
 const fn lines_in_16_bits(max_quant: i32, max_lines: usize) -> usize {
     let mut count = max_lines;
     while count > SIGNED && 2 * 127 * max_quant * count as i32 > i16::MAX as i32 {
@@ -70,7 +71,7 @@ const fn lines_in_16_bits(max_quant: i32, max_lines: usize) -> usize {
     count
 }
 
-/// Two registers of eight rows each.
+/// Two registers for the sixteen rows of a panel, eight rows in each.
 type Pair = [__m256i; 2];
 
 #[inline]
@@ -97,14 +98,14 @@ fn store_floats(line: &mut [f32; PANEL_ROWS], values: [__m256; 2]) {
     }
 }
 
-/// Broadcasts two or four adjacent values of a token, 32 bits in total, to all rows.
+/// Broadcasts two or four adjacent values of a token, 32 bits in total, to all lanes of a register.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn broadcast<N: Pod>(values: &N) -> __m256i {
     _mm256_set1_epi32(bytemuck::pod_read_unaligned(bytemuck::bytes_of(values)))
 }
 
-/// Interleaves the unpacked quants, four columns per line.
+/// Interleaves the unpacked quants of the panel, so that each line has four columns of all rows.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn interleave(panel: &mut Panel, from_codebook: bool, columns: usize) {
@@ -124,7 +125,7 @@ fn interleave(panel: &mut Panel, from_codebook: bool, columns: usize) {
     }
 }
 
-/// Interleaves the unpacked scales and minima, two per line.
+/// Interleaves the unpacked scales and minima of a block, so that each line has two scales, or two minima, of all rows.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn interleave_scales(unpacked: &[[i8; 32]; PANEL_ROWS], lines: &mut [Line; 16]) {
@@ -139,7 +140,7 @@ fn interleave_scales(unpacked: &[[i8; 32]; PANEL_ROWS], lines: &mut [Line; 16]) 
     }
 }
 
-/// Stores the lower (0) or upper (1) half of each line.
+/// Stores one register in the lower (0) or upper (1) half of each of eight lines.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn store_all(values: &[__m256i; 8], lines: &mut [Line; 8], half: usize) {
@@ -178,7 +179,7 @@ fn transpose(rows: &[__m256i; 8]) -> [__m256i; 8] {
     columns
 }
 
-/// Multiplies the sums of 16 activations of a token by the scales or minima `factors` of each row.
+/// Returns the dot product of the scales or minima of each row (`factors`) and the activation sums of a token.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn weighted_sums(factors: &[Line], sums: &[[i16; 2]]) -> Pair {
@@ -195,7 +196,7 @@ fn weighted_sums(factors: &[Line], sums: &[[i16; 2]]) -> Pair {
 /// Multiplies `FOURS` lines by the activations of T tokens, sums the products in 16 bits, and adds the sums, times
 /// `scales`, to `totals`.
 ///
-/// The offset of weights is subtracted here only for signed weights (`FOURS == SIGNED`).
+/// Only if `FOURS` is [`SIGNED`], the offset of the weights is subtracted here.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn add_products<const FOURS: usize, const T: usize>(
@@ -232,7 +233,7 @@ fn add_products<const FOURS: usize, const T: usize>(
     }
 }
 
-/// Duplicates the lower, or the upper, 16-bit half of each lane.
+/// Copies the upper 16-bit half of each 32-bit lane to the lower half, or the lower half to the upper half.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn twice(numbers: Pair, upper: bool) -> Pair {
@@ -245,7 +246,7 @@ fn twice(numbers: Pair, upper: bool) -> Pair {
     [_mm256_shuffle_epi8(numbers[0], order), _mm256_shuffle_epi8(numbers[1], order)]
 }
 
-/// Returns the integer sums of a block for sixteen rows and T tokens: weights times integer scales times activations.
+/// Returns the integer sums of a block for sixteen rows and T tokens, of weight times integer scale times activation.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn products<B: Block256, const FOURS: usize, const T: usize>(
@@ -268,7 +269,7 @@ fn products<B: Block256, const FOURS: usize, const T: usize>(
     totals
 }
 
-/// Implements [`PanelKernel::multiply256`], summing the products of `FOURS` lines in 16 bits.
+/// Implements [`PanelKernel::multiply256`]. Sums the products of `FOURS` lines in 16 bits.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn multiply256<B: Block256, const FOURS: usize, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
@@ -312,7 +313,7 @@ fn multiply256<B: Block256, const FOURS: usize, const T: usize>(tile: &Tile<'_, 
     }
 }
 
-/// Implements [`PanelKernel::multiply32`], summing the products of `FOURS` lines in 16 bits.
+/// Implements [`PanelKernel::multiply32`]. Sums the products of `FOURS` lines in 16 bits.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn multiply32<B: Block32, const FOURS: usize, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {

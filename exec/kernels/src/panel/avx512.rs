@@ -1,7 +1,7 @@
-//! Multiplies a panel by a tile of tokens, in AVX-512 with VNNI.
+//! Multiplication of a panel by a tile of tokens, in AVX-512 with VNNI.
 //!
 //! `vpdpbusd` multiplies four unsigned weights of each of sixteen rows by four signed activations and adds the
-//! products in 32 bits; the activations of a token are broadcast from memory. Eight tokens share each load of
+//! products in 32 bits. The activations of a token are broadcast from memory. Eight tokens share each load of
 //! weights.
 //!
 //! Bounds: the sum of a group is at most 32 * 255 * 127 = 1.04e6, and that of a block 2.7e8, so that nothing
@@ -18,7 +18,7 @@ use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply, pack};
 use crate::avx2;
 use crate::matmul::MatmulTask;
 
-/// Computes a part of a matmul, whose format must satisfy [`is_profitable`](super::is_profitable).
+/// Computes a part of a matmul. The weight format must satisfy [`is_profitable`](super::is_profitable).
 ///
 /// # Safety
 /// The processor has AVX-512 (F, BW, VL) and VNNI, and no other thread writes the rows of the task.
@@ -102,7 +102,7 @@ impl PanelKernel for Avx512 {
     }
 }
 
-/// Whether the sum of 16 products of quants up to `max_quant` fits in 16 bits.
+/// Whether the sum of 16 products of a quant up to `max_quant` and an activation fits in 16 bits.
 const fn is_small(max_quant: i32) -> bool {
     16 * 127 * max_quant <= i16::MAX as i32
 }
@@ -114,7 +114,7 @@ fn load(line: &Line) -> __m512i {
     unsafe { _mm512_loadu_si512(std::ptr::from_ref(line).cast()) }
 }
 
-/// Loads the partial sums of sixteen rows for each of T tokens.
+/// Loads the partial sums of the sixteen rows of a panel for each of T tokens.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn load_floats<const T: usize>(sums: &Sums<T>) -> [__m512; T] {
@@ -135,14 +135,14 @@ fn store_floats<const T: usize>(sums: &mut Sums<T>, floats: &[__m512; T]) {
     }
 }
 
-/// Broadcasts two or four adjacent values of a token, 32 bits in total, to all rows.
+/// Broadcasts two or four adjacent values of a token, 32 bits in total, to all lanes of a register.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn broadcast<N: Pod>(values: &N) -> __m512i {
     _mm512_set1_epi32(bytemuck::pod_read_unaligned(bytemuck::bytes_of(values)))
 }
 
-/// Interleaves the unpacked quants, four columns per line.
+/// Interleaves the unpacked quants of the panel, so that each line has four columns of all rows.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn interleave(panel: &mut Panel, from_codebook: bool, columns: usize) {
@@ -162,7 +162,7 @@ fn interleave(panel: &mut Panel, from_codebook: bool, columns: usize) {
     }
 }
 
-/// Interleaves the unpacked scales and minima, two per line.
+/// Interleaves the unpacked scales and minima of a block, so that each line has two scales, or two minima, of all rows.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn interleave_scales(unpacked: &[[i8; 32]; PANEL_ROWS], lines: &mut [Line; 16]) {
@@ -220,7 +220,7 @@ fn transpose(rows: &[__m512i; 16]) -> [__m512i; 16] {
     columns
 }
 
-/// Multiplies the sums of 16 activations of a token by the scales or minima `factors` of each row.
+/// Returns the dot product of the scales or minima of each row (`factors`) and the activation sums of a token.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
 fn weighted_sums(factors: &[Line], sums: &[[i16; 2]]) -> __m512i {
@@ -231,7 +231,7 @@ fn weighted_sums(factors: &[Line], sums: &[[i16; 2]]) -> __m512i {
     total
 }
 
-/// Returns the integer sums of a block for sixteen rows and T tokens: weights times integer scales times activations.
+/// Returns the integer sums of a block for sixteen rows and T tokens, of weight times integer scale times activation.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
 fn products<B: Block256, const T: usize>(

@@ -1,10 +1,11 @@
-//! Multiplies a panel by a tile of tokens, in NEON.
+//! Multiplication of a panel by a tile of tokens, in NEON.
 //!
 //! A `Line` is four registers of four rows. Weights are packed as signed bytes, with their offset subtracted. A
 //! register of four rows and four columns is multiplied by four activations of each of eight tokens; each lane sums
-//! one row. `sdot` does this in one instruction. Without it, the products of sixteen columns are added in 16 bits if
-//! they are small enough, and then widened. `smmla` multiplies two rows of eight columns by eight activations of two
-//! tokens; for it, two lines are packed as rows of eight columns, and the sums are sorted by token once per block.
+//! one row. `sdot` does this in one instruction. On processors without `sdot`, the products of sixteen columns are
+//! added in 16 bits if the weights are small enough, and then widened. `smmla` multiplies two rows of eight columns by
+//! eight activations of two tokens. For `smmla`, two lines are packed as rows of eight columns, and the sums are sorted
+//! by token once per block.
 //!
 //! Bounds: the sum of a group is at most 32 * 128 * 127 = 5.2e5, and that of a block 256 * 128 * 127 * 128 = 5.3e8.
 
@@ -20,11 +21,10 @@ use crate::activations::QuantisedRow;
 use crate::matmul::MatmulTask;
 use crate::neon::{BaseNeon, Dotprod, load, load_floats, load_unsigned, sdot_lane, smmla, store_floats};
 
-/// Number of tokens in a tile, which share the loads of weights. For four rows, the sums of a group and of a block of
-/// eight tokens are 16 registers.
+/// Number of tokens in a tile. For four rows, the sums of a group and of a block then take 16 registers.
 const TOKENS: usize = 8;
 
-/// Computes a part of a matmul, whose format must satisfy [`is_profitable`](super::is_profitable).
+/// Computes a part of a matmul. The weight format must satisfy [`is_profitable`](super::is_profitable).
 ///
 /// # Safety
 /// The processor has the instructions of `L`, and no other thread writes the rows of the task.
@@ -33,18 +33,18 @@ pub(crate) unsafe fn matmul<L: ByteMatmul>(task: MatmulTask<'_>) {
     unsafe { multiply::<Neon<L>, TOKENS>(task) };
 }
 
-/// The panel kernel for NEON; `L` provides the byte multiplication.
+/// The panel kernel for NEON. The instruction set `L` multiplies the bytes.
 struct Neon<L>(PhantomData<L>);
 
-/// Integer products of four weight rows and T tokens by one instruction set.
+/// Integer products of four weight rows and the activations of T tokens, computed with one instruction set.
 ///
 /// # Safety
 /// The processor must have the instructions of the implementation.
 pub(crate) trait ByteMatmul {
-    /// Whether two lines are packed as rows of eight columns.
+    /// Whether each pair of lines is packed as rows of eight columns, instead of two lines with rows of four columns.
     const ROWS_OF_EIGHT: bool = false;
 
-    /// Adds the products of sixteen columns to `totals`; with `small`, all weights are from -32 to 32.
+    /// Adds the products of sixteen columns to `totals`. If `small` is set, all weights are from -32 to 32.
     unsafe fn multiply_columns<const T: usize>(
         columns: [int8x16_t; 4],
         values: [&[i8; 16]; T],
@@ -52,7 +52,7 @@ pub(crate) trait ByteMatmul {
         totals: &mut [int32x4_t; T],
     );
 
-    /// Adds the sums of a group, times the integer scales of the four rows, to `totals`.
+    /// Adds the sums of a group of weights, times the integer scales of the four rows, to `totals`.
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn add_scaled<const T: usize>(
@@ -65,7 +65,7 @@ pub(crate) trait ByteMatmul {
         }
     }
 
-    /// Reorders the sums of [`Self::multiply_columns`], so that each register has the four rows of one token.
+    /// Reorders the sums of [`Self::multiply_columns`], so that each register has the sums of four rows for one token.
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn by_token<const T: usize>(totals: [int32x4_t; T]) -> [int32x4_t; T] {
@@ -137,7 +137,7 @@ impl ByteMatmul for Dotprod {
     }
 }
 
-/// For tokens 2p and 2p + 1, one register has the sums of two rows, and the next register those of the other two.
+/// The sums of tokens 2p and 2p + 1 are in two registers: rows 0 and 1 in the first, rows 2 and 3 in the second.
 impl ByteMatmul for I8mm {
     const ROWS_OF_EIGHT: bool = true;
 
@@ -190,7 +190,7 @@ impl ByteMatmul for I8mm {
     }
 }
 
-/// Reorders two pairs of registers with four rows of four columns each to registers with two rows of eight columns.
+/// Reorders four registers, each with four rows of four columns, to registers with two rows of eight columns.
 #[inline]
 #[target_feature(enable = "neon")]
 fn rows_of_eight(columns: [int32x4_t; 4]) -> [int32x4_t; 4] {
@@ -198,7 +198,7 @@ fn rows_of_eight(columns: [int32x4_t; 4]) -> [int32x4_t; 4] {
     [vzip1q_s32(a, b), vzip2q_s32(a, b), vzip1q_s32(c, d), vzip2q_s32(c, d)]
 }
 
-/// Reverses [`rows_of_eight`].
+/// Reorders four registers, each with two rows of eight columns, to registers with four rows of four columns.
 #[inline]
 #[target_feature(enable = "neon")]
 fn rows_of_four(columns: [int8x16_t; 4]) -> [int8x16_t; 4] {
@@ -234,7 +234,7 @@ impl<L: ByteMatmul> PanelKernel for Neon<L> {
     }
 }
 
-/// Whether all weights are from -32 to 32.
+/// Whether all weights of a format are from -32 to 32. A weight is a quant, from 0 to `max_quant`, minus `offset`.
 const fn is_small(max_quant: i32, offset: i32) -> bool {
     max_quant - offset <= 32 && offset <= 32
 }
@@ -264,14 +264,14 @@ fn four_rows(line: &Line, rows: usize) -> int32x4_t {
     unsafe { vld1q_s32(line.0.as_chunks::<4>().0[rows].as_ptr().cast()) }
 }
 
-/// Loads the group of four rows with index `rows` from each of four lines.
+/// Loads rows `4 * rows` to `4 * rows + 3` from each of four lines.
 #[inline]
 #[target_feature(enable = "neon")]
 fn columns(lines: &[Line; 4], rows: usize) -> [int8x16_t; 4] {
     lines.each_ref().map(|line| vreinterpretq_s8_s32(four_rows(line, rows)))
 }
 
-/// Adds the products of four rows of a block of 256 with T tokens to `sums`.
+/// Adds the products of one block of 256 weights in each of four rows with the activations of T tokens to `sums`.
 ///
 /// # Safety
 /// The processor has the instructions of `L`.
@@ -320,7 +320,7 @@ unsafe fn block256<L: ByteMatmul, B: Block256, const T: usize>(
     }
 }
 
-/// Adds the products of four rows of a block of 32 with T tokens to `sums`.
+/// Adds the products of one block of 32 weights in each of four rows with the activations of T tokens to `sums`.
 ///
 /// # Safety
 /// The processor has the instructions of `L`.
@@ -357,7 +357,7 @@ unsafe fn block32<L: ByteMatmul, B: Block32, const T: usize>(
     }
 }
 
-/// Multiplies the sums of 16 activations of a token by the minima of each of four rows.
+/// Returns, for each of four rows, the sum of the products of its minima and the activation sums of a token.
 #[inline]
 #[target_feature(enable = "neon")]
 fn weighted_sums(minima: &[Line], rows: usize, sums: &[[i16; 2]; 8]) -> int32x4_t {
@@ -371,8 +371,8 @@ fn weighted_sums(minima: &[Line], rows: usize, sums: &[[i16; 2]; 8]) -> int32x4_
     vpaddq_s32(low, high)
 }
 
-/// Subtracts the offset from the unpacked quants and interleaves them. A line holds four columns of each row; if
-/// `L::ROWS_OF_EIGHT`, two lines hold eight columns of each row.
+/// Subtracts `offset` from the unpacked quants of the panel and interleaves them, so that each line has four columns of
+/// all rows. If `L::ROWS_OF_EIGHT` is set, each pair of lines has eight columns of all rows.
 #[inline]
 #[target_feature(enable = "neon")]
 fn interleave<L: ByteMatmul>(panel: &mut Panel, from_codebook: bool, columns: usize, offset: u8) {
@@ -392,7 +392,7 @@ fn interleave<L: ByteMatmul>(panel: &mut Panel, from_codebook: bool, columns: us
     }
 }
 
-/// Interleaves the unpacked scales and minima, two per line.
+/// Interleaves the unpacked scales and minima of a block, so that each line has two scales, or two minima, of all rows.
 #[inline]
 #[target_feature(enable = "neon")]
 fn interleave_scales(unpacked: &[[i8; 32]; PANEL_ROWS], lines: &mut [Line; 16]) {

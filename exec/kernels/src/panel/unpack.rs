@@ -1,8 +1,7 @@
-//! Unpacks the weights of each format for panels.
+//! Unpacking of the weights of each format for panels.
 //!
-//! All formats with blocks of 256 are unpacked to one form, and all with blocks of 32 to another: unsigned bytes,
-//! from which an offset is subtracted, with integer and f32 scales. Eight adjacent weights are unpacked at once, as
-//! the bytes of a 64-bit integer. Two formats are unpacked to codebook indices, which are looked up when rows are
+//! A weight becomes an unsigned byte, from which an offset is subtracted. Eight adjacent weights are unpacked at once,
+//! as the bytes of a 64-bit integer. Two formats are unpacked to codebook indices, which are looked up when rows are
 //! interleaved.
 //!
 //! Not here: the layout of the stored blocks, see [`crate::blocks`].
@@ -12,38 +11,35 @@ use crate::blocks::{
     BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, IQ4_VALUES, IntegerBlock32, IntegerBlock256,
 };
 
+/// A block of N weights that can be unpacked to one byte per weight, its quant.
+pub(super) trait UnpackBytes<const N: usize> {
+    /// The value of a quant that represents the weight zero.
+    const OFFSET: i32 = 0;
+    /// The maximum value of a quant, or of a [`CODEBOOK`] entry.
+    const MAX_QUANT: i32;
+    /// Whether the bytes are indices of [`CODEBOOK`], which contains the quants.
+    const FROM_CODEBOOK: bool = false;
+
+    /// Writes the quants of the block, or their codebook indices, to `quants`.
+    fn unpack(&self, quants: &mut [u8; N]);
+}
+
 /// A block of 256 weights: weight j, in group g = j / 16, is
 /// `scale * scales[g] * (quants[j] - OFFSET) - minimum * minima[g]`.
-pub(super) trait Block256: IntegerBlock256 {
-    /// The unpacked quant of a zero weight.
-    const OFFSET: i32 = 0;
-    /// The maximum unpacked quant or entry of [`CODEBOOK`].
-    const MAX_QUANT: i32;
-    /// Whether quants are unpacked to indices of [`CODEBOOK`].
-    const FROM_CODEBOOK: bool = false;
-
-    /// Writes the unpacked quants.
-    fn unpack(&self, quants: &mut [u8; 256]);
-}
+pub(super) trait Block256: IntegerBlock256 + UnpackBytes<256> {}
+impl<B: IntegerBlock256 + UnpackBytes<256>> Block256 for B {}
 
 /// A block of 32 weights: weight j is `scale * (quants[j] - OFFSET) + minimum`.
-pub(super) trait Block32: IntegerBlock32 {
-    /// The unpacked quant of a zero weight.
-    const OFFSET: i32 = 0;
-    /// The maximum unpacked quant or entry of [`CODEBOOK`].
-    const MAX_QUANT: i32;
-    /// Whether quants are unpacked to indices of [`CODEBOOK`].
-    const FROM_CODEBOOK: bool = false;
+pub(super) trait Block32: IntegerBlock32 + UnpackBytes<32> {}
+impl<B: IntegerBlock32 + UnpackBytes<32>> Block32 for B {}
 
-    /// Writes the unpacked quants.
-    fn unpack(&self, quants: &mut [u8; 32]);
-}
-
+/// Returns eight equal bytes as a 64-bit integer.
 const fn repeat(byte: u8) -> u64 {
     u64::from_le_bytes([byte; 8])
 }
 
-/// Applies `of` to every eight adjacent bytes. `of` must mask out bits that it shifts into other bytes.
+/// Applies `of` to each group of eight bytes, as a 64-bit integer, and writes the results to `out`. `of` must mask out
+/// bits that it shifts into other bytes.
 #[inline(always)]
 fn map_bytes<const N: usize>(out: &mut [u8; N], bytes: &[u8; N], of: impl Fn(u64) -> u64) {
     for (out, bytes) in out.as_chunks_mut::<8>().0.iter_mut().zip(bytes.as_chunks::<8>().0) {
@@ -51,7 +47,7 @@ fn map_bytes<const N: usize>(out: &mut [u8; N], bytes: &[u8; N], of: impl Fn(u64
     }
 }
 
-/// Applies `of` to every eight adjacent bytes and ORs the results into `out`.
+/// Applies `of` to each group of eight bytes, as a 64-bit integer, and ORs the results into `out`.
 #[inline(always)]
 fn or_bytes(out: &mut [u8; 32], bytes: &[u8; 32], of: impl Fn(u64) -> u64) {
     for (out, bytes) in out.as_chunks_mut::<8>().0.iter_mut().zip(bytes.as_chunks::<8>().0) {
@@ -59,17 +55,18 @@ fn or_bytes(out: &mut [u8; 32], bytes: &[u8; 32], of: impl Fn(u64) -> u64) {
     }
 }
 
-/// Unpacks four-bit integers in groups of 32: first the low nibbles of 32 bytes, then their high nibbles, and so on.
+/// Unpacks four-bit integers from runs of 32 bytes: first the 32 low nibbles of a run, then its 32 high nibbles.
 #[inline(always)]
 fn four_bits(out: &mut [u8; 256], bytes: &[u8; 128]) {
     for (out, bytes) in out.as_chunks_mut::<64>().0.iter_mut().zip(bytes.as_chunks::<32>().0) {
-        let [low, high] = out.as_chunks_mut::<32>().0 else { unreachable!("64 are twice 32") };
+        let [low, high] = out.as_chunks_mut::<32>().0 else { unreachable!("64 bytes are twice 32 bytes") };
         map_bytes(low, bytes, |eight| eight & repeat(15));
         map_bytes(high, bytes, |eight| eight >> 4 & repeat(15));
     }
 }
 
-/// Unpacks two-bit integers in groups of 32: first the two lowest bits of 32 bytes, then the next two, and so on.
+/// Unpacks two-bit integers from runs of 32 bytes: first the two lowest bits of each byte of a run, then the next two
+/// bits of each byte, up to the two highest bits.
 #[inline(always)]
 fn two_bits(out: &mut [u8; 256], bytes: &[u8; 64]) {
     for (out, bytes) in out.as_chunks_mut::<128>().0.iter_mut().zip(bytes.as_chunks::<32>().0) {
@@ -79,78 +76,31 @@ fn two_bits(out: &mut [u8; 256], bytes: &[u8; 64]) {
     }
 }
 
-impl Block256 for BlockQ2K {
-    const MAX_QUANT: i32 = 3;
-
-    #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 256]) {
-        two_bits(quants, &self.quants);
+/// Sets bit `position` of each of 256 quants: bit g of byte i of `bits` belongs to quant i of group g, a group of 32.
+#[inline(always)]
+fn high_bits(out: &mut [u8; 256], bits: &[u8; 32], position: u32) {
+    for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        or_bytes(out, bits, |eight| (eight >> group & repeat(1)) << position);
     }
 }
 
-impl Block256 for BlockQ3K {
-    const OFFSET: i32 = 4;
-    const MAX_QUANT: i32 = 7;
-
-    #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 256]) {
-        two_bits(quants, &self.quants);
-        for (group, out) in quants.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            or_bytes(out, &self.high_bits, |eight| (eight >> group & repeat(1)) << 2);
-        }
-    }
+/// Unpacks 32 four-bit integers: the first 16 from the low nibbles of the bytes, the last 16 from the high nibbles.
+#[inline(always)]
+fn nibbles(out: &mut [u8; 32], bytes: &[u8; 16]) {
+    let [low, high] = out.as_chunks_mut::<16>().0 else { unreachable!("32 bytes are twice 16 bytes") };
+    map_bytes(low, bytes, |eight| eight & repeat(15));
+    map_bytes(high, bytes, |eight| eight >> 4 & repeat(15));
 }
 
-impl Block256 for BlockQ4K {
-    const MAX_QUANT: i32 = 15;
-
-    #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 256]) {
-        four_bits(quants, &self.quants);
-    }
-}
-
-impl Block256 for BlockQ5K {
-    const MAX_QUANT: i32 = 31;
-
-    #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 256]) {
-        four_bits(quants, &self.quants);
-        for (group, out) in quants.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            or_bytes(out, &self.high_bits, |eight| (eight >> group & repeat(1)) << 4);
-        }
-    }
-}
-
-impl Block256 for BlockQ6K {
-    const OFFSET: i32 = 32;
-    const MAX_QUANT: i32 = 63;
-
-    #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 256]) {
-        let (lows, highs) = (self.low_bits.as_chunks::<64>().0, self.high_bits.as_chunks::<32>().0);
-        for (out, (low, high)) in quants.as_chunks_mut::<128>().0.iter_mut().zip(lows.iter().zip(highs)) {
-            let low = low.as_chunks::<32>().0;
-            for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-                map_bytes(out, &low[group % 2], |eight| eight >> (4 * (group / 2)) & repeat(15));
-                or_bytes(out, high, |eight| (eight >> (2 * group) & repeat(3)) << 4);
-            }
-        }
-    }
-}
-
-/// Unpacks weights in units of one eighth. The offset 9 is 8, which the grid entries contain, plus 1 for the shift.
-impl Block256 for BlockIq1S {
-    const OFFSET: i32 = 9;
-    const MAX_QUANT: i32 = 18;
-
-    #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 256]) {
-        for (row, out) in quants.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-            // A byte is at most 16 + 2, so the addition does not carry into the next byte.
-            let up = repeat(9 - self.offset(row / 4));
-            *out = (self.row(row) + up).to_le_bytes();
-        }
+/// Unpacks 32 five-bit integers: the low four bits as [`nibbles`] does; bit j of `high` is the fifth bit of integer j.
+#[inline(always)]
+fn five_bits(out: &mut [u8; 32], bytes: &[u8; 16], high: [u8; 4]) {
+    nibbles(out, bytes);
+    for (out, bits) in out.as_chunks_mut::<8>().0.iter_mut().zip(high) {
+        // Byte j of the product keeps bit j of `bits`; the addition carries it into the highest bit of the byte.
+        let own = (u64::from(bits) * repeat(1)) & 0x8040_2010_0804_0201;
+        let fifth = ((own + repeat(0x7f)) & repeat(0x80)) >> 3;
+        *out = (u64::from_le_bytes(*out) | fifth).to_le_bytes();
     }
 }
 
@@ -165,95 +115,69 @@ pub(super) const CODEBOOK: [u8; 16] = {
     codebook
 };
 
-impl Block256 for BlockIq4Xs {
-    const OFFSET: i32 = 128;
-    const MAX_QUANT: i32 = 241;
-    const FROM_CODEBOOK: bool = true;
+/// Implements [`UnpackBytes`] for block types of `$length` weights, given for each type the constants of the trait and
+/// an expression that unpacks a block.
+macro_rules! unpack_bytes {
+    ($length:literal: $(
+        $block:ident { $($name:ident: $type:ty = $value:expr),+ } |$this:ident, $quants:ident| $unpack:expr;
+    )+) => {$(
+        impl UnpackBytes<$length> for $block {
+            $(const $name: $type = $value;)+
 
-    #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 256]) {
-        for (out, bytes) in quants.as_chunks_mut::<32>().0.iter_mut().zip(self.quants.as_chunks::<16>().0) {
+            #[inline(always)]
+            fn unpack(&self, $quants: &mut [u8; $length]) {
+                let $this = self;
+                $unpack;
+            }
+        }
+    )+};
+}
+unpack_bytes! { 256:
+    BlockQ2K { MAX_QUANT: i32 = 3 } |block, quants| two_bits(quants, &block.quants);
+    BlockQ3K { OFFSET: i32 = 4, MAX_QUANT: i32 = 7 } |block, quants| {
+        two_bits(quants, &block.quants);
+        high_bits(quants, &block.high_bits, 2);
+    };
+    BlockQ4K { MAX_QUANT: i32 = 15 } |block, quants| four_bits(quants, &block.quants);
+    BlockQ5K { MAX_QUANT: i32 = 31 } |block, quants| {
+        four_bits(quants, &block.quants);
+        high_bits(quants, &block.high_bits, 4);
+    };
+    BlockQ6K { OFFSET: i32 = 32, MAX_QUANT: i32 = 63 } |block, quants| {
+        let (lows, highs) = (block.low_bits.as_chunks::<64>().0, block.high_bits.as_chunks::<32>().0);
+        for (out, (low, high)) in quants.as_chunks_mut::<128>().0.iter_mut().zip(lows.iter().zip(highs)) {
+            let low = low.as_chunks::<32>().0;
+            for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+                map_bytes(out, &low[group % 2], |eight| eight >> (4 * (group / 2)) & repeat(15));
+                or_bytes(out, high, |eight| (eight >> (2 * group) & repeat(3)) << 4);
+            }
+        }
+    };
+    // Weights in units of 1/8. The offset 9 is 8, which the entries of the grid contain, plus 1 for the shift.
+    BlockIq1S { OFFSET: i32 = 9, MAX_QUANT: i32 = 18 } |block, quants| {
+        for (row, out) in quants.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            // A byte is at most 16 + 2, so the addition does not carry into the next byte.
+            let up = repeat(9 - block.offset(row / 4));
+            *out = (block.row(row) + up).to_le_bytes();
+        }
+    };
+    BlockIq4Xs { OFFSET: i32 = 128, MAX_QUANT: i32 = 241, FROM_CODEBOOK: bool = true } |block, quants| {
+        for (out, bytes) in quants.as_chunks_mut::<32>().0.iter_mut().zip(block.quants.as_chunks::<16>().0) {
             nibbles(out, bytes);
         }
-    }
+    };
 }
-
-/// Unpacks 32 four-bit integers: the first 16 from the low nibbles of the bytes, the others from the high nibbles.
-#[inline(always)]
-fn nibbles(out: &mut [u8; 32], bytes: &[u8; 16]) {
-    let [low, high] = out.as_chunks_mut::<16>().0 else { unreachable!("32 are twice 16") };
-    map_bytes(low, bytes, |eight| eight & repeat(15));
-    map_bytes(high, bytes, |eight| eight >> 4 & repeat(15));
-}
-
-/// Sets the fifth bit of each of 32 quants; bit j of `bits` is that of quant j.
-#[inline(always)]
-fn fifth_bits(out: &mut [u8; 32], bits: [u8; 4]) {
-    for (out, bits) in out.as_chunks_mut::<8>().0.iter_mut().zip(bits) {
-        // Byte j of the product keeps bit j of `bits`; the addition carries it into the highest bit of the byte.
-        let own = (u64::from(bits) * repeat(1)) & 0x8040_2010_0804_0201;
-        let fifth = ((own + repeat(0x7f)) & repeat(0x80)) >> 3;
-        *out = (u64::from_le_bytes(*out) | fifth).to_le_bytes();
-    }
-}
-
-impl Block32 for BlockQ4_0 {
-    const OFFSET: i32 = 8;
-    const MAX_QUANT: i32 = 15;
-
-    #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 32]) {
-        nibbles(quants, &self.quants);
-    }
-}
-
-impl Block32 for BlockQ4_1 {
-    const MAX_QUANT: i32 = 15;
-
-    #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 32]) {
-        nibbles(quants, &self.quants);
-    }
-}
-
-impl Block32 for BlockQ5_0 {
-    const OFFSET: i32 = 16;
-    const MAX_QUANT: i32 = 31;
-
-    #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 32]) {
-        nibbles(quants, &self.quants);
-        fifth_bits(quants, self.high_bits);
-    }
-}
-
-impl Block32 for BlockQ5_1 {
-    const MAX_QUANT: i32 = 31;
-
-    #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 32]) {
-        nibbles(quants, &self.quants);
-        fifth_bits(quants, self.high_bits);
-    }
-}
-
-impl Block32 for BlockQ8_0 {
-    const OFFSET: i32 = 128;
-    const MAX_QUANT: i32 = 255;
-
-    #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 32]) {
-        map_bytes(quants, bytemuck::cast_ref(&self.quants), |eight| eight ^ repeat(0x80));
-    }
-}
-
-impl Block32 for BlockIq4Nl {
-    const OFFSET: i32 = 128;
-    const MAX_QUANT: i32 = 241;
-    const FROM_CODEBOOK: bool = true;
-
-    #[inline(always)]
-    fn unpack(&self, quants: &mut [u8; 32]) {
-        nibbles(quants, &self.quants);
-    }
+unpack_bytes! { 32:
+    BlockQ4_0 { OFFSET: i32 = 8, MAX_QUANT: i32 = 15 } |block, quants| nibbles(quants, &block.quants);
+    BlockQ4_1 { MAX_QUANT: i32 = 15 } |block, quants| nibbles(quants, &block.quants);
+    BlockQ5_0 { OFFSET: i32 = 16, MAX_QUANT: i32 = 31 } |block, quants| {
+        five_bits(quants, &block.quants, block.high_bits);
+    };
+    BlockQ5_1 { MAX_QUANT: i32 = 31 } |block, quants| five_bits(quants, &block.quants, block.high_bits);
+    BlockQ8_0 { OFFSET: i32 = 128, MAX_QUANT: i32 = 255 } |block, quants| {
+        map_bytes(quants, bytemuck::cast_ref(&block.quants), |eight| eight ^ repeat(0x80));
+    };
+    BlockIq4Nl { OFFSET: i32 = 128, MAX_QUANT: i32 = 241, FROM_CODEBOOK: bool = true } |block, quants| {
+        nibbles(quants, &block.quants);
+    };
 }

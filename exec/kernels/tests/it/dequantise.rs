@@ -1,6 +1,6 @@
 //! Tests of dequantisation against the reference Python package `gguf`.
 //!
-//! `tests/data/make_vectors.py` wrote the stored blocks (`*.blocks`) and their expected f32 values (`*.f32`).
+//! `tests/data/make_vectors.py` wrote the data: blocks as stored (`*.blocks`), and their expected f32 values (`*.f32`).
 
 use std::path::PathBuf;
 
@@ -16,12 +16,8 @@ fn data(file: String) -> Vec<u8> {
 fn dequantisation_equals_the_reference_bit_for_bit() {
     for format in Format::ALL {
         let blocks = data(format!("{format}.blocks"));
-        let wanted: Vec<u32> = data(format!("{format}.f32"))
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .map(|bytes| u32::from_le_bytes(*bytes))
-            .collect();
+        let words = data(format!("{format}.f32"));
+        let wanted: Vec<u32> = words.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
         let mut values = vec![0.0f32; wanted.len()];
         dequantise(*format, &blocks, &mut values).unwrap();
         let found: Vec<u32> = values.iter().map(|value| value.to_bits()).collect();

@@ -18,7 +18,7 @@ pub(super) struct WorkerConnections<T: Transport> {
     /// The control connections, by worker name.
     pub(super) workers: BTreeMap<String, WorkerConnection>,
     pub(super) facts: BTreeMap<String, WorkerFacts>,
-    /// Number of connections opened so far, which is also the number of the last one.
+    /// Number of connections opened so far, which is also the number of the last connection.
     opened: u64,
 }
 
@@ -38,7 +38,7 @@ impl<T: Transport> WorkerConnections<T> {
         Ok(())
     }
 
-    /// Returns the name of the worker of a control connection, by the number of the connection.
+    /// Returns the name of the worker at the other end of the control connection with this number.
     pub(super) fn name_of(&self, connection: u64) -> Option<String> {
         self.workers.iter().find(|(_, open)| open.number == connection).map(|(name, _)| name.clone())
     }
@@ -48,7 +48,7 @@ impl<T: Transport> WorkerConnections<T> {
         plan.devices.iter().skip(1).filter_map(|device| self.workers.get_key_value(&device.name))
     }
 
-    /// Sends a message to every worker of a plan. Returns their names.
+    /// Sends a message to every connected worker of a plan. Returns the names of these workers.
     pub(super) fn broadcast(&self, plan: &Plan, message: &Message) -> BTreeSet<String> {
         self.members(plan).for_each(|(_, worker)| worker.send(message.clone()));
         self.members(plan).map(|(name, _)| name.clone()).collect()

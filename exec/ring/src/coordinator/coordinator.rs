@@ -1,8 +1,8 @@
-//! The coordinator: executes the steps of the recovery reducer ([`hearth_core::recovery`]), and converts the workers'
-//! messages into its events.
+//! The coordinator: executes the steps of the recovery reducer ([`hearth_core::recovery`]), and converts the messages
+//! of the workers into events of the reducer.
 //!
-//! It makes the workers prepare an epoch, sends them the plan, connects to its neighbours and loads its own layers.
-//! When the ring cannot continue, [`Reconfiguration`] finds another plan for the remaining devices.
+//! The coordinator makes the workers prepare an epoch, sends them the plan, connects to the neighbours of the head, and
+//! loads the layers of the head. When the ring cannot continue, [`Reconfiguration`] finds another plan.
 //!
 //! Not here: which pass starts next, and the handling of tokens ([`super::pipeline`]).
 
@@ -32,12 +32,12 @@ use crate::wire::{
 use hearth_runtime::backend_factory::UploadProgressReporter;
 use hearth_runtime::clock::monotonic_nanos;
 
-/// The time limit for connecting to a neighbour that has just reported that it is prepared.
+/// The time limit for connecting to a neighbour in the ring, which has reported that it accepts connections.
 const NEIGHBOUR_DEADLINE: Duration = Duration::from_nanos(heartbeat::LOSS_TIMEOUT_NS);
 /// The time that a request waits for a lost device to return. source: assumed, acceptable in the time to first token
 const REJOIN_DEADLINE: Duration = Duration::from_millis(500);
 
-/// Runs a session on the head: connects to the devices, reconfigures the ring and passes events to the reducer.
+/// Runs a session on the head: connects to workers, reconfigures the ring, and passes events to the recovery reducer.
 pub(super) struct Coordinator<T: Transport> {
     model: Arc<LocalModel>,
     pub(super) options: RingOptions,
@@ -58,11 +58,11 @@ impl<T: Transport> Coordinator<T> {
         model: Arc<LocalModel>,
         options: RingOptions,
         (inbox, events): (mpsc::UnboundedSender<HeadEvent>, mpsc::UnboundedReceiver<HeadEvent>),
-        session: u64,
     ) -> Result<Self> {
         model.check_plan(&plan)?;
         check_draft_model(&plan, &model, options.draft_model.as_deref())?;
-        let mut connections = WorkerConnections::new(transport, session, inbox);
+        // Workers use the session number only to distinguish the data connections of different heads.
+        let mut connections = WorkerConnections::new(transport, rand::random(), inbox);
         for device in plan.devices.iter().skip(1) {
             connections.open(&plan, device).await?;
         }
@@ -92,9 +92,9 @@ impl<T: Transport> Coordinator<T> {
         self.reconfiguration.plan()
     }
 
-    /// Returns the runner of the head's own layers. Fails if it has stopped.
+    /// Returns the runner of the head's layers. Fails if the runner has stopped.
     pub(super) fn runner(&mut self) -> Result<&mut StageRunner> {
-        self.runner.as_mut().ok_or_else(|| protocol_error("the head", "its stage has stopped"))
+        self.runner.as_mut().ok_or_else(|| protocol_error("the head", "its computation has stopped"))
     }
 
     /// Prepares the ring for a request: reconnects lost devices, and makes all devices discard the previous request.
@@ -155,10 +155,7 @@ impl<T: Transport> Coordinator<T> {
 
     async fn perform(&mut self, step: Step) -> Result<Vec<Step>> {
         match step {
-            Step::Plan => {
-                let event = self.reconfiguration.find_plan(&self.model);
-                Ok(self.react(event))
-            }
+            Step::Plan => Ok(self.react(self.reconfiguration.find_plan(&self.model))),
             Step::Prepare { epoch } => self.prepare(epoch).await,
             Step::Configure { epoch } => self.configure(epoch).await,
             Step::Reset { epoch } => {
@@ -203,33 +200,28 @@ impl<T: Transport> Coordinator<T> {
 
     async fn configure(&mut self, epoch: u32) -> Result<Vec<Step>> {
         let plan = self.plan().clone();
-        let first_pass = self.reconfiguration.first_pass;
+        let first_pass_index = self.reconfiguration.first_pass;
         for (device_index, device) in (0u16..).zip(&plan.devices).skip(1) {
             let Some(worker) = self.connections.workers.get(&device.name) else { continue };
-            let head = address_for_worker(&self.listener.address, worker.local_ip);
+            let head_address = address_for_worker(&self.listener.address, worker.local_ip);
             let mut receivers = Vec::new();
             for to in Schedule::new(plan.clone(), usize::from(device_index)).receivers() {
-                let address = if to == 0 { head.clone() } else { address(&plan.devices[to])?.to_owned() };
+                let address =
+                    if to == 0 { head_address.clone() } else { address(&plan.devices[to])?.to_owned() };
                 receivers.push(PeerAddress { device_index: to as u16, address });
             }
-            let config = EpochConfig {
-                epoch,
-                device_index,
-                first_pass_index: first_pass,
-                head_address: head,
-                receivers,
-            };
+            let config = EpochConfig { epoch, device_index, first_pass_index, head_address, receivers };
             worker.send(Frame { message: Message::Configure(config), payload: plan.to_yaml().into_bytes() });
         }
         let outbox = match self.connect_neighbours(&plan, epoch).await {
             Ok(outbox) => outbox,
-            Err(broken) => return Ok(self.report_own_broken_link(broken)),
+            Err(broken) => return Ok(self.report_broken_link(self.reconfiguration.head_name(), broken)),
         };
         // No other device waits for the head's upload, so its progress is not reported.
-        let upload = &UploadProgressReporter::default();
+        let (model, upload) = (&self.model, &UploadProgressReporter::default());
         self.runner = Some(match self.runner.take() {
-            Some(runner) => runner.reconfigure(&plan, first_pass, &self.model, outbox, epoch, upload)?,
-            None => StageRunner::new(&plan, 0, &self.model, self.options.threads, outbox, epoch, upload)?
+            Some(runner) => runner.reconfigure(&plan, first_pass_index, model, outbox, epoch, upload)?,
+            None => StageRunner::new(&plan, 0, model, self.options.threads, outbox, epoch, upload)?
                 .with_draft_model(self.options.draft_model.as_deref())?,
         });
         // Messages that arrived while the head loaded its own layers have not been read yet.
@@ -247,36 +239,28 @@ impl<T: Transport> Coordinator<T> {
             let at = device.address.as_deref().unwrap_or_default();
             let connecting = timeout(NEIGHBOUR_DEADLINE, connector.connect(to as u16, &device.name, at));
             let broken = |reason: String| BrokenLink { epoch, peer_index: to as u16, reason };
-            let connected = connecting.await.map_err(|_| broken("it does not respond".into()))?;
+            let connected = connecting.await.map_err(|_| broken("no response".into()))?;
             outbox.insert(to, connected.map_err(|error| broken(error.to_string()))?);
         }
         Ok(outbox)
     }
 
-    fn report_own_broken_link(&mut self, broken: BrokenLink) -> Vec<Step> {
-        let by = self.reconfiguration.head_name();
-        self.report_broken_link(&by, broken)
-    }
-
-    fn report_broken_link(
-        &mut self,
-        by: &str,
-        BrokenLink { epoch, peer_index: peer, reason }: BrokenLink,
-    ) -> Vec<Step> {
-        let Some(device) = self.plan().devices.get(usize::from(peer)) else { return vec![] };
+    fn report_broken_link(&mut self, reporter: String, broken: BrokenLink) -> Vec<Step> {
+        let BrokenLink { epoch, peer_index, reason } = broken;
+        let Some(device) = self.plan().devices.get(usize::from(peer_index)) else { return vec![] };
         let peer = device.name.clone();
-        let reason = format!("the connection between `{by}` and `{peer}` is broken ({reason})");
-        self.react(Event::LinkCut { epoch, reporter: by.to_owned(), peer, since: monotonic_nanos(), reason })
+        let reason = format!("`{reporter}` lost the connection to `{peer}` ({reason})");
+        self.react(Event::LinkCut { epoch, reporter, peer, since: monotonic_nanos(), reason })
     }
 
-    /// Passes an event to the recovery reducer and records its decisions. Returns the steps to execute.
+    /// Passes an event to the recovery reducer and records the reducer's decisions. Returns the steps to execute.
     pub(super) fn react(&mut self, event: Event) -> Vec<Step> {
         let mut steps = self.reconfiguration.recovery.react(event);
         steps.retain(|step| !self.record(step));
         steps
     }
 
-    /// Records a decision in the event log. Returns false if the step must be executed instead.
+    /// Records a step in the event log if the step is only a decision. Returns false for a step that must be executed.
     fn record(&mut self, step: &Step) -> bool {
         match step {
             Step::RecordLoss { device, since, reason } => {
@@ -295,12 +279,14 @@ impl<T: Transport> Coordinator<T> {
         true
     }
 
-    /// Passes an event of the head to the recovery reducer. Returns the steps to execute.
+    /// Passes an event from the head's inbox to the recovery reducer. Returns the recovery steps to execute.
     pub(super) fn handle(&mut self, event: HeadEvent) -> Result<Vec<Step>> {
         match event {
             // No pass has started yet.
             HeadEvent::Data(DataLinkEvent::Activations(_)) => Ok(vec![]),
-            HeadEvent::Data(DataLinkEvent::LinkBroken(broken)) => Ok(self.report_own_broken_link(broken)),
+            HeadEvent::Data(DataLinkEvent::LinkBroken(broken)) => {
+                Ok(self.report_broken_link(self.reconfiguration.head_name(), broken))
+            }
             HeadEvent::Message { connection, frame } => {
                 let name = self.connections.name_of(connection);
                 name.map_or(Ok(vec![]), |name| self.handle_message(name, frame.message))
@@ -322,29 +308,28 @@ impl<T: Transport> Coordinator<T> {
         match message {
             Message::Prepared { epoch } => Ok(self.react(Event::Prepared { device, epoch })),
             Message::Ready { epoch } => Ok(self.react(Event::Ready { device, epoch })),
-            Message::LinkBroken(broken) => Ok(self.report_broken_link(&device, broken)),
-            Message::Fetching { done, total } => {
+            Message::LinkBroken(broken) => Ok(self.report_broken_link(device, broken)),
+            Message::Fetching { .. } | Message::Uploading { .. } => {
                 // Many gigabytes may take longer than the deadline.
                 self.reconfiguration.extend_ready_deadline();
-                if let Some(on_fetch) = &self.options.on_fetch_progress {
+                if let (Message::Fetching { done, total }, Some(on_fetch)) =
+                    (message, &self.options.on_fetch_progress)
+                {
                     on_fetch(&device, done, total);
                 }
                 Ok(vec![])
             }
-            Message::Uploading { .. } => {
-                self.reconfiguration.extend_ready_deadline();
-                Ok(vec![])
-            }
             // The trace of a request that has ended.
             Message::TraceLines { .. } => Ok(vec![]),
-            other => {
-                let error = protocol_error(&device, format!("unexpected message {other:?}"));
+            _ => {
+                let error = protocol_error(&device, "it sent a message that a worker must not send");
                 self.lose(&device, error, monotonic_nanos())
             }
         }
     }
 
-    /// Handles the loss of a worker. Closes its connection, so that the worker, once back, can serve a head.
+    /// Handles the loss of a worker: closes the connection, so that the worker can later serve a head again. Returns
+    /// the recovery steps to execute, or `error` if the ring has never run.
     pub(super) fn lose(&mut self, name: &str, error: RingError, since: u64) -> Result<Vec<Step>> {
         self.connections.workers.remove(name);
         if !self.reconfiguration.recovery.has_ever_run() {

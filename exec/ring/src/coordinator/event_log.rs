@@ -1,7 +1,7 @@
 //! The event log of a request: the plan of each epoch, the run events, and the traces of the devices.
 //!
-//! All times are on the head's clock. Each device has one index in the trace: a new plan may change its index in the
-//! ring, but not this one. Devices that join later follow those of the first plan.
+//! All times are on the head's clock. A new plan may change the index of a device in the ring, but not the index of the
+//! device in the trace. Devices of the first plan have the first indices in the trace.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::options::OnRunEvent;
 use crate::execution::TraceLines;
 use hearth_runtime::clock::monotonic_nanos;
 
-/// Maximum number of records, and of readings, in a trace: a day of a fast ring.
+/// Maximum number of step records, and of counter readings, in a trace: as many as a fast ring has in a day.
 const MAX_LINES: usize = 50_000_000;
 /// Maximum number of run events in a trace. source: assumed, below the limit of the trace format
 const MAX_RUN_EVENTS: usize = 1000;
@@ -26,12 +26,12 @@ pub(super) struct EventLog {
     /// The time at which the request began, in nanoseconds on this process's clock.
     started: u64,
     epochs: BTreeMap<u32, Arc<Plan>>,
-    /// Device names by their index in the trace.
+    /// The name of each device, by index in the trace.
     pub(super) devices: Vec<String>,
     run_events: Vec<RunEvent>,
     records: Vec<StepRecord>,
     readings: Vec<CounterReading>,
-    /// The plans after the first one.
+    /// The plans that replaced the first plan, in order.
     pub(super) plans: Vec<Plan>,
 }
 
@@ -74,11 +74,11 @@ impl EventLog {
     }
 
     pub(super) fn record_token(&mut self) {
-        let now = self.now();
-        self.end_replanning(now);
+        self.end_replanning(self.now());
     }
 
-    /// Adds the valid trace lines of a device, by epoch. `to_head` converts its times to this process's clock.
+    /// Adds the valid trace lines of a device, given by epoch. `to_head` is the number of nanoseconds to add to times
+    /// of the device, to convert them to this process's clock.
     pub(super) fn add_lines(&mut self, name: &str, all: Vec<(u32, TraceLines)>, to_head: i64) {
         let index = self.device_index(name);
         for (epoch, lines) in all {
@@ -86,20 +86,16 @@ impl EventLog {
             let Some(ring_index) = plan.device_index(name) else { continue };
             let started = self.started;
             let shift = |at: u64| at.saturating_add_signed(to_head).saturating_sub(started);
-            for mut record in lines.records {
+            for record in lines.records {
                 let peer = match record.peer.map(|peer| plan.devices.get(usize::from(peer))) {
                     None => None,
                     Some(None) => continue,
                     Some(Some(device)) => Some(self.device_index(&device.name)),
                 };
-                let (start, end) = (shift(record.start_ns), shift(record.end_ns));
-                if usize::from(record.device_index) == ring_index
-                    && start <= end
-                    && self.records.len() < MAX_LINES
-                {
-                    (record.device_index, record.peer, record.start_ns, record.end_ns) =
-                        (index, peer, start, end);
-                    self.records.push(record);
+                let (start_ns, end_ns) = (shift(record.start_ns), shift(record.end_ns));
+                let is_valid = usize::from(record.device_index) == ring_index && start_ns <= end_ns;
+                if is_valid && self.records.len() < MAX_LINES {
+                    self.records.push(StepRecord { device_index: index, peer, start_ns, end_ns, ..record });
                 }
             }
             for mut reading in lines.readings {
@@ -130,7 +126,7 @@ impl EventLog {
         index as u16
     }
 
-    /// Creates an event that starts now.
+    /// Creates a run event that starts now.
     fn run_event(&self, kind: RunEventKind, device: Option<&str>, what: String) -> RunEvent {
         let (device, start) = (device.map(str::to_owned), self.now());
         RunEvent { kind, device, start_ns: start, end_ns: None, details: what, plan_digest: None }

@@ -1,7 +1,7 @@
 //! Runs a request on the head, and collects the traces of all devices.
 //!
-//! The times of workers are converted to the head's clock. A request that fails still returns its tokens so far and
-//! its trace. Every wait has a deadline.
+//! Times in the traces of workers are converted to the head's clock. A request that fails still returns its trace and
+//! the tokens generated so far. Every wait has a deadline.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,21 +21,20 @@ use hearth_runtime::clock::monotonic_nanos;
 
 /// The time limit for workers to send their traces after a successful request.
 const COLLECT_DEADLINE: Duration = Duration::from_mins(1);
-/// The time limit for workers to send their traces after a failed request. The traces of slower devices are missing.
+/// The time limit for workers to send their traces after a failed request. Later traces are not in the result.
 const SALVAGE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// The result of a request.
+/// The tokens and the trace of a request.
 #[derive(Debug)]
 pub struct GenerationResult {
-    /// New tokens of each sequence; a stop token is the last.
+    /// The generated tokens of each sequence, without the prompt. A stop token is the last token of its sequence.
     pub tokens_by_sequence: Vec<Vec<u32>>,
     pub trace: Trace,
-    /// The plans after the first one, in the order in which the ring adopted them.
+    /// The plans that replaced the first plan during the request, in order.
     pub later_plans: Vec<Plan>,
 }
 
 impl GenerationResult {
-    /// Returns the new tokens of the first sequence; empty if there is no sequence.
     pub fn first_sequence_tokens(&self) -> &[u32] {
         self.tokens_by_sequence.first().map_or(&[], Vec::as_slice)
     }
@@ -56,7 +55,7 @@ impl From<RingError> for FailedRequest {
     }
 }
 
-/// Runs a request. `on_token` receives the sequence number and the token as soon as a token is generated.
+/// Runs a request. When a token is generated, `on_token` receives the index of its sequence and the token.
 pub(super) async fn generate<T: Transport>(
     coordinator: &mut Coordinator<T>,
     request: GenerationRequest,
@@ -148,7 +147,7 @@ async fn collect_traces<T: Transport>(coordinator: &mut Coordinator<T>, limit: D
         }
     }
     for name in awaited {
-        coordinator.log.record_loss(&name, monotonic_nanos(), "it did not send its trace in time".into());
+        coordinator.log.record_loss(&name, monotonic_nanos(), "no trace arrived before the deadline".into());
     }
     for (name, lines) in collected {
         let worker = coordinator.connections.workers.get(&name);
@@ -166,11 +165,9 @@ fn header<T: Transport>(
         let facts = coordinator.connections.facts.get(name).cloned().unwrap_or_default();
         TracedDevice {
             name: name.clone(),
-            profile_digest: None,
             total_memory_bytes: facts.memory_total_bytes,
             os_and_kernel: Some(facts.os_and_kernel).filter(|kernel| !kernel.is_empty()),
-            unvalidated_parts: None,
-            page_cache_policy: None,
+            ..TracedDevice::default()
         }
     });
     Header {

@@ -36,9 +36,8 @@ pub async fn serve(mut stream: impl ByteStream, model: Arc<LocalModel>) -> Resul
                     protocol_error("a fetching worker", "it requested a chunk that the model does not have")
                 })?
             }
-            Some(other) => {
-                let what = format!("{other:?} is not a request for layers");
-                return Err(protocol_error("a fetching worker", what));
+            Some(_) => {
+                return Err(protocol_error("a fetching worker", "its message is not a request for layers"));
             }
         };
         with_timeout(WRITE_TIMEOUT, "sending layers", reply.write(&mut stream)).await??;

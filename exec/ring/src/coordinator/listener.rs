@@ -1,8 +1,8 @@
 //! The head's listener: accepts activations, and serves layers to workers that have no model file.
 //!
-//! It listens on the host of the head's address in the plan, if there is one. Otherwise, without a key, it listens on
-//! 127.0.0.1; with a key, on the local address of the head's connections to the workers. If these addresses differ, it
-//! listens on all addresses of this machine, and each worker receives the address in its own network.
+//! The head listens on the host of its address in the plan, if it has one. Otherwise, without a key, it listens on
+//! 127.0.0.1; with a key, on the local IP address of its connections to the workers. If these local addresses differ,
+//! it listens on all addresses of this machine, and each worker receives the address in its own network.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -27,8 +27,8 @@ pub(super) struct HeadListener {
 }
 
 impl HeadListener {
-    /// Listens on an address that the workers can reach. `local_ips` are the head's ends of its connections to
-    /// workers.
+    /// Listens on an address that the workers can reach. `planned` is the head's address in the plan; `local_ips` are
+    /// the local IP addresses of the head's connections to workers.
     pub(super) async fn start<T: Transport>(
         transport: &T,
         planned: Option<&str>,
@@ -84,7 +84,7 @@ async fn serve_connection(
             let _ = layer_server::serve(stream, model).await;
         }
         _ => {
-            let reason = "this is a head, and it serves only the workers of its own session".into();
+            let reason = "this device is a head, and serves only the workers of its session".into();
             drop(send_refusal(&mut stream, reason).await);
         }
     }
@@ -109,7 +109,8 @@ fn listen_address(planned: Option<&str>, is_encrypted: bool, local_ips: &[Option
     SocketAddr::new(host, 0).to_string()
 }
 
-/// Returns the address that a worker connects to; `local_ip` is the head's own address on the connection to it.
+/// Returns the head's address for a worker: `listening_at`, with the host `local_ip` if the head listens on all
+/// addresses. `local_ip` is the local IP address of the head's connection to this worker.
 pub(super) fn address_for_worker(listening_at: &str, local_ip: Option<IpAddr>) -> String {
     match (listening_at.parse::<SocketAddr>(), local_ip) {
         (Ok(all), Some(host)) if all.ip().is_unspecified() => SocketAddr::new(host, all.port()).to_string(),
@@ -121,7 +122,7 @@ pub(super) fn address_for_worker(listening_at: &str, local_ip: Option<IpAddr>) -
 mod tests {
     use super::*;
 
-    /// Cases: planned address, whether there is a key, the head's own addresses, and the expected address.
+    /// Cases: planned address, whether there is a key, local addresses of connections, and expected listen address.
     #[test]
     fn head_listens_where_workers_can_reach_it() {
         let cases: [(Option<&str>, bool, &[&str], &str); 7] = [

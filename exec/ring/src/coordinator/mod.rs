@@ -1,4 +1,4 @@
-//! The coordinator runs on the head: it connects to the workers, starts passes, and recovers from lost devices.
+//! The coordinator of a ring on the head: connects to the workers, starts passes, and recovers from lost devices.
 
 mod connections;
 #[expect(clippy::module_inception)] // the type that gives the folder its name

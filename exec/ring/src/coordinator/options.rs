@@ -17,7 +17,7 @@ pub struct RingOptions {
     pub threads: usize,
     /// The time limit of one pass, counted from its start or from the end of the previous pass, whichever is later.
     pub pass_timeout: Duration,
-    /// The time limit for workers to get ready. It starts again when a worker reports progress.
+    /// The time limit for workers to get ready, which starts again when a worker reports progress.
     pub ready_timeout: Duration,
     /// The draft model, which a plan with speculative decoding needs on the head.
     pub draft_model: Option<Arc<LocalModel>>,
@@ -30,7 +30,7 @@ pub struct RingOptions {
 /// Receives the progress of a worker that fetches layers: its name, the bytes fetched so far, and the bytes to fetch.
 pub type OnFetchProgress = Arc<dyn Fn(&str, u64, u64) + Send + Sync>;
 
-/// Receives each run event, and the new plan if the ring continues with another one.
+/// Receives each run event, and the new plan if the ring continues with another plan.
 pub type OnRunEvent = Arc<dyn Fn(&RunEvent, Option<&Plan>) + Send + Sync>;
 
 impl Default for RingOptions {

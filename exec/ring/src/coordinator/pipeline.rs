@@ -1,7 +1,7 @@
 //! The pass pipeline: the active sequences, the passes in flight, and the deadline of the next pass.
 //!
-//! Passes start as soon as the head is free ([`Generation`] decides which one). Activations return to the head after
-//! each round, and the last round gives tokens, which are the input of the next passes. Several passes are in flight
+//! A pass starts as soon as the head is free; [`Generation`] decides which pass. Activations return to the head after
+//! each round, and the last round gives tokens, which are the input of later passes. Several passes are in flight
 //! at the same time: batches of a prompt, and passes of several sequences. When the ring is reconfigured during a
 //! request, all tokens so far enter the new ring as a prompt, because the KV cache of the old ring is lost. A
 //! generated token is never sampled again.
@@ -25,8 +25,8 @@ use crate::wire::{DataLinkEvent, Message, Transport};
 /// Maximum wait, used if a time limit would overflow the clock. source: assumed, longer than any pass
 pub(super) const MAX_WAIT: Duration = Duration::from_hours(24 * 365);
 
-/// Maximum number of passes in flight per device of the ring. Two keep a device busy while the next pass is being
-/// sent; more would only wait and use memory for their activations.
+/// Maximum number of passes in flight, per device of the ring. Two passes keep a device busy while activations are
+/// being sent; more passes would only wait and use memory for their activations.
 const MAX_PASSES_PER_DEVICE: usize = 2;
 
 #[derive(Debug, Clone, Default)]
@@ -47,18 +47,18 @@ pub(super) struct PassPipeline {
     pub(super) sequences: Vec<SequenceTokens>,
     stop_tokens: Vec<u32>,
     pub(super) passes: Vec<Pass>,
-    /// Trace lines that workers have sent, with the device name; `None` if traces are collected only at the end.
+    /// Trace lines that workers have sent, with the name of the worker; `None` if they are collected only at the end.
     pub(super) reports: Option<Vec<(String, TraceLines)>>,
     /// The start time of each pass in flight, by pass index.
     in_flight: BTreeMap<u32, Instant>,
     last_pass_end: Option<Instant>,
 }
 
-/// The result of one step of the head.
+/// The result of [`PassPipeline::advance`] or [`PassPipeline::handle`].
 pub(super) enum Progress {
     /// Work was done, but no token is complete.
     Work,
-    /// The number of a sequence, and its new tokens.
+    /// The index of a sequence, and the new tokens of this sequence.
     Tokens(u32, Vec<u32>),
     /// No pass can start and no event is pending.
     Idle,
@@ -75,8 +75,8 @@ impl PassPipeline {
     }
 
     /// Returns the deadline of the oldest pass in flight. Passes finish in order, so `limit` counts from the end of
-    /// the previous pass. With more than one round per token, a pass may also wait for all passes that started after
-    /// it, so `limit` is multiplied by the number of passes in flight.
+    /// the previous pass. With more than one round per token, a pass may also wait for all passes that started later,
+    /// so `limit` is multiplied by the number of passes in flight.
     pub(super) fn next_deadline(&self, limit: Duration, rounds: u32) -> Instant {
         let entered = self.in_flight.values().next().copied();
         let ahead = if rounds > 1 { self.in_flight.len().max(1) } else { 1 };
@@ -84,7 +84,7 @@ impl PassPipeline {
         since.checked_add(limit.saturating_mul(ahead as u32)).unwrap_or(since + MAX_WAIT)
     }
 
-    /// Handles a pending event, or starts the next pass if there is none.
+    /// Handles a pending event, or starts the next pass if no event is pending.
     pub(super) async fn advance<T: Transport>(
         &mut self,
         coordinator: &mut Coordinator<T>,
@@ -153,7 +153,7 @@ impl PassPipeline {
         }
         let sequence = self.sequences.get_mut(pass.sequence_index as usize);
         let sequence =
-            sequence.ok_or_else(|| protocol_error("the ring", "a token of an unknown sequence"))?;
+            sequence.ok_or_else(|| protocol_error("the ring", "a token has an unknown sequence"))?;
         sequence.tokens.extend_from_slice(&tokens);
         // Devices rejoin only between requests, so no step follows.
         coordinator.react(Event::Token);
@@ -168,7 +168,7 @@ pub(super) fn parse_trace_lines(payload: &[u8]) -> Option<TraceLines> {
     Some(TraceLines { records, readings })
 }
 
-/// Converts the result of a wait for an event: a timeout is a `PassTimeout`, a closed channel a `Cancel`.
+/// Converts the result of a wait for an event: a timeout becomes `PassTimeout`, and a closed channel `Cancel`.
 pub(super) fn event_or_timeout(event: Result<Option<HeadEvent>, Elapsed>, limit: Duration) -> HeadEvent {
     match event {
         Ok(Some(event)) => event,

@@ -1,5 +1,5 @@
-//! The reconfiguration of a ring: the recovery reducer ([`hearth_core::recovery`]), the policy that finds another
-//! plan, and the deadline for devices to get ready.
+//! The reconfiguration of a ring: the recovery reducer ([`hearth_core::recovery`]), the policy that finds another plan,
+//! and the deadline for devices to get ready.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +45,7 @@ impl Reconfiguration {
         self.plan().devices[0].name.clone()
     }
 
-    /// Sets the first pass after the next reconfiguration, and how many tokens are then computed again.
+    /// Sets the index of the first pass after the next reconfiguration, and the number of tokens to compute again.
     pub(super) fn resume_at(&mut self, first_pass: u32, recomputed_tokens: u32) {
         (self.first_pass, self.recomputed_tokens) = (first_pass, recomputed_tokens);
     }
@@ -60,7 +60,7 @@ impl Reconfiguration {
         self.ready_deadline = Instant::now() + self.ready_timeout;
     }
 
-    /// Finds a plan for the remaining devices that fits `model`. Returns it, or the reason why there is none.
+    /// Returns an event with a plan that fits the remaining devices and `model`, or the reason why there is none.
     pub(super) fn find_plan(&self, model: &LocalModel) -> Event {
         let found = match &self.policy {
             RecoveryPolicy::Fail => Err(ReplanError { reason: "this run does not plan again".into() }),

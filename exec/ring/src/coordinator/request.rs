@@ -9,17 +9,17 @@ use hearth_schema::plan::Plan;
 use crate::error::{Result, RingError};
 use crate::execution::SampleFn;
 
-/// One sequence of a request.
+/// The prompt and the sampler of one sequence of a generation request.
 pub struct SequenceRequest {
-    /// The tokens of the prompt; at least one.
+    /// The tokens of the prompt; at least one token.
     pub prompt: Vec<u32>,
-    /// Samples a token from logits.
+    /// Samples the next token from the logits.
     pub sampler: SampleFn,
 }
 
 /// A request to generate tokens for one or more sequences.
 pub struct GenerationRequest {
-    /// The sequences; at least one.
+    /// The sequences; at least one sequence.
     pub sequences: Vec<SequenceRequest>,
     /// Maximum number of new tokens of each sequence.
     pub max_new_tokens: u32,
@@ -49,7 +49,7 @@ impl GenerationRequest {
         }
     }
 
-    /// Returns the generator of the request's passes. Fails if the plan cannot run the request.
+    /// Returns the state machine that starts the passes of the request. Fails if the plan cannot run the request.
     pub fn to_generation(&self, plan: &Plan) -> Result<Generation> {
         let (count, planned) = (self.sequences.len(), plan.sequences);
         let refuse = |what: String, hint: &str| Err(RingError::invalid_plan_with_hint(what, hint));
@@ -59,17 +59,17 @@ impl GenerationRequest {
             );
             return refuse(what, "plan with more `sequences`");
         }
-        let new_tokens = self.max_new_tokens;
+        let (new_tokens, context) = (self.max_new_tokens, plan.context_length);
         for sequence in &self.sequences {
             let tokens = sequence.prompt.len();
-            let fits = tokens as u64 + u64::from(new_tokens) <= u64::from(plan.context_length);
+            let fits = tokens as u64 + u64::from(new_tokens) <= u64::from(context);
             if tokens == 0 || new_tokens == 0 || !fits {
                 let each = if planned > 1 { " for each sequence" } else { "" };
                 let what = format!(
-                    "{tokens} prompt tokens and {new_tokens} new ones do not fit the plan's context of {} positions{each}",
-                    plan.context_length
+                    "{tokens} prompt tokens and {new_tokens} new tokens do not fit the plan's context of \
+                     {context} positions{each}"
                 );
-                return refuse(what, "shorten them or plan with a larger `context`");
+                return refuse(what, "shorten the prompt, generate less, or plan with a larger `context`");
             }
         }
         if !(1..=MAX_PASS_TOKENS).contains(&self.micro_batch) {
@@ -77,25 +77,24 @@ impl GenerationRequest {
             return refuse(what, &format!("give 1 to {MAX_PASS_TOKENS} tokens per batch"));
         }
         if self.draft_tokens > 0 && plan.draft_model.is_none() {
-            return refuse("tokens cannot be drafted without a draft model".into(), "give --draft-model");
+            return refuse("tokens cannot be drafted without a draft model".into(), "add --draft-model");
         }
         if self.draft_tokens >= MAX_PASS_TOKENS {
             let what = format!("{} tokens cannot be drafted at a time", self.draft_tokens);
-            return refuse(what, &format!("give at most {}", MAX_PASS_TOKENS - 1));
+            return refuse(what, &format!("draft at most {} tokens at a time", MAX_PASS_TOKENS - 1));
         }
         let prompts: Vec<u32> = self.sequences.iter().map(|sequence| sequence.prompt.len() as u32).collect();
         Ok(Generation::from_prompt_lengths(&prompts, new_tokens, self.micro_batch, self.draft_tokens))
     }
 }
 
-/// Returns a plan for at least `sequences` concurrent sequences. If `plan` has caches for fewer, their positions are
-/// divided among all sequences: each has a smaller context, and the devices need no more memory than planned.
+/// Returns a plan for at least `sequences` concurrent sequences. If `plan` has fewer caches, their positions are
+/// divided among the sequences: each sequence has a smaller context, and the devices need no more memory than planned.
 pub fn plan_for_sequences(plan: Plan, sequences: u32) -> Plan {
     if sequences <= plan.sequences {
         return plan;
     }
     let positions = u64::from(plan.context_length) * u64::from(plan.sequences);
-    // Less than `plan.context`, so it fits a u32.
-    let context = (positions / u64::from(sequences)) as u32;
-    Plan { context_length: context, sequences, ..plan }
+    // Less than the context of `plan`, so it fits a u32.
+    Plan { context_length: (positions / u64::from(sequences)) as u32, sequences, ..plan }
 }

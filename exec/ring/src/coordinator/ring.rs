@@ -25,7 +25,7 @@ impl CancelHandle {
     }
 }
 
-/// The head's handle of a ring whose workers were all ready; runs or serves requests on them.
+/// The head's handle of a connected ring; runs or serves requests.
 pub struct Ring<T: Transport> {
     /// `None` while a request runs.
     coordinator: Option<Box<Coordinator<T>>>,
@@ -44,16 +44,14 @@ impl<T: Transport> Ring<T> {
     ) -> Result<Ring<T>> {
         let (inbox, events) = mpsc::unbounded_channel();
         let (compute_mode, cancel_handle) = (options.compute_mode, CancelHandle(inbox.clone()));
-        // Workers use the session number only to distinguish the data connections of different heads.
-        let session = rand::random();
         let connecting =
-            Coordinator::connect(transport.clone(), plan.clone(), model, options, (inbox, events), session);
+            Coordinator::connect(transport.clone(), plan.clone(), model, options, (inbox, events));
         // Allocating a large cache takes seconds, during which heartbeats must continue.
         let coordinator = compute_mode.run(connecting).await??;
         Ok(Ring { coordinator: Some(Box::new(coordinator)), plan, compute_mode, cancel_handle })
     }
 
-    /// Runs a request. `on_token` receives each token, with its sequence number, when it is generated.
+    /// Runs a request. When a token is generated, `on_token` receives the index of its sequence and the token.
     pub async fn generate(
         &mut self,
         request: GenerationRequest,
@@ -97,10 +95,9 @@ impl<T: Transport> Ring<T> {
     fn take_coordinator(&mut self) -> Result<Box<Coordinator<T>>> {
         self.coordinator
             .take()
-            .ok_or_else(|| RingError::invalid_plan("a request whose future was dropped is still running"))
+            .ok_or_else(|| RingError::invalid_plan("the previous request of this ring is still running"))
     }
 
-    /// Returns a handle that cancels the active request.
     pub fn cancel_handle(&self) -> CancelHandle {
         self.cancel_handle.clone()
     }

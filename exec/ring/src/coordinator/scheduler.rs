@@ -24,18 +24,18 @@ use crate::wire::{Message, Transport};
 
 /// Number of passes after which traces are collected, to bound their memory. source: assumed, seconds of a fast ring
 const MAX_PASSES_PER_REPORT: usize = 256;
-/// The interval at which a slow ring collects traces, so that its metrics stay current. source: assumed
+/// The interval at which a slow ring collects traces, so that metrics stay current. source: assumed
 const REPORT_INTERVAL: Duration = Duration::from_secs(2);
-/// The minimum interval between attempts to reconnect lost devices, which delay a request. source: assumed
+/// The minimum interval between attempts to reconnect lost devices, because each attempt takes time. source: assumed
 const REJOIN_INTERVAL: Duration = Duration::from_secs(30);
 
-/// A request to a serving ring.
+/// A request to a ring that serves requests.
 pub struct Request {
-    /// The prompt; at least one token.
+    /// The tokens of the prompt; at least one token.
     pub prompt: Vec<u32>,
-    /// The maximum number of new tokens; at least one.
+    /// The maximum number of generated tokens; at least one.
     pub max_new_tokens: u32,
-    /// Samples a token from logits.
+    /// Samples the next token from the logits.
     pub sampler: SampleFn,
     /// Sends the events of the response. The request is cancelled when the receiver is closed.
     pub response_tx: mpsc::UnboundedSender<ResponseEvent>,
@@ -44,9 +44,9 @@ pub struct Request {
 /// An event of a response. The sender is dropped after the last event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResponseEvent {
-    /// The request has been assigned to a slot, whose cache has this many tokens of the prompt.
+    /// The request has been assigned to a slot, whose KV cache already has `cached_tokens` tokens of the prompt.
     Started { cached_tokens: u32 },
-    /// A generated token; a stop token is the last one.
+    /// A generated token; no token follows a stop token.
     Token(u32),
     /// The request failed for this reason.
     Failed(String),
@@ -55,7 +55,6 @@ pub enum ResponseEvent {
 /// Receives the name of a device and its new trace lines, at intervals.
 pub type OnTraceLines = Arc<dyn Fn(&str, &TraceLines) + Send + Sync>;
 
-/// Options for serving requests.
 pub struct ServeOptions {
     /// Maximum number of prompt tokens in one pass.
     pub micro_batch: u32,
@@ -86,7 +85,7 @@ struct Scheduler<'a, T: Transport> {
     options: ServeOptions,
     pipeline: PassPipeline,
     active: Vec<Option<mpsc::UnboundedSender<ResponseEvent>>>,
-    /// The number of the last request in each slot, counted from 1; 0 before the first.
+    /// For each slot, the number of its last request, counted from 1; 0 before its first request.
     last_used: Vec<u64>,
     queue: VecDeque<Request>,
     request_count: u64,
@@ -96,7 +95,7 @@ struct Scheduler<'a, T: Transport> {
     reported_at: Instant,
 }
 
-/// Serves requests until no more can arrive. If the ring fails, all requests receive the error.
+/// Serves requests until the request channel is closed. If the ring fails, all requests receive the error.
 pub(super) async fn serve<T: Transport>(
     coordinator: &mut Coordinator<T>,
     options: ServeOptions,
@@ -104,7 +103,6 @@ pub(super) async fn serve<T: Transport>(
 ) -> Result<()> {
     let slots = coordinator.plan().sequences;
     let now = Instant::now();
-    let started = coordinator.start_request(options.no_samplers()).await;
     let mut scheduler = Scheduler {
         coordinator,
         pipeline: options.empty_pipeline(slots),
@@ -117,10 +115,7 @@ pub(super) async fn serve<T: Transport>(
         rejoin_at: now,
         reported_at: now,
     };
-    let ended = match started {
-        Ok(()) => scheduler.run(request_rx).await,
-        Err(error) => Err(error),
-    };
+    let ended = scheduler.run(request_rx).await;
     if let Err(error) = &ended {
         scheduler.enqueue_new(request_rx);
         scheduler.fail_all(error);
@@ -130,6 +125,7 @@ pub(super) async fn serve<T: Transport>(
 
 impl<T: Transport> Scheduler<'_, T> {
     async fn run(&mut self, request_rx: &mut mpsc::UnboundedReceiver<Request>) -> Result<()> {
+        self.coordinator.start_request(self.options.no_samplers()).await?;
         loop {
             self.enqueue_new(request_rx);
             self.cancel_abandoned();
@@ -148,15 +144,10 @@ impl<T: Transport> Scheduler<'_, T> {
     }
 
     fn enqueue_new(&mut self, request_rx: &mut mpsc::UnboundedReceiver<Request>) {
-        loop {
-            match request_rx.try_recv() {
-                Ok(request) => self.queue.push_back(request),
-                Err(error) => {
-                    self.is_open &= error == mpsc::error::TryRecvError::Empty;
-                    return;
-                }
-            }
+        while let Ok(request) = request_rx.try_recv() {
+            self.queue.push_back(request);
         }
+        self.is_open &= !(request_rx.is_closed() && request_rx.is_empty());
     }
 
     fn cancel_abandoned(&mut self) {
@@ -169,22 +160,20 @@ impl<T: Transport> Scheduler<'_, T> {
         }
     }
 
-    /// Returns the best vacant slot for a prompt, and the length of the prompt's prefix that is cached there. The
-    /// score of a slot is this length minus the number of other cached tokens, which a later request could use. Among
-    /// equal slots, the least recently used one is chosen.
+    /// Returns the best vacant slot for a prompt, and the length of the prompt's prefix in the cache of this slot. The
+    /// score of a slot is this length minus the number of other cached tokens, which a later request could use. Of
+    /// slots with the same score, the least recently used slot is chosen.
     fn slot_for(&self, prompt: &[u32]) -> Option<(u32, u32)> {
         let generation = &self.pipeline.generation;
-        let overlap = |slot: u32| {
+        let rank = |slot: u32| {
             let tokens = &self.pipeline.sequences[slot as usize].tokens;
             let cached = &tokens[..tokens.len().min(generation.cached_tokens(slot) as usize)];
             let common = cached.iter().zip(prompt).take_while(|(one, other)| one == other).count();
-            (slot, common, cached.len() - common)
+            let score = common as i64 - (cached.len() - common) as i64;
+            (score, std::cmp::Reverse(self.last_used[slot as usize]), slot, common as u32)
         };
         let vacant = (0..self.active.len() as u32).filter(|&slot| generation.is_vacant(slot));
-        let worth = |&(slot, gained, lost): &(u32, usize, usize)| {
-            (gained as i64 - lost as i64, std::cmp::Reverse(self.last_used[slot as usize]))
-        };
-        vacant.map(overlap).max_by_key(worth).map(|(slot, common, _)| (slot, common as u32))
+        vacant.map(rank).max().map(|(_, _, slot, common)| (slot, common))
     }
 
     /// Sends tokens to the request in a slot. Frees the slot after the last token.
@@ -216,10 +205,9 @@ impl<T: Transport> Scheduler<'_, T> {
             let tokens = prompt.len() as u64 + u64::from(max_new_tokens);
             let context = self.coordinator.plan().context_length;
             if prompt.is_empty() || max_new_tokens == 0 || tokens > u64::from(context) {
-                let _ = response_tx.send(ResponseEvent::Failed(format!(
-                    "{} prompt tokens and {max_new_tokens} new ones do not fit the context of {context} positions",
-                    prompt.len()
-                )));
+                let what = format!("{} prompt tokens and {max_new_tokens} new tokens", prompt.len());
+                let reason = format!("{what} do not fit the context of {context} positions");
+                let _ = response_tx.send(ResponseEvent::Failed(reason));
                 continue;
             }
             let entered =

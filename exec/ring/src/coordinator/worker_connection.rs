@@ -1,9 +1,9 @@
 //! The head's control connection to one worker: sends messages, reads replies, and detects the loss of the worker.
 //!
-//! One task writes the queued frames, one reads, and one sends a ping every half second and reports the worker as lost
-//! when no frame has arrived for longer than [`heartbeat::LOSS_TIMEOUT_NS`]. Received frames go to the head's inbox with
-//! the number of the connection, so that a reply over an earlier connection is not mistaken for a current one. The
-//! clock offset is estimated from the shortest round trip of a ping.
+//! One task writes the queued frames and another task reads frames. A third task sends a ping every half second, and
+//! reports the worker as lost when no frame has arrived for longer than [`heartbeat::LOSS_TIMEOUT_NS`]. Received frames
+//! go to the head's inbox with the number of the connection, so that a reply over an earlier connection is not mistaken
+//! for a reply over the current connection. The clock offset is estimated from the shortest round trip of a ping.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +25,7 @@ use crate::wire::{
 use hearth_runtime::clock::monotonic_nanos;
 
 const HEARTBEAT: Duration = Duration::from_nanos(heartbeat::INTERVAL_NS);
-/// A worker counts as lost if no frame arrives for this time.
+/// The time without a frame from a worker after which the worker counts as lost.
 const SILENCE_DEADLINE: Duration = Duration::from_nanos(heartbeat::LOSS_TIMEOUT_NS);
 /// Number of pings that measure the clock offset before a request.
 const OFFSET_PINGS: u64 = 8;
@@ -41,7 +41,7 @@ pub(super) enum HeadEvent {
     Lost { connection: u64, error: RingError, since: u64 },
     /// A pass takes longer than this limit.
     PassTimeout(Duration),
-    /// The generation was cancelled.
+    /// The active request was cancelled.
     Cancel,
 }
 
@@ -71,7 +71,7 @@ pub(super) fn address(device: &PlannedDevice) -> Result<&str> {
     device.address.as_deref().ok_or_else(|| RingError::NoAddress { name: device.name.clone() })
 }
 
-/// State shared by the tasks of a connection: the channel for events, and the worker's clock.
+/// The state that the tasks of a connection share: the channel for events, and the worker's clock.
 #[derive(Clone)]
 struct Monitor {
     name: String,
@@ -127,7 +127,7 @@ async fn send_heartbeats(monitor: Monitor, frames: mpsc::UnboundedSender<Frame>)
     }
 }
 
-/// Reads a worker's frames: pongs update the clock offset, all others go to the head's inbox.
+/// Reads the frames of a worker: pongs update the clock offset, all other messages go to the head's inbox.
 async fn read_frames<S: AsyncRead>(monitor: Monitor, mut stream: ReadHalf<S>) {
     let error = loop {
         let frame = match Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD_BYTES).await {
@@ -152,8 +152,8 @@ async fn read_frames<S: AsyncRead>(monitor: Monitor, mut stream: ReadHalf<S>) {
 }
 
 impl WorkerClock {
-    /// Updates the clock offset from a pong that has just arrived. Its ping was sent at `nonce` on the head's clock,
-    /// and answered at `theirs` on the worker's clock.
+    /// Updates the clock offset from a pong that has just arrived. The ping was sent at `nonce` on the head's clock,
+    /// and answered at `theirs` on the worker's clock, both in nanoseconds.
     fn on_pong(&mut self, nonce: u64, theirs: u64) {
         let round_trip = self.last_frame_at.saturating_sub(nonce).max(1);
         if self.round_trip == 0 || round_trip < self.round_trip {
@@ -166,7 +166,7 @@ impl WorkerClock {
 }
 
 impl WorkerConnection {
-    /// Opens the control connection to a worker, and checks its model. Also returns the worker's own facts.
+    /// Opens the control connection to a worker, and checks its model. Also returns facts about the worker.
     pub(super) async fn open<T: Transport>(
         transport: &T,
         plan: &Plan,
@@ -185,8 +185,8 @@ impl WorkerConnection {
         let (reader, writer) = tokio::io::split(stream);
         let (frames, queue) = mpsc::unbounded_channel();
         let (last_frame, last_frame_at) = (Instant::now(), monotonic_nanos());
-        let clock = WorkerClock { round_trip: 0, to_head: 0, last_frame, last_frame_at };
-        let clock = Arc::new(Mutex::new(clock));
+        let clock =
+            Arc::new(Mutex::new(WorkerClock { round_trip: 0, to_head: 0, last_frame, last_frame_at }));
         let monitor = Monitor { name, connection: number, clock, inbox: inbox.clone() };
         let heartbeat = tokio::spawn(send_heartbeats(monitor.clone(), frames.clone()));
         let reader = tokio::spawn(read_frames(monitor.clone(), reader));
@@ -207,7 +207,7 @@ impl WorkerConnection {
         }
     }
 
-    /// Queues a frame. If it cannot be sent, the reader or the heartbeat reports the worker as lost.
+    /// Queues a frame. If the frame cannot be sent, the reader or the heartbeat reports the worker as lost.
     pub(super) fn send(&self, frame: impl Into<Frame>) {
         let _ = self.frames.send(frame.into());
     }

@@ -1,8 +1,8 @@
 //! The announcement of a worker by multicast DNS.
 //!
-//! A worker announces an instance of the service `_hearth._tcp.local` (RFC 6763 over RFC 6762): its name, its port,
-//! its addresses on each network and the version of the protocol. It announces nothing about its model, its key or
-//! its user. A peer that reads the announcement still needs the key to use the worker.
+//! A worker announces an instance of the service `_hearth._tcp.local` (RFC 6763 over RFC 6762): its name, its port, its
+//! addresses on each network and the version of the ring protocol. The announcement has nothing about the model, the
+//! key or the user of the worker. A peer that reads the announcement still needs the key to use the worker.
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -15,12 +15,12 @@ use crate::wire::PROTOCOL_VERSION;
 
 /// The DNS-SD service type that workers announce.
 pub const SERVICE_TYPE: &str = "_hearth._tcp.local.";
-/// The TXT key of the device name. The instance label is not the name, because labels must be unique.
+/// The key of the device name in the TXT record. The name is not the instance label, because labels must be unique.
 pub(super) const NAME_KEY: &str = "name";
 pub(super) const VERSION_KEY: &str = "protocol";
-/// Maximum length of a device name in bytes, that of a DNS label. source: RFC 1035, section 2.3.4
+/// Maximum length of a device name in bytes, equal to that of a DNS label. source: RFC 1035, section 2.3.4
 pub const MAX_DEVICE_NAME_LEN: usize = 63;
-/// The interval at which the record cache of the mDNS daemon is checked. source: assumed
+/// The interval at which the size of the mDNS daemon's record cache is checked. source: assumed
 const POLL_INTERVAL: Duration = Duration::from_secs(30);
 /// Maximum number of cached records of peers before the mDNS daemon is restarted. source: assumed, a few megabytes
 const MAX_RECORDS: i64 = 20_000;
@@ -40,30 +40,28 @@ impl Default for MdnsScope {
     }
 }
 
-/// An error of announcing or discovering workers.
+/// An error of multicast DNS, or an invalid device name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AnnouncementError {
-    /// The name, which is escaped and shortened here, is not a valid device name.
+    /// `name`, which is escaped and shortened, is not a valid device name.
     #[error(
         "`{name}` is not a valid device name: a name has 1 to {MAX_DEVICE_NAME_LEN} bytes and no control characters"
     )]
     Name { name: String },
-    /// Multicast DNS does not work on this system.
-    #[error("multicast DNS does not work on this device: {reason}")]
-    Multicast { reason: String },
+    #[error("multicast DNS does not work on this device: {0}")]
+    Multicast(#[from] mdns_sd::Error),
 }
 
 impl AnnouncementError {
-    /// Returns a hint for a fix.
     pub fn hint(&self) -> &'static str {
         match self {
             AnnouncementError::Name { .. } => "give the device another name with --name",
-            AnnouncementError::Multicast { .. } => "write the workers' addresses into the plan instead",
+            AnnouncementError::Multicast(_) => "write the workers' addresses into the plan instead",
         }
     }
 }
 
-/// The announcement of a worker. Dropping it withdraws the announcement.
+/// A running announcement of a worker. Dropping this value withdraws the announcement.
 #[derive(Debug)]
 pub struct Announcement {
     stop: Sender<()>,
@@ -71,7 +69,7 @@ pub struct Announcement {
 }
 
 impl Announcement {
-    /// Announces a worker with this name, which listens on this address.
+    /// Announces the worker `name`, which listens on the address `listening`.
     pub fn start(name: &str, listening: SocketAddr, scope: MdnsScope) -> Result<Self, AnnouncementError> {
         let service = service_info(name, listening)?;
         let mut daemon = start_announcing(&service, scope)?;
@@ -91,7 +89,7 @@ impl Announcement {
                 let _ = unregistered.recv_timeout(GOODBYE_DEADLINE);
             }
         });
-        let thread = thread.map_err(|error| AnnouncementError::Multicast { reason: error.to_string() })?;
+        let thread = thread.map_err(|error| mdns_sd::Error::Msg(error.to_string()))?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }
@@ -125,12 +123,6 @@ impl Drop for Daemon {
     }
 }
 
-impl From<mdns_sd::Error> for AnnouncementError {
-    fn from(error: mdns_sd::Error) -> Self {
-        AnnouncementError::Multicast { reason: error.to_string() }
-    }
-}
-
 fn start_announcing(service: &ServiceInfo, scope: MdnsScope) -> Result<Daemon, AnnouncementError> {
     let daemon = Daemon::start(scope)?;
     daemon.0.register(service.clone())?;
@@ -139,21 +131,20 @@ fn start_announcing(service: &ServiceInfo, scope: MdnsScope) -> Result<Daemon, A
 
 fn cached_records(daemon: &Daemon) -> i64 {
     let Ok(metrics) = daemon.0.get_metrics() else { return 0 };
-    // A daemon that is too busy to answer has too many.
+    // A daemon that is too busy to answer has too many records.
     let Ok(metrics) = metrics.recv_timeout(POLL_INTERVAL) else { return i64::MAX };
     metrics.iter().filter(|(name, _)| name.starts_with("cached-")).map(|(_, count)| count).sum()
 }
 
-/// Whether a name is a valid device name: 1 to [`MAX_DEVICE_NAME_LEN`] bytes without control characters.
+/// Returns whether a name is a valid device name: 1 to [`MAX_DEVICE_NAME_LEN`] bytes without control characters.
 pub fn is_valid_device_name(name: &str) -> bool {
     (1..=MAX_DEVICE_NAME_LEN).contains(&name.len()) && !name.chars().any(char::is_control)
 }
 
 fn service_info(name: &str, listening: SocketAddr) -> Result<ServiceInfo, AnnouncementError> {
     if !is_valid_device_name(name) {
-        return Err(AnnouncementError::Name {
-            name: name.escape_debug().take(2 * MAX_DEVICE_NAME_LEN).collect(),
-        });
+        let name = name.escape_debug().take(2 * MAX_DEVICE_NAME_LEN).collect();
+        return Err(AnnouncementError::Name { name });
     }
     // An instance label must be unique in the network, but a device name need not be.
     let label = format!("hearth-{:016x}", rand::random::<u64>());

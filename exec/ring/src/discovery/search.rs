@@ -1,8 +1,8 @@
-//! The search for a plan's workers that have no address in the plan.
+//! The search for the workers that have no address in the plan.
 //!
 //! Workers announce themselves ([`super::announcement`]). Anybody on the network can announce any name, so the head
-//! connects to each address that is announced with a wanted name, and tries a handshake. With a key, only devices
-//! that have the key are accepted; without a key, only addresses of this machine are tried. The memory is bounded.
+//! connects to each address that is announced with a wanted name, and tries a handshake. With a key, only devices that
+//! have the key are accepted; without a key, only addresses of this machine are tried. The used memory is bounded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -22,15 +22,15 @@ use crate::wire::{ConnectionPurpose, PROTOCOL_VERSION, Transport, open_connectio
 
 /// Maximum number of announcements that a search reads. source: assumed, more than any home has
 const MAX_SERVICES: usize = 4096;
-/// Maximum number of addresses tried for one name. source: assumed, a few networks of a few devices of this name
+/// Maximum number of addresses that are tried for one device name. source: assumed, a few devices on a few networks
 const MAX_ADDRESSES: usize = 32;
-/// Maximum number of names that were not requested, and of rejection reasons, that are stored for error messages.
+/// Maximum number of announced names that are not searched for, and of rejection reasons, in an error message.
 const MAX_OTHERS: usize = 16;
 const QUEUE_LEN: usize = 64;
 /// The time limit for the handshake with one address. source: assumed, several round trips over poor Wi-Fi
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(2);
-/// The extra time after all workers are found, in which another device with the same name or a better address may
-/// appear. source: assumed, several round trips of a home network
+/// The additional time after all workers are found, in which another device with the same name or a better address of a
+/// worker may be announced. source: assumed, several round trips of a home network
 const SETTLE_TIME: Duration = Duration::from_millis(300);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -39,12 +39,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 pub enum DiscoveryError {
     /// Some workers were not found. `missing` has their names and the reasons; `found` lists the workers that were
     /// found, `others` the announcements of other names, each as a sentence or empty.
-    #[error("not found within {seconds} s: {missing}{found}{others}")]
+    #[error("workers not found within {seconds} s: {missing}{found}{others}")]
     Missing { seconds: u64, missing: String, found: String, others: String },
     /// Two devices with the key have the same name.
     #[error("two workers have the name `{name}`: {addresses}")]
     Ambiguous { name: String, addresses: String },
-    /// Multicast DNS cannot be used.
     #[error(transparent)]
     Announcement(#[from] AnnouncementError),
 }
@@ -56,12 +55,12 @@ impl From<DiscoveryError> for RingError {
 }
 
 impl DiscoveryError {
-    /// Returns a hint for a fix.
     pub fn hint(&self) -> &'static str {
         match self {
             DiscoveryError::Missing { .. } => {
-                "start them with the same --key and these names (`--name`; on loopback also `--announce always`), \
-                 search longer with `--discover SECONDS`, or write `address: HOST:PORT` into the plan"
+                "start the workers with the same --key and these names (`--name`; on loopback also \
+                 `--announce always`), search longer with `--discover SECONDS`, or write `address: HOST:PORT` \
+                 into the plan"
             }
             DiscoveryError::Ambiguous { .. } => "give each worker its own --name",
             DiscoveryError::Announcement(error) => error.hint(),
@@ -69,14 +68,13 @@ impl DiscoveryError {
     }
 }
 
-/// A received announcement.
+/// An announcement of a worker that was received from the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiscoveredService {
-    /// The unique label of the announced instance.
+    /// The full DNS-SD name of the announced instance, which is unique in the network.
     pub instance: String,
-    /// The announced name of the device.
     pub name: String,
-    /// The announced version of the protocol.
+    /// The announced version of the ring protocol.
     pub protocol_version: String,
     pub addresses: Vec<SocketAddr>,
 }
@@ -92,7 +90,7 @@ impl DiscoveredService {
     }
 }
 
-/// The result of a connection attempt, or `None` while it runs.
+/// The result of a connection attempt, or `None` while the attempt runs.
 type AttemptResult = Option<Result<(), String>>;
 
 #[derive(Debug, Default)]
@@ -103,7 +101,7 @@ struct Candidates {
     rejected: BTreeSet<String>,
 }
 
-/// The state of a search, which has a bounded size.
+/// The state of a search for workers. Its size is bounded.
 #[derive(Debug)]
 pub struct SearchState {
     wanted: BTreeMap<String, Candidates>,
@@ -114,13 +112,13 @@ pub struct SearchState {
 }
 
 impl SearchState {
-    /// Starts a search for these names. With `loopback` only addresses of this machine are tried.
+    /// Starts a search for the workers `names`. If `loopback` is set, only addresses of this machine are tried.
     pub fn new(names: &BTreeSet<String>, loopback: bool) -> SearchState {
         let wanted = names.iter().map(|name| (name.clone(), Candidates::default())).collect();
         SearchState { wanted, others: BTreeSet::new(), services: 0, ignored: 0, loopback }
     }
 
-    /// Adds an announcement. Returns the addresses to connect to.
+    /// Adds an announcement. Returns the announced addresses to which a connection must be tried.
     pub fn add(&mut self, service: &DiscoveredService) -> Vec<SocketAddr> {
         self.services += 1;
         if self.services > MAX_SERVICES || !is_valid_device_name(&service.name) {
@@ -164,7 +162,6 @@ impl SearchState {
         new
     }
 
-    /// Records the result of a connection attempt.
     pub fn record_result(&mut self, name: &str, address: SocketAddr, result: Result<(), String>) {
         let attempt = self.wanted.get_mut(name).and_then(|wanted| wanted.attempts.get_mut(&address));
         if let Some((_, ended)) = attempt {
@@ -172,12 +169,12 @@ impl SearchState {
         }
     }
 
-    /// Whether a worker was found for every name.
+    /// Returns whether a worker was found for every name.
     pub fn is_complete(&self) -> bool {
         self.wanted.values().all(|wanted| wanted.verified().next().is_some())
     }
 
-    /// Returns the address of each worker, or an error that names the missing workers and the reasons.
+    /// Returns the address of each worker by name, or an error that names the missing workers and the reasons.
     pub fn worker_addresses(&self, limit: Duration) -> Result<BTreeMap<String, String>, DiscoveryError> {
         let mut found = BTreeMap::new();
         let mut missing = Vec::new();
@@ -270,8 +267,8 @@ fn services(scope: MdnsScope) -> Result<mpsc::Receiver<DiscoveredService>, Disco
     Ok(services)
 }
 
-/// Lists the workers announced within `limit`, by name, with the best address of each. Does not connect to them, so
-/// the result is not verified. Lists at most sixteen workers.
+/// Lists the workers that are announced within `limit`, by name, with the best address of each worker. Does not connect
+/// to the workers, so the result is not verified. Lists at most 16 workers.
 pub async fn browse(
     limit: Duration,
     scope: MdnsScope,

@@ -1,7 +1,6 @@
 //! A transport with a fixed delay, for tests of a slow network on one machine.
 //!
-//! Bytes that this end writes arrive after a fixed delay, in order and at full bandwidth. The timer of the runtime has
-//! a precision of about a millisecond.
+//! Written bytes arrive after a fixed delay, in order and at full bandwidth. The precision is about a millisecond.
 //!
 //! Not here: bandwidth limits, random delays and shared media ([`super::paths`]).
 
@@ -14,18 +13,17 @@ use tokio::time::{Instant, sleep_until};
 use super::shaped::{InFlightLimits, ShapedTransport, Shaper, delay_outgoing};
 use crate::wire::ByteStream;
 
-/// Limits of 64 MiB in flight, more than the largest pass. source: assumed; a chunk is about the buffer of a socket
+/// Limits of 64 MiB in flight, more than the largest pass. source: assumed; a chunk fills about a socket buffer
 const LIMITS: InFlightLimits = InFlightLimits { chunk_bytes: 64 << 10, chunks: 1024 };
 
 /// A transport that delays everything it sends by a fixed time.
 pub type DelayedTransport<T> = ShapedTransport<T, FixedDelay>;
 
-/// Delays all bytes by the same time.
+/// A [`Shaper`] that delays all bytes by the same time.
 #[derive(Debug, Clone, Copy)]
 pub struct FixedDelay(Duration);
 
 impl<T> DelayedTransport<T> {
-    /// Delays everything that is sent over `transport` by `delay`.
     pub fn new(transport: T, delay: Duration) -> Self {
         Self { transport, shaper: FixedDelay(delay) }
     }

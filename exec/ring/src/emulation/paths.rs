@@ -1,13 +1,13 @@
 //! A transport that emulates the links of other devices on one machine.
 //!
-//! Messages that this end sends arrive as late as on a given [`EmulatedPath`]. A message waits until the medium is
+//! Messages that this device sends arrive as late as on a given [`EmulatedPath`]. A message waits until the medium is
 //! free, occupies it for the overhead plus its transmission time at the bandwidth, and arrives after a delay, which
 //! may be random. The medium belongs to one connection (a cable) or is shared (Wi-Fi): all paths of a shared medium
 //! name the same file, which contains the time at which the medium is free again.
 //!
 //! Each outgoing direction has a thread that sleeps with a precision of nanoseconds, because the timer of the runtime
 //! has a precision of a millisecond. The overhead of this thread and of the underlying connection is not subtracted
-//! from the delay; it can be measured with [`crate::probe`].
+//! from the delay; [`crate::probe`] can measure this overhead.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -36,7 +36,7 @@ const MAX_OCCUPIED: u64 = 3_600_000_000_000;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EmulatedPath {
-    /// The one-way latency, with the overhead but without the transmission time; the median if it is random.
+    /// The one-way latency, with the overhead but without the transmission time; the median if the latency is random.
     pub latency: Seconds,
     /// The standard deviation of the logarithm of the latency; 0 for a constant latency.
     #[serde(default)]
@@ -50,10 +50,9 @@ pub struct EmulatedPath {
     /// The file of a shared medium; absent if the medium is not shared.
     #[serde(rename = "medium", default)]
     pub shared_medium_file: Option<PathBuf>,
-    /// The seed of random delays.
     #[serde(default)]
     pub seed: u64,
-    /// The number of the path's stream of random numbers, which makes its delays independent of other paths.
+    /// The number of the random stream of this path. Paths with different streams have independent delays.
     #[serde(default, rename = "stream")]
     pub rng_stream: u64,
 }
@@ -74,22 +73,22 @@ fn nanos(seconds: f64) -> u64 {
     (seconds.max(0.0) * 1e9) as u64
 }
 
-/// Returns the path to the peer at an address or, without an address, to a peer that has connected to this end.
+/// Returns the path to the peer at an address or, without an address, to a peer that has connected to this device.
 pub type PathLookup = Arc<dyn Fn(Option<&str>) -> io::Result<EmulatedPath> + Send + Sync>;
 
-/// A transport over emulated paths.
+/// A transport that delays the sent bytes as on emulated paths.
 pub type EmulatedTransport<T> = ShapedTransport<T, PathShaper>;
 
-/// Delays messages as on the path to each peer.
+/// A [`Shaper`] that delays messages as on the path to each peer.
 #[derive(Clone)]
 pub struct PathShaper {
     paths: PathLookup,
-    /// The number of connections so far, which selects the random delays of the next connection.
+    /// The number of shaped connections so far, which selects the random delays of the next connection.
     connection_count: Arc<AtomicU64>,
 }
 
 impl<T> EmulatedTransport<T> {
-    /// Delays everything that is sent to a peer as on the path to that peer.
+    /// Creates a transport that delays everything that is sent to a peer as on the path to that peer.
     pub fn new(transport: T, paths: PathLookup) -> Self {
         Self { transport, shaper: PathShaper { paths, connection_count: Arc::default() } }
     }
@@ -109,7 +108,7 @@ impl Shaper for PathShaper {
             let forward = move || {
                 set_timer_slack();
                 while let Some((at, message)) = waiting.blocking_recv() {
-                    sleep_until(at);
+                    std::thread::sleep(Duration::from_nanos(at.saturating_sub(machine_clock_nanos())));
                     if arrived.blocking_send(message).is_err() {
                         return;
                     }
@@ -143,7 +142,7 @@ impl Pacer {
         Ok(Self { path, medium, random, free_at: 0, last_arrival: 0 })
     }
 
-    /// Returns the arrival time, in nanoseconds, of a message that is sent at `now`, or once the medium is free.
+    /// Returns the arrival time, in nanoseconds, of a message that is sent at `now`, or later when the medium is free.
     fn arrival(&mut self, now: u64, bytes: usize) -> io::Result<u64> {
         let occupied = self.path.occupied_nanos(bytes);
         self.free_at = match &self.medium {
@@ -158,20 +157,15 @@ impl Pacer {
     }
 
     fn delay(&mut self) -> f64 {
-        let median = self.path.latency.0;
-        if self.path.sigma <= 0.0 {
-            median
-        } else {
-            median * (self.path.sigma * normal(&mut self.random)).exp()
-        }
+        let (median, sigma) = (self.path.latency.0, self.path.sigma);
+        if sigma <= 0.0 { median } else { median * (sigma * normal(&mut self.random)).exp() }
     }
 }
 
-/// Occupies a shared medium for `duration` nanoseconds, as soon as it is free but not before `from`. Returns the time
-/// at which it is free again.
+/// Occupies a shared medium for `duration` nanoseconds, from `from` or once it is free. Returns the end of this time.
 ///
 /// The file is locked only while its content is updated, so that a suspended process does not block the medium for
-/// others. A file that says that the medium is occupied for longer than [`MAX_OCCUPIED`] is not the file of a medium.
+/// other processes. A file with a time that is more than [`MAX_OCCUPIED`] after `from` is rejected as invalid.
 fn occupy(mut medium: &File, from: u64, duration: u64) -> io::Result<u64> {
     medium.lock()?;
     let mut free = Vec::new();
@@ -205,14 +199,7 @@ fn normal(random: &mut ChaCha8Rng) -> f64 {
     (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
 }
 
-fn sleep_until(at: u64) {
-    let now = machine_clock_nanos();
-    if at > now {
-        std::thread::sleep(Duration::from_nanos(at - now));
-    }
-}
-
-/// Lets this thread sleep with a precision of a microsecond; by default the kernel may wake it 50 us late.
+/// Lets this thread sleep with a precision of a microsecond; by default the kernel may wake a thread 50 us late.
 fn set_timer_slack() {
     #[cfg(target_os = "linux")]
     // SAFETY: the call takes numbers and changes how this thread's timers are rounded.
@@ -233,17 +220,14 @@ mod tests {
 
     #[test]
     fn messages_queue_for_their_bytes_and_arrive_after_the_latency() {
-        let mut slow = pacer(EmulatedPath {
-            bandwidth: Some(BytesPerSecond(1e6)),
-            ..EmulatedPath::with_latency(Seconds(0.005))
-        });
+        let path = EmulatedPath::with_latency(Seconds(0.005));
+        let mut slow = pacer(EmulatedPath { bandwidth: Some(BytesPerSecond(1e6)), ..path.clone() });
         // 1000 bytes take a millisecond; the second waits for the first.
         assert_eq!(slow.arrival(0, 1000).unwrap(), 6_000_000);
         assert_eq!(slow.arrival(500_000, 2000).unwrap(), 8_000_000);
         assert_eq!(slow.arrival(50_000_000, 1000).unwrap(), 56_000_000);
         // The overhead is part of the latency, and occupies the medium.
-        let mut wifi =
-            pacer(EmulatedPath { overhead: Seconds(0.002), ..EmulatedPath::with_latency(Seconds(0.005)) });
+        let mut wifi = pacer(EmulatedPath { overhead: Seconds(0.002), ..path });
         assert_eq!((wifi.arrival(0, 9).unwrap(), wifi.arrival(0, 9).unwrap()), (5_000_000, 7_000_000));
     }
 
@@ -272,10 +256,8 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn frames_arrive_whole_and_not_early() {
-        let path = EmulatedPath {
-            bandwidth: Some(BytesPerSecond(100e6)),
-            ..EmulatedPath::with_latency(Seconds(0.02))
-        };
+        let unlimited = EmulatedPath::with_latency(Seconds(0.02));
+        let path = EmulatedPath { bandwidth: Some(BytesPerSecond(100e6)), ..unlimited };
         let paths: PathLookup = Arc::new(move |_| Ok(path.clone()));
         let begin = machine_clock_nanos();
         check_frames_arrive_whole(EmulatedTransport::new(MemoryTransport::default(), paths), || ()).await;

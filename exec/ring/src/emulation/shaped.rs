@@ -1,8 +1,8 @@
-//! A transport that delays what this end sends. A [`Shaper`] decides for how long.
+//! A transport that delays the sent bytes. A [`Shaper`] determines the delay.
 //!
-//! Each end delays only what it sends, so a link is slow in both directions if both ends use such a transport.
+//! A device delays only the bytes that it sends, so delays in both directions need such a transport on both devices.
 //!
-//! Not here: packet loss and slow connection setup, which TCP turns into more delay.
+//! Not here: packet loss, which TCP turns into more delay, and slow connection setup.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,13 +16,13 @@ use crate::wire::{ByteStream, Listener, Transport};
 
 /// Delays the outgoing direction of connections.
 pub trait Shaper: Clone + Send + Sync + 'static {
-    /// The properties of a link.
+    /// The properties of the link to a peer.
     type Path: Send;
 
-    /// Returns the path to the peer at an address or, without an address, to a peer that has connected to this end.
+    /// Returns the path to the peer at an address or, without an address, to a peer that has connected to this device.
     fn path(&self, address: Option<&str>) -> io::Result<Self::Path>;
 
-    /// Returns a stream that forwards bytes to and from `stream`, and delays the outgoing ones as `path` would.
+    /// Returns a stream that forwards bytes to and from `stream`, and delays the outgoing bytes as on `path`.
     fn shape<S: ByteStream>(&self, path: Self::Path, stream: S) -> io::Result<DuplexStream>;
 }
 
@@ -76,7 +76,7 @@ impl<L: Listener, D: Shaper> Listener for ShapedListener<L, D> {
     }
 }
 
-/// Maximum chunk size, and number of chunks in flight in one direction before the writer blocks.
+/// The maximum size of a chunk, and the maximum number of chunks in flight in one direction.
 #[derive(Clone, Copy)]
 pub(super) struct InFlightLimits {
     pub(super) chunk_bytes: usize,
@@ -84,8 +84,8 @@ pub(super) struct InFlightLimits {
 }
 
 /// Returns a stream whose written bytes are sent to `stream` in chunks. `due` returns the arrival time of a chunk of
-/// this many bytes. `forward` starts to forward each chunk from the first channel to the second one at this time.
-/// Received bytes are not delayed. An error of `due` ends the connection.
+/// the given length in bytes. `forward` starts a task or thread that moves each chunk from the first channel to the
+/// second channel at its arrival time. Received bytes are not delayed. An error of `due` ends the connection.
 pub(super) fn delay_outgoing<S: ByteStream, D: Send + 'static>(
     stream: S,
     limits: InFlightLimits,
@@ -123,7 +123,7 @@ pub(super) fn delay_outgoing<S: ByteStream, D: Send + 'static>(
     Ok(near)
 }
 
-/// This end of a delayed connection.
+/// A connection whose outgoing bytes are delayed.
 #[derive(Debug)]
 pub struct ShapedStream {
     near: DuplexStream,
@@ -155,7 +155,7 @@ pub(super) mod tests {
     use super::*;
     use crate::wire::{Frame, Message};
 
-    /// Checks that three pings with large payloads arrive whole and in order. Calls `on_written` before they are read.
+    /// Checks that three frames of 500 kB arrive whole and in order. Calls `on_written` before the frames are read.
     pub async fn check_frames_arrive_whole(transport: impl Transport, on_written: impl FnOnce()) {
         let mut listener = transport.bind("a").await.unwrap();
         let mut near = transport.connect("a").await.unwrap();

@@ -14,12 +14,12 @@ pub enum ComputeMode {
     /// A separate thread.
     #[default]
     OwnThread,
-    /// The thread of the async runtime that polls the task, which is blocked meanwhile.
+    /// The thread of the async runtime that polls the task. The computation blocks this thread.
     Inline,
 }
 
 impl ComputeMode {
-    /// Spawns `task`, which computes layers, on a separate thread or on the runtime's, as the mode requires.
+    /// Spawns `task`, which computes layers, on a separate thread or as a task of the async runtime.
     pub fn spawn<T: Send + 'static>(self, task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         match self {
             ComputeMode::OwnThread => {
@@ -32,6 +32,6 @@ impl ComputeMode {
 
     /// Spawns `task` like [`Self::spawn`] and waits for its result.
     pub async fn run<T: Send + 'static>(self, task: impl Future<Output = T> + Send + 'static) -> Result<T> {
-        self.spawn(task).await.map_err(|error| protocol_error("this device's stage", error.to_string()))
+        self.spawn(task).await.map_err(|error| protocol_error("this device's computation", error.to_string()))
     }
 }

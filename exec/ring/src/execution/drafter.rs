@@ -2,8 +2,7 @@
 //!
 //! The head has the whole draft model: all layers with a KV cache for each sequence, the embedding and the output
 //! layer. The draft model reads the new tokens of a sequence, and proposes next tokens by greedy decoding. The target
-//! model decides which of them are accepted ([`super::sampling`]), so a bad draft costs time but does not change the
-//! text.
+//! model decides which drafts are accepted ([`super::sampling`]), so bad drafts cost time but do not change text.
 //!
 //! Not here: when tokens are drafted (`hearth_core::schedule`), and how many (`hearth_core::schedule::Generation`).
 
@@ -23,7 +22,7 @@ use hearth_runtime::{Cpu, CriticalPathCost, ExecError, InputOutputLayers, Stage,
 const VOCABULARY_KEYS: [&str; 4] =
     ["tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.merges"];
 
-/// A draft model on the head.
+/// The draft model on the head, with the cached tokens of each sequence.
 pub struct Drafter {
     stage: Stage,
     input_output: InputOutputLayers,
@@ -31,7 +30,7 @@ pub struct Drafter {
     /// Bytes of the weights that a pass of the draft model reads: all layers and the output layer.
     pub weight_bytes: u64,
     cached: Vec<Vec<u32>>,
-    /// The compute cost and the number of passes since the last [`Drafter::take_cost`].
+    /// The compute cost of the passes since the last [`Drafter::take_cost`].
     cost: CriticalPathCost,
     passes: u32,
 }
@@ -63,12 +62,12 @@ impl Drafter {
         self.cached.iter_mut().for_each(Vec::clear);
     }
 
-    /// Runs the draft model over all `tokens` of a sequence that are not in its KV cache yet.
+    /// Runs the draft model over all `tokens` of a sequence that are not in the KV cache yet.
     pub fn prefill(&mut self, sequence: u32, tokens: &[u32]) -> Result<()> {
         self.extend_cache(sequence, tokens, tokens.len()).map(drop)
     }
 
-    /// Drafts the next `count` tokens greedily. `tokens` has all tokens of the sequence so far, at least one.
+    /// Drafts the next `count` tokens greedily. `tokens` has all tokens of the sequence so far, at least one token.
     pub fn draft(&mut self, sequence: u32, tokens: &[u32], count: u32) -> Result<Vec<u32>> {
         let mut drafts = Vec::new();
         let mut hidden = self.extend_cache(sequence, tokens, tokens.len().saturating_sub(1))?;
@@ -83,12 +82,12 @@ impl Drafter {
         }
     }
 
-    /// Returns the compute cost and the number of the draft model's passes since the last call.
+    /// Returns the compute cost and the number of passes of the draft model since the last call of this method.
     pub fn take_cost(&mut self) -> (CriticalPathCost, u32) {
         (std::mem::take(&mut self.cost), std::mem::take(&mut self.passes))
     }
 
-    /// Keeps the common prefix of the cache and `tokens`, at most `max_kept` tokens, and computes the other tokens.
+    /// Keeps the cached tokens that are a prefix of `tokens`, at most `max_kept`, and computes the other tokens.
     /// Returns the hidden states of the last pass, `[tokens, embedding]`.
     fn extend_cache(&mut self, sequence: u32, tokens: &[u32], max_kept: usize) -> Result<Vec<f32>> {
         let cached = self.cached.get_mut(sequence as usize).ok_or(ExecError::Sequence { sequence })?;
@@ -113,7 +112,7 @@ impl Drafter {
     }
 }
 
-/// Adds a draft model on the head's CPU to a plan. Fails if its vocabulary is not that of the target model.
+/// Adds a draft model on the head's CPU to a plan. Fails if draft and target model have different vocabularies.
 pub fn plan_with_draft_model(mut plan: Plan, model: &LocalModel, draft: &LocalModel) -> Result<Plan> {
     check_vocabulary(model, draft)?;
     plan.draft_model = Some(PlannedDraftModel {
@@ -129,7 +128,7 @@ pub fn check_draft_model(plan: &Plan, model: &LocalModel, draft: Option<&LocalMo
     let Some(planned) = &plan.draft_model else { return Ok(()) };
     let Some(draft) = draft else {
         let what = format!("the plan drafts with `{}`, but no draft model was given", planned.model.name);
-        return refuse(what, "give its file with --draft-model");
+        return refuse(what, "give the file of the draft model with --draft-model");
     };
     if planned.processor == Processor::Gpu {
         let head = &plan.devices[0].name;

@@ -23,16 +23,15 @@ use hearth_runtime::{
 /// A model file on this device.
 #[derive(Debug)]
 pub struct LocalModel {
-    /// The memory-mapped weights.
     pub weights: Arc<Weights>,
     /// The shape, the sizes and the digests of the model.
     pub profile: ModelProfile,
-    /// Creates the backend for layers on this device's GPU; `None` if it has no GPU.
+    /// Creates the backend for layers on this device's GPU; `None` if the device has no GPU.
     pub backend_factory: Option<BackendFactory>,
 }
 
 impl LocalModel {
-    /// Maps the model at `path` and checks its tensor table.
+    /// Maps the model file `path` into memory and checks the tensor table of the file.
     pub fn open(path: &Path) -> Result<LocalModel, ExecError> {
         // Memory pressure counts from before the first weight is touched.
         MemoryWatch::shared();
@@ -41,7 +40,6 @@ impl LocalModel {
         Ok(LocalModel { weights, profile, backend_factory: None })
     }
 
-    /// Sets the factory of GPU backends.
     #[must_use]
     pub fn with_backend_factory(self, backend_factory: Option<BackendFactory>) -> LocalModel {
         LocalModel { backend_factory, ..self }
@@ -61,7 +59,7 @@ impl LocalModel {
         }
     }
 
-    /// Checks that a plan can be executed, and that it was made for this model.
+    /// Checks that a plan can be executed, and that the plan was made for this model.
     pub fn check_plan(&self, plan: &Plan) -> Result<()> {
         check_executable(plan)?;
         check_digests(plan, &self.profile.digest, &self.profile.shape_digest(), "this device")
@@ -70,36 +68,29 @@ impl LocalModel {
     /// Checks that the KV cache of a device, which the system cannot reclaim, fits into the available memory.
     pub(super) fn check_memory(&self, plan: &Plan, device_index: usize) -> Result<()> {
         let layers: u32 = plan.windows(device_index).iter().map(|window| window.len() as u32).sum();
-        let cache = kv_cache_bytes(
-            &self.profile.shape,
-            layers,
-            plan.context_length,
-            plan.kv_cache_format,
-            plan.sequences,
-        );
-        let (windows, embedding) = (gpu_windows(plan, device_index).len(), self.profile.shape.embedding);
-        let kept = BackendOptions::max_saved_hidden_bytes(windows, cache_options(plan), embedding);
+        let (shape, sequences, context) = (&self.profile.shape, plan.sequences, plan.context_length);
+        let cache = kv_cache_bytes(shape, layers, context, plan.kv_cache_format, sequences);
+        let gpu_windows = gpu_windows(plan, device_index).len();
+        let kept = BackendOptions::max_saved_hidden_bytes(gpu_windows, cache_options(plan), shape.embedding);
         let available = measure::memory::available_memory();
         if cache.0.saturating_add(kept) <= available.0 {
             return Ok(());
         }
         let name = &plan.devices[device_index].name;
-        let several =
-            if plan.sequences > 1 { format!(" and {} sequences", plan.sequences) } else { String::new() };
+        let several = if sequences > 1 { format!(" and {sequences} sequences") } else { String::new() };
         let beside = match kept {
             0 => String::new(),
             kept => format!(" and copies of GPU inputs take {}", Bytes(kept)),
         };
         let what = format!(
-            "the key-value cache of {layers} layers for a context of {}{several} takes {}{beside} on `{name}`, \
-             which has only {available} available",
-            plan.context_length, cache
+            "the key-value cache of {layers} layers for a context of {context}{several} takes {cache}{beside} \
+             on `{name}`, which has only {available} available"
         );
         Err(RingError::invalid_plan_with_hint(what, "plan with a smaller `context`"))
     }
 
     /// Creates the stage of a device: its layers with their KV cache, and on the head also the embedding and the
-    /// output layer. The computation waits at `barrier` until the weights are in memory.
+    /// output layer. Before each computation, the stage waits at `barrier` until the weights are in memory.
     pub(super) fn stage(
         &self,
         plan: &Plan,
@@ -109,9 +100,8 @@ impl LocalModel {
         gpu_options: GpuOptions<'_>,
     ) -> Result<(Stage, Option<InputOutputLayers>)> {
         if device_index == 0 && !self.weights.is_complete() {
-            return Err(RingError::invalid_plan(
-                "a head needs the whole model, but only some layers were fetched",
-            ));
+            let what = "a head needs the whole model, but only some layers were fetched";
+            return Err(RingError::invalid_plan(what));
         }
         self.check_memory(plan, device_index)?;
         let cpu = Cpu::new(pool.clone()).with_barrier(barrier);
@@ -154,10 +144,9 @@ impl LocalModel {
     }
 }
 
-/// Options for loading layers onto a GPU.
 #[derive(Clone, Copy)]
 pub(super) struct GpuOptions<'a> {
-    /// Whether the CPU computes the GPU layers if the GPU cannot be opened, so that a session continues.
+    /// Whether the CPU computes the GPU layers if the GPU cannot be opened, instead of an error.
     pub(super) fallback_to_cpu: bool,
     pub(super) progress: &'a UploadProgressReporter,
 }
@@ -202,8 +191,8 @@ pub fn check_executable(plan: &Plan) -> Result<()> {
     plan.simulation_only_reason().map_or(Ok(()), |reason| Err(RingError::invalid_plan(reason)))
 }
 
-/// Checks that a device has the model of the plan: the digest of the file must match, or of the shape if the
-/// plan was made without a file. `name` is the device in the error.
+/// Checks that a device has the model of the plan: the digest of the file must match, or the digest of the shape if the
+/// plan was made without a file. `name` names the device in the error.
 pub fn check_digests(plan: &Plan, digest: &str, shape: &str, name: &str) -> Result<()> {
     let (expected, found) = match &plan.model.file_digest {
         Some(expected) => (expected, digest),

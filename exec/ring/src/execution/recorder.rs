@@ -1,6 +1,6 @@
 //! The recorder of a device's trace.
 //!
-//! Times are nanoseconds on this process's own clock. The head adds the clock offset of each device to its records.
+//! Times are nanoseconds on this process's clock. The head later adds the clock offset of the device to the times.
 
 use hearth_schema::trace::{Counter, CounterReading, Resource, StepKind, StepRecord};
 
@@ -17,10 +17,9 @@ pub struct TraceLines {
     pub readings: Vec<CounterReading>,
 }
 
-/// Collects the trace lines of one device.
 #[derive(Debug)]
 pub struct TraceRecorder {
-    /// The device's index in the ring, for the lines that are recorded from now on.
+    /// The index of the device in the ring, for the lines that are recorded from now on.
     pub device_index: u16,
     pub lines: TraceLines,
     counter: ReadCounter,
@@ -28,15 +27,9 @@ pub struct TraceRecorder {
 }
 
 impl TraceRecorder {
-    /// Creates the recorder of the device with this index in the ring.
-    pub fn new(device: u16) -> Self {
+    pub fn new(device_index: u16) -> Self {
         let counter = ReadCounter::for_current_process();
-        Self {
-            device_index: device,
-            lines: TraceLines::default(),
-            read_before: counter.bytes_read(),
-            counter,
-        }
+        Self { device_index, lines: TraceLines::default(), read_before: counter.bytes_read(), counter }
     }
 
     pub fn reset(&mut self) {
@@ -68,15 +61,9 @@ impl TraceRecorder {
         self.lines.records.last_mut().expect("just pushed")
     }
 
-    pub fn record_counter(&mut self, pass: u32, counter: Counter, value: u64) {
-        let at = monotonic_nanos();
-        self.lines.readings.push(CounterReading {
-            device_index: self.device_index,
-            counter,
-            pass_index: pass,
-            time_ns: at,
-            value,
-        });
+    pub fn record_counter(&mut self, pass_index: u32, counter: Counter, value: u64) {
+        let (device_index, time_ns) = (self.device_index, monotonic_nanos());
+        self.lines.readings.push(CounterReading { device_index, counter, pass_index, time_ns, value });
     }
 
     /// Returns the bytes that this process has read from disk since the trace began.

@@ -1,8 +1,7 @@
 //! The stage runner: executes the steps of the schedule on one device.
 //!
-//! It executes the steps of `hearth_core::schedule` on one thread: it computes, puts activations into the outbox and
-//! starts prefetches, in the order of the schedule and without decisions of its own. The steps are recorded in the
-//! device's trace.
+//! The runner executes the steps of `hearth_core::schedule` on one thread, in order and without decisions of its own:
+//! it computes, puts activations into the outbox and starts prefetches. The trace of the device records the steps.
 //!
 //! A runner is used in all epochs of a session: a new request clears its sequences ([`StageRunner::reset`]), and a
 //! new plan also changes its layers ([`StageRunner::reconfigure`]). Activations of an earlier epoch are dropped.
@@ -32,7 +31,6 @@ use hearth_runtime::{
     CriticalPathCost, InputOutputLayers, Stage, ThreadPool, UploadProgressReporter, Weights,
 };
 
-/// The output of a completed pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PassOutput {
     pub pass: Pass,
@@ -40,10 +38,10 @@ pub struct PassOutput {
     pub tokens: Vec<u32>,
 }
 
-/// Channels for the frames to each device that receives activations from this one, by its index in the ring.
+/// The channels to the devices that receive activations from this device, by index of the receiver in the ring.
 pub type Outbox = BTreeMap<usize, mpsc::UnboundedSender<Frame>>;
 
-/// Executes the schedule of one device. Only the head has an input and output layer, samplers, a drafter and drafts.
+/// Executes the schedule of one device. Only the head has input and output layers, samplers and a draft model.
 pub struct StageRunner {
     schedule: Schedule,
     stage: Stage,
@@ -51,7 +49,7 @@ pub struct StageRunner {
     weights: Arc<Weights>,
     outbox: Outbox,
     epoch: u32,
-    /// Trace lines of the earlier epochs of the request.
+    /// Trace lines of the earlier epochs of the request, by epoch.
     past: Vec<(u32, TraceLines)>,
     residency: WeightResidency,
     recorder: TraceRecorder,
@@ -61,7 +59,7 @@ pub struct StageRunner {
     drafts: BTreeMap<u32, Vec<u32>>,
     /// Activations of the current pass, `[tokens, embedding]`.
     hidden: Vec<f32>,
-    /// The time at which the device became idle, in nanoseconds of this process's clock.
+    /// The time at which the device became idle, in nanoseconds on this process's clock.
     idle_since: u64,
     last_pass: u32,
     next_memory_sample: u64,
@@ -73,13 +71,13 @@ pub struct StageRunner {
     refaults_before: u64,
 }
 
-const MISSING: &str = "a pass with tokens that are not known";
+const MISSING: &str = "it started a pass with unknown tokens";
 
 /// The pause after a memory sample, as a multiple of its duration: sampling takes at most 1 % of the time.
 const MEMORY_SAMPLE_PAUSE: u64 = 100;
 
 impl StageRunner {
-    /// Creates a runner and loads its layers. `outbox` has a sender for each receiver of activations.
+    /// Creates the runner of a device and loads the layers of the device.
     pub fn new(
         plan: &Arc<Plan>,
         device_index: usize,
@@ -131,7 +129,7 @@ impl StageRunner {
         })
     }
 
-    /// Sets the draft model, if the plan has one. On the head only.
+    /// Sets the draft model of the head, if the plan has a draft model.
     pub fn with_draft_model(mut self, draft: Option<&LocalModel>) -> Result<Self> {
         let plan = self.schedule.plan();
         let draft = draft.filter(|_| plan.draft_model.is_some());
@@ -139,8 +137,8 @@ impl StageRunner {
         Ok(self)
     }
 
-    /// Changes to a plan for the passes from `first_pass` on, in another epoch. The trace is kept. If the plan is the
-    /// same, the weights stay in memory.
+    /// Changes to another plan and epoch for the passes from index `first_pass` on. The trace is kept. If the plan is
+    /// the same, the weights stay in memory.
     pub fn reconfigure(
         mut self,
         plan: &Arc<Plan>,
@@ -175,14 +173,14 @@ impl StageRunner {
         Ok(Self { schedule, past, recorder, samplers, drafter, refaults_before, ..new })
     }
 
-    /// Sets the index of the first pass of the plan. Earlier passes belong to an earlier plan and are refused.
+    /// Sets the index of the first pass of the plan. Passes with smaller indices belong to earlier plans.
     pub fn set_first_pass(&mut self, first_pass: u32) -> Result<()> {
         let plan = self.schedule.plan().clone();
         self.schedule.react(&Event::Replanned { plan, first_pass })?;
         Ok(())
     }
 
-    /// Begins an epoch for a new request: clears all sequences and the trace, and sets the samplers (on the head).
+    /// Begins an epoch for a new request: clears all sequences and the trace, and on the head sets the samplers.
     pub fn reset(&mut self, epoch: u32, samplers: Option<Samplers>) {
         (self.epoch, self.past) = (epoch, Vec::new());
         self.schedule = Schedule::new(self.schedule.plan().clone(), self.schedule.device_index());
@@ -199,12 +197,11 @@ impl StageRunner {
         self.idle_since = monotonic_nanos();
     }
 
-    /// Sets the sampler of a sequence, on the head.
     pub fn set_sampler(&mut self, sequence: u32, sampler: SampleFn) {
         self.samplers.get_or_insert_with(|| Samplers::new(Vec::new(), Vec::new())).set(sequence, sampler);
     }
 
-    /// Takes the trace lines since the last reset, by epoch.
+    /// Removes and returns the trace lines since the last reset, by epoch.
     pub fn take_trace(&mut self) -> Vec<(u32, TraceLines)> {
         for span in self.residency.take_spans() {
             let at = StepId { pass: span.origin.pass, round: span.origin.round };
@@ -218,7 +215,7 @@ impl StageRunner {
         all
     }
 
-    /// Samples unreclaimable bytes, refaulted bytes, and the resident weights if the system reports them.
+    /// Records the unreclaimable bytes, the refaulted bytes and, if the system reports them, the resident weight bytes.
     fn sample_memory(&mut self, pass: u32) {
         let start = monotonic_nanos();
         let refaults = refaulted_bytes().saturating_sub(self.refaults_before);
@@ -234,17 +231,16 @@ impl StageRunner {
         self.next_memory_sample = end + (end - start) * MEMORY_SAMPLE_PAUSE;
     }
 
-    /// Starts a pass on the head. `so_far`: all tokens of the sequence. Returns the output if the pass is complete.
+    /// Starts a pass on the head. `so_far` has all tokens of the sequence. Returns the output if the pass is complete.
     pub fn begin_pass(&mut self, pass: Pass, so_far: &[u32]) -> Result<Option<PassOutput>> {
         let steps = self.schedule.react(&Event::Begin(pass))?;
         self.reserve_buffers(pass);
         self.perform(pass, steps, so_far)
     }
 
-    /// Processes activations; ignores those of an earlier epoch. Returns the output if the pass is complete.
+    /// Processes activations, except those of an earlier epoch. Returns the output if the pass is complete.
     pub fn process_activations(&mut self, received: &ReceivedActivations) -> Result<Option<PassOutput>> {
-        let ReceivedActivations { sender_index, header, activations: ref bytes, received_at_ns: received_ns } =
-            *received;
+        let ReceivedActivations { sender_index, header, activations: ref bytes, received_at_ns } = *received;
         let ActivationsHeader { epoch, pass, round, is_f16 } = header;
         if epoch < self.epoch {
             return Ok(None);
@@ -266,15 +262,15 @@ impl StageRunner {
         };
         self.reserve_buffers(pass);
         self.hidden = hidden;
-        let since = self.idle_since.min(received_ns);
+        let since = self.idle_since.min(received_at_ns);
         let step = StepId { pass: pass.index, round };
-        let record = self.recorder.record_step(step, StepKind::Receive, since, received_ns);
+        let record = self.recorder.record_step(step, StepKind::Receive, since, received_at_ns);
         record.bytes = bytes.len() as u64;
         record.peer = Some(sender_index);
         self.perform(pass, steps, &[])
     }
 
-    /// Reserves memory for the buffers of a pass larger than all earlier ones, before weights occupy it.
+    /// Reserves memory for the buffers of a pass that is larger than all earlier passes, before weights use the memory.
     fn reserve_buffers(&mut self, pass: Pass) {
         if pass.tokens > self.largest_pass {
             let plan = self.schedule.plan();
@@ -315,19 +311,12 @@ impl StageRunner {
                     }
                     let ((), measured) = self.measure(|runner| {
                         let (stage, hidden) = (&mut runner.stage, &mut runner.hidden);
-                        let cost = stage.forward_sequence(
-                            pass.sequence_index,
-                            layers.clone(),
-                            hidden,
-                            &positions,
-                        )?;
-                        Ok(((), cost))
+                        let (sequence, layers) = (pass.sequence_index, layers.clone());
+                        Ok(((), stage.forward_sequence(sequence, layers, hidden, &positions)?))
                     })?;
                     let touched = self.weights.part_bytes(&ModelPart::Layers(layers.clone()));
-                    let processor = self.executed_by(processor);
-                    let record = self.record_step(at, StepKind::Compute, measured, touched);
+                    let record = self.record_step(at, StepKind::Compute, processor, measured, touched);
                     record.layers = Some([layers.start, layers.end]);
-                    set_processor(record, processor);
                 }
                 Step::Output { pass, processor } => tokens = self.output(pass, processor)?,
                 Step::Send { pass, round, next_round, receiver } => {
@@ -344,7 +333,7 @@ impl StageRunner {
         Ok(is_complete.then_some(PassOutput { pass, tokens }))
     }
 
-    /// Runs the draft model: it reads a batch of a prompt, or drafts the last tokens of a pass.
+    /// Runs the draft model, which processes a batch of a prompt, or drafts the last tokens of a pass.
     fn draft(&mut self, pass: Pass, so_far: &[u32]) -> Result<()> {
         let end = pass.first_position as usize + (pass.tokens - pass.drafted) as usize;
         let so_far = so_far.get(..end).ok_or_else(|| protocol_error("the head", MISSING))?;
@@ -362,7 +351,7 @@ impl StageRunner {
         })?;
         let bytes = self.drafter.as_ref().map_or(0, |drafter| drafter.weight_bytes);
         let step = StepId { pass: pass.index, round: 0 };
-        self.record_step(step, StepKind::Draft, measured, bytes * u64::from(passes));
+        self.record_step(step, StepKind::Draft, Processor::Cpu, measured, bytes * u64::from(passes));
         Ok(())
     }
 
@@ -385,7 +374,8 @@ impl StageRunner {
         let rows = table / u64::from(self.weights.shape().vocab_size).max(1) * u64::from(pass.tokens);
         // A missing row is read together with neighbouring bytes.
         let touched = rows.max(measured.faulted);
-        self.record_step(StepId { pass: pass.index, round: 0 }, StepKind::Embed, measured, touched);
+        let step = StepId { pass: pass.index, round: 0 };
+        self.record_step(step, StepKind::Embed, Processor::Cpu, measured, touched);
         Ok(())
     }
 
@@ -408,8 +398,7 @@ impl StageRunner {
         })?;
         let tokens = tokens.ok_or_else(|| protocol_error("the head", "this sequence has no sampler"))?;
         let touched = self.weights.part_bytes(&ModelPart::Output);
-        let processor = self.executed_by(processor);
-        set_processor(self.record_step(at, StepKind::Output, measured, touched), processor);
+        self.record_step(at, StepKind::Output, processor, measured, touched);
         if pass.drafted > 0 {
             let accepted = tokens.len().saturating_sub(1) as u64;
             self.recorder.record_counter(pass.index, Counter::Accepted, accepted);
@@ -418,12 +407,7 @@ impl StageRunner {
         Ok(tokens)
     }
 
-    /// Returns the processor that executed a step: the CPU if the GPU is lost, even if it was lost in this step.
-    fn executed_by(&self, planned: Processor) -> Processor {
-        if self.stage.has_gpu() { planned } else { Processor::Cpu }
-    }
-
-    /// Computes logits on the planned processor if it still works, otherwise on the CPU.
+    /// Computes logits on the planned processor, or on the CPU if the GPU no longer works.
     fn logits(&mut self, hidden: &[f32], processor: Processor) -> Result<(Vec<f32>, CriticalPathCost)> {
         if processor == Processor::Gpu
             && let Some((logits, cost)) = self.stage.logits(hidden)
@@ -441,7 +425,7 @@ impl StageRunner {
             .ok_or_else(|| RingError::invalid_plan("only the head has the embedding and the output layer"))
     }
 
-    /// Runs and measures a computing step. Reading the counters is not part of the measured time.
+    /// Runs and measures a computing step. The measured time does not include reading the counters.
     fn measure<T>(
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<(T, CriticalPathCost)>,
@@ -454,31 +438,32 @@ impl StageRunner {
         Ok((value, Measured { start, end, cost, faulted }))
     }
 
-    /// Returns the bytes read from disk so far, without those that were read ahead.
+    /// Returns the bytes read from disk so far, without the bytes that were read ahead.
     fn demand_read(&self) -> u64 {
         self.recorder.bytes_read().saturating_sub(self.residency.bytes_read() - self.ahead_before)
     }
 
-    /// Records a computing step that uses `touched` bytes of weights. Those not read from disk count as resident.
+    /// Records a computing step that uses `touched` bytes of weights; bytes not read from disk count as resident. A
+    /// step that the GPU has executed has no cost, because only its total time is known.
     fn record_step(
         &mut self,
         at: StepId,
         kind: StepKind,
+        planned: Processor,
         measured: Measured,
         touched: u64,
     ) -> &mut StepRecord {
         let Measured { start, end, cost, faulted } = measured;
         let record = self.recorder.record_step(at, kind, start, end);
         record.bytes = touched;
-        let faulted = faulted.min(touched);
-        let (cpu, queue, resident) = (cost.cpu_ns, cost.queue_ns, touched - faulted);
-        record.cost = Some(StepCost {
-            cpu_ns: cpu,
-            queue_ns: queue,
-            copy_ns: 0,
-            resident_bytes: resident,
-            faulted_bytes: faulted,
-        });
+        if planned == Processor::Gpu && self.stage.has_gpu() {
+            record.resource = Resource::Gpu;
+            return record;
+        }
+        let CriticalPathCost { cpu_ns, queue_ns, .. } = cost;
+        let faulted_bytes = faulted.min(touched);
+        let resident_bytes = touched - faulted_bytes;
+        record.cost = Some(StepCost { cpu_ns, queue_ns, copy_ns: 0, resident_bytes, faulted_bytes });
         record
     }
 
@@ -489,7 +474,7 @@ impl StageRunner {
         let header = ActivationsHeader { epoch: self.epoch, pass, round: next_round, is_f16 };
         let frame = Frame { message: Message::Activations(header), payload };
         let Some(link) = self.outbox.get(&to) else {
-            return Err(protocol_error(self.name(), "its plan needs a connection that it does not have"));
+            return Err(protocol_error(self.name(), "it has no connection to a receiver in its plan"));
         };
         // If the connection is broken, its writer has reported it and the pass is lost with it.
         let _ = link.send(frame);
@@ -513,17 +498,9 @@ impl StageRunner {
     }
 }
 
-/// Returns the refaulted bytes of files in this process's control group; 0 if this is unknown.
+/// Returns the refaulted bytes of file pages in this process's control group; 0 if the number is unknown.
 fn refaulted_bytes() -> u64 {
     MemoryWatch::shared().refaulted_bytes().unwrap_or(0)
-}
-
-/// Marks a step as executed by the GPU, and removes its CPU cost, because only its total time is known.
-fn set_processor(record: &mut StepRecord, processor: Processor) {
-    if processor == Processor::Gpu {
-        record.resource = Resource::Gpu;
-        record.cost = None;
-    }
 }
 
 /// The times of a step in nanoseconds, and its cost.
@@ -532,7 +509,7 @@ struct Measured {
     start: u64,
     end: u64,
     cost: CriticalPathCost,
-    /// Bytes from disk that the step waited for.
+    /// The number of bytes from disk that the step waited for.
     faulted: u64,
 }
 

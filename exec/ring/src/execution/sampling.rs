@@ -7,28 +7,27 @@
 
 use std::collections::BTreeMap;
 
-/// Samples a token from logits.
+/// Samples the next token from the logits.
 pub type SampleFn = Box<dyn FnMut(&[f32]) -> u32 + Send>;
 
-/// The samplers of a request, or of a server's active requests.
+/// The samplers of the sequences of a request, or of a server's active requests.
 pub struct Samplers {
     samplers: BTreeMap<u32, SampleFn>,
     stop_tokens: Vec<u32>,
 }
 
 impl Samplers {
-    /// Creates one sampler per sequence; a token in `stop_tokens` ends a sequence.
+    /// Assigns one sampler to each sequence, in order. A token in `stop_tokens` ends a sequence.
     pub fn new(samplers: Vec<SampleFn>, stop_tokens: Vec<u32>) -> Self {
         Self { samplers: (0..).zip(samplers).collect(), stop_tokens }
     }
 
-    /// Sets the sampler of a sequence, in place of the previous one.
     pub fn set(&mut self, sequence: u32, sampler: SampleFn) {
         self.samplers.insert(sequence, sampler);
     }
 
-    /// Returns the generated tokens: the accepted drafts, and one more token. `logits` has the logits after the token
-    /// before the drafts and after each draft, `[drafts + 1, vocabulary]`. Returns `None` for an unknown sequence.
+    /// Returns the generated tokens: the accepted drafts, and one more token. `logits` has the shape `[drafts + 1,
+    /// vocabulary]`: a row before the first draft and a row after each draft. Returns `None` for an unknown sequence.
     pub fn sample(&mut self, sequence: u32, logits: &[f32], drafts: &[u32]) -> Option<Vec<u32>> {
         let Self { samplers, stop_tokens } = self;
         let sample = samplers.get_mut(&sequence)?;
@@ -50,7 +49,7 @@ mod tests {
     use super::*;
     use hearth_runtime::sampler::greedy_token;
 
-    /// Returns rows of logits, in each of which one of these tokens has the largest value.
+    /// Returns one row of logits per element of `largest`, which is the token with the largest logit in this row.
     fn rows(largest: &[usize]) -> Vec<f32> {
         let row = |&best: &usize| (0..8).map(move |token| if token == best { 1.0 } else { 0.0 });
         largest.iter().flat_map(row).collect()

@@ -35,7 +35,6 @@ pub struct EncryptedTransport<T> {
 }
 
 impl<T> EncryptedTransport<T> {
-    /// Encrypts the connections of `transport` with `key`.
     pub fn new(transport: T, key: Key) -> Self {
         Self { transport, key }
     }
@@ -83,10 +82,9 @@ impl<L: Listener> Listener for EncryptedListener<L> {
     }
 }
 
-/// A connection that only devices with the key can use.
 pub struct EncryptedStream<S> {
     state: State<S>,
-    /// The wakers of the reading and the writing half, either of which may drive the handshake.
+    /// The wakers of the reading and the writing half; either half may drive the handshake.
     halves: Arc<HalfWakers>,
     local_ip: Option<IpAddr>,
     incoming: Incoming,
@@ -103,11 +101,11 @@ enum State<S> {
 
 #[derive(Default)]
 struct Incoming {
-    /// A buffer for one message and bytes of the following messages.
+    /// The receive buffer, for one encrypted message and bytes of the following messages.
     ciphertext: Vec<u8>,
     /// The range of `ciphertext` that has been received but not decrypted.
     encrypted: std::ops::Range<usize>,
-    /// The decrypted content of a message.
+    /// The plaintext of the message that was decrypted last.
     plain: Vec<u8>,
     read: usize,
 }
@@ -118,8 +116,8 @@ struct Outgoing {
     written: usize,
 }
 
-/// The wakers of the reading and the writing task. A link wakes only the task that polled it last, but either task
-/// may drive the handshake, which reads and writes; so both are woken.
+/// The wakers of the reading and the writing task. The underlying connection wakes only the task that polled it last,
+/// but either task may drive the handshake, which reads and writes, so both tasks are woken.
 #[derive(Default)]
 struct HalfWakers(Mutex<[Option<Waker>; 2]>);
 
@@ -207,7 +205,7 @@ impl Incoming {
         count > 0
     }
 
-    /// Decrypts the next message if it has arrived completely. Returns whether it has.
+    /// Decrypts the next message if it has arrived completely. Returns whether a message was decrypted.
     fn decrypt_next(&mut self, cipher: &mut TransportState) -> Result<bool, EncryptionError> {
         let encrypted = &self.ciphertext[self.encrypted.clone()];
         let Some((length, rest)) = encrypted.split_first_chunk::<LENGTH_BYTES>() else { return Ok(false) };
@@ -287,7 +285,7 @@ impl<S: ByteStream> AsyncWrite for EncryptedStream<S> {
 }
 
 impl Outgoing {
-    /// Encrypts one message. The previous one must have been written completely.
+    /// Encrypts one message. The previous message must have been written completely.
     fn encrypt(&mut self, cipher: &mut TransportState, bytes: &[u8]) -> Result<(), EncryptionError> {
         let length = (bytes.len() + TAG_BYTES) as u16;
         self.written = 0;

@@ -30,21 +30,20 @@ const DOMAIN: &[u8] = b"hearth ring key, version 1\0";
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key([u8; 32]);
 
-/// An error of reading a key.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     #[error("cannot read the key file: {reason}")]
     Unreadable { path: PathBuf, reason: String },
-    /// Other users of this machine have permission to read or change the file.
+    /// Other users of this machine have permission to read or change the key file.
     #[error("the key file can be read or changed by other users of this machine (mode {mode:o})")]
     Exposed { path: PathBuf, mode: u32 },
-    /// The text is not a key. `what` does not contain the text.
+    /// The given text is not a key. `what` says why, and does not contain the text.
     #[error("the key {what}")]
     Invalid { location: String, what: String },
 }
 
 impl KeyError {
-    /// Returns the path of the file or the name of the environment variable.
+    /// Returns the place of the key: the path of the file, or the name of the environment variable.
     pub fn location(&self) -> String {
         match self {
             KeyError::Unreadable { path, .. } | KeyError::Exposed { path, .. } => path.display().to_string(),
@@ -52,7 +51,6 @@ impl KeyError {
         }
     }
 
-    /// Returns a hint on how to fix the error.
     pub fn hint(&self) -> String {
         match self {
             KeyError::Unreadable { .. } => "check the path and its permissions".into(),
@@ -65,7 +63,7 @@ impl KeyError {
 }
 
 impl Key {
-    /// Reads the key from a file if one is given, otherwise from [`KEY_VARIABLE`] if that is set.
+    /// Reads the key from a file if one is given, otherwise from [`KEY_VARIABLE`] if this variable is set.
     pub fn from_file_or_env(file: Option<&Path>) -> Result<Option<Key>, KeyError> {
         if let Some(path) = file {
             return Key::read(path).map(Some);
@@ -128,7 +126,7 @@ fn unreadable(path: &Path, error: &std::io::Error) -> KeyError {
     KeyError::Unreadable { path: path.into(), reason: error.to_string() }
 }
 
-/// Checks that only the owner has access. It checks the open file, which cannot be replaced before it is read.
+/// Checks that only the owner has access to the open key file, which nobody can replace before it is read.
 #[cfg(unix)]
 fn check_private(path: &Path, file: &File) -> Result<(), KeyError> {
     use std::os::unix::fs::PermissionsExt;
@@ -138,7 +136,7 @@ fn check_private(path: &Path, file: &File) -> Result<(), KeyError> {
     if of_others == 0 { Ok(()) } else { Err(KeyError::Exposed { path: path.into(), mode }) }
 }
 
-/// Accepts every file: only Unix has file modes.
+/// Accepts every key file, because only Unix has file modes.
 #[cfg(not(unix))]
 fn check_private(_: &Path, _: &File) -> Result<(), KeyError> {
     Ok(())

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use snow::{Builder, HandshakeState, TransportState};
-use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::key::Key;
@@ -22,20 +22,19 @@ const PROTOCOL: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 const NOISE_MESSAGE_LEN: usize = 32 + 16;
 /// Length of a handshake message, in bytes: the prefix and a Noise message.
 pub const HANDSHAKE_MESSAGE_LEN: usize = ENCRYPTED_PREFIX.len() + NOISE_MESSAGE_LEN;
-/// The time limit of the handshake, below that of the hello, so that a failed handshake is reported as such.
+/// The time limit of the handshake. It is shorter than that of the hello, so that the error names the handshake.
 const DEADLINE: Duration = Duration::from_secs(4);
-/// The time to wait for the first frame of an unencrypted peer, because closing the connection earlier could discard
-/// the refusal that was sent to it.
+/// The time to wait for the first frame of an unencrypted peer; closing earlier could discard the refusal sent to it.
 const REFUSAL_DEADLINE: Duration = Duration::from_millis(200);
 
-/// The role of an end in the handshake. The connecting end sends the first message.
+/// The role of a device in the handshake. The connecting device is the initiator and sends the first message.
 #[derive(Debug, Clone, Copy)]
 pub enum HandshakeRole {
     Initiator,
     Responder,
 }
 
-/// Performs the handshake, which needs the key. Returns the link and the state of its cipher.
+/// Performs the handshake on `link` with the shared key. Returns the link and the state of the cipher.
 pub async fn handshake<S: ByteStream>(
     mut link: S,
     key: Key,
@@ -66,15 +65,12 @@ async fn exchange(
     Ok(state.into_transport_mode()?)
 }
 
-/// Creates the error of a closed connection: most likely, the peer has another key and rejected the last message.
+/// Creates the error for a closed connection: most likely, the peer has another key and rejected the last message.
 fn closed(_: std::io::Error) -> EncryptionError {
-    EncryptionError::Key { seen: "the peer closed it" }
+    EncryptionError::Key { seen: "the peer closed the connection" }
 }
 
-async fn send(
-    link: &mut (impl AsyncWrite + Unpin),
-    state: &mut HandshakeState,
-) -> Result<(), EncryptionError> {
+async fn send(link: &mut impl ByteStream, state: &mut HandshakeState) -> Result<(), EncryptionError> {
     let mut message = [0; HANDSHAKE_MESSAGE_LEN];
     message[..ENCRYPTED_PREFIX.len()].copy_from_slice(&ENCRYPTED_PREFIX);
     let written = state.write_message(&[], &mut message[ENCRYPTED_PREFIX.len()..])?;
@@ -98,7 +94,7 @@ async fn receive(link: &mut impl ByteStream, state: &mut HandshakeState) -> Resu
     Ok(())
 }
 
-/// Tells an unencrypted peer why it is refused: the peer reads [`ENCRYPTED_PREFIX`] as the start of a frame.
+/// Sends [`ENCRYPTED_PREFIX`] to a peer without a key, from which the peer recognises that this device has a key.
 async fn refuse_plain_peer(link: &mut impl ByteStream) {
     let refusal = async {
         link.write_all(&ENCRYPTED_PREFIX).await?;

@@ -28,7 +28,7 @@ impl Converted {
     }
 }
 
-/// Rounds values to f16. Leaves values that are too large for f16 unchanged.
+/// Rounds each value to the nearest f16 value. Leaves values that are too large for f16 unchanged.
 pub fn round_to_f16(values: &mut [f32]) {
     let mut converted = Converted::EMPTY;
     for chunk in values.chunks_mut(CHUNK) {
@@ -41,8 +41,8 @@ pub fn round_to_f16(values: &mut [f32]) {
     }
 }
 
-/// Encodes activations as little-endian bytes: as f16 if that is requested and lossless, otherwise as f32. Returns
-/// the bytes, and whether f16 was used.
+/// Encodes activations as little-endian bytes: as f16 if `prefer_f16` is set and f16 is lossless, otherwise as f32.
+/// Returns the bytes, and whether they are f16.
 pub fn encode(values: &[f32], prefer_f16: bool) -> (Vec<u8>, bool) {
     if prefer_f16 && let Some(bytes) = encode_f16(values) {
         return (bytes, true);
@@ -63,7 +63,7 @@ fn encode_f16(values: &[f32]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Decodes `count` values from f16 or f32. Returns `None` if the number of bytes does not match.
+/// Decodes `count` activations from little-endian f16 or f32. Returns `None` if the number of bytes does not match.
 pub fn decode(bytes: &[u8], is_f16: bool, count: usize) -> Option<Vec<f32>> {
     if bytes.len() != count * if is_f16 { size_of::<f16>() } else { size_of::<f32>() } {
         return None;

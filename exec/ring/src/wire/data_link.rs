@@ -19,23 +19,21 @@ use super::transport::{ByteStream, Transport};
 use crate::error::Result;
 use hearth_runtime::clock::monotonic_nanos;
 
-/// The grace period before a closed connection counts as broken: most often, the epoch has ended, which the head is
-/// about to announce, or the device was lost, which the head detects itself. source: assumed
+/// The grace period before a connection that the peer has closed counts as broken: most often, the epoch has ended,
+/// which the head is about to announce, or the peer was lost, which the head detects itself. source: assumed
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 
-/// Received activations of a pass.
 #[derive(Debug)]
 pub struct ReceivedActivations {
-    /// The sender's index in the ring, from its hello.
+    /// The index of the sender in the ring, as stated in the sender's hello.
     pub sender_index: u16,
     pub header: ActivationsHeader,
-    /// Little-endian values, `[tokens, embedding]`.
+    /// Values of shape `[tokens, embedding]`, as little-endian f16 or f32.
     pub activations: Vec<u8>,
     /// The time at which the last byte arrived, in nanoseconds on this process's clock.
     pub received_at_ns: u64,
 }
 
-/// An event of a data connection.
 #[derive(Debug)]
 pub enum DataLinkEvent {
     Activations(ReceivedActivations),
@@ -43,23 +41,21 @@ pub enum DataLinkEvent {
     LinkBroken(BrokenLink),
 }
 
-/// Receives the events of data connections. Returns false if it accepts no more events.
+/// Receives the events of data connections. Returns false if no more events are accepted.
 pub type DataLinkEventSink = Arc<dyn Fn(DataLinkEvent) -> bool + Send + Sync>;
 
 /// The session and epoch whose activations a device accepts.
 #[derive(Clone)]
 pub struct PreparedEpoch {
     pub session: u64,
-    /// The latest prepared epoch.
     pub epoch: u32,
-    /// Receives the events of accepted connections.
     pub sink: DataLinkEventSink,
 }
 
-/// The open epoch of a device, shared between its tasks; `None` before an epoch is prepared.
+/// The prepared epoch of a device, shared by the tasks of the device; `None` if no epoch is prepared.
 pub type SharedPreparedEpoch = Arc<watch::Sender<Option<PreparedEpoch>>>;
 
-/// Accepts a data connection if it is for the open epoch, and receives activations until the connection ends.
+/// Accepts a data connection if it is for the prepared epoch, and receives activations until the connection ends.
 pub async fn accept_activations<S: ByteStream>(
     mut stream: S,
     open_epoch: &SharedPreparedEpoch,
@@ -76,7 +72,7 @@ pub async fn accept_activations<S: ByteStream>(
     Ok(())
 }
 
-/// Reads activations until the connection ends, and reports how it ended.
+/// Reads activations until the connection ends, and reports to `sink` how the connection ended.
 pub async fn receive_activations(
     mut stream: impl AsyncRead + Unpin,
     (sender_index, epoch): (u16, u32),
@@ -86,9 +82,8 @@ pub async fn receive_activations(
     let reason = loop {
         match Frame::read(&mut stream, max_payload).await {
             Ok(Some(Frame { message: Message::Activations(header), payload: activations })) => {
-                let received_ns = monotonic_nanos();
-                let received =
-                    ReceivedActivations { sender_index, header, activations, received_at_ns: received_ns };
+                let received_at_ns = monotonic_nanos();
+                let received = ReceivedActivations { sender_index, header, activations, received_at_ns };
                 if !sink(DataLinkEvent::Activations(received)) {
                     return;
                 }
@@ -111,13 +106,13 @@ pub struct DataConnector<'a, T> {
     pub epoch: u32,
     /// This device's index in the ring.
     pub device_index: u16,
-    /// Receives an event for each connection that breaks.
+    /// Receives an event for each opened connection that breaks.
     pub sink: &'a DataLinkEventSink,
 }
 
 impl<T: Transport> DataConnector<'_, T> {
-    /// Connects to the device with ring index `to`. Frames sent to the returned channel are written to the connection,
-    /// which is closed with the channel.
+    /// Connects to the device with ring index `to`. Frames that are sent to the returned channel are written to the
+    /// connection, which is closed when the channel is closed.
     pub async fn connect(&self, to: u16, name: &str, address: &str) -> Result<mpsc::UnboundedSender<Frame>> {
         let purpose = ConnectionPurpose::Data { from: self.device_index, epoch: self.epoch };
         let (mut stream, _) = open_connection(self.transport, name, address, self.session, purpose).await?;
@@ -128,7 +123,7 @@ impl<T: Transport> DataConnector<'_, T> {
                 let reason = match timeout(WRITE_TIMEOUT, frame.write(&mut stream)).await {
                     Ok(Ok(())) => continue,
                     Ok(Err(error)) => error.to_string(),
-                    Err(_) => "it does not read any more".into(),
+                    Err(_) => "it no longer reads".into(),
                 };
                 sink(DataLinkEvent::LinkBroken(BrokenLink { epoch, peer_index: to, reason }));
                 return;

@@ -11,13 +11,12 @@ use super::message::Message;
 use crate::error::WireError;
 
 #[cfg(target_endian = "big")]
-compile_error!("activations travel as little-endian numbers; a big-endian host needs a conversion here");
+compile_error!("activations are sent as little-endian numbers; a big-endian host needs a conversion here");
 
-/// The first bytes of an encrypted connection. Read as the length of a header, they exceed the limit, so no
-/// unencrypted frame begins with them.
+/// The first bytes of an encrypted connection. As a header length, they exceed the limit of an unencrypted frame.
 pub const ENCRYPTED_PREFIX: [u8; 8] = *b"hearth\0\x01";
 
-/// Maximum length of a header in bytes. It contains names, addresses and digests.
+/// Maximum length of a header in bytes. A header contains names, addresses and digests.
 const MAX_HEADER_BYTES: usize = 64 << 10;
 
 /// Maximum length in bytes of a payload other than activations: a plan, or part of a trace.
@@ -58,7 +57,7 @@ fn decode_header(bytes: &[u8]) -> Result<Message, WireError> {
         bincode::decode_from_slice(bytes, config).map_err(|error| WireError::Header(error.to_string()))?;
     match bytes.len() - used {
         0 => Ok(message),
-        rest => Err(WireError::Header(format!("{rest} bytes follow it"))),
+        rest => Err(WireError::Header(format!("{rest} bytes follow the message"))),
     }
 }
 
@@ -77,7 +76,7 @@ impl Frame {
         Ok(bytes)
     }
 
-    /// Reads one frame. Returns `None` if the stream ends before the frame begins.
+    /// Reads a frame with at most `max_payload` bytes of payload. Returns `None` if the stream ends before the frame.
     pub async fn read(
         stream: &mut (impl AsyncRead + Unpin),
         max_payload: usize,
@@ -125,7 +124,7 @@ mod tests {
         Frame { message: Message::Activations(header), payload: vec![1, 2, 3, 4] }
     }
 
-    /// Reads a frame from bytes. Returns the result, and the number of bytes that are left.
+    /// Reads a frame from bytes. Returns the result, and the number of bytes that were not read.
     fn read(mut bytes: &[u8], max_payload: usize) -> (Result<Option<Frame>, WireError>, usize) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         (runtime.block_on(Frame::read(&mut bytes, max_payload)), bytes.len())
@@ -161,12 +160,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn random_bytes_are_a_frame_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn random_bytes_and_damaged_frames_are_a_frame_or_an_error(
+            bytes in proptest::collection::vec(any::<u8>(), 0..64),
+            at in 0usize..24, bit in 0u8..8, cut in 0usize..24,
+        ) {
             let _ = read(&bytes, 64);
-        }
-
-        #[test]
-        fn damaged_frame_is_a_frame_or_an_error(at in 0usize..24, bit in 0u8..8, cut in 0usize..24) {
             let mut bytes = sample().encode().unwrap();
             let at = at % bytes.len();
             bytes[at] ^= 1 << bit;

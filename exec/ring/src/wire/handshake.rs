@@ -1,8 +1,7 @@
-//! The start of a connection: hello and welcome, and the deadline of every wait for another device.
+//! The handshake of a connection: hello and welcome, and the deadline of every wait for another device.
 //!
-//! The connecting end sends a hello with its purpose. The other end replies with a welcome, or with a refusal that
-//! has a reason, and then closes the connection. All purposes (control, activations, probes, layers) have the same
-//! handshake.
+//! The connecting device sends a hello with its purpose. The other device replies with a welcome, or refuses with a
+//! reason and closes the connection. All purposes (control, activations, probes, layers) have the same handshake.
 //!
 //! Not here: who may connect ([`crate::security`]), and what follows the welcome.
 
@@ -18,12 +17,12 @@ use crate::error::{Result, RingError, WireError, protocol_error};
 /// The time limit for connecting to a device and receiving its welcome. source: assumed, three tries of TCP's first
 /// packet (1 s, 2 s and 4 s apart, RFC 6298)
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
-/// The time limit between accepting a connection and its first frame. source: assumed
+/// The time limit from accepting a connection to receiving its first frame. source: assumed
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 /// The time limit for sending a frame.
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Waits for `wait` with a deadline. `what` names the operation in the error.
+/// Waits for the future `wait`, at most for `limit`. `what` names the operation in the error.
 pub async fn with_timeout<T>(limit: Duration, what: &str, wait: impl Future<Output = T>) -> Result<T> {
     timeout(limit, wait).await.map_err(|_| RingError::Deadline {
         what: what.into(),
@@ -32,7 +31,7 @@ pub async fn with_timeout<T>(limit: Duration, what: &str, wait: impl Future<Outp
     })
 }
 
-/// Connects to a device and waits for its welcome. Returns the stream, and the facts about the device.
+/// Connects to a device and waits for its welcome. Returns the stream, and the facts that the device sent about itself.
 pub async fn open_connection<T: Transport>(
     transport: &T,
     name: &str,
@@ -61,7 +60,7 @@ pub async fn open_connection<T: Transport>(
     with_timeout(CONNECT_DEADLINE, &format!("connecting to `{name}`"), connecting).await?
 }
 
-/// Reads the hello of a connection: the session and the purpose. Refuses a peer with another protocol version.
+/// Reads a hello. Returns the session number and the purpose. Refuses a peer with another protocol version.
 pub async fn read_hello<S: ByteStream>(stream: &mut S) -> Result<(u64, ConnectionPurpose)> {
     let reading = Frame::read(stream, 0);
     let hello = with_timeout(HELLO_DEADLINE, "receiving a connection's first frame", reading).await?;
@@ -82,7 +81,7 @@ pub async fn read_hello<S: ByteStream>(stream: &mut S) -> Result<(u64, Connectio
 /// Accepts a connection by sending a welcome.
 pub async fn send_welcome(stream: &mut impl ByteStream, facts: WorkerFacts) -> Result<()> {
     let frame = Frame::from(Message::Welcome(facts));
-    Ok(with_timeout(WRITE_TIMEOUT, "welcoming a connection", frame.write(stream)).await??)
+    Ok(with_timeout(WRITE_TIMEOUT, "accepting a connection", frame.write(stream)).await??)
 }
 
 /// Refuses a connection by sending the reason. Returns the error for this end.

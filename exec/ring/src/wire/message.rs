@@ -12,24 +12,22 @@ pub const MAGIC: u32 = 0x4854_5248;
 /// The version of the protocol. Both ends must have the same version.
 pub const PROTOCOL_VERSION: u16 = 5;
 
-/// The purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
 pub enum ConnectionPurpose {
-    /// Commands of the head to a worker.
+    /// Commands of the head to a worker, and the replies.
     Control,
-    /// Activations from the device with ring index `from`, for the plan of an epoch.
+    /// Activations that the device with ring index `from` sends in an epoch.
     Data { from: u16, epoch: u32 },
     /// Link measurements.
     Probe,
-    /// Layers for a worker without a model file.
+    /// Layers that the head sends to a worker without a model file.
     Fetch,
 }
 
-/// The lengths in bytes of a model file and of its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
 pub struct FileLengths {
     pub file_bytes: u64,
-    /// Length of the part before the first tensor, in bytes.
+    /// Length of the part of the file before the first tensor, in bytes.
     pub header_bytes: u64,
 }
 
@@ -38,11 +36,10 @@ pub struct FileLengths {
 pub struct WorkerFacts {
     /// Version of the hearth program on the worker.
     pub program_version: String,
-    /// Digest of the model file; empty without one.
+    /// Digest of the model file; empty without a model file.
     pub model_digest: String,
     /// Digest of the model's shape and weight formats; empty without a model file.
     pub shape_digest: String,
-    /// Total memory of the device, in bytes.
     pub memory_total_bytes: u64,
     /// Operating system and kernel release, for example `linux 6.8.0`.
     pub os_and_kernel: String,
@@ -56,13 +53,13 @@ pub struct PeerAddress {
     pub address: String,
 }
 
-/// The configuration of an epoch, for one worker.
+/// The configuration of one worker for an epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
 pub struct EpochConfig {
     pub epoch: u32,
     /// The worker's index in the ring.
     pub device_index: u16,
-    /// Index of the first pass of this epoch; earlier passes belong to earlier plans.
+    /// Index of the first pass of the epoch; passes with a smaller index belong to earlier plans.
     pub first_pass_index: u32,
     /// The address at which the head accepts activations, and serves layers to workers without a model file.
     pub head_address: String,
@@ -70,7 +67,7 @@ pub struct EpochConfig {
     pub receivers: Vec<PeerAddress>,
 }
 
-/// A connection to another device that broke.
+/// The report of a broken connection to another device.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
 pub struct BrokenLink {
     /// The epoch for which the connection was opened.
@@ -94,19 +91,17 @@ pub struct ActivationsHeader {
 
 impl Encode for ActivationsHeader {
     fn encode<E: Encoder>(&self, encoder: &mut E) -> Result<(), EncodeError> {
-        let Pass { index, first_position, tokens, has_output: output, sequence_index: sequence, drafted } =
-            self.pass;
-        let pass = (index, first_position, tokens, output, sequence, drafted);
+        let Pass { index, first_position, tokens, has_output, sequence_index, drafted } = self.pass;
+        let pass = (index, first_position, tokens, has_output, sequence_index, drafted);
         (self.epoch, pass, self.round, self.is_f16).encode(encoder)
     }
 }
 
 impl<Context> Decode<Context> for ActivationsHeader {
     fn decode<D: Decoder<Context = Context>>(decoder: &mut D) -> Result<Self, DecodeError> {
-        let (epoch, (index, first_position, tokens, output, sequence, drafted), round, is_f16) =
-            Decode::decode(decoder)?;
-        let pass =
-            Pass { index, first_position, tokens, has_output: output, sequence_index: sequence, drafted };
+        let (epoch, pass, round, is_f16) = Decode::decode(decoder)?;
+        let (index, first_position, tokens, has_output, sequence_index, drafted) = pass;
+        let pass = Pass { index, first_position, tokens, has_output, sequence_index, drafted };
         Ok(Self { epoch, pass, round, is_f16 })
     }
 }
@@ -116,47 +111,45 @@ bincode::impl_borrow_decode!(ActivationsHeader);
 /// A message, which is the header of a frame.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
 pub enum Message {
-    /// The first frame of the connecting end. Data connections must have the session number of the head.
+    /// The first frame of the connecting device. The connections of a session have the same `session` number.
     Hello { magic: u32, protocol: u16, session: u64, purpose: ConnectionPurpose },
-    /// The first frame of the accepting end.
+    /// The first frame of the accepting device.
     Welcome(WorkerFacts),
-    /// Sent instead of a [`Message::Welcome`] or of any other reply. The connection then ends. The reason says what is
-    /// wrong and how to fix it.
+    /// Replaces any reply and ends the connection. `reason` says what is wrong and how to fix the problem.
     Refuse { reason: String },
-    /// Commands the worker to stop the current epoch, and to accept activations of the new one, whose number is
-    /// greater than all earlier ones.
+    /// Commands the worker to stop the current epoch, and to accept activations of `epoch`, which has a greater number.
     Prepare { epoch: u32 },
     /// The reply to [`Message::Prepare`]: the worker accepts only connections of this epoch from now on.
     Prepared { epoch: u32 },
-    /// Configures the prepared epoch. The payload is the plan.
+    /// Configures the prepared epoch. The payload is the plan as YAML.
     Configure(EpochConfig),
-    /// The worker has loaded its layers, connected to its neighbours, and discarded all passes before the epoch.
+    /// The worker has loaded its layers, connected to its neighbours, and discarded all passes of earlier epochs.
     Ready { epoch: u32 },
-    /// The worker has fetched `done` of the `total` bytes of layers that it needs before it is ready.
+    /// The worker has fetched `done` of the `total` bytes of layers that it must fetch before it is ready.
     Fetching { done: u64, total: u64 },
-    /// The worker has uploaded `done` of the `total` bytes of layers that its GPU needs before it is ready.
+    /// The worker has uploaded `done` of the `total` bytes of layers that it must upload to its GPU before it is ready.
     Uploading { done: u64, total: u64 },
     /// Begins a new request on the same ring: the worker clears its KV cache and starts a new trace.
     Reset { epoch: u32 },
     /// The worker can no longer exchange activations with another device.
     LinkBroken(BrokenLink),
-    /// Activations of a pass. The payload is `[tokens, embedding]`.
+    /// Activations of a pass. The payload has the shape `[tokens, embedding]`.
     Activations(ActivationsHeader),
-    /// Requests the trace since the last reset.
+    /// Requests the trace lines of the worker since the last [`Message::Reset`].
     CollectTrace,
-    /// Trace lines of an epoch, as payload. `more` says whether more reports follow.
+    /// Trace lines of an epoch. The payload is JSON. `more` says whether another message with trace lines follows.
     TraceLines { epoch: u32, more: bool },
-    /// Requests a pong with the same nonce.
+    /// Requests a [`Message::Pong`] with the same nonce.
     Ping { nonce: u64 },
-    /// The reply to a ping. `clock` is the time of the replying device, in nanoseconds.
+    /// The reply to a [`Message::Ping`]. `clock` is the time on the clock of the replying device, in nanoseconds.
     Pong { nonce: u64, clock: u64 },
     /// Requests the lengths of the head's model files.
     ListFiles,
-    /// The lengths of the model files, in the order of the parts of a split GGUF model.
+    /// The reply to [`Message::ListFiles`], with the files in the order of the parts of a split GGUF model.
     Files { files: Vec<FileLengths> },
-    /// Requests a chunk of a model file, by the index of the file and the index of the chunk in it.
+    /// Requests a chunk of a model file, by the index of the file and the index of the chunk in the file.
     GetChunk { file: u16, chunk: u64 },
-    /// A chunk of a model file, as payload, and its SHA-256.
+    /// The reply to [`Message::GetChunk`]. The payload is the chunk, and `hash` is the SHA-256 of the chunk.
     Chunk { file: u16, chunk: u64, hash: [u8; 32] },
     /// The sender ends the session.
     Goodbye,

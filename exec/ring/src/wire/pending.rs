@@ -1,8 +1,8 @@
 //! Pending connections: a bounded number of connections that have not sent their first frame.
 //!
-//! Anybody can connect to a port, and each connection occupies a task until the deadline of its first frame. When
-//! there are too many, the oldest one is closed, so an honest device, which sends its hello immediately, can still
-//! connect. Peers that connect faster than a device can send its hello can still block it.
+//! Anybody can connect to a port, and each connection occupies a task until the deadline of its first frame. When there
+//! are too many pending connections, the oldest one is closed, so an honest device, which sends its hello immediately,
+//! can still connect. Attackers that connect faster than an honest device sends its hello can still block this device.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use tokio::task::AbortHandle;
 /// Maximum number of pending connections, below the limit of open files. source: assumed, more devices than in a home
 const MAX_PENDING: usize = 64;
 
-/// Tasks that serve connections, oldest first, each with a flag that is set when its first frame has arrived.
+/// The tasks that serve connections, oldest first, each with a flag that is set when the first frame has arrived.
 #[derive(Default)]
 pub struct PendingConnections(VecDeque<(Arc<AtomicBool>, AbortHandle)>);
 
-/// The state of one pending connection.
+/// A handle with which the task of a pending connection reports the first frame.
 pub struct PendingConnection(Arc<AtomicBool>);
 
 impl PendingConnection {
-    /// Records that the first frame has arrived, so that the connection is not pending any more.
+    /// Records that the first frame has arrived, so that the connection is no longer pending.
     pub fn mark_identified(&self) {
         self.0.store(true, Ordering::Relaxed);
     }

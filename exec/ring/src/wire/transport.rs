@@ -14,12 +14,11 @@ use tokio::sync::mpsc;
 
 use crate::error::{Result, RingError};
 
-/// A stream of bytes in both directions.
 pub trait ByteStream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> ByteStream for S {}
 
-/// A network on which a device connects to others and listens for connections.
+/// A network on which a device connects to other devices and listens for connections.
 pub trait Transport: Clone + Send + Sync + 'static {
     /// A connection, which delivers bytes in order in both directions.
     type Stream: ByteStream;
@@ -29,12 +28,12 @@ pub trait Transport: Clone + Send + Sync + 'static {
     /// Listens on an address. Port 0 selects a free port.
     fn bind(&self, address: &str) -> impl Future<Output = io::Result<Self::Listener>> + Send;
 
-    /// Whether only devices with the key can read and write on the connections.
+    /// Returns whether only devices with the key can read and write the connections.
     fn is_encrypted(&self) -> bool {
         false
     }
 
-    /// Returns this device's own IP address on a connection, if the transport has IP addresses.
+    /// Returns the local IP address of a connection, if the transport has IP addresses.
     fn local_ip(&self, _stream: &Self::Stream) -> Option<IpAddr> {
         None
     }
@@ -48,7 +47,7 @@ pub trait Listener: Send + 'static {
     fn address(&self) -> String;
 }
 
-/// TCP with `TCP_NODELAY`, because the activations of a token are one small write.
+/// A transport over TCP with `TCP_NODELAY`, because the activations of a token are one small write.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TcpTransport;
 
@@ -87,7 +86,7 @@ impl Listener for TcpListener {
 
 const PIPE_BYTES: usize = 1 << 20;
 
-/// Pipes between the tasks of one process. An address can be any string.
+/// A transport over pipes between the tasks of one process. An address can be any string.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryTransport {
     listeners: Arc<Mutex<BTreeMap<String, mpsc::UnboundedSender<DuplexStream>>>>,

@@ -1,8 +1,8 @@
 //! The work of a worker in one epoch of a session.
 //!
-//! It begins when the plan arrives: the worker waits for the runner of the previous epoch, connects to the devices
-//! that it sends activations to, loads its layers, reports that it is ready, and computes the activations that
-//! arrive. When the head prepares the next epoch, the worker stops after the current step and passes the runner on.
+//! The work begins when the plan arrives: the worker waits for the runner of the previous epoch, connects to the
+//! devices that it sends activations to, loads its layers, reports that it is ready, and computes received activations.
+//! When the head prepares the next epoch, the worker stops after the current step and passes the runner on.
 
 use std::sync::Arc;
 
@@ -35,9 +35,8 @@ pub enum RunnerEvent {
 /// A report of an epoch to the head.
 #[derive(Debug)]
 pub enum EpochReport {
-    /// A message for the head.
     Message(Message),
-    /// The trace lines of each epoch.
+    /// The trace lines of the request, by epoch.
     Trace(Vec<(u32, TraceLines)>),
     /// The worker cannot continue.
     Failed(RingError),
@@ -50,29 +49,27 @@ pub struct WorkerEpoch<T: Transport> {
     pub(super) config: EpochConfig,
     pub(super) plan: Arc<Plan>,
     pub(super) sink: DataLinkEventSink,
-    /// The latest prepared epoch.
+    /// The number of the epoch that was prepared last.
     pub(super) prepared: watch::Receiver<u32>,
     pub(super) reports: mpsc::UnboundedSender<EpochReport>,
 }
 
 /// The runner of the previous epoch, if there is one.
 pub enum PreviousRunner {
-    None,
     /// The runner may still be computing.
     Running(JoinHandle<Option<StageRunner>>),
-    Idle(Box<StageRunner>),
+    Idle(Option<Box<StageRunner>>),
 }
 
 impl<T: Transport> WorkerEpoch<T> {
-    /// Computes until another epoch is prepared or the session ends. Returns the runner, for the next epoch.
+    /// Computes until another epoch is prepared or the session ends. Returns the runner, unless there was an error.
     pub async fn serve(
         self,
         previous: PreviousRunner,
         events: mpsc::UnboundedReceiver<RunnerEvent>,
     ) -> Option<StageRunner> {
         let mut runner = match previous {
-            PreviousRunner::None => None,
-            PreviousRunner::Idle(runner) => Some(*runner),
+            PreviousRunner::Idle(runner) => runner.map(|runner| *runner),
             PreviousRunner::Running(serving) => serving.await.ok().flatten(),
         };
         match self.run(&mut runner, events).await {
@@ -131,7 +128,7 @@ impl<T: Transport> WorkerEpoch<T> {
         let _ = self.reports.send(report);
     }
 
-    /// Returns the model, whose layers may have to be fetched, or `None` if another epoch is prepared meanwhile.
+    /// Fetches the layers if necessary. Returns the model, or `None` if another epoch is prepared meanwhile.
     async fn load_model(&self) -> Result<Option<Arc<LocalModel>>> {
         let folder = match &self.worker.source {
             ModelSource::File(model) => return Ok(Some(model.clone())),

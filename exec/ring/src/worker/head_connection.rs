@@ -1,7 +1,6 @@
 //! The worker's end of the control connection that the head opens.
 //!
-//! A separate task reads the frames, so that no frame is lost when another event cancels a wait. Every wait and every
-//! write has a deadline.
+//! A separate task reads frames, so that a cancelled wait loses no frame. Every wait and every write has a deadline.
 
 use std::time::Duration;
 
@@ -13,10 +12,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::error::{Result, RingError};
 use crate::wire::{ByteStream, Frame, MAX_DOCUMENT_PAYLOAD_BYTES, WRITE_TIMEOUT, WireError};
 
-/// The head counts as lost if no message arrives for this time. It sends a ping every half second.
+/// The time without a message after which the head counts as lost. The head sends a ping every half second.
 const SILENCE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// The worker's end of a control connection.
 pub struct HeadConnection<S> {
     frames: mpsc::Receiver<Result<Frame, WireError>>,
     writer: WriteHalf<S>,
@@ -42,7 +40,7 @@ impl<S: ByteStream> HeadConnection<S> {
         Self { frames, writer, reader, last_frame: Instant::now() }
     }
 
-    /// Returns the next frame. Cancel safe.
+    /// Waits for the next frame of the head. This method is cancel safe.
     pub async fn next(&mut self) -> Result<Frame> {
         let frame = timeout_at(self.last_frame + SILENCE_DEADLINE, self.frames.recv()).await;
         let frame = frame.map_err(|_| lost("it does not respond"))?;
@@ -51,12 +49,12 @@ impl<S: ByteStream> HeadConnection<S> {
         Ok(frame)
     }
 
-    /// Sends a frame. Not cancel safe: a cancelled call may leave an incomplete frame.
+    /// Sends a frame to the head. This method is not cancel safe: a cancelled call may send an incomplete frame.
     pub async fn send(&mut self, frame: impl Into<Frame>) -> Result<()> {
         let frame = frame.into();
         match timeout(WRITE_TIMEOUT, frame.write(&mut self.writer)).await {
             Ok(written) => Ok(written?),
-            Err(_) => Err(lost("it does not read any more")),
+            Err(_) => Err(lost("it no longer reads")),
         }
     }
 }

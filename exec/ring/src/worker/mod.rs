@@ -1,12 +1,11 @@
 //! The worker: computes layers for one head at a time.
 //!
-//! The first frame of each connection states its purpose. The control connection of a head opens a session, in which
-//! the worker executes the head's commands ([`session`]). It accepts only activations of the epoch that it has
-//! prepared, and computes ([`epoch`]) when it has received the plan. The session ends when the head says goodbye, does
-//! not respond or disconnects; the worker then waits for the next head.
+//! The first frame of each connection states the purpose of the connection. The control connection of a head opens a
+//! session, in which the worker executes the head's commands ([`session`]). The worker accepts only activations of the
+//! epoch that it has prepared, and computes ([`epoch`]) when it has received the plan. The session ends when the head
+//! says goodbye, does not respond or disconnects; the worker then waits for the next head.
 //!
-//! A worker has one session at a time, because two heads would both plan with all of its memory. Every wait
-//! has a deadline.
+//! A worker has one session at a time, because two heads would plan with all of its memory. Every wait has a deadline.
 
 mod epoch;
 mod head_connection;

@@ -5,8 +5,8 @@
 //! outside the layers. Each chunk is sent with its hash. Fetched chunks are stored in a folder that the user chooses,
 //! and are not fetched again in a later session or after a broken connection.
 //!
-//! The head is trusted: a device with the key could send wrong weights. The hash detects damage during transmission
-//! without a key, and on the disk.
+//! The head is trusted: a device with the key could send wrong weights. The hash only detects data that was damaged
+//! during an unencrypted transmission, or on the disk.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -31,7 +31,7 @@ use hearth_runtime::{ExecError, Weights};
 
 /// The time limit for one chunk over a slow link. source: assumed, 1 MiB at half a megabit per second
 const CHUNK_DEADLINE: Duration = Duration::from_secs(20);
-/// Maximum number of open chunk requests. source: assumed, 4 MiB fill a gigabit link with 30 ms round-trip time
+/// Maximum number of chunk requests without a reply. source: assumed, 4 MiB fill a gigabit link of 30 ms round trip
 const CHUNKS_AHEAD: usize = 4;
 const MAX_FILES: usize = 1024;
 /// Maximum size in bytes of the header of a model file, which has the tensor table and the vocabulary.
@@ -42,7 +42,6 @@ const MAX_FILE_BYTES: u64 = 1 << 50;
 /// Maximum size in bytes of the activations of a pass, before the model is known: twice a batch of the widest model.
 const MAX_ACTIVATION_BYTES: usize = 2 * MAX_PASS_TOKENS as usize * (16 << 10) * size_of::<f32>();
 
-/// The source of a worker's layers.
 #[derive(Debug, Clone)]
 pub enum ModelSource {
     /// A local model file.
@@ -63,7 +62,7 @@ impl ModelSource {
         self.model().map_or_else(worker_facts_without_model, LocalModel::worker_facts)
     }
 
-    /// Returns the maximum size of the activations of a pass, in bytes.
+    /// Returns the maximum size of the received activations of a pass, in bytes.
     pub(super) fn max_activation_bytes(&self) -> usize {
         self.model().map_or(MAX_ACTIVATION_BYTES, LocalModel::max_activation_bytes)
     }
@@ -103,7 +102,8 @@ impl<T: Transport> WorkerEpoch<T> {
         Ok(LocalModel { weights, profile, backend_factory })
     }
 
-    /// Fetches the missing chunks of these byte ranges of each file, with up to [`CHUNKS_AHEAD`] open requests.
+    /// Fetches the missing chunks of the byte ranges `ranges[i]` of each file `files[i]`, with up to [`CHUNKS_AHEAD`]
+    /// requests at the same time.
     async fn fetch_ranges(
         &self,
         stream: &mut T::Stream,
@@ -178,8 +178,8 @@ async fn list_files(stream: &mut impl ByteStream) -> Result<Vec<FileLengths>> {
     Ok(files)
 }
 
-/// Returns, for each file, the byte ranges of the tensors in the layers `own`, and of those outside all
-/// layers except the embedding and the output matrix.
+/// Returns, for each file, the byte ranges of the tensors in the layers `own` and outside all layers, without the
+/// embedding and the output matrix.
 fn tensor_ranges(model: &GgufModel, own: &[Range<u32>], file_count: usize) -> Vec<Vec<Range<u64>>> {
     let is_needed = |name: &str| {
         let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));

@@ -71,7 +71,7 @@ impl<T: Transport> Worker<T> {
     async fn serve_session(&self, mut stream: T::Stream, id: u64) -> Result<()> {
         // The next head may connect before the previous session has ended.
         let Ok(_in_session) = timeout(ACQUIRE_DEADLINE, self.in_session.lock()).await else {
-            let reason = "another head uses this worker; wait until it is done, or stop it".into();
+            let reason = "another head uses this worker; wait until that head is done, or stop it".into();
             return Err(send_refusal(&mut stream, reason).await);
         };
         let _close_epoch = CloseEpoch(self.open_epoch.clone());
@@ -79,7 +79,7 @@ impl<T: Transport> Worker<T> {
     }
 }
 
-/// Stops accepting activations when dropped, so that none are accepted after a session, even if it panics.
+/// Stops accepting activations when it is dropped, so that a worker accepts none after a session, even after a panic.
 struct CloseEpoch(SharedPreparedEpoch);
 
 impl Drop for CloseEpoch {

@@ -26,7 +26,7 @@ pub(super) struct Session<T: Transport> {
     worker: Worker<T>,
     id: u64,
     head: HeadConnection<T::Stream>,
-    /// The latest prepared epoch.
+    /// The number of the epoch that was prepared last.
     prepared: watch::Sender<u32>,
     inbox: mpsc::UnboundedSender<RunnerEvent>,
     /// The receiver of the events sent to `inbox`; moved to the [`WorkerEpoch`] when the plan arrives.
@@ -46,13 +46,13 @@ impl<T: Transport> Session<T> {
             prepared: watch::Sender::new(0),
             inbox: mpsc::unbounded_channel().0,
             events: None,
-            previous: PreviousRunner::None,
+            previous: PreviousRunner::Idle(None),
             reports,
             report_rx,
         }
     }
 
-    /// Serves the head until the session ends and its runner has stopped.
+    /// Serves the head until the session ends and the runner of the session has stopped.
     pub(super) async fn serve(mut self) -> Result<()> {
         let ended = self.run().await;
         if let Err(error) = &ended {
@@ -80,8 +80,8 @@ impl<T: Transport> Session<T> {
                 ended = runner_ended(&mut self.previous) => {
                     // A runner that stopped with an error has reported it; one that panicked has not.
                     let what = "it stopped unexpectedly; see the log of the worker";
-                    let runner = ended.map_err(|_| protocol_error("this worker's stage", what))?;
-                    self.previous = runner.map_or(PreviousRunner::None, |runner| PreviousRunner::Idle(Box::new(runner)));
+                    let runner = ended.map_err(|_| protocol_error("this worker's computation", what))?;
+                    self.previous = PreviousRunner::Idle(runner.map(Box::new));
                 }
                 frame = self.head.next() => {
                     if !self.execute(frame?).await? {
@@ -92,7 +92,7 @@ impl<T: Transport> Session<T> {
         }
     }
 
-    /// Executes a command of the head. Returns false if it was the last one.
+    /// Executes a command of the head. Returns false after the last command of the session.
     async fn execute(&mut self, frame: Frame) -> Result<bool> {
         match frame.message {
             Message::Goodbye => return Ok(false),
@@ -106,7 +106,7 @@ impl<T: Transport> Session<T> {
             }
             Message::Reset { epoch } => drop(self.inbox.send(RunnerEvent::Reset { epoch })),
             Message::CollectTrace => drop(self.inbox.send(RunnerEvent::CollectTrace)),
-            other => return Err(protocol_error("the head", format!("unexpected message {other:?}"))),
+            _ => return Err(protocol_error("the head", "it sent a message that a head must not send")),
         }
         Ok(true)
     }
@@ -124,7 +124,7 @@ impl<T: Transport> Session<T> {
     /// Stops the current epoch and accepts connections for the next one.
     async fn prepare(&mut self, epoch: u32) -> Result<()> {
         if epoch <= *self.prepared.borrow() {
-            let what = format!("epoch {epoch} is not greater than the prepared epoch");
+            let what = format!("it prepares epoch {epoch}, which is not greater than the current epoch");
             return Err(protocol_error("the head", what));
         }
         let (inbox, events) = mpsc::unbounded_channel();
@@ -135,14 +135,13 @@ impl<T: Transport> Session<T> {
         self.head.send(Message::Prepared { epoch }).await
     }
 
-    /// Starts the prepared epoch with its plan. The epoch reports later errors.
+    /// Starts the prepared epoch with a plan. The started epoch reports its errors to the head itself.
     fn configure(&mut self, config: EpochConfig, plan: Arc<Plan>) -> Result<()> {
         if config.epoch != *self.prepared.borrow() {
             return Err(protocol_error("the head", "it configures an epoch that it did not prepare"));
         }
-        let Some(events) = self.events.take() else {
-            return Err(protocol_error("the head", "it configures an epoch twice"));
-        };
+        let twice = || protocol_error("the head", "it configures an epoch twice");
+        let events = self.events.take().ok_or_else(twice)?;
         let worker_epoch = WorkerEpoch {
             worker: self.worker.clone(),
             session: self.id,
@@ -152,7 +151,7 @@ impl<T: Transport> Session<T> {
             prepared: self.prepared.subscribe(),
             reports: self.reports.clone(),
         };
-        let previous = std::mem::replace(&mut self.previous, PreviousRunner::None);
+        let previous = std::mem::replace(&mut self.previous, PreviousRunner::Idle(None));
         let serving = self.worker.options.compute_mode.spawn(worker_epoch.serve(previous, events));
         self.previous = PreviousRunner::Running(serving);
         Ok(())
@@ -170,7 +169,7 @@ impl<T: Transport> Session<T> {
         Ok(Arc::new(plan))
     }
 
-    /// Sends the trace lines of each epoch in frames of a limited size.
+    /// Sends trace lines, given by epoch, to the head in frames of a limited size.
     async fn send_trace(&mut self, all: Vec<(u32, TraceLines)>) -> Result<()> {
         let mut reports = Vec::new();
         for (epoch, lines) in &all {
@@ -192,7 +191,7 @@ impl<T: Transport> Session<T> {
     }
 }
 
-/// Creates a sink that forwards activations to the runner, and broken links to the session.
+/// Creates a sink that forwards received activations to the runner, and events of broken connections to the session.
 fn sink(
     inbox: mpsc::UnboundedSender<RunnerEvent>,
     reports: mpsc::UnboundedSender<EpochReport>,
@@ -208,6 +207,6 @@ fn sink(
 async fn runner_ended(previous: &mut PreviousRunner) -> Result<Option<StageRunner>, JoinError> {
     match previous {
         PreviousRunner::Running(serving) => serving.await,
-        PreviousRunner::None | PreviousRunner::Idle(_) => std::future::pending().await,
+        PreviousRunner::Idle(_) => std::future::pending().await,
     }
 }

@@ -9,7 +9,6 @@ use super::model_source::ModelSource;
 use crate::execution::{ComputeMode, LocalModel};
 use crate::wire::{SharedPreparedEpoch, Transport};
 
-/// Options of a worker.
 #[derive(Debug, Clone, Default)]
 pub struct WorkerOptions {
     /// Number of compute threads; 0 uses all cores.
@@ -31,13 +30,12 @@ pub struct Worker<T: Transport> {
 }
 
 impl<T: Transport> Worker<T> {
-    /// Creates a worker that computes layers of `model` with `threads` threads; 0 uses all cores.
+    /// Creates a worker that computes layers of `model` with `threads` threads; 0 threads use all cores.
     pub fn new(transport: T, model: Arc<LocalModel>, threads: usize) -> Self {
         let options = WorkerOptions { threads, ..WorkerOptions::default() };
         Self::with_options(transport, ModelSource::File(model), options)
     }
 
-    /// Creates a worker whose layers come from `source`.
     pub fn with_options(transport: T, source: ModelSource, options: WorkerOptions) -> Self {
         Self { transport, source, options, open_epoch: Arc::default(), in_session: Arc::default() }
     }

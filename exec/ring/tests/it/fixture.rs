@@ -16,6 +16,7 @@ use hearth_schema::plan::{KvFormat, PlannedDevice, PlannedModel, PlannerRecord, 
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
 pub const Q4: &str = "psalm-7m-q4_k.gguf";
+pub const Q8: &str = "psalm-7m-q8_0.gguf";
 pub const F16: &str = "psalm-7m-f16.gguf";
 /// Number of layers of the trained model.
 pub const LAYERS: u32 = 8;
@@ -28,7 +29,7 @@ pub fn open(name: &str) -> Arc<LocalModel> {
     Arc::new(LocalModel::open(&data(name)).expect("the trained models are part of the repository"))
 }
 
-/// Returns the prompts of the golden texts, of different lengths, and as the last one the concatenation of all.
+/// Returns the prompts of the golden texts, which have different lengths, and as the last prompt their concatenation.
 pub fn prompts() -> Vec<Vec<u32>> {
     let golden = std::fs::read(data("golden.json")).expect("part of the repository");
     let golden: serde_json::Value = serde_json::from_slice(&golden).expect("JSON");
@@ -50,9 +51,9 @@ pub fn address(device_index: usize) -> String {
     format!("localhost:{}", 9000 + device_index)
 }
 
-/// Residency options: the weights of the next window are read ahead.
+/// The residency options with which the weights of the next window are read ahead.
 pub const AHEAD: ResidencyOptions = ResidencyOptions::with_policy(Residency::Windowed);
-/// Residency options: weights are read by page faults only.
+/// The residency options with which weights are read only by page faults.
 pub const FAULTS: ResidencyOptions = AHEAD.without_prefetch();
 
 /// Creates a plan with these windows, whose workers have the addresses of [`address`].
@@ -74,7 +75,6 @@ pub fn plan(model: &LocalModel, windows: &[u32]) -> Plan {
     }
 }
 
-/// Sets the residency of all devices of a plan.
 pub fn with_residency(mut plan: Plan, residency: ResidencyOptions) -> Plan {
     plan.devices.iter_mut().for_each(|device| device.residency = residency);
     plan
@@ -88,14 +88,14 @@ pub async fn start_worker(transport: &impl Transport, device_index: usize, sourc
     tokio::spawn(async move { worker.serve(listener, |_| {}).await });
 }
 
-/// Starts `count` workers, with the indices from 1 on.
+/// Starts workers with the ring indices 1 to `count`.
 pub async fn start_workers(transport: &impl Transport, model: &Arc<LocalModel>, count: usize) {
     for device_index in 1..=count {
         start_worker(transport, device_index, ModelSource::File(model.clone())).await;
     }
 }
 
-/// Creates a transport within this process, and starts workers with a model on it.
+/// Starts workers with the ring indices 1 to `count` on a new transport within this process. Returns the transport.
 pub async fn workers(model: &Arc<LocalModel>, count: usize) -> MemoryTransport {
     let transport = MemoryTransport::default();
     start_workers(&transport, model, count).await;
@@ -106,12 +106,10 @@ pub fn one_thread() -> RingOptions {
     RingOptions { threads: 1, pass_timeout: Duration::from_mins(1), ..RingOptions::default() }
 }
 
-/// Connects a ring whose head computes on one thread.
 pub async fn connect<T: Transport>(transport: &T, plan: Plan, model: &Arc<LocalModel>) -> Ring<T> {
     Ring::connect(transport, plan, model.clone(), one_thread()).await.expect("a ring")
 }
 
-/// Returns the error of connecting a ring.
 pub async fn connect_error(transport: &impl Transport, plan: Plan, model: &Arc<LocalModel>) -> RingError {
     Ring::connect(transport, plan, model.clone(), one_thread()).await.err().expect("no ring")
 }

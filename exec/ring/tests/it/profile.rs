@@ -1,6 +1,6 @@
 //! Profiling gives a valid device document on any machine.
 //!
-//! The measurements take only milliseconds, so values are checked to be plausible but not accurate.
+//! The measurements take only milliseconds, so their values are checked to be plausible but not accurate.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn measured(options: &ProfileOptions, peers: &[String]) -> Result<DeviceProfile,
     profile(&options, || Ok(measure_links(peers, None, PROBE)?), &mut |_| ())
 }
 
-/// Collects every number of a document, with its path in the document and its source.
+/// Collects from a document, for every number, the path in the document, the number and its source.
 fn numbers(value: &serde_yaml::Value, path: &str, found: &mut Vec<(String, String, String)>) {
     match value {
         serde_yaml::Value::Sequence(items) => {

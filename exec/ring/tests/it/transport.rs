@@ -10,8 +10,7 @@ use hearth_ring::{
     TcpTransport, Transport,
 };
 
-/// Checks the contract of a transport: frames arrive whole and in order, and a truncated frame is an error. An address
-/// has at most one listener.
+/// Checks that frames arrive whole and in order, a truncated frame is an error, and an address has one listener.
 async fn check_transport_contract(transport: impl Transport, address: &str) {
     let mut listener = transport.bind(address).await.unwrap();
     assert!(transport.bind(&listener.address()).await.is_err(), "the address is in use");

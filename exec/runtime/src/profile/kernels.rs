@@ -1,7 +1,7 @@
 //! Connects the runtime's kernels to the device measurements of `hearth_profiles`.
 //!
-//! [`CpuKernels`] runs the matmuls, attention and cache writes of [`crate::cpu`] on given weights, with the same
-//! threads, chunks and instructions as in a run.
+//! [`CpuKernels`] runs the matmuls, attention and KV cache writes of [`crate::cpu`] on given weights, with the same
+//! threads, chunks and instruction set as in a run.
 
 use hearth_profiles::measure::{Kernels, memory};
 use hearth_profiles::{Bytes, Flops, Format};
@@ -12,17 +12,17 @@ use hearth_kernels::Activations;
 use hearth_kernels::attention::ScoreOptions;
 use hearth_kernels::matmul::Matrix;
 
-// Number and dimension of heads, as in an 8B model.
+// Number and length of heads, as in an 8B model.
 const HEADS: usize = 32;
 const KV_HEADS: usize = 8;
 const LENGTH: usize = 128;
-/// Number of cached positions when attention is measured, as in the middle of a conversation.
+/// Number of cached positions over which attention is measured, as in the middle of a conversation.
 const POSITIONS: usize = 512;
 
-/// Maximum number of KV caches, used in rotation, so that none stays in the processor's cache.
+/// Maximum number of KV caches. The measurements use them in turn, so that none stays in the processor's cache.
 const MAX_CACHES: u64 = 16;
 
-/// Runs the runtime's CPU kernels for the measurement of a device, on weights that the measurement provides.
+/// Runs the CPU kernels of the runtime on the weights that a device measurement provides.
 #[derive(Debug)]
 pub struct CpuKernels {
     cpu: Cpu,
@@ -50,7 +50,8 @@ impl CpuKernels {
         }
     }
 
-    /// Returns the index of the next KV cache. The first call creates and fills all caches, fewer if memory is short.
+    /// Returns the index of the KV cache to use next. The first call creates and fills the KV caches: [`MAX_CACHES`],
+    /// or fewer if memory is short.
     fn next_cache(&mut self) -> usize {
         if self.caches.is_empty() {
             let bytes = (2 * 2 * KV_HEADS * POSITIONS * LENGTH) as u64;

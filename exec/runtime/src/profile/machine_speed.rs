@@ -1,8 +1,8 @@
 //! Quick measurement of the current speed of the machine.
 //!
-//! The speed of a shared machine, above all of a virtual one, changes from minute to minute. [`measure_matvec_speed`] measures
-//! the rate of the main work of decoding: matrix-vector products on all threads, with weights streamed from memory.
-//! Two measurements show whether other measurements before or between them are still valid.
+//! The speed of a shared machine, above all of a virtual one, changes from minute to minute. [`measure_matvec_speed`]
+//! measures the rate of the main work of decoding: matrix-vector products on all threads, with weights streamed from
+//! memory. Other measurements are valid only if the rate is the same before and after them.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use hearth_profiles::{Bytes, FlopsPerSecond, Format, Seconds};
 use super::{CpuKernels, ProfileError};
 use crate::{Cpu, ExecError, ThreadPool, ThreadPoolOptions};
 
-/// The weight format whose matrix-vector products are measured: the one that most home users run.
+/// The weight format of the measured matrix-vector products: the format that most home users run.
 const FORMAT: Format = Format::Q4K;
 
-/// Half a second of measurement: a shorter one could fall into a single time slice of another virtual
+/// The options of a measurement of half a second: a shorter one could fall into a single time slice of another virtual
 /// machine, and a longer one would take a noticeable part of the run.
 const EFFORT: MeasurementOptions = MeasurementOptions {
     sample_count: 15,
@@ -28,7 +28,7 @@ const EFFORT: MeasurementOptions = MeasurementOptions {
     max_file_size: Bytes::ZERO,
 };
 
-/// Returns the current rate of matrix-vector products on all threads, the median over half a second.
+/// Measures the current rate of matrix-vector products on all threads: the median over half a second.
 pub fn measure_matvec_speed() -> Result<FlopsPerSecond, ProfileError> {
     let pool =
         ThreadPool::new(ThreadPoolOptions::default()).map_err(|source| ExecError::Threads { source })?;

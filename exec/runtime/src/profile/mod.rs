@@ -1,8 +1,8 @@
 //! Profiles this machine: measures its speed with the kernels of this runtime.
 //!
 //! [`profile`] runs the measurements of `hearth_profiles::measure` with the kernels and threads of this runtime, adds
-//! what depends on the runtime (the fixed costs of a layer, a token and a hop, and the size of buffers), and returns
-//! a `device/1` document. It runs microbenchmarks only, not the model.
+//! what depends on the runtime (the fixed costs of a layer, a token and a network hop, and the size of buffers), and
+//! returns a `device/1` document. It runs microbenchmarks only, not the model.
 //!
 //! ```no_run
 //! use hearth_profiles::Document;
@@ -23,6 +23,7 @@ mod kernels;
 mod machine_speed;
 mod overhead;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -45,22 +46,20 @@ use crate::cpu::buffer_bytes;
 use crate::synth::SynthError;
 use crate::{Cpu, ExecError, ThreadPool, ThreadPoolOptions};
 
-/// The options of a profile.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ProfileOptions {
     pub name: String,
-    /// The model that will run on this machine: only its formats are measured, and the disk on which it is stored.
-    /// Without a model, all formats and the disk of the current folder are measured.
+    /// The model file that will run on this machine: only its weight formats and the disk that stores it are measured.
+    /// If `None`, all formats and the disk of the current folder are measured.
     pub model: Option<PathBuf>,
-    /// Number of compute threads; 0 for all cores.
+    /// Number of compute threads; 0 means one for each processor.
     pub threads: usize,
-    /// How long to measure: by default a minute or more.
+    /// The number and duration of samples; the default measurement takes a minute or more.
     pub measurement: MeasurementOptions,
-    /// Maximum number of tokens in a pass, which determines the size of buffers; 0 for 64.
+    /// Maximum number of tokens in a pass, which determines the size of buffers; 0 means 64.
     pub max_pass_tokens: u32,
 }
 
-/// An error of profiling a machine.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     #[error(transparent)]
@@ -73,25 +72,24 @@ pub enum ProfileError {
     Synth(#[from] SynthError),
     #[error(transparent)]
     Link(LinkError),
-    #[error("cannot create `{path}`: {source}; set TMPDIR to a folder that can be written", path = .path.display())]
+    #[error("cannot create `{path}`: {source}; set TMPDIR to a writable folder", path = .path.display())]
     Folder { path: PathBuf, source: io::Error },
-    #[error("the measurements give no valid device profile: {0}")]
+    #[error("the measured device profile is not valid: {0}")]
     Document(#[from] DocumentError),
 }
 
-/// An error of measuring a link.
 pub type LinkError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The measured links of a machine, the loopback link first.
 #[derive(Debug)]
 pub struct MeasuredLinks {
-    /// Time of one token's activations from one compute thread to another over the loopback link, in seconds.
+    /// Times to send the hidden state of a token between two compute threads over loopback, in seconds.
     pub loopback_hop_times: Samples,
+    /// The loopback link, followed by the links to other devices.
     pub peer_links: Vec<PeerLink>,
 }
 
-/// Measures this machine. `links` measures its links; `progress` is called with the name of each step before it
-/// begins.
+/// Measures this machine. `links` measures the network links of the machine; `progress` receives the name of each step
+/// before the step begins.
 pub fn profile(
     options: &ProfileOptions,
     links: impl FnOnce() -> Result<MeasuredLinks, LinkError>,
@@ -127,12 +125,11 @@ pub fn profile(
     progress("fixed costs");
     let overheads = overhead::measure(&cpu, &rates, &effort)?;
 
-    let about = about(&cpu);
     let ComputeRates { matvec, matvec_streamed, matmul, attention_rate: attention, kv_copy } = rates;
     let device = DeviceProfile {
         schema: DeviceProfile::SCHEMA.to_owned(),
         name: options.name.clone(),
-        description: about,
+        description: about(&cpu),
         os: operating_system(),
         cpu: CpuProfile {
             name: processor::processor_name(),
@@ -160,7 +157,8 @@ pub fn profile(
 }
 
 impl MeasuredLinks {
-    /// Returns the time of a hop in addition to the latency of the link: waking a compute thread, and framing.
+    /// Returns the time of a network hop minus the latency of the link: the time to wake a compute thread and to encode
+    /// the message.
     fn window_overhead(&self) -> Sourced<Seconds> {
         let link = self.peer_links[0].latency.value.0;
         self.loopback_hop_times.sourced_median(
@@ -172,22 +170,19 @@ impl MeasuredLinks {
 
 fn formats(model: &ModelProfile) -> Vec<Format> {
     let groups = model.layers.iter().chain([&model.input_embedding, &model.output_head]);
-    let mut formats: Vec<Format> =
-        groups.flat_map(|group| group.totals_by_format().map(|(format, _)| format)).collect();
-    formats.sort_unstable();
-    formats.dedup();
-    formats
+    let formats = groups.flat_map(|group| group.totals_by_format().map(|(format, _)| format));
+    formats.collect::<BTreeSet<Format>>().into_iter().collect()
 }
 
-/// Default of [`ProfileOptions::max_pass_tokens`].
+/// The default of [`ProfileOptions::max_pass_tokens`], in tokens.
 const PASS_TOKENS: u32 = 64;
 
-/// Memory for stacks and sockets that a device in a ring uses in addition to an idle program, its KV cache,
-/// buffers and page tables.
+/// Memory for thread stacks and sockets of a device in a ring, in addition to an idle process, the KV cache, buffers
+/// and page tables.
 /// source: measured in the lab, 0.0 to 0.6 MB over 17 workers in nine scenarios
 const PROCESS: Bytes = Bytes(300 << 10);
 
-/// Returns the memory of a run except weights and KV cache, in bytes.
+/// Returns the memory that a run needs in addition to weights and KV cache.
 fn compute_buffer(model: Option<&ModelProfile>, threads: usize, tokens: u32) -> Sourced<Bytes> {
     let tokens = if tokens == 0 { PASS_TOKENS } else { tokens.min(MAX_PASS_TOKENS) };
     let (name, shape) = model.map_or_else(
@@ -213,12 +208,8 @@ fn operating_system() -> Os {
 }
 
 fn about(cpu: &Cpu) -> String {
-    let mut about = format!(
-        "{}, {} kernels, hearth {}",
-        os_and_kernel(),
-        cpu.instruction_set.name(),
-        env!("CARGO_PKG_VERSION")
-    );
+    let (kernels, version) = (cpu.instruction_set.name(), env!("CARGO_PKG_VERSION"));
+    let mut about = format!("{}, {kernels} kernels, hearth {version}", os_and_kernel());
     if let Some(quota) = processor::quota_description() {
         about += ", under ";
         about += &quota;
@@ -229,7 +220,7 @@ fn about(cpu: &Cpu) -> String {
     about
 }
 
-/// Returns the name of the operating system and the release of its kernel, for example `linux 6.8.0`.
+/// Returns the name of the operating system and its kernel release, for example `linux 6.8.0`.
 pub fn os_and_kernel() -> String {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     format!("{} {}", std::env::consts::OS, release.trim()).trim().to_string()

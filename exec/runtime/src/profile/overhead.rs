@@ -1,8 +1,9 @@
-//! Measures the fixed cost of a layer in addition to its matmuls, and of a token in addition to its layers.
+//! Measures the fixed costs of a layer (beyond its matmuls) and of a token (beyond its layers).
 //!
-//! It synthesises and runs a model whose weights fit in the processor's cache. The time of a layer less its matmuls,
-//! at the rate of cached weights, is the cost of waking threads, norms, rotary embedding and small buffers. The time
-//! of the input and output layer less their matmul is the cost of the embedding lookup, the norm and sampling.
+//! [`measure`] synthesises and runs a model whose weights fit in the processor's cache. The time of a layer minus the
+//! time of its matmuls, at the rate of cached weights, is the cost of waking threads, norms, rotary embedding and small
+//! buffers. The time of the input and output layers minus the time of the output matmul is the cost of the embedding
+//! lookup, the norm and sampling.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,10 +18,10 @@ use super::ProfileError;
 use crate::synth::{SynthOptions, synthesise};
 use crate::{Cpu, InputOutputLayers, KvCacheFormat, KvCacheOptions, Sampler, SamplerOptions, Stage, Weights};
 
-/// Number of positions after which the sequence restarts, so that attention costs almost nothing.
+/// Number of tokens after which the measured sequence restarts, so that attention costs almost nothing.
 const CONTEXT: u32 = 32;
 
-/// Minimum reported cost: the time of a clock reading and a branch.
+/// Minimum reported cost of a layer or token: the time of a clock reading and a branch.
 const MIN_COST: Seconds = Seconds(1e-7);
 
 #[derive(Debug, Clone, PartialEq)]
@@ -29,7 +30,7 @@ pub(super) struct Overheads {
     pub(super) per_token: Sourced<Seconds>,
 }
 
-/// Returns the options of the small model; a layer has 0.8 M weights in 440 KiB.
+/// Returns the options of the measured model, in which a layer has 0.8 million weights in 440 KiB.
 fn small_model() -> SynthOptions {
     let shape = ModelShape {
         architecture: Architecture::Llama,
@@ -54,8 +55,7 @@ impl TempFolder {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("hearth-profile-{}-{number}", std::process::id()));
-        let failed = |source| ProfileError::Folder { path: path.clone(), source };
-        fs::create_dir_all(&path).map_err(failed)?;
+        fs::create_dir_all(&path).map_err(|source| ProfileError::Folder { path: path.clone(), source })?;
         Ok(TempFolder(path))
     }
 }
@@ -67,7 +67,8 @@ impl Drop for TempFolder {
     }
 }
 
-/// Measures the fixed costs with the threads of `cpu`. `rates` are the measured rates of the same kernels.
+/// Measures the fixed costs of a layer and a token with the threads of `cpu`. `rates` are the measured rates of the
+/// same kernels.
 pub(super) fn measure(
     cpu: &Cpu,
     rates: &ComputeRates,

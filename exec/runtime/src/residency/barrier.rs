@@ -23,22 +23,23 @@ pub struct ResidencyBarrier {
 }
 
 impl ResidencyBarrier {
-    /// Creates an open barrier, at which nothing waits.
+    /// Creates an open barrier, at which no computation waits.
     pub fn always_open() -> Self {
         Self::default()
     }
 
-    /// Whether computations pass without waiting.
+    /// Returns whether computations pass the barrier without waiting.
     pub fn is_open(&self) -> bool {
         self.shared.is_none()
     }
 
-    /// Returns how many of these mapped bytes, from the front, are in memory now; possibly none.
+    /// Returns how many bytes at the beginning of the mapped region `bytes` are in memory now, possibly none.
     pub fn resident_prefix_bytes(&self, bytes: &[u8]) -> usize {
         self.shared.as_ref().map_or(bytes.len(), |shared| shared.ready_in(&shared.lock(), bytes).0)
     }
 
-    /// Waits, up to a limit, until the first `min` of these mapped bytes are in memory. Returns how many are usable.
+    /// Waits, for a limited time, until the first `min` bytes of the mapped region `bytes` are in memory. Returns how
+    /// many bytes at the beginning of the region may be used.
     pub fn wait(&self, bytes: &[u8], min: usize) -> usize {
         let Some(shared) = &self.shared else { return bytes.len() };
         let mut state = shared.lock();
@@ -61,8 +62,8 @@ impl ResidencyBarrier {
         }
     }
 
-    /// Reports that these mapped bytes, and all weights before them in the same part of the model, have been
-    /// used. Pieces that end in them are not used again before the next computation of the part.
+    /// Reports that the mapped region `bytes`, and all weights before it in the same part of the model, have been used.
+    /// Pieces that end in the region are not used again before the next computation of the part.
     pub fn mark_used(&self, bytes: &[u8]) {
         let Some(shared) = &self.shared else { return };
         let begin = bytes.as_ptr() as usize;
@@ -81,46 +82,46 @@ impl ResidencyBarrier {
     }
 }
 
-/// State shared by the helper thread and the computation.
+/// The state shared by the helper thread and the computation.
 #[derive(Debug)]
 pub struct SharedResidency {
     pub(super) weights: Arc<Weights>,
     pub(super) pieces: PieceTable,
     pub(super) max_wait: Duration,
     state: Mutex<State>,
-    /// Notified when there may be work for the helper thread.
+    /// Signals that there may be work for the helper thread.
     pub(super) work: Condvar,
-    /// Notified when a piece has arrived.
+    /// Signals that a piece has arrived.
     pub(super) arrival: Condvar,
 }
 
-/// The state guarded by a lock, which is never held during a system call.
+/// The state of managed residency, guarded by a lock that is never held during a system call.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) residency: ManagedResidency,
-    /// Bytes for which the computation has waited.
+    /// Bytes of weights for which the computation has waited since the last call of `take_awaited`.
     pub(super) awaited: u64,
     /// Total bytes that the helper thread has read from disk.
     pub(super) read: u64,
-    /// The completed spans of reading, not yet taken for the trace.
+    /// The completed read spans that have not been taken for the trace yet.
     pub(super) spans: Vec<ReadSpan>,
-    /// The span of reading in progress.
+    /// The read span in progress, if any.
     pub(super) span: Option<ReadSpan>,
     /// Bytes of memory that the run is about to use.
     pub(super) reserved: u64,
-    /// Whether the stream has been dropped or the helper has ended.
+    /// Whether the policy has been dropped or the helper thread has ended.
     pub(super) ended: bool,
 }
 
 impl State {
-    /// Completes the current span, because the helper is idle or reads another part.
+    /// Completes the read span in progress, because the helper thread is idle or reads another part.
     pub(super) fn end_span(&mut self) {
         self.spans.extend(self.span.take().filter(|span| span.bytes > 0));
     }
 }
 
 impl SharedResidency {
-    /// Creates the state of the device with this index in the plan, in which no piece has been read.
+    /// Creates the state of the device with the index `device` in the plan, in which no piece has been read.
     pub(super) fn new(
         weights: Arc<Weights>,
         plan: &Plan,
@@ -149,7 +150,7 @@ impl SharedResidency {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reports an event, and wakes the helper if there is something to do.
+    /// Reports an event, and wakes the helper thread if there is work for it.
     pub(super) fn react(&self, event: Event) {
         let woken = self.lock().residency.react(event);
         if woken {
@@ -171,13 +172,13 @@ impl SharedResidency {
         self.pieces.pieces_by_part.iter().position(|(own, _)| own == part)
     }
 
-    /// Returns the request for a part, or `None` if the part is not in the device's share.
+    /// Returns the read request for a part of the model, or `None` if the device does not compute this part.
     pub(super) fn part_request(&self, part: &ModelPart, at: StepId) -> Option<WeightPart> {
         let pieces = self.pieces.pieces_by_part[self.index(part)?].1.clone();
         Some(WeightPart { pieces, origin: origin_of(part, at) })
     }
 
-    /// Returns how many of these bytes, from the front, are in memory now, and the first missing piece.
+    /// Returns how many bytes of `bytes`, from the front, are in memory now, and the first missing piece.
     pub(super) fn ready_in(&self, state: &State, bytes: &[u8]) -> (usize, Option<PieceId>) {
         let begin = bytes.as_ptr() as usize;
         let (mut at, end) = (begin, begin + bytes.len());

@@ -1,7 +1,7 @@
-//! Helper thread of managed residency: carries out the steps of [`ManagedResidency`] on the mapped file.
+//! The helper thread of managed residency: carries out the steps of [`ManagedResidency`] on the mapped files.
 //!
-//! `MADV_WILLNEED` starts a read, and `MADV_POPULATE_READ` waits for it. The mapping has the advice for random
-//! access, so that only the requested pages are read. A piece is evicted by unmapping it and dropping its pages from
+//! `MADV_WILLNEED` starts a read, and `MADV_POPULATE_READ` waits for the pages. The mapping has the advice for random
+//! access, so that only the requested pages are read. A piece is evicted by unmapping its pages and dropping them from
 //! the page cache.
 //!
 //! Not here: the interface to the computation ([`super::managed_policy`]), and the choice of the next step
@@ -23,10 +23,10 @@ use crate::read_counter::ReadCounter;
 pub(super) struct Helper<'a, Memory> {
     shared: &'a SharedResidency,
     memory: Memory,
-    /// The total of refaulted bytes when memory was last measured; `None` if unknown.
+    /// The refaulted bytes of the last memory measurement; `None` if they are unknown.
     refaulted_bytes: Option<u64>,
     counter: ReadCounter,
-    /// Whether the system reports which pages are in memory. Otherwise every piece is read.
+    /// Whether the system reports which pages are in memory. If false, every piece is read.
     is_residency_known: bool,
     /// Whether memory has been measured before.
     measured: bool,
@@ -68,7 +68,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         });
     }
 
-    /// Carries out a step that makes system calls, for which the lock is not held.
+    /// Carries out a step that makes system calls. The caller does not hold the lock of the state.
     fn execute(&mut self, step: Step) {
         match step {
             Step::Measure => self.measure(),
@@ -119,8 +119,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
     }
 
     fn measure(&mut self) {
-        let MemoryReading { page_cache_available_bytes: page_cache_available, refaulted_bytes } =
-            (self.memory)();
+        let MemoryReading { page_cache_available_bytes, refaulted_bytes } = (self.memory)();
         let first = !std::mem::replace(&mut self.measured, true);
         if first {
             for &extent in &self.shared.pieces.vector_extents {
@@ -136,7 +135,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         // After the first measurement, the kernel has already allocated its memory for the share.
         let allocated = if first { 0 } else { page_metadata_bytes(state.residency.share_bytes()) };
         let reserved = state.reserved;
-        let page_cache = page_cache_available.map(|bytes| (bytes + allocated).saturating_sub(reserved));
+        let page_cache = page_cache_available_bytes.map(|bytes| (bytes + allocated).saturating_sub(reserved));
         state.residency.react(Event::Measured { page_cache, evicted });
     }
 }

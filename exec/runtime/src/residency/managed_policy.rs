@@ -1,7 +1,7 @@
-//! Managed stream: the weights of a device with managed residency, used by the computation and the helper thread.
+//! The managed residency policy: keeps some weights in memory and streams the others ahead of their use.
 //!
 //! The helper thread (`super::helper`) reads pieces ahead of the computation, which waits for them at a
-//! [`ResidencyBarrier`]. If no piece arrives for 20 s, or the thread has ended, the barrier opens, and the
+//! [`ResidencyBarrier`]. If no piece arrives for 20 s, or if the helper thread has ended, the barrier opens, and the
 //! computation reads missing pages by page faults. This is slower, but gives the same results.
 
 use std::sync::Arc;
@@ -23,15 +23,15 @@ use crate::weights::{Extent, Weights};
 /// fraction of this time.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(20);
 
-/// The managed weights of a device. The helper thread ends when this is dropped.
+/// The managed residency policy of a device. The helper thread ends when the policy is dropped.
 pub struct ManagedResidencyPolicy {
     pub(super) shared: Arc<SharedResidency>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl ManagedResidencyPolicy {
-    /// Starts the helper thread of the device with this index in the plan. A computation waits at most `max_wait` for
-    /// the arrival of a piece.
+    /// Starts the helper thread of the device with the index `device` in the plan. A computation waits at most
+    /// `max_wait` for the arrival of a piece.
     pub fn start(
         weights: Arc<Weights>,
         plan: &Plan,
@@ -57,7 +57,7 @@ impl ResidencyPolicy for ManagedResidencyPolicy {
         }
     }
 
-    /// Shrinks the set of kept pieces, so that `bytes` of memory are free when the run uses them.
+    /// Shrinks the kept set, so that `bytes` bytes of memory are free when the run uses them.
     fn reserve(&self, bytes: u64) {
         self.shared.lock().reserved = bytes;
         self.shared.react(Event::MemoryChanged);
@@ -78,7 +78,7 @@ impl ResidencyPolicy for ManagedResidencyPolicy {
         }
     }
 
-    /// Evicts the pages of these embedding rows, which do not belong to a piece.
+    /// Evicts the pages of the embedding rows of `tokens`, which do not belong to a piece.
     fn release_embedding_rows(&self, weights: &Weights, tokens: &[u32]) {
         let page = page_bytes() as u64;
         for Extent { file_index: part, offset, length } in weights.embedding_row_extents(tokens) {
@@ -87,7 +87,7 @@ impl ResidencyPolicy for ManagedResidencyPolicy {
         }
     }
 
-    /// Cancels requested reads and deletes recorded spans; kept pieces stay in memory.
+    /// Cancels requested reads and deletes recorded read spans; kept pieces stay in memory.
     fn reset(&self) {
         self.shared.react(Event::Reset);
         let mut state = self.shared.lock();

@@ -1,11 +1,11 @@
 //! Weight residency: reads the weights of a device ahead of their use, in parallel with the computation.
 //!
-//! [`WeightResidency`] implements the policies of a plan: [`read_ahead`] advises or populates the next window and
-//! leaves eviction to the system; [`managed_policy`] keeps a set of pieces in memory and streams the others. The computation
-//! waits at a [`ResidencyBarrier`].
+//! [`WeightResidency`] implements the policies of a plan: [`read_ahead`] reads the next window and leaves eviction to
+//! the system; [`managed_policy`] keeps a set of pieces in memory and streams the other pieces. The computation waits
+//! for weights at a [`ResidencyBarrier`].
 //!
-//! Not here: when a part is requested and released ([`hearth_core::schedule`]), and which piece of a managed share is
-//! read and evicted next ([`hearth_core::residency`]).
+//! Not here: when a part of the model is requested and released ([`hearth_core::schedule`]), and which piece a managed
+//! policy reads and evicts next ([`hearth_core::residency`]).
 
 mod barrier;
 mod helper;
@@ -31,7 +31,7 @@ pub use barrier::ResidencyBarrier;
 use managed_policy::{MAX_WAIT, ManagedResidencyPolicy};
 use read_ahead::ReadAheadPolicy;
 
-/// The policy by which the weights of a device are read ahead of their use and evicted after it.
+/// The running residency policy of a device, which reads weights ahead of their use and evicts them after it.
 pub struct WeightResidency(Box<dyn ResidencyPolicy>);
 
 impl Deref for WeightResidency {
@@ -42,33 +42,32 @@ impl Deref for WeightResidency {
     }
 }
 
-/// Reads weights ahead of their use and evicts them after it. With the default methods, weights are read when they are
-/// touched.
+/// Reads weights ahead of their use and evicts them. With the default methods, page faults read the weights.
 pub trait ResidencyPolicy: Send + Sync {
-    /// Returns the barrier at which the computation waits.
+    /// Returns the barrier at which the computation waits for weights.
     fn barrier(&self) -> ResidencyBarrier {
         ResidencyBarrier::always_open()
     }
 
-    /// Requests that a part be read, after the parts that were requested earlier. Returns immediately.
+    /// Requests that a part of the model be read after the parts that were requested earlier. Returns immediately.
     fn prefetch(&self, _part: ModelPart, _at: StepId) {}
 
-    /// Reserves `bytes` of memory that the run is about to use.
+    /// Reserves `bytes` bytes of memory that the run is about to use.
     fn reserve(&self, _bytes: u64) {}
 
-    /// Begins the computation of a part.
+    /// Reports that the computation of a part of the model begins.
     fn begin(&self, _part: &ModelPart, _at: StepId) {}
 
-    /// Releases a part after its use, so that it may be evicted.
+    /// Releases a part of the model after its use, so that its weights may be evicted.
     fn release(&self, _part: ModelPart) {}
 
-    /// Evicts the pages of the embedding rows of `tokens` after the lookup, under managed residency.
+    /// Evicts the pages of the embedding rows of `tokens` after the lookup, if the policy manages them.
     fn release_embedding_rows(&self, _weights: &Weights, _tokens: &[u32]) {}
 
-    /// Cancels all requested reads and deletes the recorded spans.
+    /// Cancels all requested reads and deletes the recorded read spans.
     fn reset(&self) {}
 
-    /// Returns the spans of reading since the last call.
+    /// Returns the read spans that were recorded since the last call.
     fn take_spans(&self) -> Vec<ReadSpan> {
         Vec::new()
     }
@@ -78,7 +77,7 @@ pub trait ResidencyPolicy: Send + Sync {
         0
     }
 
-    /// Returns the bytes of weights that were missing when the computation needed them, since the last call.
+    /// Returns the bytes of weights that were not in memory when the computation needed them, since the last call.
     fn take_awaited(&self) -> u64 {
         0
     }
@@ -89,23 +88,22 @@ struct OnDemand;
 
 impl ResidencyPolicy for OnDemand {}
 
-/// The pass and round of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepId {
     pub pass: u32,
     pub round: u32,
 }
 
-/// A span of time in which a part was read ahead.
+/// A span of time in which a part of the model was read ahead.
 #[derive(Debug, Clone)]
 pub struct ReadSpan {
-    /// The pass and round of the request, and the layers of the part.
+    /// The pass and round of the read request, and the layers of the part.
     pub origin: ReadOrigin,
     /// The time at which the first piece was requested, in nanoseconds of [`crate::clock::monotonic_nanos`].
     pub start: u64,
-    /// The time at which the last piece arrived, on the same clock.
+    /// The time at which the last piece arrived, in nanoseconds of [`crate::clock::monotonic_nanos`].
     pub end: u64,
-    /// Bytes that were not in memory when they were requested.
+    /// Bytes of the part that were not in memory when they were requested.
     pub bytes: u64,
 }
 
@@ -115,7 +113,7 @@ impl ReadSpan {
     }
 }
 
-/// Returns the origin, for a trace, of the reads of a part; the layers are `None` for the output layer.
+/// Returns the origin of the reads of a part, for a trace; its layers are `None` for the output layer.
 fn origin_of(part: &ModelPart, at: StepId) -> ReadOrigin {
     let layers = match part {
         ModelPart::Layers(layers) => Some([layers.start, layers.end]),
@@ -125,8 +123,8 @@ fn origin_of(part: &ModelPart, at: StepId) -> ReadOrigin {
 }
 
 impl WeightResidency {
-    /// Starts the policy of the device with this index in the plan. `memory` measures the available page cache and
-    /// the refaults of this process.
+    /// Starts the policy of the device with the index `device` in the plan. `memory` measures the available page cache
+    /// and the refaults of this process.
     pub fn start(
         weights: &Arc<Weights>,
         plan: &Plan,
@@ -158,12 +156,12 @@ fn evict(weights: &Weights, extent: Extent) {
     }
 }
 
-/// Whether the system reports which pages of a model's files are in memory.
+/// Returns whether the system reports which pages of the model files are in memory.
 pub fn is_residency_known(weights: &Weights) -> bool {
     weights.files().iter().all(pages::is_residency_reported)
 }
 
-/// Returns the bytes of a part's weights that are in memory, in whole pages.
+/// Returns the bytes of a part's weights that are in memory, counted in whole pages.
 pub fn resident_bytes(weights: &Weights, part: &ModelPart) -> u64 {
     weights
         .part_extents(part)

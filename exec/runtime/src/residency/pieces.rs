@@ -1,9 +1,8 @@
 //! The pieces of managed residency: divides the matrices of a device into units that are read, awaited and evicted.
 //!
-//! A piece is a contiguous part of one matrix, cut at page boundaries. Pieces are in the order in which the
-//! computation uses them: tensor by tensor, in ascending rows. A page that two tensors share is read with the
-//! first of them, and not evicted with either. Norms and biases, a few KiB a layer, do not belong to pieces:
-//! they are always kept in memory.
+//! A piece is a contiguous part of one matrix, cut at page boundaries. Pieces are in the order in which the computation
+//! uses them: tensor by tensor, in ascending rows. A page that two tensors share is read with the first tensor, and not
+//! evicted with either. Norms and biases, a few KiB per layer, do not belong to pieces: they are always kept in memory.
 
 use std::ops::Range;
 
@@ -18,33 +17,33 @@ use crate::weights::{Extent, Weights};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     pub extent: Extent,
-    /// The addresses of the mapped bytes in this process.
+    /// The memory addresses of the piece in this process.
     pub addresses: Range<usize>,
-    /// Total bytes of the pages that the piece touches.
+    /// Total size of the pages that contain bytes of the piece.
     pub touched_page_bytes: u64,
 }
 
-/// All pieces of a device.
+/// The pieces of all matrices of a device.
 #[derive(Debug)]
 pub struct PieceTable {
     /// The pieces in the order of use.
     pub pieces_in_order_of_use: Vec<Piece>,
-    /// The device's parts of the model, each with the range of its pieces.
+    /// The parts of the model that the device computes, each with the range of its pieces.
     pub pieces_by_part: Vec<(ModelPart, Range<PieceId>)>,
-    /// The norms and biases, which are always kept in memory.
+    /// The extents of the norms and biases, which are always kept in memory.
     pub vector_extents: Vec<Extent>,
     /// The pieces of each visit: consecutive parts that the device computes without waiting for other devices.
     pub pieces_by_visit: Vec<Vec<PieceId>>,
-    /// Indices in `by_order_of_use`, sorted by address.
+    /// The indices of the pieces in `pieces_in_order_of_use`, sorted by address.
     by_address: Vec<PieceId>,
 }
 
 impl PieceTable {
-    /// Creates the pieces of the device with this index in the plan.
+    /// Creates the pieces of the device with the index `device` in the plan.
     pub fn new(weights: &Weights, plan: &Plan, device: usize) -> Self {
         let size = plan.devices[device].residency.piece_bytes().0 as usize;
-        let (mut pieces, mut parts, mut fixed_extents) = (Vec::new(), Vec::new(), Vec::new());
-        let mut visited = Vec::new();
+        let (mut pieces, mut pieces_by_part) = (Vec::new(), Vec::new());
+        let (mut vector_extents, mut pieces_by_visit) = (Vec::new(), Vec::new());
         for visit in parts_by_visit(plan, device) {
             let first = pieces.len();
             for part in visit {
@@ -52,23 +51,17 @@ impl PieceTable {
                 for extent in weights.matrix_extents(&part) {
                     cut(weights, extent, size, &mut pieces);
                 }
-                fixed_extents.extend(weights.vector_extents(&part));
-                parts.push((part, start as PieceId..pieces.len() as PieceId));
+                vector_extents.extend(weights.vector_extents(&part));
+                pieces_by_part.push((part, start as PieceId..pieces.len() as PieceId));
             }
-            visited.push((first as PieceId..pieces.len() as PieceId).collect());
+            pieces_by_visit.push((first as PieceId..pieces.len() as PieceId).collect());
         }
         let mut by_address: Vec<PieceId> = (0..pieces.len() as PieceId).collect();
         by_address.sort_unstable_by_key(|&piece| pieces[piece as usize].addresses.start);
-        Self {
-            pieces_in_order_of_use: pieces,
-            pieces_by_part: parts,
-            vector_extents: fixed_extents,
-            pieces_by_visit: visited,
-            by_address,
-        }
+        Self { pieces_in_order_of_use: pieces, pieces_by_part, vector_extents, pieces_by_visit, by_address }
     }
 
-    /// Returns the piece that contains an address.
+    /// Returns the piece that contains a memory address, or `None` if the address is outside all pieces.
     pub fn piece_at(&self, address: usize) -> Option<PieceId> {
         let addresses = |piece: PieceId| &self.pieces_in_order_of_use[piece as usize].addresses;
         let after = self.by_address.partition_point(|&piece| addresses(piece).start <= address);
@@ -77,7 +70,8 @@ impl PieceTable {
     }
 }
 
-/// Cuts a matrix into pieces of about `size` bytes; a small remainder is added to the last piece.
+/// Cuts the matrix at `extent` into pieces of about `size` bytes and appends them to `pieces`. A small remainder is
+/// added to the last piece.
 fn cut(weights: &Weights, extent: Extent, size: usize, pieces: &mut Vec<Piece>) {
     let Some(bytes) = weights.mapped_bytes(extent) else { return };
     let page = page_bytes();

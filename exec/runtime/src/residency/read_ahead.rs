@@ -1,15 +1,15 @@
-//! Read-ahead: a helper thread that reads the next window while the device computes, and leaves eviction to the
-//! system.
+//! The read-ahead policy: a helper thread reads the next window while the device computes.
 //!
-//! The thread processes requests in order, and each part in small pieces. As measured on Linux 6.x, one
-//! `madvise(WILLNEED)` reads at most about one read-ahead window instead of the requested range, so a piece is
-//! advised in small calls. `MADV_POPULATE_READ` reads the whole range and returns when the pages are in memory.
+//! The thread processes requests in order, and each part of the model in small pieces. Eviction is left to the system.
+//! As measured on Linux 6.x, one `madvise(WILLNEED)` reads at most about one read-ahead window instead of the requested
+//! range, so a piece is advised in small calls. `MADV_POPULATE_READ` reads the whole range and returns when the pages
+//! are in memory.
 //!
-//! - `os`: advises (prima.cpp paper, Section 3.1);
-//! - `windowed`: populates.
+//! - `os`: advises the pages with `MADV_WILLNEED` (prima.cpp paper, Section 3.1);
+//! - `windowed`: reads the pages with `MADV_POPULATE_READ`.
 //!
-//! Both read a window from its front up to the budget of the plan. If the plan requires it, the thread also evicts
-//! windows after their computation. On systems other than Linux nothing is read ahead.
+//! Both policies read a window from its front up to the budget of the plan. If the plan requires it, the thread also
+//! evicts windows after their computation. On systems other than Linux nothing is read ahead.
 //!
 //! Not here: managed residency, which keeps a fixed set of pieces ([`super::managed_policy`]).
 
@@ -28,13 +28,13 @@ use crate::weights::Weights;
 use super::{ReadSpan, ResidencyPolicy, StepId, is_residency_known, origin_of};
 use crate::pages::{Advice, advise, resident_bytes};
 
-/// Bytes that are checked and populated at once: large enough for sequential reading, small enough for quick
-/// cancellation.
+/// Size of a piece that is checked and read at once, in bytes: large enough for sequential reading, small enough for
+/// quick cancellation.
 const PIECE_BYTES: usize = 2 << 20;
 
 /// Time between two checks of whether the advised pages have arrived.
 const POLL: Duration = Duration::from_millis(2);
-/// Maximum number of checks; after them a missing page counts as evicted or as not read by the kernel.
+/// Maximum number of checks, after which missing pages count as evicted or as not read by the kernel.
 const MAX_POLLS: usize = 500;
 
 enum Task {
@@ -48,20 +48,19 @@ struct Request {
     generation: u64,
 }
 
-/// State shared by the helper thread and its owner.
+/// The state shared by the helper thread and the policy.
 #[derive(Debug, Default)]
 struct Shared {
     spans: Mutex<Vec<ReadSpan>>,
-    /// The generation of valid requests. Requests of earlier generations are cancelled, at the latest after one
-    /// piece.
+    /// The generation of valid requests. Requests of earlier generations are cancelled before the next piece is read.
     generation: AtomicU64,
-    /// Number of requests that the thread has not started.
+    /// Number of requests that the helper thread has not started.
     waiting: AtomicU64,
-    /// Total bytes that the thread has read from disk.
+    /// Total bytes that the helper thread has read from disk.
     read: AtomicU64,
 }
 
-/// The handle of the helper thread, which ends when this is dropped.
+/// The policies `os` and `windowed`. The helper thread ends when the policy is dropped.
 pub struct ReadAheadPolicy {
     requests: Option<mpsc::Sender<Request>>,
     shared: Arc<Shared>,
@@ -69,7 +68,6 @@ pub struct ReadAheadPolicy {
 }
 
 impl ReadAheadPolicy {
-    /// Starts the helper thread.
     pub fn start(weights: Arc<Weights>, options: ResidencyOptions) -> Self {
         let (requests, inbox) = mpsc::channel::<Request>();
         let shared = Arc::new(Shared::default());
@@ -157,15 +155,15 @@ impl Helper {
 
     fn read_ahead(&mut self, request: &Request, at: StepId) {
         let weights = self.weights.clone();
-        let budget = self.options.prefetch_budget.map_or(u64::MAX, |budget| budget.0);
+        let ResidencyOptions { policy, prefetch_budget, prefetch_in_one_call, .. } = self.options;
         let origin = origin_of(&request.part, at);
-        let (mut span, mut left) = (None, budget);
+        let (mut span, mut left) = (None, prefetch_budget.map_or(u64::MAX, |budget| budget.0));
         let mut last = None;
         let regions = weights.part_extents(&request.part);
         for region in regions.iter().filter_map(|&extent| weights.mapped_bytes(extent)) {
             let take = (region.len() as u64).min(left) as usize;
             left -= take as u64;
-            let step = if self.options.prefetch_in_one_call { take.max(1) } else { PIECE_BYTES };
+            let step = if prefetch_in_one_call { take.max(1) } else { PIECE_BYTES };
             for piece in region[..take].chunks(step) {
                 if self.shared.generation.load(Ordering::Relaxed) != request.generation {
                     return;
@@ -173,16 +171,13 @@ impl Helper {
                 let missing = piece.len() as u64 - resident_bytes(piece);
                 // Advising pages that are in memory has no effect and costs CPU time: three devices of a lab with all
                 // weights in memory took 38 ms a token with it and 32 ms without. Populating marks pages as used.
-                if missing == 0
-                    && self.is_residency_known
-                    && self.options.policy == Residency::Os
-                    && !self.options.prefetch_in_one_call
+                if missing == 0 && self.is_residency_known && policy == Residency::Os && !prefetch_in_one_call
                 {
                     continue;
                 }
                 let start = monotonic_nanos();
-                let requested = match self.options.policy {
-                    Residency::Os if self.options.prefetch_in_one_call => {
+                let requested = match policy {
+                    Residency::Os if prefetch_in_one_call => {
                         let before = self.counter.bytes_read();
                         advise(piece, Advice::WillNeedUnsplit);
                         self.counter.bytes_read() - before
@@ -201,7 +196,7 @@ impl Helper {
             }
         }
         let Some(mut span) = span.filter(|span| span.bytes > 0) else { return };
-        if let (Residency::Os, Some(piece)) = (self.options.policy, last) {
+        if let (Residency::Os, Some(piece)) = (policy, last) {
             self.wait_for_arrival(request, piece);
             span.end = monotonic_nanos();
         }
@@ -210,14 +205,12 @@ impl Helper {
         }
     }
 
-    /// Waits until the last advised piece has arrived, or another request is queued.
+    /// Waits until the piece that was advised last is in memory, or another request is queued.
     fn wait_for_arrival(&self, request: &Request, piece: &[u8]) {
         for _ in 0..MAX_POLLS {
-            let stale = self.shared.generation.load(Ordering::Relaxed) != request.generation;
-            if stale
-                || self.shared.waiting.load(Ordering::Relaxed) > 0
-                || resident_bytes(piece) == piece.len() as u64
-            {
+            let is_stale = self.shared.generation.load(Ordering::Relaxed) != request.generation;
+            let is_other_queued = self.shared.waiting.load(Ordering::Relaxed) > 0;
+            if is_stale || is_other_queued || resident_bytes(piece) == piece.len() as u64 {
                 return;
             }
             std::thread::sleep(POLL);

@@ -1,5 +1,4 @@
-//! Tests of the managed stream: every piece arrives, the buffer stays within its limit, and the computation never
-//! hangs.
+//! Tests of managed residency: every piece arrives, the buffer stays within its limit, and computations never hang.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +18,7 @@ use crate::weights::Weights;
 
 const AT: StepId = StepId { pass: 0, round: 0 };
 const BUFFER: u64 = 512 << 10;
-/// The size of a piece with this buffer, in bytes.
+/// The size of a piece with the stream buffer [`BUFFER`], in bytes.
 const PIECE: usize = 64 << 10;
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/models/psalm-7m-f16.gguf");
@@ -36,7 +35,8 @@ fn open_copy() -> Weights {
     Weights::open(&copy).expect("a model")
 }
 
-/// Whether the kernel drops the pages of a piece: not in a memory file system, and not in folios larger than a piece.
+/// Returns whether the kernel drops the pages of a single piece: not in a memory file system, and not in folios larger
+/// than a piece.
 fn can_evict_pieces() -> bool {
     let weights = open_copy();
     let layers = layers(0..8);
@@ -51,7 +51,8 @@ fn can_evict_pieces() -> bool {
     resident_bytes(&weights, &layers) < weights.part_bytes(&layers) / 4
 }
 
-/// Returns a plan with one device that computes `window` of the eight layers per round and keeps `kept` bytes.
+/// Returns a plan with one device that computes `window` of the eight layers per round and keeps `kept` bytes of
+/// weights.
 fn plan(window: u32, kept: u64) -> Plan {
     let kept = Bytes(kept);
     let text = format!(
@@ -75,7 +76,7 @@ struct Run {
 }
 
 impl Run {
-    /// Starts a stream of the layers in windows of `window`, which keeps `kept` bytes.
+    /// Starts the policy for the layers in windows of `window` layers, with `kept` bytes of kept weights.
     fn start(
         window: u32,
         kept: u64,
@@ -88,8 +89,8 @@ impl Run {
         Run { weights, stream, barrier }
     }
 
-    /// Uses a part as a computation does, with rows of 512 bytes. Returns the maximum number of bytes seen in the
-    /// buffer.
+    /// Uses the weights of a part as a computation does, with rows of 512 bytes. Returns the maximum number of bytes
+    /// seen in the stream buffer.
     fn compute_at(&self, at: StepId, part: &ModelPart) -> u64 {
         let mut buffered = 0;
         self.stream.begin(part, at);
@@ -238,8 +239,6 @@ fn the_kept_set_follows_the_available_memory() {
     // Pages that two matrices share are not evicted.
     assert!(shrunk < whole * 6 / 10, "{shrunk} of {whole} bytes");
     assert!(grown > whole * 9 / 10, "{grown} of {whole} bytes");
-    assert!(
-        after_refaults > whole * 6 / 10 && after_refaults < whole * 8 / 10,
-        "{after_refaults} of {whole} bytes"
-    );
+    let is_three_quarters = after_refaults > whole * 6 / 10 && after_refaults < whole * 8 / 10;
+    assert!(is_three_quarters, "{after_refaults} of {whole} bytes");
 }

@@ -1,9 +1,9 @@
-//! Random blocks of every format with a given distribution of weights.
+//! Random blocks of every weight format with a given distribution of the weights.
 //!
 //! A chunk is filled with random bytes. Then the fields of each block that must not be arbitrary (scales, minima,
 //! factors) are computed from their random bits. Quantised weights have mean zero and standard deviation `deviation`,
-//! so that activations stay of order one for any width. Scales are normal f16 numbers (6.1e-5 and above). Layouts are
-//! those of ggml-common.h.
+//! so that activations stay of order one for any width. Scales are normal f16 numbers (6.1e-5 and above). The block
+//! layouts are those of ggml-common.h.
 //!
 //! F32, F16 and BF16 weights are sums of four uniform 16-bit numbers. Their distribution is close to a normal one,
 //! and unlike a distribution computed with logarithms, it has the same bits on every machine.
@@ -13,10 +13,10 @@ use hearth_profiles::Format;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
-/// Minimum scale, just above the smallest normal f16.
+/// The smallest scale of a block, just above the smallest normal f16 number.
 const MIN_SCALE: f32 = 6.2e-5;
 
-/// Standard deviation of the sum of four uniform numbers from 0 to 65535.
+/// Standard deviation of the sum of four uniform random integers from 0 to 65535.
 const FOUR_UNIFORM_DEVIATION: f32 = 37_837.227;
 
 /// The distribution of the weights of a tensor.
@@ -26,8 +26,7 @@ pub(super) struct Distribution {
     pub standard_deviation: f32,
 }
 
-/// Fills `out`, a whole number of blocks, with random weights. `scratch` is a buffer that can be reused between
-/// calls.
+/// Fills `out`, a whole number of blocks, with random weights. Later calls can reuse the buffer `scratch`.
 pub(super) fn fill(
     format: Format,
     distribution: Distribution,
@@ -72,7 +71,7 @@ pub(super) fn fill(
     }
 }
 
-/// Fills `out` with weights of N bytes, each computed from eight random bytes.
+/// Fills `out` with float weights of N bytes, each computed from eight random bytes.
 fn floats<const N: usize>(
     distribution: Distribution,
     rng: &mut ChaCha8Rng,
@@ -93,13 +92,13 @@ fn quants<const N: usize>(rng: &mut ChaCha8Rng, out: &mut [u8], finish: impl Fn(
     out.as_chunks_mut::<N>().0.iter_mut().for_each(finish);
 }
 
-/// Returns a weight of nearly normal distribution from eight random bytes.
+/// Converts eight random bytes to a weight from a nearly normal distribution.
 fn normal(bits: [u8; 8], distribution: Distribution) -> f32 {
     let sum: u32 = bits.as_chunks::<2>().0.iter().map(|&pair| u32::from(u16::from_le_bytes(pair))).sum();
     distribution.mean + (sum as f32 - 131_070.0) * (distribution.standard_deviation / FOUR_UNIFORM_DEVIATION)
 }
 
-/// Returns a uniform number from `min` to `max` from 15 random bits.
+/// Converts 15 random bits to a uniform random number from `min` to `max`.
 fn between(bits: u16, min: f32, max: f32) -> f32 {
     min + f32::from(bits & 0x7fff) * ((max - min) / 32_768.0)
 }
@@ -112,8 +111,8 @@ fn put_f16(block: &mut [u8], at: usize, value: f32) {
     block[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
 }
 
-/// Finishes a `Q8_0` block: `[d: f16][q: i8; 32]`, weight `d q` with q uniform from -127 to 127 (standard deviation
-/// 73.3).
+/// Completes a random `Q8_0` block: `[d: f16][q: i8; 32]`, weight `d q` with q uniform from -127 to 127 (standard
+/// deviation 73.3).
 fn q8_0(block: &mut [u8; 34], deviation: f32) {
     let scale = deviation / 73.3 * between(bits16(block, 0), 0.8, 1.25);
     put_f16(block, 0, scale);
@@ -123,22 +122,24 @@ fn q8_0(block: &mut [u8; 34], deviation: f32) {
     }
 }
 
-/// Writes a scale of random sign, so that weights have mean zero although the quantised integers do not.
+/// Writes the scale of a block with a random sign, so that weights have mean zero although the quantised integers do
+/// not.
 fn signed_scale(block: &mut [u8], scale: f32) {
     let bits = bits16(block, 0);
     let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
     put_f16(block, 0, sign * scale * between(bits, 0.8, 1.25));
 }
 
-/// Writes a scale and a minimum with which the mean of the weights is zero if the mean of the integers q is `mean`.
+/// Writes the scale of a block, and the minimum with which the mean of the weights is zero if the mean of the quantised
+/// integers is `mean`.
 fn scale_and_minimum(block: &mut [u8], scale: f32, mean: f32) {
     let scale = scale * between(bits16(block, 0), 0.8, 1.25);
     put_f16(block, 0, scale);
     put_f16(block, 2, -mean * scale);
 }
 
-/// Finishes an `IQ4_XS` block: `[d: f16][upper bits of eight scales: 2][lower bits: 4][two 4-bit q a byte; 128]`,
-/// weight `d (scale - 32) value[q]`. scale - 32 is one of -4..-1 and 1..4 (root mean square 2.74).
+/// Completes a random `IQ4_XS` block: `[d: f16][upper bits of eight scales: 2][lower bits: 4][two 4-bit q a byte;
+/// 128]`, weight `d (scale - 32) value[q]`. scale - 32 is one of -4..-1 and 1..4 (root mean square 2.74).
 fn iq4_xs(block: &mut [u8; 136], deviation: f32) {
     let mut high = 0u16;
     for at in 0..8 {
@@ -153,28 +154,29 @@ fn iq4_xs(block: &mut [u8; 136], deviation: f32) {
     put_k_scale(block, 0, deviation / (67.4 * 2.74));
 }
 
-/// Finishes an `IQ1_S` block: `[d: f16][codebook indices: 32][scales, signs and upper bits of indices: 16]`, weight
-/// `d scale (g +- 1/8)`. The scale is odd, from 1 to 15 (root mean square 9.22), and g is from the codebook (root
-/// mean square of g +- 1/8: 0.781).
+/// Completes a random `IQ1_S` block: `[d: f16][codebook indices: 32][scales, signs and upper bits of indices: 16]`,
+/// weight `d scale (g +- 1/8)`. The scale is odd, from 1 to 15 (root mean square 9.22), and g is from the codebook
+/// (root mean square of g +- 1/8: 0.781).
 fn iq1_s(block: &mut [u8; 50], deviation: f32) {
     let bits = bits16(block, 0);
     let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
     put_f16(block, 0, sign * k_scale(bits, deviation / (9.22 * 0.781)));
 }
 
-/// Returns a random f16 factor of the integer scales of a K-quant block.
+/// Returns a random factor of the integer scales of a K-quant block: 1.0 to 1.2 times `scale` or, if larger,
+/// [`MIN_SCALE`].
 fn k_scale(bits: u16, scale: f32) -> f32 {
     scale.max(MIN_SCALE) * between(bits, 1.0, 1.2)
 }
 
-/// Writes the factor of [`k_scale`] into `block` at the offset `at`, and returns it.
+/// Writes a random factor ([`k_scale`]) into `block` at the byte offset `at`, and returns it.
 fn put_k_scale(block: &mut [u8], at: usize, scale: f32) -> f32 {
     let scale = k_scale(bits16(block, at), scale);
     put_f16(block, at, scale);
     scale
 }
 
-/// Finishes a `Q2_K` block: `[4-bit scales and minima: 16][four 2-bit q a byte; 64][d: f16][dmin: f16]`, weight
+/// Completes a random `Q2_K` block: `[4-bit scales and minima: 16][four 2-bit q a byte; 64][d: f16][dmin: f16]`, weight
 /// `d scale q - dmin minimum`. Scales are from 8 to 15 (root mean square 11.7) and minima equal to them; the standard
 /// deviation of q is 1.12.
 fn q2_k(block: &mut [u8; 84], deviation: f32) {
@@ -186,9 +188,9 @@ fn q2_k(block: &mut [u8; 84], deviation: f32) {
     put_f16(block, 82, 1.5 * scale);
 }
 
-/// Finishes a `Q3_K` block: `[third bits: 32][four 2-bit q a byte; 64][sixteen 6-bit scales: 12][d: f16]`, weight `d
-/// (scale - 32) (q - 4)`. scale - 32 has a random sign and a magnitude from 4 to 11 (root mean square 7.84); the root
-/// mean square of q - 4 is 2.35.
+/// Completes a random `Q3_K` block: `[third bits: 32][four 2-bit q a byte; 64][sixteen 6-bit scales: 12][d: f16]`,
+/// weight `d (scale - 32) (q - 4)`. scale - 32 has a random sign and a magnitude from 4 to 11 (root mean square 7.84);
+/// the root mean square of q - 4 is 2.35.
 fn q3_k(block: &mut [u8; 110], deviation: f32) {
     let random: [u8; 8] = std::array::from_fn(|at| block[96 + at]);
     block[96..108].fill(0);
@@ -202,8 +204,8 @@ fn q3_k(block: &mut [u8; 110], deviation: f32) {
     put_k_scale(block, 108, deviation / (7.84 * 2.35));
 }
 
-/// Sets the scales of a `Q4_K` or `Q5_K` block from random bytes, and minima with which the mean of the weights is
-/// zero: minimum = scale and dmin = `mean` d, where `mean` is the mean of q.
+/// Writes the scales of a `Q4_K` or `Q5_K` block, computed from random bytes, and the minima with which the mean of the
+/// weights is zero: minimum = scale and dmin = `mean` d, where `mean` is the mean of the quantised integers.
 fn scales_and_minima(block: &mut [u8], scale: f32, mean: f32, scale_of: impl Fn(u8) -> u8) {
     let scale = put_k_scale(block, 0, scale);
     put_f16(block, 2, mean * scale);
@@ -218,8 +220,8 @@ fn scales_and_minima(block: &mut [u8], scale: f32, mean: f32, scale_of: impl Fn(
     }
 }
 
-/// Finishes a `Q6_K` block: `[ql: 128][qh: 64][scales: i8; 16][d: f16]`, weight `d scale (q - 32)`. Scales have a
-/// random sign and a magnitude from 4 to 12.
+/// Completes a random `Q6_K` block: `[ql: 128][qh: 64][scales: i8; 16][d: f16]`, weight `d scale (q - 32)`. Scales have
+/// a random sign and a magnitude from 4 to 12.
 fn q6_k(block: &mut [u8; 210], deviation: f32) {
     for scale in &mut block[192..208] {
         let magnitude = (4 + ((u16::from(*scale & 0x7f) * 9) >> 7)) as i8;
@@ -238,13 +240,8 @@ mod tests {
     fn filled(format: Format, deviation: f32, weights: u64) -> Vec<u8> {
         let mut out = vec![0; format.row_bytes(weights).unwrap().0 as usize];
         let mut rng = ChaCha8Rng::seed_from_u64(7);
-        fill(
-            format,
-            Distribution { mean: 0.0, standard_deviation: deviation },
-            &mut rng,
-            &mut out,
-            &mut Vec::new(),
-        );
+        let distribution = Distribution { mean: 0.0, standard_deviation: deviation };
+        fill(format, distribution, &mut rng, &mut out, &mut Vec::new());
         out
     }
 
@@ -255,11 +252,7 @@ mod tests {
         (mean as f32, variance.sqrt() as f32)
     }
 
-    fn f16_at(block: &[u8], at: usize) -> f32 {
-        f16::from_bits(bits16(block, at)).to_f32()
-    }
-
-    /// Returns the weights of a chunk, as the kernels dequantise them.
+    /// Returns the weights of the blocks `bytes`, as the kernels dequantise them.
     fn decoded(format: Format, bytes: &[u8]) -> Vec<f32> {
         let mut weights = vec![0.0; bytes.len() / format.row_bytes(256).unwrap().0 as usize * 256];
         dequantise(format, bytes, &mut weights).unwrap();
@@ -284,7 +277,8 @@ mod tests {
         let large = Format::ALL.iter().filter(|format| format.block_len() == 256);
         for (&format, at) in large.zip([80, 108, 0, 0, 208, 0, 0]) {
             let block = filled(format, 1e-9, 256);
-            assert!(f16_at(&block, at).abs() >= 6.1e-5, "{format}");
+            let scale = f16::from_bits(bits16(&block, at)).to_f32();
+            assert!(scale.abs() >= 6.1e-5, "{format}");
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The keys, tensors and weight distributions of a synthetic model.
+//! The metadata, tensors and weight distributions of a synthetic model.
 //!
-//! Keys and the order of tensors are those of llama.cpp's converters. The tensors of a shape come from
+//! The metadata keys and the order of tensors are those of llama.cpp's converters. The tensors of a shape come from
 //! `hearth_profiles::model::layout`, so that a synthetic file and a `model/1` document of the same shape agree.
 
 use hearth_profiles::Format;
@@ -10,10 +10,10 @@ use hearth_profiles::model::{Architecture, TensorKind, TensorSpec, layout};
 use super::blocks::Distribution;
 use super::{GAIN_RANGE, SynthError, SynthOptions};
 
-/// The layout of a synthetic file and the distributions of its tensors.
+/// The layout of a synthetic file and the weight distributions of its tensors.
 pub(super) struct SynthPlan {
     pub layout: FileLayout,
-    /// One distribution for each tensor of the layout.
+    /// The distribution of the weights of each tensor, in the order of the layout.
     pub distributions: Vec<Distribution>,
 }
 
@@ -52,19 +52,18 @@ pub(super) fn plan(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
     Ok(SynthPlan { layout: writer.finish(), distributions })
 }
 
-/// The distribution of factors of rotary frequencies: positive, and not all one, so that they have an effect.
-/// source: assumed; those of Llama 3.1 are from 1 to 8
+/// The distribution of the factors of the rotary frequencies: positive, and not all one, so that they have an effect.
+/// source: assumed; the factors of Llama 3.1 are from 1 to 8
 const ROPE_FACTORS: Distribution = Distribution { mean: 2.0, standard_deviation: 0.3 };
 
 fn distribution(tensor: &TensorSpec, gain: f32) -> Distribution {
-    match tensor.kind {
-        TensorKind::Embedding => Distribution { mean: 0.0, standard_deviation: 0.5 },
-        TensorKind::Matrix => {
-            Distribution { mean: 0.0, standard_deviation: gain / (tensor.dims[0] as f32).sqrt() }
-        }
-        TensorKind::Norm => Distribution { mean: 1.0, standard_deviation: 0.05 },
-        TensorKind::Bias => Distribution { mean: 0.0, standard_deviation: 0.02 },
-    }
+    let (mean, standard_deviation) = match tensor.kind {
+        TensorKind::Embedding => (0.0, 0.5),
+        TensorKind::Matrix => (0.0, gain / (tensor.dims[0] as f32).sqrt()),
+        TensorKind::Norm => (1.0, 0.05),
+        TensorKind::Bias => (0.0, 0.02),
+    };
+    Distribution { mean, standard_deviation }
 }
 
 fn keys(options: &SynthOptions) -> Result<Vec<(String, Value)>, SynthError> {

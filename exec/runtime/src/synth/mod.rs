@@ -1,13 +1,13 @@
 //! Synthetic models: valid GGUF files of any shape with random weights.
 //!
-//! With them a plan for a large model can be tested without downloading it. All formats are supported, also mixes
-//! such as `q4_k_m`, and llama.cpp opens the files. Their output makes no sense, but they use disk, processor and
-//! memory like the real model. Weights have mean zero and standard deviation `gain / sqrt(row length)`, so that
-//! activations stay of order one through all layers; norm weights are near one; the embedding has the standard
-//! deviation 0.5.
+//! With a synthetic model, a plan for a large model can be tested without downloading the model. All weight formats are
+//! supported, also mixes such as `q4_k_m`, and llama.cpp opens the files. The generated text makes no sense, but a
+//! synthetic model uses disk, processor and memory like the real model. Weights have mean zero and standard deviation
+//! `gain / sqrt(row length)`, so that activations stay of order one through all layers; norm weights are near one; the
+//! embedding has the standard deviation 0.5.
 //!
 //! Every chunk of every tensor has its own random stream, given by (seed, tensor name, chunk). Therefore the same
-//! options give the same bytes for any number of threads, and a tensor does not depend on the other tensors.
+//! options give the same bytes for any number of threads, and the bytes of a tensor do not depend on the other tensors.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -37,26 +37,24 @@ use hearth_profiles::{Bytes, UnknownDocument};
 pub use vocabulary::TokenizerKind;
 pub use writer::partial_path;
 
-/// The options of a synthetic model file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SynthOptions {
-    /// The name of the model, `general.name` in the file.
+    /// The name of the model, which the file stores as `general.name`.
     pub name: String,
     pub shape: ModelShape,
     pub quant: Quant,
     pub seed: u64,
-    /// The factor of the standard deviation of the weights; 1 keeps activations of order one.
+    /// The factor by which the standard deviation of the weights is multiplied; 1 keeps activations of order one.
     pub gain: f32,
     pub tokenizer: TokenizerKind,
-    /// The base of the rotary frequencies.
+    /// The base of the rotary frequencies (`rope.freq_base`).
     pub rope_base: f32,
-    /// Whether to add the tensor `rope_freqs.weight` of Llama 3.1, with factors of about two. Llama only.
+    /// Whether to add the tensor `rope_freqs.weight` of Llama 3.1, with elements of about two; only for Llama.
     pub add_rope_freqs: bool,
     /// Number of threads that write the file.
     pub threads: usize,
 }
 
-/// A summary of a synthesised model file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SynthesisedModel {
     pub path: PathBuf,
@@ -65,7 +63,6 @@ pub struct SynthesisedModel {
     pub tensor_count: usize,
 }
 
-/// An error of synthesising a model.
 #[derive(Debug, thiserror::Error)]
 pub enum SynthError {
     #[error(transparent)]
@@ -74,15 +71,15 @@ pub enum SynthError {
     Block(#[from] PartialBlockError),
     #[error(transparent)]
     Header(#[from] HeaderError),
-    #[error("a vocabulary of {found} tokens cannot be synthesised: use {min} to about 900000")]
+    #[error("a vocabulary of {found} tokens cannot be synthesised: use {min} to about 900000 tokens")]
     Vocabulary { found: u32, min: u32 },
-    #[error("a key length of {found} cannot be rotated in pairs: use an even number")]
+    #[error("a key length of {found} cannot be rotated in pairs: use an even key length")]
     KeyLength { found: u32 },
     #[error("a gain of {found} gives weights that overflow or underflow: use a gain from {min} to {max}")]
     Gain { found: f32, min: f32, max: f32 },
-    #[error("{architecture} models always have tied embeddings: set `tied_embeddings`")]
+    #[error("{architecture} models always have tied embeddings: make the model with tied embeddings")]
     Untied { architecture: String },
-    #[error("{architecture} models have no factors of rotary frequencies: leave them out, or use llama")]
+    #[error("{architecture} models have no rotary frequency factors: omit them, or use a llama model")]
     RopeFactors { architecture: String },
     #[error(
         "`{path}` needs {need}, but its disk has only {available} free: free some space or use another disk",
@@ -93,15 +90,15 @@ pub enum SynthError {
     Io { verb: &'static str, path: PathBuf, source: io::Error },
 }
 
-/// The valid gains, with which weights and the scales of blocks are in the range of f16.
+/// The valid values of [`SynthOptions::gain`], for which weights and the scales of blocks are in the range of f16.
 /// source: assumed; 1 keeps activations of order one
 const GAIN_RANGE: std::ops::RangeInclusive<f32> = 1e-3..=1e3;
 
-/// Short names of shipped models.
+/// Short names of shipped models, with the full names.
 const ALIASES: &[(&str, &str)] = &[("8b", "llama-8b"), ("70b", "llama-70b")];
 
 impl SynthOptions {
-    /// Returns options with seed 1 and the defaults of the architecture.
+    /// Returns options with seed 1 and the default tokenizer and frequency base for `shape`.
     pub fn new(name: &str, shape: ModelShape, quant: Quant) -> SynthOptions {
         // Llama 3 increased the base with the width; small models keep the original one.
         let rope_base = if shape.embedding >= 2048 { 500_000.0 } else { 10_000.0 };
@@ -118,8 +115,8 @@ impl SynthOptions {
         }
     }
 
-    /// Returns options for a shipped model by its name or short name (`tiny`, `120m`, `1b`, `3b`, `8b`, `70b`, ..),
-    /// with its quantisation. A plan for the shipped model is valid for the file.
+    /// Returns the options for a shipped model with this name or short name (`tiny`, `120m`, `1b`, `3b`, `8b`, `70b`,
+    /// ..), including its quantisation. A plan for the shipped model is valid for the synthesised file.
     pub fn from_preset(name: &str) -> Result<SynthOptions, UnknownDocument> {
         let alias = ALIASES.iter().find(|(alias, _)| *alias == name);
         let document = shipped_document(alias.map_or(name, |(_, full)| full))?;
@@ -129,8 +126,8 @@ impl SynthOptions {
     }
 }
 
-/// Writes a model to `path`. `progress` receives the bytes of tensor data written so far and in total. The
-/// file has a temporary name until it is complete. The memory use does not depend on the size of the model.
+/// Writes a synthetic model to `path`. `progress` receives the number of bytes of tensor data written so far and in
+/// total. The file has a temporary name until it is complete. The memory use does not depend on the size of the model.
 pub fn synthesise(
     options: &SynthOptions,
     path: &Path,
@@ -147,10 +144,10 @@ pub fn synthesise(
     })
 }
 
-/// Free disk space that is left for other programs.
+/// Disk space that must remain free for other programs.
 const FREE_MARGIN: Bytes = Bytes::from_mib(64);
 
-/// Fails if the disk of `path` has less free space than `need` and [`FREE_MARGIN`], so that writing a large
+/// Fails if the free space on the disk of `path` is less than `need` plus [`FREE_MARGIN`], so that writing a large
 /// model does not fail after minutes.
 fn check_free_space(path: &Path, need: Bytes) -> Result<(), SynthError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -160,7 +157,7 @@ fn check_free_space(path: &Path, need: Bytes) -> Result<(), SynthError> {
             Err(SynthError::Space { path, need, available })
         }
         Ok(_) => Ok(()),
-        Err(source) => Err(SynthError::Io { verb: "measure the disk of", path, source }),
+        Err(source) => Err(SynthError::Io { verb: "measure the free disk space of", path, source }),
     }
 }
 

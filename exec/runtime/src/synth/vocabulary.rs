@@ -1,9 +1,9 @@
 //! Tokenizers of synthetic models.
 //!
-//! There are two kinds, which can both encode all byte strings: Llama's `SentencePiece` (`<unk>`, `<s>`, `</s>`, 256
-//! byte tokens, ASCII, letter n-grams) and GPT-2's byte-level BPE (256 bytes, letter n-grams with their merges,
-//! `<|bos|>` and `<|eos|>` at the end). N-grams of letters, in the order of letter frequency in English, fill a
-//! vocabulary of any size.
+//! There are two kinds, and both can encode all byte strings: the `SentencePiece` tokenizer of Llama (`<unk>`, `<s>`,
+//! `</s>`, 256 byte tokens, ASCII, letter n-grams) and the byte-level BPE tokenizer of GPT-2 (256 bytes, letter n-grams
+//! with their merges, `<|bos|>` and `<|eos|>` at the end). N-grams of letters, in the order of letter frequency in
+//! English, fill a vocabulary of any size.
 
 use std::collections::BTreeSet;
 
@@ -14,13 +14,12 @@ use super::SynthError;
 use crate::tokenizer::token_type::{BYTE, CONTROL, NORMAL, UNKNOWN};
 use crate::tokenizer::visible_char;
 
-/// The kind of a synthetic tokenizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TokenizerKind {
-    /// Llama's `SentencePiece`.
+    /// The `SentencePiece` tokenizer of Llama.
     #[default]
     Spm,
-    /// GPT-2's byte-level BPE, with the pre-tokenizer of Qwen 2 for Qwen models and that of Llama 3 for others.
+    /// Byte-level BPE of GPT-2, with the pre-tokenizer of Qwen 2 for Qwen models and of Llama 3 for other models.
     Bpe,
 }
 
@@ -32,7 +31,8 @@ const LETTERS: &str = "etaoinshrdlcumwfgypbvkjxqz";
 const SPACE: char = '\u{2581}';
 
 impl TokenizerKind {
-    /// Returns the kind of tokenizer of published models of this architecture; for llama, that of Llama 1 and 2.
+    /// Returns the kind of tokenizer that published models of `architecture` have; for Llama, the kind of Llama 1 and
+    /// 2.
     pub fn for_architecture(architecture: Architecture) -> TokenizerKind {
         match architecture {
             Architecture::Qwen2 | Architecture::Qwen3 => TokenizerKind::Bpe,
@@ -46,14 +46,12 @@ impl TokenizerKind {
         vocabulary: u32,
         architecture: Architecture,
     ) -> Result<Vec<(&'static str, Value)>, SynthError> {
-        let wrong = SynthError::Vocabulary { found: vocabulary, min: MIN_VOCABULARY };
-        if vocabulary < MIN_VOCABULARY {
-            return Err(wrong);
-        }
-        match self {
-            TokenizerKind::Spm => spm(vocabulary as usize).ok_or(wrong),
-            TokenizerKind::Bpe => bpe(vocabulary as usize, architecture).ok_or(wrong),
-        }
+        let keys = match self {
+            _ if vocabulary < MIN_VOCABULARY => None,
+            TokenizerKind::Spm => spm(vocabulary as usize),
+            TokenizerKind::Bpe => bpe(vocabulary as usize, architecture),
+        };
+        keys.ok_or(SynthError::Vocabulary { found: vocabulary, min: MIN_VOCABULARY })
     }
 }
 
@@ -69,7 +67,7 @@ fn ngrams() -> impl Iterator<Item = String> {
     })
 }
 
-/// Returns the metadata of a `SentencePiece` tokenizer, or `None` if there are too few n-grams.
+/// Returns the metadata of a `SentencePiece` tokenizer of `vocabulary` tokens; `None` if there are too few n-grams.
 fn spm(vocabulary: usize) -> Option<Vec<(&'static str, Value)>> {
     let mut tokens = vec!["<unk>".to_owned(), "<s>".to_owned(), "</s>".to_owned()];
     let mut types = vec![UNKNOWN, CONTROL, CONTROL];
@@ -111,7 +109,7 @@ fn spm(vocabulary: usize) -> Option<Vec<(&'static str, Value)>> {
     ])
 }
 
-/// Returns the metadata of a byte-level BPE tokenizer, or `None` if there are too few n-grams.
+/// Returns the metadata of a byte-level BPE tokenizer of `vocabulary` tokens; `None` if there are too few n-grams.
 fn bpe(vocabulary: usize, architecture: Architecture) -> Option<Vec<(&'static str, Value)>> {
     let mut tokens: Vec<String> = (0..=255).map(|byte| visible_char(byte).to_string()).collect();
     let space = tokens[32].clone();

@@ -1,4 +1,4 @@
-//! Writes a model of any size with constant memory.
+//! Writes a synthetic model file of any size with constant memory use.
 //!
 //! Threads take chunks of a fixed number of weights in file order. Each thread fills a buffer and writes it at the
 //! offset of the chunk, with its own file handle. The random stream of a chunk is `ChaCha8` with a key from (seed,
@@ -19,8 +19,8 @@ use super::blocks;
 use super::header::SynthPlan;
 use super::{SynthError, SynthOptions};
 
-/// Number of weights in a chunk, a whole number of blocks in every format. The bytes of a model depend on it, so it
-/// must not be changed.
+/// Number of weights in a chunk, a whole number of blocks in every format. The bytes of a synthetic model depend on
+/// this number, so it must not be changed.
 const CHUNK_WEIGHTS: u64 = 1 << 20;
 
 /// A part of a tensor that is written at once.
@@ -33,7 +33,7 @@ struct Chunk {
     bytes: u64,
 }
 
-/// The unfinished file, which is removed on drop unless `finished` is set.
+/// An unfinished model file, which is removed on drop unless `finished` is set.
 struct PartialFile {
     path: PathBuf,
     finished: bool,
@@ -69,8 +69,7 @@ pub(super) fn write(
     Ok(())
 }
 
-/// Returns the temporary path of a model until it is complete: in the same folder, with a name that contains the
-/// process id.
+/// Returns the path of an unfinished model file: in the folder of `path`, with the process id in its name.
 pub fn partial_path(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.partial", std::process::id()));
@@ -91,10 +90,7 @@ fn write_weights(
         for _ in 0..options.threads.clamp(1, 64) {
             let (sender, chunks, next) = (sender.clone(), &chunks, &next);
             scope.spawn(move || {
-                let end = write_chunks(options.seed, plan, path, chunks, next, &|bytes| {
-                    sender.send(Ok(bytes)).is_ok()
-                });
-                if let Err(error) = end {
+                if let Err(error) = write_chunks(options.seed, plan, path, chunks, next, &sender) {
                     // The other threads stop too.
                     next.store(chunks.len(), Ordering::Relaxed);
                     let _ = sender.send(Err(error));
@@ -124,14 +120,14 @@ fn chunks(plan: &SynthPlan) -> Vec<Chunk> {
     chunks
 }
 
-/// Writes chunks on one thread until none is left or `written` returns false.
+/// Writes chunks on one thread until no chunk is left or the receiver of the written byte counts is closed.
 fn write_chunks(
     seed: u64,
     plan: &SynthPlan,
     path: &Path,
     chunks: &[Chunk],
     next: &AtomicUsize,
-    written: &dyn Fn(u64) -> bool,
+    written: &mpsc::Sender<io::Result<u64>>,
 ) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).open(path)?;
     let (mut buffer, mut scratch) = (Vec::new(), Vec::new());
@@ -145,22 +141,17 @@ fn write_chunks(
         blocks::fill(tensor.format, distribution, &mut rng, &mut buffer, &mut scratch);
         file.seek(SeekFrom::Start(chunk.offset))?;
         file.write_all(&buffer)?;
-        if !written(chunk.bytes) {
+        if written.send(Ok(chunk.bytes)).is_err() {
             return Ok(());
         }
     }
 }
 
-/// Returns the random stream of a chunk of the tensor `name`.
-fn random_stream(seed: u64, name: &str, chunk: u64) -> ChaCha8Rng {
-    let mut rng = ChaCha8Rng::from_seed(key(seed, name));
-    rng.set_stream(chunk);
-    rng
-}
-
-/// Returns the key of a tensor's random streams: the seed, and three FNV-1a hashes of the name with different start
+/// Returns the random stream of the chunk with the index `chunk` of the tensor `name`.
+///
+/// The key of the random generator is the seed, followed by three FNV-1a hashes of the name with different start
 /// values, so that two names do not have the same key by accident.
-fn key(seed: u64, name: &str) -> [u8; 32] {
+fn random_stream(seed: u64, name: &str, chunk: u64) -> ChaCha8Rng {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
     for (lane, out) in key[8..].as_chunks_mut::<8>().0.iter_mut().enumerate() {
@@ -169,7 +160,9 @@ fn key(seed: u64, name: &str) -> [u8; 32] {
             name.bytes().fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
         *out = hash.to_le_bytes();
     }
-    key
+    let mut rng = ChaCha8Rng::from_seed(key);
+    rng.set_stream(chunk);
+    rng
 }
 
 #[cfg(test)]

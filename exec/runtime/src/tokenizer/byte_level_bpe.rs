@@ -1,7 +1,7 @@
-//! Byte-level BPE.
+//! The byte-level BPE tokenizer of GPT-2 and its successors.
 //!
-//! Regular expressions split the text into words ([`super::pre_tokenizer`]), each byte of a word is mapped to a
-//! visible character (GPT-2's table), and pairs are merged in the order of the merge list. The `tokenizers` crate
+//! Regular expressions split the text into words ([`super::pre_tokenizer`]), each byte of a word is mapped to a visible
+//! character (GPT-2's table), and adjacent symbols are merged in the order of the merge list. The `tokenizers` crate
 //! splits and merges.
 
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use tokenizers::{
 };
 
 use super::pre_tokenizer::PreTokenizer;
-use super::{CONVERT, invalid};
+use super::{CONVERT, invalid, required};
 use crate::error::ExecError;
 
 #[derive(Debug)]
@@ -33,8 +33,7 @@ impl ByteLevelBpe {
             found: name.to_owned(),
             known: PreTokenizer::names(),
         })?;
-        let pairs = metadata.get_str_array("tokenizer.ggml.merges")?;
-        let pairs = pairs.ok_or_else(|| invalid("key `tokenizer.ggml.merges` is missing", CONVERT))?;
+        let pairs = required("tokenizer.ggml.merges", |key| metadata.get_str_array(key))?;
         let pair = |line: &String| {
             let bad = || invalid(format!("merge `{line}` does not have two tokens"), CONVERT);
             // A token may itself begin with a space, so the separator is not at the first byte.
@@ -46,13 +45,11 @@ impl ByteLevelBpe {
         for byte in 0..=255u8 {
             let visible = visible_char(byte).to_string();
             if !short.contains(visible.as_str()) {
-                let what = format!(
-                    "there is no token for byte {byte:#04x} (`{visible}`): some texts cannot be encoded"
-                );
+                let what = format!("the vocabulary has no token for byte {byte:#04x} (`{visible}`)");
                 return Err(invalid(what, CONVERT));
             }
         }
-        let broken = |error| invalid(format!("the merges do not fit the tokens: {error}"), CONVERT);
+        let broken = |error| invalid(format!("the merges do not match the tokens: {error}"), CONVERT);
         let vocabulary = texts.iter().zip(0u32..).map(|(text, id)| (text.clone(), id)).collect();
         let merges = BPE::builder()
             .vocab_and_merges::<tokenizers::models::bpe::Vocab>(vocabulary, pairs)
@@ -68,7 +65,7 @@ impl ByteLevelBpe {
     }
 
     pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), ExecError> {
-        let failed = |error| invalid(format!("the text cannot be split into tokens: {error}"), "shorten it");
+        let failed = |error| invalid(format!("the text cannot be tokenized: {error}"), "shorten the text");
         let mut words = PreTokenizedString::from(text);
         for split in &self.splits {
             split.pre_tokenize(&mut words).map_err(failed)?;
@@ -81,8 +78,8 @@ impl ByteLevelBpe {
     }
 }
 
-/// Returns GPT-2's visible character for a byte: the byte itself as a printable Latin-1 character, and for the other
-/// bytes a character from U+0100 on.
+/// Returns the visible character that represents a byte in GPT-2's table: the Latin-1 character of the byte if it is
+/// printable, otherwise a character from U+0100 on.
 pub(crate) fn visible_char(byte: u8) -> char {
     let itself = |byte: u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     if itself(byte) {
@@ -92,26 +89,21 @@ pub(crate) fn visible_char(byte: u8) -> char {
     char::from_u32(256 + before as u32).expect("far below the surrogates")
 }
 
-/// Returns the bytes of a token with this text. A character that is not in GPT-2's table is encoded as UTF-8.
+/// Returns the bytes of the token with the text `text`, in which each visible character stands for a byte
+/// ([`visible_char`]). A character that is not in GPT-2's table is encoded as UTF-8.
 pub(super) fn token_bytes(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     for c in text.chars() {
         match c as u32 {
             33..=126 | 161..=172 | 174..=255 => bytes.push(c as u8),
-            code @ 256..=323 => bytes.push(hidden_byte(code - 256)),
+            // The bytes that are not printable, in ascending order: 0 to 32, 127 to 160, and 173.
+            code @ 256..=288 => bytes.push((code - 256) as u8),
+            code @ 289..=322 => bytes.push((code - 289 + 127) as u8),
+            323 => bytes.push(173),
             _ => bytes.extend(c.to_string().as_bytes()),
         }
     }
     bytes
-}
-
-/// Returns the byte with this index among the bytes that are not mapped to themselves.
-fn hidden_byte(index: u32) -> u8 {
-    match index {
-        0..=32 => index as u8,
-        33..=66 => (index - 33 + 127) as u8,
-        _ => 173,
-    }
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! The tokenizer: text to tokens, and tokens to text.
+//! The tokenizer: converts text to tokens, and tokens to text.
 //!
-//! It is built from the metadata of the model file. There are two kinds: byte-level BPE (`gpt2` in files,
-//! `byte_level_bpe`) and `SentencePiece` (`llama` in files, `sentence_piece`). Control tokens in a text are
-//! recognised only if the caller requests it, so that the text of a user cannot end a turn. Tokens with the type
-//! user-defined are recognised in any text, before it is split.
+//! A tokenizer is built from the metadata of the model file. There are two kinds: byte-level BPE (`gpt2` in model
+//! files, module `byte_level_bpe`) and `SentencePiece` (`llama` in model files, module `sentence_piece`). Control
+//! tokens in a text are recognised only if the caller requests it, so that the text of a user cannot end a turn. Tokens
+//! of the type user-defined are recognised in any text, before the text is split.
 //!
-//! Decoding gives bytes. [`IncrementalDetokenizer`] buffers bytes that are not yet valid UTF-8, so that a character of several
-//! tokens is returned as a whole.
+//! Decoding gives bytes. [`IncrementalDetokenizer`] buffers bytes that are not yet valid UTF-8, so that a character of
+//! several tokens is returned as a whole.
 //!
 //! Not here: chat templates ([`crate::chat`]).
 
@@ -17,23 +17,24 @@ mod special;
 
 use std::collections::BTreeSet;
 
-use hearth_profiles::gguf::Metadata;
+use hearth_profiles::gguf::{GgufError, Metadata};
 
 use crate::error::ExecError;
+use byte_level_bpe::ByteLevelBpe;
 pub(crate) use byte_level_bpe::visible_char;
+use sentence_piece::SentencePiece;
 use special::{Fragment, SpecialTokens};
 
-/// The tokenizer of a model.
 #[derive(Debug)]
 pub struct Tokenizer {
     kind: Kind,
-    /// The bytes of the text of each token; empty for control tokens, which are not output.
+    /// The text of each token as bytes, indexed by token id; empty for control tokens, which are not output.
     tokens: Vec<Vec<u8>>,
-    /// Tokens that are recognised by their text, before tokenization.
+    /// The tokens that are recognised by their text, before the rest of a text is tokenized.
     special: SpecialTokens,
     bos: Option<u32>,
     eos: Option<u32>,
-    /// Tokens that end a turn or a text.
+    /// The ids of the tokens that end a turn or a text.
     ends: BTreeSet<u32>,
     add_bos: bool,
     add_eos: bool,
@@ -41,15 +42,16 @@ pub struct Tokenizer {
 
 #[derive(Debug)]
 enum Kind {
-    Bpe(Box<byte_level_bpe::ByteLevelBpe>),
-    SentencePiece(Box<sentence_piece::SentencePiece>),
+    Bpe(Box<ByteLevelBpe>),
+    SentencePiece(Box<SentencePiece>),
 }
 
-/// The character inserted in the text of a user where a control token could begin. It is a Unicode noncharacter, so
-/// that no text needs it.
+/// The character that is inserted into the text of a user where a control token could begin. It is a Unicode
+/// noncharacter, so that no text needs it.
 const GUARD: char = '\u{fdd0}';
 
-/// Control tokens that end a turn or a text in the supported model families. Not all files mark them as such.
+/// The texts of the control tokens that end a turn or a text in the supported model families. Not all model files
+/// declare these tokens as control tokens.
 const END_TEXTS: &[&str] = &[
     "<|eot_id|>",
     "<|eom_id|>",
@@ -61,7 +63,7 @@ const END_TEXTS: &[&str] = &[
     "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
 ];
 
-/// Control tokens that begin a turn or a text, or name a role, in the supported model families.
+/// The texts of the control tokens that begin a turn or a text, or name a role, in the supported model families.
 const START_TEXTS: &[&str] = &[
     "<s>",
     "<bos>",
@@ -80,7 +82,7 @@ const START_TEXTS: &[&str] = &[
     "<\u{ff5c}Assistant\u{ff5c}>",
 ];
 
-/// Values of `tokenizer.ggml.token_type`.
+/// The types of tokens, as values of the metadata key `tokenizer.ggml.token_type`.
 pub(crate) mod token_type {
     pub(crate) const NORMAL: i32 = 1;
     pub(crate) const UNKNOWN: i32 = 2;
@@ -95,16 +97,20 @@ fn invalid(what: impl Into<String>, hint: &'static str) -> ExecError {
 
 const CONVERT: &str = "convert the model again with a current converter";
 
+/// Returns the value of a metadata key that every model file must have.
+fn required<T>(key: &str, get: impl FnOnce(&str) -> Result<Option<T>, GgufError>) -> Result<T, ExecError> {
+    get(key)?.ok_or_else(|| invalid(format!("metadata key `{key}` is missing"), CONVERT))
+}
+
 impl Tokenizer {
-    /// Reads the tokenizer from the metadata of a model.
+    /// Reads the tokenizer from the metadata of a model file.
     pub fn new(metadata: &Metadata) -> Result<Tokenizer, ExecError> {
-        let model = metadata.get_str("tokenizer.ggml.model")?;
-        let model = model.ok_or_else(|| invalid("key `tokenizer.ggml.model` is missing", CONVERT))?;
-        let texts = metadata.get_str_array("tokenizer.ggml.tokens")?;
-        let texts = texts.ok_or_else(|| invalid("key `tokenizer.ggml.tokens` is missing", CONVERT))?;
+        let model = required("tokenizer.ggml.model", |key| metadata.get_str(key))?;
+        let texts = required("tokenizer.ggml.tokens", |key| metadata.get_str_array(key))?;
         let types = metadata.get_i32_array("tokenizer.ggml.token_type")?;
         if types.is_some_and(|types| types.len() != texts.len()) {
-            return Err(invalid("`tokenizer.ggml.token_type` and the token list differ in length", CONVERT));
+            let what = "`tokenizer.ggml.token_type` and `tokenizer.ggml.tokens` have different lengths";
+            return Err(invalid(what, CONVERT));
         }
         let id = |name: &str| id(metadata, name, texts.len());
         let bos = id("bos")?;
@@ -116,18 +122,14 @@ impl Tokenizer {
             let control = named.contains(&at) || is_turn(&texts[at], found);
             if control { token_type::CONTROL } else { found }
         };
+        let is_piece = |at| kind_of(at) != token_type::CONTROL;
         let (kind, bos_default) = match model {
             "gpt2" => {
-                let bpe = byte_level_bpe::ByteLevelBpe::new(metadata, texts)?;
+                let bpe = ByteLevelBpe::new(metadata, texts)?;
                 let bos = bpe.pre_tokenizer.adds_bos;
                 (Kind::Bpe(Box::new(bpe)), bos)
             }
-            "llama" => (
-                Kind::SentencePiece(Box::new(sentence_piece::SentencePiece::new(metadata, texts, |at| {
-                    kind_of(at) != token_type::CONTROL
-                })?)),
-                true,
-            ),
+            "llama" => (Kind::SentencePiece(Box::new(SentencePiece::new(metadata, texts, is_piece)?)), true),
             other => {
                 let hint = "use a model whose tokenizer is gpt2 (BPE) or llama (SentencePiece)";
                 return Err(invalid(format!("tokenizer model `{other}` is not supported"), hint));
@@ -146,10 +148,8 @@ impl Tokenizer {
         let by_text = (0..texts.len()).filter(is_eog).map(|at| at as u32);
         let add_bos = metadata.get_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(bos_default);
         if add_bos && bos.is_none() {
-            return Err(invalid(
-                "texts must begin with a BOS token, but `tokenizer.ggml.bos_token_id` is missing",
-                CONVERT,
-            ));
+            let what = "texts must begin with a BOS token, but `tokenizer.ggml.bos_token_id` is missing";
+            return Err(invalid(what, CONVERT));
         }
         Ok(Tokenizer {
             add_bos,
@@ -173,12 +173,12 @@ impl Tokenizer {
         self.eos
     }
 
-    /// Whether a token ends a turn or a text.
+    /// Returns whether a token ends a turn or a text (end of generation).
     pub fn is_eog(&self, token: u32) -> bool {
         self.ends.contains(&token)
     }
 
-    /// Encodes a complete text, with BOS and EOS if the model adds them. With `parse_special`, the texts of special
+    /// Encodes a complete text, with BOS and EOS if the model adds them. With `parse_special`, the texts of control
     /// tokens are recognised as these tokens; otherwise they are ordinary text.
     pub fn encode(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, ExecError> {
         let mut ids: Vec<u32> = self.bos.filter(|_| self.add_bos).into_iter().collect();
@@ -188,7 +188,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Encodes the output of a chat template, in which the text of users is guarded ([`Self::guard`]).
+    /// Encodes the output of a chat template, in which the texts of users are guarded ([`Self::guard`]).
     pub(crate) fn encode_template(&self, text: &str) -> Result<Vec<u32>, ExecError> {
         let fragments = self.special.partition(text, |special| !special.anywhere);
         let mut ids = Vec::new();
@@ -209,10 +209,11 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Returns `text` with guard characters, so that no control token is recognised in it, whatever a template writes
-    /// before and after it: a guard after every character with which a control token begins, and one before the text
-    /// if it could complete a control token. The texts `known`, for which the template searches, get no guards,
-    /// unless a control token begins there.
+    /// Returns `text` with guard characters, so that no control token is recognised in it, whatever surrounds it.
+    ///
+    /// A guard follows every character with which a control token begins, and precedes the text if the text could
+    /// complete a control token. The texts `known`, for which the template searches, get no guard after their first
+    /// character, unless a control token begins there.
     pub(crate) fn guard(&self, text: &str, known: &[String]) -> String {
         let text = text.replace(GUARD, "");
         let trimmed = text.trim_start();
@@ -234,8 +235,8 @@ impl Tokenizer {
         guarded
     }
 
-    /// Returns the suffixes of `text` that start at a character with which a control token begins, except those that
-    /// start with a control token or could become one.
+    /// Returns the suffixes of `text` that start at a character with which a control token begins, except suffixes that
+    /// start with a control token or with which a control token starts.
     pub(crate) fn unguarded_parts(&self, text: &str) -> Vec<String> {
         let begins = text.char_indices().filter(|&(_, c)| self.special.begins_control(c));
         let parts = begins.map(|(at, _)| &text[at..]);
@@ -243,8 +244,8 @@ impl Tokenizer {
         parts.filter(is_safe).map(str::to_owned).collect()
     }
 
-    /// Whether `text`, as a role, contains a control token, or is part of one that ends a turn, such as `end` in
-    /// `<|end|>`.
+    /// Returns whether the role `text` contains a control token, or is part of a control token that ends a turn, such
+    /// as `end` in `<|end|>`.
     pub(crate) fn is_dangerous_role(&self, text: &str) -> bool {
         let text = text.trim();
         self.special.has_control(text) || END_TEXTS.iter().any(|end| !text.is_empty() && end.contains(text))
@@ -267,7 +268,7 @@ impl Tokenizer {
                 Fragment::Text(text) => {
                     match &self.kind {
                         Kind::Bpe(bpe) => bpe.encode(text, ids)?,
-                        Kind::SentencePiece(pieces) => pieces.encode(text, after_special, ids)?,
+                        Kind::SentencePiece(pieces) => pieces.encode(text, after_special, ids),
                     }
                     after_special = false;
                 }
@@ -276,7 +277,7 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Returns the bytes of a token's text; empty for control tokens and unknown ids.
+    /// Returns the text of a token as bytes; empty for control tokens and unknown ids.
     pub fn token_bytes(&self, token: u32) -> &[u8] {
         self.tokens.get(token as usize).map_or(&[], |bytes| bytes)
     }
@@ -285,26 +286,22 @@ impl Tokenizer {
     pub fn decode(&self, tokens: &[u32]) -> String {
         let bytes: Vec<u8> = tokens.iter().flat_map(|&token| self.token_bytes(token)).copied().collect();
         let text = String::from_utf8_lossy(&bytes);
-        match &self.kind {
-            Kind::SentencePiece(pieces) if pieces.add_space => {
-                text.strip_prefix(' ').unwrap_or(&text).to_owned()
-            }
-            _ => text.into_owned(),
-        }
+        let adds_space = matches!(&self.kind, Kind::SentencePiece(pieces) if pieces.add_space);
+        text.strip_prefix(' ').filter(|_| adds_space).unwrap_or(&text).to_owned()
     }
 }
 
-/// Whether a token with this text and `token_type` begins or ends a turn.
+/// Returns whether a token with the text `text` and the type `kind` ([`token_type`]) begins or ends a turn.
 fn is_turn(text: &str, kind: i32) -> bool {
     END_TEXTS.contains(&text) || (kind != token_type::NORMAL && START_TEXTS.contains(&text))
 }
 
-/// Reads the id of a special token of a vocabulary with `count` tokens.
+/// Reads the id of the special token `name`, for example `bos`, of a vocabulary with `count` tokens.
 fn id(metadata: &Metadata, name: &str, count: usize) -> Result<Option<u32>, ExecError> {
     let key = format!("tokenizer.ggml.{name}_token_id");
     let Some(id) = metadata.get_u32(&key)? else { return Ok(None) };
     if id as usize >= count {
-        return Err(invalid(format!("key `{key}` is {id}, but there are {count} tokens"), CONVERT));
+        return Err(invalid(format!("metadata key `{key}` is {id}, but there are {count} tokens"), CONVERT));
     }
     Ok(Some(id))
 }
@@ -317,33 +314,19 @@ pub struct IncrementalDetokenizer {
 }
 
 impl IncrementalDetokenizer {
-    /// Adds a token and returns the characters that are now complete.
+    /// Adds a token and returns the characters that are complete now.
     pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> String {
         self.pending.extend_from_slice(tokenizer.token_bytes(token));
-        let mut text = String::new();
-        loop {
-            match std::str::from_utf8(&self.pending) {
-                Ok(valid) => {
-                    text.push_str(valid);
-                    self.pending.clear();
-                    return text;
-                }
-                Err(error) => {
-                    let valid = error.valid_up_to();
-                    text.push_str(&String::from_utf8_lossy(&self.pending[..valid]));
-                    // `None`: more bytes may complete the character.
-                    let Some(wrong) = error.error_len() else {
-                        self.pending.drain(..valid);
-                        return text;
-                    };
-                    text.push(char::REPLACEMENT_CHARACTER);
-                    self.pending.drain(..valid + wrong);
-                }
-            }
-        }
+        let last_invalid: &[u8] = self.pending.utf8_chunks().last().map_or(&[], |chunk| chunk.invalid());
+        // Without an error length, more bytes may complete the last character.
+        let is_incomplete = std::str::from_utf8(last_invalid).is_err_and(|error| error.error_len().is_none());
+        let complete = self.pending.len() - if is_incomplete { last_invalid.len() } else { 0 };
+        let text = String::from_utf8_lossy(&self.pending[..complete]).into_owned();
+        self.pending.drain(..complete);
+        text
     }
 
-    /// Ends the text and returns U+FFFD for an incomplete character, if there is one.
+    /// Ends the text. Returns U+FFFD if the last character is incomplete, and otherwise an empty text.
     pub fn finish(self) -> String {
         String::from_utf8_lossy(&self.pending).into_owned()
     }

@@ -1,10 +1,10 @@
 //! Pre-tokenizers: the regular expressions that split a text into words, before BPE merges within these words.
 //!
-//! A pre-tokenizer has a list of regular expressions. Each one splits the words of the previous ones: a match is a
-//! word, and so is the text between two matches. `tokenizer.ggml.pre` names the pre-tokenizer. An unknown name is an
-//! error, because a wrong pre-tokenizer gives plausible but wrong tokens. The expressions are those that each model
-//! family publishes with its tokenizer (`tokenizer.json`), in the form in which llama.cpp applies them;
-//! `scripts/peers/llama_cpp_tokens.py` compares the results.
+//! A pre-tokenizer has a list of regular expressions. Each expression splits the words that the previous expressions
+//! produced: a match is a word, and so is the text between two matches. The metadata key `tokenizer.ggml.pre` names the
+//! pre-tokenizer. An unknown name is an error, because a wrong pre-tokenizer gives plausible but wrong tokens. The
+//! expressions are those that each model family publishes with its tokenizer (`tokenizer.json`), in the form in which
+//! llama.cpp applies them; `scripts/peers/llama_cpp_tokens.py` compares the results.
 //!
 //! Deviation: with the pre-tokenizers of DeepSeek LLM and Coder, a text with U+2003 (em space) is not split
 //! as by llama.cpp, which searches for Chinese characters in a text whose spaces it has replaced. Here it is
@@ -12,25 +12,24 @@
 //!
 //! Not here: merging. That is [`super::byte_level_bpe`].
 
-/// GPT-2 (Radford et al. 2019); the text after the last match is a word too.
+/// The expression of GPT-2 (Radford et al. 2019); the text after the last match is a word too.
 const GPT_2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
-/// Llama 3: digits are split into groups of up to three.
+/// The expression of Llama 3: digits are split into groups of up to three.
 const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Qwen 2 and later: each digit is a word.
+/// The expression of Qwen 2 and later: each digit is a word.
 const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Chinese, Japanese and Korean characters, as DeepSeek defines them.
+/// The expression of DeepSeek for words of Chinese, Japanese and Korean characters.
 const DEEPSEEK_CJK: &str = r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+";
-/// DeepSeek LLM: letters of scripts with upper and lower case.
+/// The expression of DeepSeek LLM for words in scripts with upper and lower case.
 const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-z\x{b5}À-ÖØ-öø-ƺƼ-ƿ\x{1c4}-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-\x{3f5}Ϸ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\x{1f7d}ᾀ-ᾴᾶ-ᾼ\x{1fbe}ῂ-ῄῆ-ῌῐ-\x{1fd3}ῖ-\x{1fdb}ῠ-Ῥῲ-ῴῶ-ῼ\x{2102}\x{2107}\x{210a}-\x{2113}\x{2115}\x{2119}-\x{211d}\x{2124}\x{2126}\x{2128}\x{212a}-\x{212d}\x{212f}-\x{2134}\x{2139}\x{213c}-\x{213f}\x{2145}-\x{2149}ⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿ\x{fb00}-\x{fb06}\x{fb13}-\x{fb17}\x{ff21}-\x{ff3a}\x{ff41}-\x{ff5a}𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
 
-/// A pre-tokenizer, which splits a text into words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PreTokenizer {
     /// The regular expressions, in the order of application.
     pub(super) patterns: &'static [&'static str],
-    /// Whether a word that is a token is encoded as this token, without merges.
+    /// Whether a word that is itself a token is encoded as this token, without merges.
     pub(super) ignore_merges: bool,
-    /// Whether BOS is added before a text if the model file does not say.
+    /// Whether BOS is added before a text if the model file does not define this.
     pub(super) adds_bos: bool,
 }
 
@@ -75,7 +74,7 @@ impl PreTokenizer {
         FAMILIES.iter().find(|(names, _)| names.contains(&name)).map(|&(_, pre_tokenizer)| pre_tokenizer)
     }
 
-    /// Returns all supported names, separated by commas.
+    /// Returns the names of all supported pre-tokenizers, separated by commas.
     pub(super) fn names() -> String {
         FAMILIES.iter().flat_map(|(names, _)| *names).copied().collect::<Vec<_>>().join(", ")
     }

@@ -1,10 +1,9 @@
-//! `SentencePiece` in its BPE mode.
+//! The `SentencePiece` tokenizer in its BPE mode.
 //!
-//! Spaces are replaced by `▁`, and the text is split into characters. Then the two adjacent symbols whose
-//! concatenation is the piece with the highest score are merged (the leftmost pair if scores are equal), until no
-//! concatenation is a piece. A symbol that is not a piece is encoded as byte tokens. Source: Kudo and Richardson
-//! 2018, BPE mode. If the model was trained with such spaces, a space is added at the beginning of a text and after
-//! special tokens.
+//! Spaces are replaced by `▁`, and the text is split into characters. Then the two adjacent symbols whose concatenation
+//! is the piece with the highest score are merged (the leftmost pair if scores are equal), until no concatenation is a
+//! piece. A symbol that is not a piece is encoded as byte tokens. Source: Kudo and Richardson 2018, BPE mode. If the
+//! model was trained in this way, a space is also added at the beginning of a text and after special tokens.
 //!
 //! Deviation: llama.cpp also merges symbols to control tokens. Here control tokens are never the result of a merge,
 //! so that the text of a user cannot end a turn.
@@ -14,7 +13,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use hearth_profiles::gguf::Metadata;
 
-use super::{CONVERT, invalid};
+use super::{CONVERT, invalid, required};
 use crate::error::ExecError;
 
 const SPACE: char = '\u{2581}';
@@ -25,23 +24,23 @@ pub(super) struct SentencePiece {
     scores: Vec<f32>,
     byte_tokens: [Option<u32>; 256],
     unknown: Option<u32>,
-    /// Whether a space is added before a text.
+    /// Whether a space is added at the beginning of a text and after special tokens.
     pub(super) add_space: bool,
 }
 
 /// A candidate merge: two adjacent symbols whose concatenation is a piece. The greatest candidate is merged first.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Merge {
-    /// The score of the concatenation, as an integer that sorts in the same order.
+    /// The score of the concatenated piece, as an integer that sorts in the same order.
     score: i32,
-    /// The index of the left symbol, reversed so that the leftmost of equal scores is merged first.
+    /// The index of the left symbol, reversed so that of equal scores the leftmost is merged first.
     left: Reverse<usize>,
     right: usize,
-    /// The total length of both symbols in bytes; if a merge has changed it, the candidate is outdated.
+    /// The total length of both symbols in bytes. If another merge has changed this length, the candidate is outdated.
     length: usize,
 }
 
-/// A part of the text, with links to the adjacent symbols. After a merge with its left neighbour its length is zero.
+/// A part of the text, with links to its neighbours. After a merge into its left neighbour, its length is zero.
 #[derive(Clone, Copy)]
 struct Symbol {
     start: usize,
@@ -51,17 +50,17 @@ struct Symbol {
 }
 
 impl SentencePiece {
-    /// Reads the tokenizer from the metadata of a model. Only tokens for which `is_piece` returns true are results of
-    /// [`Self::encode`], so that merges do not produce control tokens.
+    /// Reads the tokenizer from the metadata of a model file. [`Self::encode`] returns only tokens for which `is_piece`
+    /// returns true, so that merges do not produce control tokens.
     pub(super) fn new(
         metadata: &Metadata,
         texts: &[String],
         is_piece: impl Fn(usize) -> bool,
     ) -> Result<SentencePiece, ExecError> {
-        let scores = metadata.get_f32_array("tokenizer.ggml.scores")?;
-        let scores = scores.ok_or_else(|| invalid("key `tokenizer.ggml.scores` is missing", CONVERT))?;
+        let scores = required("tokenizer.ggml.scores", |key| metadata.get_f32_array(key))?;
         if scores.len() != texts.len() {
-            return Err(invalid("`tokenizer.ggml.scores` and the token list differ in length", CONVERT));
+            let what = "`tokenizer.ggml.scores` and `tokenizer.ggml.tokens` have different lengths";
+            return Err(invalid(what, CONVERT));
         }
         let mut ids = BTreeMap::new();
         for (text, id) in texts.iter().zip(0u32..).filter(|&(_, id)| is_piece(id as usize)) {
@@ -70,16 +69,14 @@ impl SentencePiece {
         let byte_tokens = std::array::from_fn(|byte| ids.get(&format!("<0x{byte:02X}>")).copied());
         let unknown = metadata.get_u32("tokenizer.ggml.unknown_token_id")?;
         if unknown.is_none_or(|id| id as usize >= texts.len()) && byte_tokens.contains(&None) {
-            return Err(invalid("there are neither byte tokens nor an unknown token", CONVERT));
+            return Err(invalid("the vocabulary has neither all byte tokens nor an unknown token", CONVERT));
         }
         let add_space = metadata.get_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
         Ok(SentencePiece { ids, scores: scores.to_vec(), byte_tokens, unknown, add_space })
     }
 
-    /// Appends the tokens of `text` to `ids`. `begins` is whether `text` is at the beginning of the input or after a
-    /// special token.
-    #[allow(clippy::unnecessary_wraps)] // the same signature as for BPE
-    pub(super) fn encode(&self, text: &str, begins: bool, ids: &mut Vec<u32>) -> Result<(), ExecError> {
+    /// Appends the tokens of `text` to `ids`; `begins` says if `text` begins the input or follows a special token.
+    pub(super) fn encode(&self, text: &str, begins: bool, ids: &mut Vec<u32>) {
         let mut marked = String::with_capacity(text.len() + 3);
         if begins && self.add_space {
             marked.push(SPACE);
@@ -90,15 +87,13 @@ impl SentencePiece {
         while let Some(index) = at {
             let symbol = symbols[index];
             let piece = &marked[symbol.start..symbol.start + symbol.length];
+            let byte_tokens = piece.bytes().filter_map(|b| self.byte_tokens[b as usize].or(self.unknown));
             match self.ids.get(piece) {
                 Some(&id) => ids.push(id),
-                None => {
-                    ids.extend(piece.bytes().filter_map(|b| self.byte_tokens[b as usize].or(self.unknown)));
-                }
+                None => ids.extend(byte_tokens),
             }
             at = symbol.after;
         }
-        Ok(())
     }
 
     fn merge_all(&self, text: &str) -> Vec<Symbol> {
@@ -139,14 +134,15 @@ impl SentencePiece {
     fn candidate(&self, text: &str, symbols: &[Symbol], left: usize, right: usize) -> Option<Merge> {
         let (start, length) = (symbols[left].start, symbols[left].length + symbols[right].length);
         let id = *self.ids.get(&text[start..start + length])?;
-        // As in `f32::total_cmp`: the bits of negative numbers are in descending order, so all but the sign are inverted.
+        // As in `f32::total_cmp`: the bits of negative numbers are in descending order, so all bits but the sign are
+        // inverted.
         let bits = self.scores[id as usize].to_bits().cast_signed();
         let score = bits ^ ((bits >> 31).cast_unsigned() >> 1).cast_signed();
         Some(Merge { score, left: Reverse(left), right, length })
     }
 }
 
-/// Returns the bytes of a token with this text; `is_byte` is whether it is a byte token such as `<0x0A>`.
+/// Returns the bytes of the token with the text `text`; `is_byte` says whether it is a byte token such as `<0x0A>`.
 pub(super) fn token_bytes(text: &str, is_byte: bool) -> Vec<u8> {
     let hexadecimal = text.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     match hexadecimal.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {

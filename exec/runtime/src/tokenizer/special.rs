@@ -1,8 +1,8 @@
 //! Special tokens, which are recognised by their text before tokenization.
 //!
-//! As in llama.cpp, a text is split at the longest special token first, then the remaining parts at the next one, and
-//! so on. Only tokens that occur in the text are tried. A sorted list finds them in one pass over the text, so that
-//! vocabularies with very many special tokens are fast.
+//! As in llama.cpp, a text is split at the longest special token first, then the remaining parts at the next longest,
+//! and so on. Only tokens that occur in the text are tried. A sorted list finds these tokens in one pass over the text,
+//! so that vocabularies with very many special tokens are fast.
 //!
 //! Not here: which tokens are control tokens. [`super::Tokenizer::new`] decides that.
 
@@ -21,9 +21,9 @@ pub(super) struct SpecialToken {
 
 #[derive(Debug)]
 pub(super) struct SpecialTokens {
-    /// The tokens, longest text first.
+    /// The special tokens, longest text first.
     all: Vec<SpecialToken>,
-    /// Indices of `all`, sorted by text.
+    /// The indices of the tokens in `all`, sorted by text.
     sorted: Vec<usize>,
     /// The first characters of all control tokens.
     first: BTreeSet<char>,
@@ -52,7 +52,7 @@ impl SpecialTokens {
         self.all.iter().find(|special| special.id == id).map(|special| special.text.as_str())
     }
 
-    /// Whether a control token begins with `c`.
+    /// Returns whether a control token begins with the character `c`.
     pub(super) fn begins_control(&self, c: char) -> bool {
         self.first.contains(&c)
     }
@@ -61,22 +61,20 @@ impl SpecialTokens {
         self.occurring(text).into_iter().any(|at| !self.all[at].anywhere)
     }
 
-    /// Whether `rest` begins with a control token.
+    /// Returns whether the text `rest` begins with a control token.
     pub(super) fn control_begins(&self, rest: &str) -> bool {
         self.matches_at_start(rest.as_bytes()).iter().any(|&at| !self.all[at].anywhere)
     }
 
-    /// Whether a control token begins with `text`.
+    /// Returns whether a control token begins with `text`.
     pub(super) fn begins_with(&self, text: &str) -> bool {
         self.control().any(|control| control.starts_with(text))
     }
 
-    /// Whether `text` is part of a control token, or begins with the end of one.
+    /// Returns whether `text` is part of a control token, or begins with the end of a control token.
     pub(super) fn completes(&self, text: &str) -> bool {
-        let ends = |control: &str| {
-            let inner = control.char_indices().skip(1).map(|(at, _)| &control[at..]);
-            inner.into_iter().any(|end| text.starts_with(end))
-        };
+        let ends =
+            |control: &str| control.char_indices().skip(1).any(|(at, _)| text.starts_with(&control[at..]));
         !text.is_empty() && self.control().any(|control| control.contains(text) || ends(control))
     }
 
@@ -84,7 +82,7 @@ impl SpecialTokens {
         self.all.iter().filter(|special| !special.anywhere).map(|special| special.text.as_str())
     }
 
-    /// Returns the indices of the tokens whose text is a prefix of `bytes`.
+    /// Returns the indices in `all` of the tokens whose text is a prefix of `bytes`.
     fn matches_at_start(&self, bytes: &[u8]) -> Vec<usize> {
         let (mut range, mut found) = (self.sorted.as_slice(), Vec::new());
         let text = |&at: &usize| self.all[at].text.as_bytes();
@@ -101,12 +99,12 @@ impl SpecialTokens {
         found
     }
 
-    /// Returns the indices of the tokens that occur in `text`, longest first.
+    /// Returns the indices in `all` of the tokens that occur in `text`, longest first.
     fn occurring(&self, text: &str) -> BTreeSet<usize> {
         text.char_indices().flat_map(|(at, _)| self.matches_at_start(&text.as_bytes()[at..])).collect()
     }
 
-    /// Splits `text` at all tokens for which `wanted` returns true.
+    /// Splits `text` at all special tokens for which `wanted` returns true.
     pub(super) fn partition<'a>(
         &self,
         text: &'a str,
@@ -137,13 +135,6 @@ impl<'a> Fragment<'a> {
 
     fn split(self, special: &str, id: u32) -> Vec<Fragment<'a>> {
         let Fragment::Text(text) = self else { return vec![self] };
-        let mut parts = Vec::new();
-        for (index, part) in text.split(special).enumerate() {
-            if index > 0 {
-                parts.push(Fragment::Token(id));
-            }
-            parts.push(Fragment::Text(part));
-        }
-        parts
+        text.split(special).flat_map(|part| [Fragment::Token(id), Fragment::Text(part)]).skip(1).collect()
     }
 }

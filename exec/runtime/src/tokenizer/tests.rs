@@ -7,8 +7,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Returns the metadata of a tokenizer with these tokens and keys. Scores decrease with the id, so that lower ids are
-/// merged first.
+/// Returns the metadata of a tokenizer with the tokens `texts`, the type `kind` of each token and the additional keys
+/// `keys`. Scores decrease with the token id, so that lower ids are merged first.
 pub(crate) fn metadata(
     model: &str,
     texts: Vec<String>,
@@ -32,18 +32,15 @@ pub(crate) fn metadata(
 const SPECIAL_IDS: [(&str, Value); 3] =
     [("unknown_token_id", Value::U32(0)), ("bos_token_id", Value::U32(1)), ("eos_token_id", Value::U32(2))];
 
-/// Returns three special tokens, 256 byte tokens, and `others` from id 259 on.
+/// Returns the texts of three special tokens, of 256 byte tokens, and `others` from id 259 on.
 fn with_bytes<const N: usize>(others: [&str; N]) -> Vec<String> {
-    let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
-    ["<unk>", "<s>", "</s>"]
-        .map(String::from)
-        .into_iter()
-        .chain(bytes)
-        .chain(others.map(String::from))
-        .collect()
+    let mut texts = ["<unk>", "<s>", "</s>"].map(String::from).to_vec();
+    texts.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
+    texts.extend(others.map(String::from));
+    texts
 }
 
-/// Returns a tokenizer with byte tokens, some letters and words.
+/// Returns a `SentencePiece` tokenizer with byte tokens, some letters and words.
 fn sentence_pieces() -> Tokenizer {
     let texts = with_bytes(["▁a", "ab", "bc", "▁ab", "▁", "a", "b", "c", "▁abc"]);
     let kind = |id| [2, 3, 3].get(id).copied().unwrap_or(if id < 259 { 6 } else { 1 });
@@ -58,7 +55,7 @@ fn the_merge_with_the_highest_score_comes_first() {
     // Without the space in front: ab (260), then c (266).
     let Kind::SentencePiece(pieces) = &tokenizer.kind else { panic!("another tokenizer") };
     let mut ids = Vec::new();
-    pieces.encode("abc", false, &mut ids).unwrap();
+    pieces.encode("abc", false, &mut ids);
     assert_eq!(ids, [260, 266]);
 }
 
@@ -136,16 +133,13 @@ fn incomplete_characters_are_buffered() {
 
 #[test]
 fn an_unknown_pre_tokenizer_is_an_error() {
-    let mut metadata = Metadata::default();
-    metadata.insert("tokenizer.ggml.model".into(), Value::Str("gpt2".into()));
-    metadata.insert("tokenizer.ggml.tokens".into(), Value::Array(Array::Str(vec!["a".into()])));
-    metadata.insert("tokenizer.ggml.pre".into(), Value::Str("klingon".into()));
+    let metadata = metadata("gpt2", vec!["a".into()], |_| 1, &[("pre", Value::Str("klingon".into()))]);
     let error = Tokenizer::new(&metadata).unwrap_err().to_string();
-    let start = "pre-tokenizer `klingon` is not known; use a model with one of gpt-2, ";
+    let start = "pre-tokenizer `klingon` is not supported; use a model with one of gpt-2, ";
     assert!(error.starts_with(start) && error.contains(" qwen2, "), "{error}");
 }
 
-/// Returns a tokenizer with all bytes, and the merges `12`, `123` and `1234`.
+/// Returns a byte-level BPE tokenizer with the pre-tokenizer `pre`, all bytes, and the merges `12`, `123` and `1234`.
 fn byte_level(pre: &str) -> Tokenizer {
     let mut texts: Vec<String> = (0..=255).map(|byte| visible_char(byte).to_string()).collect();
     texts.extend(["12", "123", "1234", "<|eot|>"].map(String::from));
@@ -168,7 +162,7 @@ fn the_pre_tokenizer_decides_what_can_be_merged() {
     assert_eq!(byte_level("llama-bpe").encode("é<|eot|>", true).unwrap(), [0xc3, 0xa9, 259]);
 }
 
-/// A tokenizer for each pre-tokenizer. Compiling their regular expressions takes most of the time of a test.
+/// A tokenizer for each pre-tokenizer, shared because its regular expressions take long to compile.
 static BYTE_LEVEL: LazyLock<[Tokenizer; 6]> = LazyLock::new(|| {
     ["default", "llama-bpe", "qwen2", "deepseek-llm", "deepseek-v3", "smollm"].map(byte_level)
 });

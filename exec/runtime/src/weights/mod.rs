@@ -1,7 +1,7 @@
 //! The memory-mapped weights of a model.
 //!
-//! The files of a model are mapped: a page is read from disk when a kernel first touches it, or earlier if it is
-//! prefetched by [`Extent`]. [`Weights::open`] checks every tensor that the forward pass uses
+//! The files of a model are memory-mapped: a page is read from disk when a kernel first touches it, or earlier if its
+//! [`Extent`] is prefetched. [`Weights::open`] checks every tensor that the forward pass uses
 //! (`crate::weights::tensors`); after that, using the weights cannot fail.
 //!
 //! Not here: when pages are prefetched and evicted ([`crate::residency`]).
@@ -24,18 +24,18 @@ use crate::hyperparameters::Hyperparameters;
 use crate::weights::tensors::{LayerTensors, Table, Tensor};
 use hearth_kernels::matmul::Matrix;
 
-/// A contiguous range of bytes in a file of a model.
+/// A contiguous range of bytes in a model file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Extent {
-    /// The index of the file among the parts of a split model, from 0.
+    /// The index of the file among the parts of a split model, counted from 0.
     pub file_index: usize,
-    /// The offset in the file, in bytes.
+    /// The offset of the range in the file, in bytes.
     pub offset: u64,
-    /// The length in bytes.
+    /// The length of the range in bytes.
     pub length: u64,
 }
 
-/// A model whose files are mapped and whose tensor table is checked.
+/// A model whose files are memory-mapped and whose tensors have been checked.
 #[derive(Debug)]
 pub struct Weights {
     model: GgufModel,
@@ -46,36 +46,35 @@ pub struct Weights {
     layers: Vec<LayerTensors>,
     embedding: Tensor,
     output: OutputTensors,
-    /// The available layers if only a part of the model was fetched.
+    /// The available layers if only some layers of the model were fetched; `None` if the model is complete.
     fetched_layers: Option<BTreeSet<u32>>,
 }
 
-/// The matrices and vectors of a layer. Matrices and biases have the order query, key, value, attention
-/// output, gate, up, down.
+/// The weights of a layer. Matrices and biases are in the order query, key, value, attention output, gate, up, down.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerParameters<M, V> {
     /// The weight matrices, `[rows, columns]` each.
     pub matrices: [M; 7],
-    /// The biases that are added to the outputs of the matrices, `[rows]` each.
+    /// The biases that are added to the outputs of the matrices, if any, `[rows]` each.
     pub biases: [Option<V>; 7],
-    /// The norm before attention, `[embedding]`.
+    /// The weights of the norm before attention, `[embedding]`.
     pub attention_norm: V,
-    /// The norm before the feed-forward block, `[embedding]`.
+    /// The weights of the norm before the feed-forward block, `[embedding]`.
     pub feed_forward_norm: V,
-    /// The norm of each query head, `[key_length]`.
+    /// The weights of the norm of each query head, if any, `[key_length]`.
     pub query_norm: Option<V>,
-    /// The norm of each key head, `[key_length]`.
+    /// The weights of the norm of each key head, if any, `[key_length]`.
     pub key_norm: Option<V>,
-    /// The norm of the attention output, before the residual connection, `[embedding]`.
+    /// The weights of the norm of the attention output, before the residual connection, if any, `[embedding]`.
     pub post_attention_norm: Option<V>,
-    /// The norm of the feed-forward output, before the residual connection, `[embedding]`.
+    /// The weights of the norm of the feed-forward output, before the residual connection, if any, `[embedding]`.
     pub post_feed_forward_norm: Option<V>,
 }
 
-/// The weights of a layer in the mapped files.
+/// The weights of a layer in the memory-mapped files.
 pub type LayerWeights<'a> = LayerParameters<Matrix<'a>, &'a [f32]>;
 
-/// The tensors of the output layer, which converts hidden rows to logits.
+/// The tensors of the output layer, which converts hidden states to logits.
 #[derive(Debug)]
 struct OutputTensors {
     norm: Tensor,
@@ -84,7 +83,7 @@ struct OutputTensors {
 }
 
 impl Weights {
-    /// Maps the model at `path`, which can be any part of a split model, and checks its tensors.
+    /// Memory-maps the model at `path`, which can be any part of a split model, and checks its tensors.
     pub fn open(path: impl AsRef<Path>) -> Result<Weights, ExecError> {
         let model = GgufModel::open(path)?;
         match model.part_paths.iter().find(|part| is_partial(part)) {
@@ -93,18 +92,18 @@ impl Weights {
         }
     }
 
-    /// Maps a model of which only `layers` were fetched; no other weights of it may be used.
+    /// Memory-maps a model of which only `layers` were fetched. Its other weights must not be used.
     pub fn open_fetched(path: &Path, layers: BTreeSet<u32>) -> Result<Weights, ExecError> {
         Weights::of(GgufModel::open(path)?, Some(layers))
     }
 
-    /// Whether the weights of all of these layers are available.
+    /// Returns whether the weights of all layers in `layers` are available.
     pub fn has_layers(&self, mut layers: Range<u32>) -> bool {
         let fetched = self.fetched_layers.as_ref();
         fetched.is_none_or(|fetched| layers.all(|layer| fetched.contains(&layer)))
     }
 
-    /// Whether the model is complete, that is, not partially fetched.
+    /// Returns whether the model is complete, that is, not partially fetched.
     pub fn is_complete(&self) -> bool {
         self.fetched_layers.is_none()
     }
@@ -130,53 +129,47 @@ impl Weights {
         Ok(Weights { model, shape, hyperparameters, maps, files, layers, embedding, output, fetched_layers })
     }
 
-    /// Returns the GGUF header of the model.
+    /// Returns the GGUF header of the model: its metadata and tensor table.
     pub fn model(&self) -> &GgufModel {
         &self.model
     }
 
-    /// Returns the dimensions of the model.
     pub fn shape(&self) -> &ModelShape {
         &self.shape
     }
 
-    /// Returns the scalar parameters of the forward pass.
     pub fn hyperparameters(&self) -> &Hyperparameters {
         &self.hyperparameters
     }
 
-    /// Returns the paths of the files, indexed by [`Extent::file_index`].
+    /// Returns the paths of the model files, indexed by [`Extent::file_index`].
     pub fn file_paths(&self) -> &[PathBuf] {
         &self.model.part_paths
     }
 
-    /// Returns the extent of the input embedding, of which a token reads one row.
+    /// Returns the extents of the input embedding table, of which each token reads one row.
     pub fn embedding_extents(&self) -> Vec<Extent> {
         merged([self.embedding])
     }
 
-    /// Returns the extent of the input embedding, or `None` if the output matrix is the same table (tied embeddings),
-    /// which is read sequentially.
+    /// Returns the extent of the input embedding table, or `None` with tied embeddings: then the table is also the
+    /// output matrix, which is read sequentially.
     pub fn untied_embedding_extent(&self) -> Option<Extent> {
         Some(self.embedding.extent).filter(|table| *table != self.output.matrix.extent)
     }
 
-    /// Returns the extents of the embedding rows of `tokens`; none if the table is also the output matrix.
+    /// Returns the extents of the rows of `tokens` in the input embedding table; none with tied embeddings.
     pub fn embedding_row_extents<'a>(&'a self, tokens: &'a [u32]) -> impl Iterator<Item = Extent> + 'a {
         let row = self.embedding.extent.length / self.embedding.rows.max(1) as u64;
         let table = self.untied_embedding_extent().into_iter();
         table.flat_map(move |table| {
-            let row_of = move |&token: &u32| Extent {
-                offset: table.offset + u64::from(token) * row,
-                length: row,
-                ..table
-            };
-            tokens.iter().map(row_of)
+            let offsets = tokens.iter().map(move |&token| table.offset + u64::from(token) * row);
+            offsets.map(move |offset| Extent { offset, length: row, ..table })
         })
     }
 
-    /// Returns the matrices of a part of the model, in the order of use, and its norms and biases. Layers
-    /// that the model does not have are left out.
+    /// Returns two lists for a part of the model: its matrices, in the order of use, and its norms and biases. Layers
+    /// that the model does not have are skipped.
     fn part_tensors(&self, part: &ModelPart) -> [Vec<Tensor>; 2] {
         match part {
             ModelPart::Layers(layers) => {
@@ -191,8 +184,8 @@ impl Weights {
         }
     }
 
-    /// Returns the extents of a part of the model, with adjacent tensors merged. With tied embeddings, the
-    /// extents of the output layer include the input embedding.
+    /// Returns the extents of all weights in a part of the model, with adjacent tensors merged. With tied embeddings,
+    /// the output layer includes the input embedding table.
     pub fn part_extents(&self, part: &ModelPart) -> Vec<Extent> {
         merged(self.part_tensors(part).concat())
     }
@@ -209,35 +202,34 @@ impl Weights {
         vectors.iter().map(|tensor| tensor.extent).collect()
     }
 
-    /// Returns the number of bytes of the weights in a part of the model.
+    /// Returns the size of the weights in a part of the model, in bytes.
     pub fn part_bytes(&self, part: &ModelPart) -> u64 {
         self.part_extents(part).iter().map(|extent| extent.length).sum()
     }
 
-    /// Returns the mapped bytes of an extent, for `madvise` and for checksums; `None` if the extent is not
-    /// inside its file.
+    /// Returns the memory-mapped bytes of an extent, or `None` if the extent is not inside its file.
     pub fn mapped_bytes(&self, extent: Extent) -> Option<&[u8]> {
         let start = usize::try_from(extent.offset).ok()?;
         let end = start.checked_add(usize::try_from(extent.length).ok()?)?;
         self.maps.get(extent.file_index)?.get(start..end)
     }
 
-    /// Returns the file of an extent.
+    /// Returns the file that contains an extent, or `None` if the model has no such file.
     pub fn file(&self, extent: Extent) -> Option<&File> {
         self.files.get(extent.file_index)
     }
 
-    /// Returns the files, indexed by [`Extent::file_index`].
+    /// Returns the model files, indexed by [`Extent::file_index`].
     pub fn files(&self) -> &[File] {
         &self.files
     }
 
-    /// Returns the mapped bytes of all files.
+    /// Returns the memory-mapped bytes of each model file.
     pub fn mappings(&self) -> impl Iterator<Item = &[u8]> {
         self.maps.iter().map(|map| &map[..])
     }
 
-    /// Returns the tensors of a layer.
+    /// Returns the weights of the layer with the index `layer`.
     ///
     /// # Panics
     /// If the model has no such layer.
@@ -256,7 +248,7 @@ impl Weights {
         }
     }
 
-    /// Returns the tensors of the output layer: its norm, its matrix and its bias.
+    /// Returns the weights of the output layer: its norm, its matrix and its bias, if any.
     pub fn output_weights(&self) -> (&[f32], Matrix<'_>, Option<&[f32]>) {
         let OutputTensors { norm, matrix, bias } = self.output;
         (self.vector(norm), self.matrix(matrix), bias.map(|bias| self.vector(bias)))
@@ -286,21 +278,20 @@ fn map(path: &Path) -> Result<(Mmap, File), ExecError> {
     Ok((mapped, file))
 }
 
-/// Returns the extents of `tensors` in file order. Extents are merged if only alignment padding is between them.
+/// Returns the extents of `tensors` in file order. Two extents are merged if only alignment padding is between them.
 fn merged(tensors: impl IntoIterator<Item = Tensor>) -> Vec<Extent> {
     let mut extents: Vec<Extent> = tensors.into_iter().map(|tensor| tensor.extent).collect();
     extents.sort_unstable();
     let mut joined: Vec<Extent> = Vec::new();
     for extent in extents {
-        match joined.last_mut() {
-            // Tensors are padded to the alignment of the file.
-            Some(last)
-                if last.file_index == extent.file_index
-                    && extent.offset.saturating_sub(last.offset + last.length) < 64 =>
-            {
-                last.length = last.length.max(extent.offset + extent.length - last.offset);
-            }
-            _ => joined.push(extent),
+        // Tensors are padded to the alignment of the file.
+        let is_adjacent = |last: &&mut Extent| {
+            last.file_index == extent.file_index
+                && extent.offset.saturating_sub(last.offset + last.length) < 64
+        };
+        match joined.last_mut().filter(is_adjacent) {
+            Some(last) => last.length = last.length.max(extent.offset + extent.length - last.offset),
+            None => joined.push(extent),
         }
     }
     joined

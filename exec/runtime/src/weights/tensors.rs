@@ -1,8 +1,9 @@
 //! Checks the tensors of a model file that the forward pass uses.
 //!
-//! In all architectures a layer has two norms and seven matrices; some architectures also have biases, norms of the
-//! heads of q and k, or norms after a block. Every required tensor must be inside its file and have the dimensions
-//! that follow from the metadata. A tensor that the pass would not use is an error too.
+//! In all architectures, a layer has two norms and seven matrices; in some architectures, it also has biases, norms of
+//! the query and key heads, or norms after the attention and feed-forward blocks. Every required tensor must be inside
+//! its file and have the dimensions that follow from the metadata. A tensor that the forward pass would not use is an
+//! error too.
 //!
 //! Tensor names are those of `hearth_profiles::model::layout`, which defines the sizes of models without files.
 
@@ -17,7 +18,7 @@ use memmap2::Mmap;
 use super::LayerParameters;
 use crate::{ExecError, Extent};
 
-/// A checked tensor in the mapped files.
+/// A tensor in the memory-mapped files, whose dimensions and extent have been checked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tensor {
     pub(crate) format: Format,
@@ -27,11 +28,10 @@ pub(crate) struct Tensor {
     pub(crate) extent: Extent,
 }
 
-/// The tensors of a layer.
 pub(crate) type LayerTensors = LayerParameters<Tensor, Tensor>;
 
 impl LayerTensors {
-    /// Returns the norms and biases.
+    /// Returns the norms and biases of the layer.
     pub(crate) fn vectors(&self) -> impl Iterator<Item = Tensor> + use<> {
         let norms = [self.query_norm, self.key_norm, self.post_attention_norm, self.post_feed_forward_norm];
         let required = [Some(self.attention_norm), Some(self.feed_forward_norm)];
@@ -39,7 +39,7 @@ impl LayerTensors {
     }
 }
 
-/// The tensors of a file by name, for checking.
+/// The tensors of a model file by name, which are checked when they are looked up.
 pub(crate) struct Table<'a> {
     by_name: BTreeMap<&'a str, &'a TensorInfo>,
     maps: &'a [Mmap],
@@ -91,7 +91,7 @@ impl<'a> Table<'a> {
         })
     }
 
-    /// Returns the biases of the matrices of a layer, each [rows of its matrix].
+    /// Returns the biases of the seven matrices of a layer, if any, each with one element for every row of its matrix.
     fn biases(&self, layer: u32, matrices: &[Tensor; 7]) -> Result<[Option<Tensor>; 7], ExecError> {
         let names = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
         let mut biases = [None; 7];
@@ -99,16 +99,13 @@ impl<'a> Table<'a> {
             let (name, length) = (format!("blk.{layer}.{name}.bias"), matrices[index].rows as u64);
             // Every published Qwen 2 model has the first three; a file without them is incomplete.
             let required = self.architecture == Architecture::Qwen2 && index < 3;
-            biases[index] = if required {
-                Some(self.vector(&name, length)?)
-            } else {
-                self.optional_vector(&name, length)?
-            };
+            let expected = required || self.find(&name).is_some();
+            biases[index] = expected.then(|| self.vector(&name, length)).transpose()?;
         }
         Ok(biases)
     }
 
-    /// Returns a matrix of `rows` rows after checking it.
+    /// Returns the matrix `name` after checking that it has `rows` rows of `length` elements.
     pub(crate) fn matrix(&self, name: &str, length: u64, rows: u64) -> Result<Tensor, ExecError> {
         self.checked(name, &[length, rows])
     }
@@ -117,7 +114,7 @@ impl<'a> Table<'a> {
         self.find(name).map(|_| self.vector(name, length)).transpose()
     }
 
-    /// Returns a vector after checking it; it must be F32.
+    /// Returns the vector `name` after checking that it has `length` elements in F32.
     pub(crate) fn vector(&self, name: &str, length: u64) -> Result<Tensor, ExecError> {
         let tensor = self.checked(name, &[length])?;
         if tensor.format != Format::F32 {
@@ -127,34 +124,34 @@ impl<'a> Table<'a> {
         let offset = tensor.extent.offset;
         if !offset.is_multiple_of(4) {
             let problem = format!("is at byte {offset}, which is not a multiple of 4");
-            return Err(refused(name, problem, "fetch the model again"));
+            return Err(refused(name, problem, "download the model again"));
         }
         Ok(tensor)
     }
 
     fn checked(&self, name: &str, dims: &[u64]) -> Result<Tensor, ExecError> {
-        let incomplete = "the conversion is incomplete; convert or fetch the model again";
+        let incomplete = "the conversion is incomplete; convert or download the model again";
         let info = self.find(name).ok_or_else(|| refused(name, "is missing", incomplete))?;
         let [length, rows @ ..] = dims else { unreachable!("a tensor has a row length") };
         let rows: u64 = rows.iter().product();
         let bytes = info.format.row_bytes(*length).and_then(|row| row.0.checked_mul(rows));
         if info.dims != dims || bytes != Some(info.bytes.0) {
-            let problem = format!("has dimensions {:?}, but the metadata imply {dims:?}", info.dims);
-            return Err(refused(name, problem, "convert or fetch the model again"));
+            let problem = format!("has dimensions {:?}, but the metadata require {dims:?}", info.dims);
+            return Err(refused(name, problem, "convert or download the model again"));
         }
         let extent = Extent { file_index: info.part_index, offset: info.offset, length: info.bytes.0 };
         let end = extent.offset.checked_add(extent.length);
         let file = self.maps.get(extent.file_index).map_or(0, |map| map.len() as u64);
         if end.is_none_or(|end| end > file) {
-            let problem = format!("begins at byte {} and would end after the end of the file", extent.offset);
-            return Err(refused(name, problem, "fetch the model again"));
+            let problem = format!("begins at byte {} and ends after the end of the file", extent.offset);
+            return Err(refused(name, problem, "download the model again"));
         }
         self.used.borrow_mut().insert(&info.name);
         Ok(Tensor { format: info.format, length: *length as usize, rows: rows as usize, extent })
     }
 
-    /// Returns the factors of the rotary frequencies (Llama 3.1), one for each pair of the `rotated` dimensions, or
-    /// `None` if the file has none.
+    /// Returns the divisors of the rotary frequencies (Llama 3.1), one for each pair of the `rotated` dimensions, or
+    /// `None` if the file has no such tensor.
     pub(crate) fn rope_factors(&self, rotated: u32) -> Result<Option<Vec<f32>>, ExecError> {
         let name = "rope_freqs.weight";
         if self.find(name).is_none() {
@@ -167,7 +164,7 @@ impl<'a> Table<'a> {
         if let Some(pair) = factors.iter().position(|factor| !(factor.is_finite() && *factor > 0.0)) {
             let found = factors[pair];
             let problem = format!("has {found} as factor {pair}, but factors must be positive and finite");
-            return Err(refused(name, problem, "convert or fetch the model again"));
+            return Err(refused(name, problem, "convert or download the model again"));
         }
         Ok(Some(factors))
     }

@@ -1,8 +1,8 @@
-//! Tests of the logits of every architecture against llama.cpp.
+//! Tests that compare the logits of every architecture with llama.cpp.
 //!
 //! `data/architectures` has llama.cpp's logits of models with random weights (written by
 //! `scripts/peers/llama_cpp_agreement.py --fixtures`). The tests synthesise the same models from the same seeds. The
-//! compared rows attend to cached positions and to positions of their own batch, some of them outside the sliding
+//! compared tokens attend to cached positions and to positions of the same batch, some of them outside the sliding
 //! window if the architecture has one.
 
 use std::io::Write;
@@ -36,15 +36,7 @@ struct Case {
     relative_rms: f64,
 }
 
-fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/architectures")
-}
-
-fn fixture() -> Fixture {
-    serde_json::from_str(&std::fs::read_to_string(folder().join("cases.json")).unwrap()).unwrap()
-}
-
-/// Whether kernels round the activations that they multiply with weights of this quantisation.
+/// Returns whether kernels round the activations that they multiply with weights of the quantisation `quant`.
 fn is_rounded(quant: &str) -> bool {
     !matches!(quant, "f16" | "f32")
 }
@@ -67,7 +59,7 @@ fn model(fixture: &Fixture, architecture: Architecture, quant: &str, path: &Path
     synthesise(&options, path, &mut |_, _| ()).unwrap();
 }
 
-/// Returns the logits of all tokens, [tokens, vocabulary], computed in passes of 16.
+/// Returns the logits of all tokens, `[tokens, vocabulary]`, computed in passes of 16 tokens.
 fn logits(path: &Path, tokens: &[u32]) -> Vec<f32> {
     let mut model = models::open(path, KvCacheFormat::F32);
     let pass = |tokens| {
@@ -84,7 +76,7 @@ fn rms(values: impl Iterator<Item = f64> + Clone) -> f64 {
 
 #[test]
 fn logits_are_close_to_those_of_llama_cpp() {
-    let fixture = fixture();
+    let fixture: Fixture = models::json(&models::data("architectures/cases.json"));
     let folder_of_models = tempfile::tempdir().unwrap();
     let path = folder_of_models.path().join("model.gguf");
     let mut seen = std::collections::BTreeSet::new();
@@ -95,7 +87,7 @@ fn logits_are_close_to_those_of_llama_cpp() {
         let changed = "the synthesised model has changed; create the fixtures again";
         assert_eq!(digest, case.sha256, "{name}: {changed}");
         let own = logits(&path, &fixture.tokens);
-        let reference = std::fs::read(folder().join(&case.logits)).unwrap();
+        let reference = std::fs::read(models::data("architectures").join(&case.logits)).unwrap();
         let reference: Vec<f32> =
             reference.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
         let width = fixture.vocabulary as usize;
@@ -105,10 +97,8 @@ fn logits_are_close_to_those_of_llama_cpp() {
         let difference = own.iter().zip(&reference).map(|(own, reference)| f64::from(own - reference));
         let relative = rms(difference) / rms(reference.iter().map(|&logit| f64::from(logit)));
         let bound = if is_rounded(&case.quant) { 1e-2 } else { 1e-3 };
-        println!(
-            "{name}: relative RMS {relative:.1e}, {:.1e} when the fixture was created",
-            case.relative_rms
-        );
+        let before = case.relative_rms;
+        println!("{name}: relative RMS {relative:.1e}, {before:.1e} when the fixture was created");
         assert!(relative <= bound, "{name}: relative RMS {relative}");
         seen.insert(case.architecture);
     }
@@ -146,7 +136,7 @@ fn split(path: &Path, count: usize) -> Vec<PathBuf> {
 
 #[test]
 fn any_part_of_a_split_model_opens_it() {
-    let fixture = fixture();
+    let fixture: Fixture = models::json(&models::data("architectures/cases.json"));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     model(&fixture, Architecture::Qwen2, "q8_0", &path);

@@ -1,6 +1,6 @@
 //! Tests that invalid files are refused when they are opened, before any weight is used.
 //!
-//! Most tests replace bytes in the header of a valid file by others of the same length.
+//! Most tests replace bytes in the header of a valid file by other bytes of the same length.
 
 use std::io::Write;
 
@@ -26,7 +26,7 @@ fn open(file: &[u8]) -> ExecError {
     Weights::open(written(file).path()).expect_err("the file is bad")
 }
 
-/// Replaces the bytes `old` by `new` in a file, `skip` bytes after the beginning of a text in its header.
+/// Replaces the bytes `old`, which begin `skip` bytes after the start of `text` in a header, by `new`.
 fn patched(mut file: Vec<u8>, text: &str, skip: usize, old: &[u8], new: &[u8]) -> Vec<u8> {
     let start = file.windows(text.len()).position(|window| window == text.as_bytes());
     let at = start.expect("the text is in the header") + skip;
@@ -50,7 +50,7 @@ fn renamed(file: Vec<u8>, old: &str, new: &str) -> Vec<u8> {
     patched(file, old, 0, old.as_bytes(), new.as_bytes())
 }
 
-/// Returns a model with factors of the rotary frequencies.
+/// Returns a synthetic model with factors of the rotary frequencies: its options and its file.
 fn with_rope_factors() -> (SynthOptions, NamedTempFile) {
     let mut options = SynthOptions::from_preset("tiny").unwrap();
     options.shape.vocab_size = 400;
@@ -82,7 +82,7 @@ fn invalid_headers_are_refused() {
         ),
         (
             patched(good(), gate, gate.len() + 4, &wide, &tall),
-            "tensor `blk.0.ffn_gate.weight` has dimensions [768, 256], but the metadata imply [256, 768]",
+            "tensor `blk.0.ffn_gate.weight` has dimensions [768, 256], but the metadata require [256, 768]",
         ),
         (
             renamed(factors, "rope_freqs.weight", "rope_fraqs.weight"),
@@ -125,7 +125,7 @@ fn invalid_rope_factors_are_refused() {
     assert!(error.contains(&format!("[{}]", pairs - 1)) && error.contains(&format!("[{pairs}]")), "{error}");
 }
 
-/// Returns the logits of a token after `damage` has changed the bytes of the tensor `name`.
+/// Returns the logits after two tokens if `damage` has changed the bytes of the tensor `name`.
 fn logits_with(name: &str, damage: impl Fn(&mut [u8])) -> Result<Vec<f32>, ExecError> {
     let path = models::folder().join("psalm-7m-q4_k.gguf");
     let tensor = GgufModel::open(&path).unwrap().tensor(name).unwrap().clone();
@@ -150,11 +150,9 @@ fn nan_weights_give_an_error_instead_of_tokens() {
         assert!(matches!(error, ExecError::NotFinite { .. }), "{name}: {error}");
     }
     let result = logits_with("blk.1.attn_norm.weight", |tensor| tensor.fill(0xff));
-    assert_eq!(
-        result.unwrap_err().to_string(),
-        "the logits of row 0 of the pass are not finite (NaN): weights are damaged or overflow; \
-         fetch the model again, or use another quantisation of it"
-    );
+    let expected = "the logits of token 0 of the pass (counted from 0) are not finite (NaN): \
+                    the weights are damaged or overflow; download the model again, or use another quantisation";
+    assert_eq!(result.unwrap_err().to_string(), expected);
 }
 
 #[test]

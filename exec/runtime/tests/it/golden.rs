@@ -1,8 +1,8 @@
-//! Tests of greedy texts against llama.cpp.
+//! Tests that compare greedily generated texts with llama.cpp.
 //!
-//! `tests/data/models/golden.json` has llama.cpp's greedy tokens for models trained for this project, and the margin
-//! of each token over the second most likely one. The golden tokens are fed to the model (teacher forcing). With
-//! F16 weights every token must be equal, as in free-running generation. With quantised weights llama.cpp rounds the
+//! `tests/data/models/golden.json` has llama.cpp's greedy tokens for models trained for this project, and the margin of
+//! each token over the second most likely token. The golden tokens are fed to the model (teacher forcing). With F16
+//! weights every token must be equal, as in free-running generation. With quantised weights llama.cpp rounds the
 //! activations differently: tokens must be equal where the margin is larger than the effect of rounding.
 
 use std::collections::BTreeMap;
@@ -29,12 +29,11 @@ struct Run {
 }
 
 fn golden(file: &str) -> Vec<Run> {
-    let text = std::fs::read_to_string(models::folder().join("golden.json")).unwrap();
-    let mut golden: Golden = serde_json::from_str(&text).unwrap();
+    let mut golden: Golden = models::json(&models::folder().join("golden.json"));
     golden.files.remove(file).unwrap()
 }
 
-/// Returns the logits after the prompt of a run, and their maximum difference from the golden logits.
+/// Returns the logits after the prompt of a run, and their largest difference from the golden logits.
 fn prefill(model: &mut Engine, run: &Run) -> (Vec<f32>, f32) {
     model.reset();
     let logits = model.next_logits(&run.prompt_ids).unwrap();
@@ -44,7 +43,7 @@ fn prefill(model: &mut Engine, run: &Run) -> (Vec<f32>, f32) {
 }
 
 /// Feeds the golden tokens of each run to a model. In steps whose margin is larger than `near_tie`, the model must
-/// choose the golden token. Returns the number of these steps and the maximum error of the logits after a prompt.
+/// choose the golden token. Returns the number of these steps and the largest error of the logits after a prompt.
 fn check(file: &str, near_tie: f32) -> (usize, f32) {
     let mut model = models::open(&models::folder().join(file), KvCacheFormat::F32);
     let (mut checked, mut skipped, mut equal, mut off) = (0, 0, 0, 0.0f32);

@@ -1,7 +1,7 @@
-//! Tests that hidden rows have the same bits for any number of threads, batch size, layer window and backend.
+//! Tests that hidden states have the same bits for any number of threads, batch size, layer window and backend.
 //!
-//! The hidden rows after all layers must be equal to those of the oracle, bit for bit, for each trained model and for
-//! a model with random weights of each architecture.
+//! The final hidden states must be equal to those of the oracle, bit for bit, for each trained model and for a model
+//! with random weights of each architecture.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -36,8 +36,8 @@ fn cache(format: KvCacheFormat) -> KvCacheOptions {
     KvCacheOptions { context: 40, format, sequences: 1 }
 }
 
-/// Runs `tokens` in batches of the sizes in `batches` (the last size is repeated), each through all `stages`. Returns
-/// the bits of all hidden rows.
+/// Runs `tokens` through all `stages`, in batches of the sizes `batches` (the last size is repeated). Returns the bits
+/// of all final hidden states.
 fn run(
     input_output: &InputOutputLayers,
     stages: &mut [Stage],
@@ -101,7 +101,7 @@ proptest! {
     }
 }
 
-/// Returns the bits of the hidden rows of the oracle, computed token by token.
+/// Returns the bits of the final hidden states that the oracle computes token by token.
 fn oracle(weights: &Arc<Weights>, options: KvCacheOptions, tokens: &[u32]) -> Vec<u32> {
     let layers = 0..weights.shape().layers.0;
     let oracle = Oracle::new(Arc::clone(weights), layers.clone(), options).unwrap();
@@ -123,7 +123,7 @@ fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
 #[test]
 fn every_architecture_has_the_bits_of_the_oracle() {
     for (&architecture, quant) in Architecture::ALL.iter().zip(["f16", "q8_0", "q4_k"].iter().cycle()) {
-        let weights = synthetic(architecture, quant);
+        let (name, weights) = (format!("{architecture} {quant}"), synthetic(architecture, quant));
         let input_output = InputOutputLayers::new(Arc::clone(&weights), cpu(1));
         let whole = std::slice::from_ref(&(0..4));
         let tokens: Vec<u32> = (0..33).map(|at| (at * 37 + 11) % 512).collect();
@@ -131,16 +131,10 @@ fn every_architecture_has_the_bits_of_the_oracle() {
             let options = cache(format);
             let expected = oracle(&weights, options, &tokens);
             let own = stage(&weights, whole, options, cpu(2));
-            assert!(
-                expected == run(&input_output, &mut [own], &tokens, &[7, 1, 9]),
-                "{architecture} {quant}"
-            );
+            assert!(expected == run(&input_output, &mut [own], &tokens, &[7, 1, 9]), "{name}");
             let first = stage(&weights, &[0..1, 2..3], options, cpu(3));
             let second = stage(&weights, &[1..2, 3..4], options, cpu(1));
-            assert!(
-                expected == run(&input_output, &mut [first, second], &tokens, &[33]),
-                "{architecture} {quant}: windows"
-            );
+            assert!(expected == run(&input_output, &mut [first, second], &tokens, &[33]), "{name}: windows");
         }
     }
 }

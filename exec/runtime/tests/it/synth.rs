@@ -79,11 +79,8 @@ fn every_format_and_architecture_opens() {
         let profile = ModelProfile::from_gguf(&GgufModel::open(&path).unwrap()).unwrap();
         let planned = ModelProfile::from_shape("planned", options.shape.clone(), options.quant).unwrap();
         let name = format!("{} {}", options.shape.architecture, options.quant);
-        assert_eq!(
-            (&profile.layers, &profile.output_head),
-            (&planned.layers, &planned.output_head),
-            "{name}"
-        );
+        assert_eq!(profile.layers, planned.layers, "{name}");
+        assert_eq!(profile.output_head, planned.output_head, "{name}");
         assert_eq!(profile.shape, options.shape, "{name}");
         (profile, planned)
     };

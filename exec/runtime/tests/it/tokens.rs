@@ -1,51 +1,45 @@
-//! Tests of the tokens of texts against llama.cpp.
+//! Tests that compare the tokens of texts with llama.cpp.
 //!
 //! `data/tokens` has two vocabularies, difficult texts (numbers, contractions, scripts, emoji, white space, the texts
-//! of control tokens), and llama.cpp's tokens of each text with every pre-tokenizer. They were written by
+//! of control tokens), and llama.cpp's tokens of each text with every pre-tokenizer. The files were written by
 //! `scripts/peers/llama_cpp_tokens.py`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::PathBuf;
 
 use hearth_profiles::gguf::{GgufModel, Metadata, Value};
 use hearth_runtime::Tokenizer;
 use serde::Deserialize;
 
+use crate::models;
+
 #[derive(Deserialize)]
 struct Fixture {
     texts: Vec<String>,
-    /// The tokens of byte-level BPE, by pre-tokenizer.
+    /// The tokens of the texts with byte-level BPE, by pre-tokenizer.
     bpe: BTreeMap<String, ExpectedTokens>,
-    /// The tokens of `SentencePiece`, by whether a space is added before the text.
+    /// The tokens of the texts with `SentencePiece`, by whether a space is added before the text (`true` or `false`).
     spm: BTreeMap<String, ExpectedTokens>,
 }
 
 #[derive(Deserialize)]
 struct ExpectedTokens {
-    /// The tokens of each text if control tokens in it are treated as text.
+    /// The tokens of each text if control tokens in the text are treated as text.
     plain: Vec<Vec<u32>>,
-    /// The tokens of each text if control tokens are recognised by their text.
+    /// The tokens of each text if control tokens in the text are recognised.
     special: Vec<Vec<u32>>,
 }
 
-fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/tokens")
-}
-
-fn fixture() -> Fixture {
-    serde_json::from_str(&std::fs::read_to_string(folder().join("tokens.json")).unwrap()).unwrap()
-}
-
-/// Texts for which llama.cpp differs from the published tokenizer of a family: it searches for Chinese characters,
-/// with a range that contains U+2003 (em space), in a text whose spaces it has replaced.
+/// Pre-tokenizers and characters for which llama.cpp differs from the published tokenizer of a model family: llama.cpp
+/// searches for Chinese characters, with a range that contains U+2003 (em space), in a text whose spaces it has
+/// replaced.
 const DIFFERENCES: [(&str, &str); 2] = [("deepseek-llm", "\u{2003}"), ("deepseek-coder", "\u{2003}")];
 
 /// Control tokens that llama.cpp produces by merging pieces of a text in which no control token should be recognised.
-/// With a space before the text the merges are different.
+/// If a space is added before the text, the merges are different.
 const NEVER_MERGED: [&str; 3] = ["<s>", "<|im_start|>", "<|im_end|>"];
 
-/// Returns the metadata of a file with another value for one key.
+/// Returns the metadata `file` with the value `value` for the key `key`.
 fn with(file: &Metadata, key: &str, value: Value) -> Metadata {
     let mut metadata = Metadata::default();
     for (name, old) in file.iter().filter(|(name, _)| *name != key) {
@@ -55,14 +49,14 @@ fn with(file: &Metadata, key: &str, value: Value) -> Metadata {
     metadata
 }
 
-/// Encodes all texts and compares the tokens. A key of `expected` names the value of the metadata key `key`.
+/// Encodes all texts and compares the tokens with `expected`, whose keys name the values of the metadata key `key`.
 fn check(
     file: &str,
     (key, value): (&str, fn(&str) -> Value),
     texts: &[String],
     expected: &BTreeMap<String, ExpectedTokens>,
 ) {
-    let file = GgufModel::open(folder().join(file)).unwrap().metadata;
+    let file = GgufModel::open(models::data("tokens").join(file)).unwrap().metadata;
     let mut wrong = String::new();
     for (name, expected) in expected {
         let tokenizer = Tokenizer::new(&with(&file, key, value(name))).unwrap();
@@ -85,7 +79,7 @@ fn check(
 
 #[test]
 fn every_pre_tokenizer_splits_like_llama_cpp() {
-    let Fixture { texts, bpe, .. } = fixture();
+    let Fixture { texts, bpe, .. } = models::json(&models::data("tokens/tokens.json"));
     check("bpe.gguf", ("tokenizer.ggml.pre", |name| Value::Str(name.into())), &texts, &bpe);
     assert!(bpe.len() >= 8 && texts.len() >= 60, "the fixture is too small");
     // With this vocabulary the pre-tokenizers give different tokens.
@@ -96,7 +90,7 @@ fn every_pre_tokenizer_splits_like_llama_cpp() {
 
 #[test]
 fn sentence_piece_gives_the_tokens_of_llama_cpp() {
-    let Fixture { texts, spm, .. } = fixture();
+    let Fixture { texts, spm, .. } = models::json(&models::data("tokens/tokens.json"));
     check("spm.gguf", ("tokenizer.ggml.add_space_prefix", |name| Value::Bool(name == "true")), &texts, &spm);
     assert_eq!(spm.len(), 2);
 }

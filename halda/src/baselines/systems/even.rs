@@ -4,8 +4,8 @@
 //! bytes). The number of devices is a power of two and at most the number of key-value heads. Each layer has two
 //! all-gathers in blocks of 8 bit. Model files have the embedding in 32 bit (source: distributed-llama's converter). A
 //! prompt is processed token by token: in Table 4 the time to the first token is four times the time per token, 1845
-//! and 459 ms. The head loads the whole model before it slices it, and is assumed to keep it in memory during the run:
-//! in the paper's Table 5 the 8B model takes 55.8 % of its memory, far more than a slice.
+//! and 459 ms. The head loads the whole model before it makes the slices, and is assumed to keep the model in memory
+//! during the run: in the paper's Table 5 the 8B model takes 55.8 % of the head's memory, far more than a slice.
 //!
 //! TPI-LLM (section 2) streams 32-bit weights through a sliding window of as many blocks as fit in memory, and loads
 //! them before they are used. Each layer has two star all-reduces. Assumed: even slices, all-reduces in 32 bit.
@@ -108,7 +108,8 @@ pub(super) fn airinfer(
     Ok(Plan { explanation, ..plan(cluster, scenario, planner, &tensor, &shares) })
 }
 
-/// Returns even slices of whole key-value heads and blocks of rows; devices in excess of the heads have empty slices.
+/// Returns slices of whole key-value heads and of whole blocks of rows, as even as possible. If there are more devices
+/// than heads, the last devices have empty slices.
 fn even_shares(cluster: &Cluster, residency: ResidencyOptions, format: Format) -> Vec<(&Member, SliceShare)> {
     let (members, shape) = (members(cluster), &cluster.model.shape);
     let used = members.len().min(shape.kv_heads as usize);
@@ -127,7 +128,7 @@ fn even_shares(cluster: &Cluster, residency: ResidencyOptions, format: Format) -
     members.into_iter().enumerate().map(|(index, member)| (member, part(index))).collect()
 }
 
-/// Returns the maximum number of blocks that fit in a device's memory, at least two, and the number of all blocks.
+/// Returns how many blocks fit in a device's memory at the same time (an error if fewer than two), and how many exist.
 fn max_blocks(
     cluster: &Cluster,
     draft: &Plan,

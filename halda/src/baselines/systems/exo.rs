@@ -62,7 +62,7 @@ pub(super) fn plan(cluster: &Cluster, scenario: &ScenarioRecord) -> Result<Plan,
     Ok(Plan { devices, dropped_devices: dropped, explanation, ..empty_plan(cluster, scenario, planner) })
 }
 
-/// Returns the residency of the weights of a device, and whether it computes on its GPU.
+/// Returns the residency policy of a device under exo, and whether the device computes on its GPU.
 fn backend(device: &DeviceProfile) -> (ResidencyOptions, bool) {
     let usable = device.gpu.as_ref().is_some_and(|gpu| !gpu.matvec.is_empty());
     match device.os {

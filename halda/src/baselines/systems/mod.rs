@@ -11,9 +11,9 @@
 //! | `galaxy` | slices of every layer | by speed, then by memory | 32 bit | ring |
 //! | `airinfer` | slices of every layer | even | 32 bit | over the air |
 //!
-//! The layer-to-device assignment problem cannot express slices. So the input of these planners is the cluster.
+//! The layer-to-device assignment problem cannot express slices, so the input of these planners is the cluster.
 //!
-//! Not here: the same rules as strategies whose plans can be executed (`mem-total` for exo, `perf` for Galaxy).
+//! Not here: strategies with the same rules whose plans can be executed (`mem-total` for exo, `perf` for Galaxy).
 
 mod even;
 mod exo;
@@ -24,12 +24,12 @@ use hearth_core::Cluster;
 use hearth_profiles::{Document, DocumentError, Format, Seconds};
 use hearth_schema::plan::{Plan, ScenarioRecord};
 
-/// The names of the systems in the prima.cpp paper whose plans can be simulated.
+/// The names of the systems for which plans can be made and simulated.
 pub const SYSTEM_NAMES: [&str; 6] = ["exo", "dllama", "tpi-llm", "hepti", "galaxy", "airinfer"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SystemPlanOptions {
-    /// The format in which devices keep the weights; `None` for the default of the system.
+    /// The format to which the devices convert the weights; `None` for the default of the system.
     pub weight_format: Option<Format>,
     /// The time of one all-reduce over the air, for `airinfer`.
     pub all_reduce_time: Option<Seconds>,
@@ -88,10 +88,8 @@ impl SystemPlanError {
 
 type PlanResult = Result<Plan, SystemPlanError>;
 
-/// Returns the validated plan of the system `name` for a cluster.
-///
-/// # Errors
-/// If there is no such system, or it has no plan for this cluster and these options.
+/// Returns the validated plan of the system `name` for a cluster. Fails if no system has this name, or the system has
+/// no plan for this cluster and these options.
 pub fn plan(
     name: &str,
     cluster: &Cluster,

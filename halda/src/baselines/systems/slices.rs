@@ -1,6 +1,6 @@
 //! Construction of tensor-parallel plans from the slices of the devices.
 //!
-//! Feed-forward rows are distributed in blocks of the weight format. The last device gets the remainder.
+//! Feed-forward rows are distributed in blocks of the weight format. The last device also gets the remaining rows.
 
 use hearth_core::{Cluster, Member};
 use hearth_profiles::Format;
@@ -17,7 +17,6 @@ use crate::problem::assignment::ring_order;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct SliceShare {
     pub kv_heads: u32,
-    /// Number of rows of the feed-forward matrices.
     pub feed_forward_rows: u32,
     pub residency: ResidencyOptions,
     pub is_on_gpu: bool,
@@ -29,7 +28,7 @@ impl SliceShare {
     }
 }
 
-/// Returns a plan without slices: all-reduces in f32, and the head loads only its own slice.
+/// Returns a tensor-parallel plan without slices, in which all-reduces are in f32 and the head loads only its slice.
 pub(super) fn base_tensor_plan(all_reduce: AllReduce) -> TensorParallelPlan {
     TensorParallelPlan {
         all_reduce,

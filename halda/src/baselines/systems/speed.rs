@@ -1,13 +1,13 @@
 //! Systems with slices in proportion to speed, within memory: Hepti and Galaxy.
 //!
-//! Hepti (prima.cpp paper, section 2) slices by capability, in three ways for different memory budgets. They are
+//! Hepti (prima.cpp paper, section 2) slices by capability, in three ways for different memory budgets. These are
 //! interpreted as one rule: each key-value head, then each block of feed-forward rows, is assigned to the device with
 //! free memory that would finish it first. The slices of a block are computed in parallel, so this rule gives the
-//! fastest block for these units. It uses CPUs and star all-reduces.
+//! fastest block for these units. Hepti uses CPUs and star all-reduces.
 //!
-//! Galaxy "prioritizes compute power first, then memory, to maximize speed and avoid OOM": slices are in proportion
-//! to speed, and what exceeds the memory of a device is assigned to the others, again in proportion to speed. It uses
-//! CPUs or GPUs, and ring all-reduces.
+//! Galaxy "prioritizes compute power first, then memory, to maximize speed and avoid OOM": slices are in proportion to
+//! speed, and what exceeds the memory of a device is assigned to the other devices, again in proportion to speed.
+//! Galaxy uses CPUs or GPUs, and ring all-reduces.
 //!
 //! Both keep 32-bit weights in memory (Table 2). The memory budget of a device is the memory that a run can obtain.
 //!
@@ -31,10 +31,11 @@ use crate::baselines::proportional_shares::{
     distribute_remaining, proportional_within_capacity, speed_weights,
 };
 
-/// Maps (seconds per unit of each device, capacity of each device in units, number of units) to units of each device.
+/// A function that distributes units (heads or blocks of rows) over devices. It maps (seconds per unit of each device,
+/// capacity of each device in units, number of units) to the number of units of each device.
 type Rule = fn(&[f64], &[u32], u32) -> Vec<u32>;
 
-/// A system that distributes slices by `rule`, first key-value heads, then blocks of feed-forward rows.
+/// A system that distributes first the key-value heads and then the blocks of feed-forward rows by a [`Rule`].
 pub(super) struct SpeedSystem {
     name: &'static str,
     all_reduce: AllReduce,
@@ -91,12 +92,9 @@ pub(super) fn by_speed(
     let residency = ResidencyOptions::pinned(Some(format));
     let share = |index: usize| {
         let rest = if Some(index) == last { shape.feed_forward_length % block } else { 0 };
-        let (kv_heads, feed_forward) = (heads[index], rows[index] * block + rest);
-        let on_gpu = on_gpu(&members[index].device);
-        (
-            members[index],
-            SliceShare { kv_heads, feed_forward_rows: feed_forward, residency, is_on_gpu: on_gpu },
-        )
+        let (kv_heads, feed_forward_rows) = (heads[index], rows[index] * block + rest);
+        let is_on_gpu = on_gpu(&members[index].device);
+        (members[index], SliceShare { kv_heads, feed_forward_rows, residency, is_on_gpu })
     };
     let shares: Vec<(&Member, SliceShare)> = (0..members.len()).map(share).collect();
     if shares[0].1.is_empty() {
@@ -109,7 +107,7 @@ pub(super) fn by_speed(
     Ok(Plan { explanation, ..plan(cluster, scenario, planner, &base_tensor_plan(all_reduce), &shares) })
 }
 
-/// The seconds and bytes of a key-value head (with its cache) and a feed-forward row, summed over all layers.
+/// The seconds and bytes of a key-value head (with its cache) and of a feed-forward row, each summed over all layers.
 struct Costs {
     head_time: f64,
     row_time: f64,
@@ -128,17 +126,11 @@ impl Costs {
             None => ComputeCost::for_cpu(&device.cpu, &whole.attention, element),
         };
         let pass = Pass::new(0, cluster.workload.prompt_tokens, 1, true);
-        let layers = 0..model.shape.layers.0;
-        let attention: f64 = layers.map(|layer| work.layer_time(layer, pass).0).sum();
+        let (shape, layers) = (&model.shape, model.shape.layers.0);
+        let attention: f64 = (0..layers).map(|layer| work.layer_time(layer, pass).0).sum();
         let feed_forward: f64 = whole.feed_forward.iter().map(|group| work.matmul_time(group, 1).0).sum();
-        let (heads, rows) = (u64::from(model.shape.kv_heads), u64::from(model.shape.feed_forward_length));
-        let cache = kv_cache_bytes(
-            &model.shape,
-            model.shape.layers.0,
-            cluster.context_length,
-            cluster.kv_cache_format,
-            1,
-        );
+        let (heads, rows) = (u64::from(shape.kv_heads), u64::from(shape.feed_forward_length));
+        let cache = kv_cache_bytes(shape, layers, cluster.context_length, cluster.kv_cache_format, 1);
         let each = |bytes: Bytes, count: u64| Bytes(bytes.0.div_ceil(count.max(1)));
         Self {
             head_time: attention / heads.max(1) as f64,
@@ -150,7 +142,8 @@ impl Costs {
     }
 }
 
-/// Returns the memory left for slices after buffers and norms, and on the head after the embedding and the output.
+/// Returns the memory of a device for slices: without buffers and norms, and on a head with CPU layers also without the
+/// embedding and the output.
 fn capacity(cluster: &Cluster, member: &Member, head: bool, on_gpu: bool, whole: &SlicedModel) -> Bytes {
     let device = &member.device;
     let norms =
@@ -174,7 +167,7 @@ fn units(capacity: Bytes, each: Bytes) -> u32 {
     (capacity.0 / each.0.max(1)).min(u64::from(u32::MAX)) as u32
 }
 
-/// Assigns each unit to the device with free capacity that would finish it first.
+/// Distributes units over devices: each unit goes to the device with free capacity that would finish the unit first.
 fn earliest_finish(times: &[f64], capacity: &[u32], count: u32) -> Vec<u32> {
     let mut units = vec![0u32; times.len()];
     for _ in 0..count {
@@ -188,7 +181,7 @@ fn earliest_finish(times: &[f64], capacity: &[u32], count: u32) -> Vec<u32> {
     units
 }
 
-/// Distributes units in proportion to speed. Units above the capacity of a device are assigned to the others.
+/// Distributes units over devices in proportion to speed. Units above the capacity of a device go to other devices.
 fn in_proportion(times: &[f64], capacity: &[u32], count: u32) -> Vec<u32> {
     let speeds = speed_weights(times);
     let mut units = proportional_within_capacity(&speeds, capacity, count);
@@ -202,16 +195,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_go_to_the_device_that_finishes_first() {
+    fn units_go_to_fast_devices_within_memory() {
         // Speeds are 1:2:4. After 7 units all devices finish at 4 s.
         assert_eq!(earliest_finish(&[4.0, 2.0, 1.0], &[9, 9, 9], 7), [1, 2, 4]);
         // The fastest device has memory for two; its other two go to the devices that finish them first.
         assert_eq!(earliest_finish(&[4.0, 2.0, 1.0], &[9, 9, 2], 7), [2, 3, 2]);
         assert_eq!(earliest_finish(&[4.0, 2.0, 1.0], &[1, 1, 2], 7), [1, 1, 2], "three are not assigned");
-    }
-
-    #[test]
-    fn excess_over_memory_goes_to_other_devices() {
+        // In proportion to speed, what exceeds the memory of a device also goes to other devices.
         assert_eq!(in_proportion(&[4.0, 2.0, 1.0], &[9, 9, 9], 7), [1, 2, 4]);
         assert_eq!(in_proportion(&[4.0, 2.0, 1.0], &[9, 9, 2], 7).iter().sum::<u32>(), 7);
         assert_eq!(in_proportion(&[4.0, 2.0, 1.0], &[1, 1, 2], 7), [1, 1, 2]);

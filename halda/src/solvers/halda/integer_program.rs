@@ -22,15 +22,15 @@ use crate::strategy::InfeasibleReason;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct DeviceColumns {
-    /// a: the cost of a layer in the window.
+    /// a: the seconds that a layer of the window adds to a round.
     pub window_cost: f64,
-    /// b: the cost that a layer of the window adds if it is on the GPU; usually negative.
+    /// b: the additional seconds of a layer of the window if it is on the GPU; usually negative.
     pub gpu_cost: f64,
-    /// Minimum and maximum of w, inclusive.
+    /// The minimum and maximum of w, the layers of the window, inclusive.
     pub window_bounds: (i64, i64),
-    /// Minimum and maximum of w - n, inclusive.
+    /// The minimum and maximum of w - n, the CPU layers of the window, inclusive.
     pub cpu_layer_bounds: (i64, i64),
-    /// Maximum of n, the GPU layers of the window.
+    /// The maximum of n, the GPU layers of the window.
     pub max_gpu_layers: i64,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct IntegerProgram {
     pub devices: Vec<DeviceColumns>,
 }
 
-/// The layers of a device's window and how many of them are on its GPU (w and n).
+/// The number of layers in a device's window (w), and how many of these layers are on its GPU (n).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SplitWindow {
     pub layers: u32,
@@ -47,7 +47,8 @@ pub(crate) struct SplitWindow {
 }
 
 impl DeviceColumns {
-    /// Returns the minimum and maximum w for which an n exists. If there is none, the minimum exceeds the maximum.
+    /// Returns the minimum and maximum number of layers in the window for which a number of GPU layers is allowed. If
+    /// no window is allowed, the minimum exceeds the maximum.
     fn window_range(&self) -> (i64, i64) {
         let (least_cpu, most_cpu) = self.cpu_layer_bounds;
         if least_cpu.max(0) > most_cpu || self.max_gpu_layers < 0 {
@@ -66,7 +67,8 @@ impl DeviceColumns {
 }
 
 impl IntegerProgram {
-    /// Checks whether the program has a solution. `no_window` is the reason if a device has no possible window.
+    /// Checks whether the program has a solution. `no_window` returns the reason for a device without an allowed
+    /// window.
     pub fn check_feasibility(
         &self,
         no_window: impl Fn(usize) -> InfeasibleReason,
@@ -90,7 +92,7 @@ impl IntegerProgram {
         Ok(())
     }
 
-    /// Solves a program that passes [`Self::check_feasibility`].
+    /// Returns the optimal windows of a program that passes [`Self::check_feasibility`].
     pub(crate) fn optimum(&self) -> Result<Vec<SplitWindow>, InfeasibleReason> {
         self.rounded(&self.solve(&self.scaled_costs()?)?)
     }
@@ -182,7 +184,7 @@ mod tests {
         program.devices.iter().zip(windows).map(cost).sum()
     }
 
-    /// Returns the minimum of the objective by a dynamic program over the devices that tries every (w, n).
+    /// Returns the minimum of the objective by a dynamic program over the devices, which tries every (w, n).
     fn least_value(program: &IntegerProgram) -> Option<f64> {
         let layers_per_round = program.layers_per_round as usize;
         let mut least = no_layers(layers_per_round as u32);
@@ -212,13 +214,8 @@ mod tests {
             cpu in (-2..6_i64, -1..30_i64),
             max_gpu_layers in prop_oneof![Just(0), 0..12_i64],
         ) -> DeviceColumns {
-            DeviceColumns {
-                window_cost,
-                gpu_cost,
-                window_bounds: (least, least + width),
-                cpu_layer_bounds: (cpu.0, cpu.0 + cpu.1),
-                max_gpu_layers,
-            }
+            let (window_bounds, cpu_layer_bounds) = ((least, least + width), (cpu.0, cpu.0 + cpu.1));
+            DeviceColumns { window_cost, gpu_cost, window_bounds, cpu_layer_bounds, max_gpu_layers }
         }
     }
 

@@ -1,5 +1,4 @@
-//! The outer iteration of HALDA (prima.cpp paper, Algorithm 1), which alternates between memory cases and integer
-//! programs:
+//! The outer iteration of HALDA (prima.cpp paper, Algorithm 1), which alternates memory cases and integer programs.
 //!
 //! ```text
 //! w in proportion to memory, n = 0, W = L
@@ -32,12 +31,12 @@ use super::integer_program::SplitWindow;
 use super::linear_costs::LinearCosts;
 use crate::{Assignment, InfeasibleReason, SearchStep};
 
-/// The maximum number of programs solved for one plan; then the best plan so far is returned. source: assumed; 600
-/// random rings of up to 24 devices took at most 24 programs each, or 273 with flips of memory cases. The limit keeps
-/// rings of hundreds of devices to minutes.
+/// The maximum number of integer programs solved for one plan; after that the best plan so far is returned. source:
+/// assumed; 600 random rings of up to 24 devices took at most 24 programs each, or 273 with flips of memory cases. The
+/// limit keeps the time for rings of hundreds of devices to minutes.
 const MAX_PROGRAMS: usize = 5000;
 
-/// A plan for the devices of [`LinearCosts`], in the same order.
+/// A plan for the devices of [`LinearCosts`], with its vectors in the order of these devices.
 pub(crate) struct CandidatePlan {
     pub objective_value: f64,
     pub rounds: u32,
@@ -48,7 +47,7 @@ pub(crate) struct CandidatePlan {
 #[derive(Debug, Default)]
 pub(crate) struct SearchRecord {
     pub steps: Vec<SearchStep>,
-    /// The number of programs passed to HiGHS.
+    /// The number of integer programs passed to HiGHS.
     programs: usize,
 }
 
@@ -57,12 +56,12 @@ pub(crate) struct Search<'a, 'i> {
     /// The numbers of rounds (k) to try.
     pub candidate_rounds: &'a [u32],
     pub halda: &'a Halda,
-    /// The outcomes of the programs so far.
+    /// The outcomes of the integer programs so far.
     pub record: &'a mut SearchRecord,
 }
 
 impl Search<'_, '_> {
-    /// Returns the best plan found, and records the outcome of each program.
+    /// Runs the iteration and returns the best plan; records the outcome of each integer program.
     pub(crate) fn run(mut self) -> Option<CandidatePlan> {
         let objective = self.objective;
         let layers = objective.model.model_layers();
@@ -98,7 +97,8 @@ impl Search<'_, '_> {
         }
     }
 
-    /// Improves a plan by flipping one memory case at a time, starting with those of `best`, or else with `over`.
+    /// Improves a plan by flipping the memory case of one device at a time, starting with the cases of `best`, or with
+    /// `over` if there is no plan yet.
     fn with_flips(&mut self, mut best: Option<CandidatePlan>, over: &[bool]) -> Option<CandidatePlan> {
         for _ in 0..2 * over.len() {
             let from = best.as_ref().map_or(over, |best| &best.over).to_vec();
@@ -120,7 +120,7 @@ impl Search<'_, '_> {
         best
     }
 
-    /// Solves the programs of all k for fixed memory cases, and returns the best plan.
+    /// Solves one integer program for each number of rounds with fixed memory cases, and returns the best plan.
     fn best_for_cases(&mut self, over: &[bool]) -> Option<CandidatePlan> {
         let mut best: Option<CandidatePlan> = None;
         for &rounds in self.candidate_rounds {
@@ -172,9 +172,9 @@ impl Search<'_, '_> {
     }
 }
 
-/// Returns the initial windows of Algorithm 1: one round of all layers in proportion to the memory budgets, each window
-/// of at least one layer. Returns `None` if there are more devices than layers. The paper does not define the rounding;
-/// here it is the largest remainder method, and ties go to the lower index.
+/// Returns the initial windows of Algorithm 1: one round with windows in proportion to the memory budgets, each of at
+/// least one layer. Returns `None` if there are more devices than layers. The paper does not define the rounding; here
+/// it is the largest remainder method, and ties go to the lower index.
 fn proportional_windows(budgets: &[u64], layers: u32) -> Option<Vec<SplitWindow>> {
     let shared = u128::from(layers).checked_sub(budgets.len() as u128)?;
     let total: u128 = budgets.iter().map(|budget| u128::from(*budget)).sum();
@@ -190,8 +190,9 @@ fn proportional_windows(budgets: &[u64], layers: u32) -> Option<Vec<SplitWindow>
     Some(windows.into_iter().map(|layers| SplitWindow { layers, gpu_layers: 0 }).collect())
 }
 
-/// The minimum relative improvement that counts. Without xi, k rounds and one round take the same time, and rounding
-/// errors must not decide between them. source: assumed, a hundred times the rounding error of such sums
+/// The relative improvement of the objective below which a plan does not count as better. Without the costs of windows
+/// (xi), k rounds and one round take the same time, and rounding errors must not decide between them. source: assumed,
+/// a hundred times the rounding error of such sums
 const MIN_IMPROVEMENT: f64 = 1e-12;
 
 /// Replaces `best` with `found` if `found` is better, and returns whether it is.
@@ -206,8 +207,8 @@ fn keep_better(best: &mut Option<CandidatePlan>, found: CandidatePlan) -> bool {
     better
 }
 
-/// Returns whether each device exceeds its memory with k, w and n. Devices that must be in case M4 count as fitting:
-/// those forced, and those with a slow disk.
+/// Returns whether each device exceeds its memory with these rounds and windows. Devices that must be in case M4 (those
+/// in `forced` and those with a slow disk) count as within their memory.
 fn memory_cases(objective: &LinearCosts, forced: &[bool], rounds: u32, windows: &[SplitWindow]) -> Vec<bool> {
     let exceeds = |device: usize| {
         let must_fit = objective.costs(device).has_slow_disk || forced[device];
@@ -218,8 +219,8 @@ fn memory_cases(objective: &LinearCosts, forced: &[bool], rounds: u32, windows: 
     (0..windows.len()).map(exceeds).collect()
 }
 
-/// Returns whether a device has free GPU memory while another one exceeds its memory, or has CPU layers beside a full
-/// GPU. Algorithm 1 then forces a device into M4.
+/// Returns whether a device has free GPU memory while another device exceeds its memory, or has CPU layers although its
+/// GPU is full. Algorithm 1 then forces a device into M4.
 fn is_unbalanced(objective: &LinearCosts, found: &CandidatePlan) -> bool {
     let free_gpu_layers = |device: usize| {
         let most = objective.max_gpu_layers(device, found.rounds)?;
@@ -235,14 +236,14 @@ fn is_unbalanced(objective: &LinearCosts, found: &CandidatePlan) -> bool {
         .any(|device| (0..devices).any(|other| other != device && overloaded(other)))
 }
 
-/// Returns the position of the slowest disk among devices that exceed their memory; ties go to the lower position.
+/// Returns the position of the slowest disk among devices that exceed their memory (`over`); ties go to the lower one.
 fn slowest_disk(objective: &LinearCosts, over: &[bool]) -> Option<usize> {
     let disk = |device: &usize| objective.costs(*device).disk_read_rate;
     let overloaded = (0..over.len()).filter(|device| over[*device]);
     overloaded.min_by(|left, right| disk(left).total_cmp(&disk(right)))
 }
 
-/// Converts a plan for some of the devices to an assignment of all devices.
+/// Converts a plan for the devices of `objective` to an assignment, in which all other devices have no layers.
 pub(crate) fn to_assignment(objective: &LinearCosts, found: &CandidatePlan) -> Assignment {
     let devices = objective.model.device_count();
     let mut assignment = Assignment::new(objective.head, found.rounds, vec![0; devices], vec![0; devices]);
@@ -285,7 +286,8 @@ mod tests {
     use crate::problem::assignment::valid_rounds;
     use crate::problem::instance::Instance;
 
-    /// Calls `check` for each instance with a certified optimum, with all devices in the objective and all valid k.
+    /// Calls `check` with the name, the objective and the valid numbers of rounds of each instance with a certified
+    /// optimum.
     fn for_each_certified_instance(mut check: impl FnMut(&str, &LinearCosts, &[u32])) {
         let files = [
             include_str!("../../../tests/data/lda/small.jsonl"),

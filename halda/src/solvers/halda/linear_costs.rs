@@ -35,11 +35,11 @@ use crate::{GpuApi, LatencyModel, MemoryCase};
 /// Which costs the objective of Algorithm 1 of the prima.cpp paper includes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CostTerms {
-    /// Whether xi counts, that is, hops and copies between memory and GPU. Without it more rounds take no more time.
+    /// Whether xi is included: hops, and copies between memory and GPU. Without xi, more rounds take no more time.
     pub includes_window_costs: bool,
-    /// Whether `b'/T` counts, that is, reading weights from memory.
+    /// Whether `b'/T` is included: the time of reading weights from memory.
     pub includes_weight_reads: bool,
-    /// The factor by which the arithmetic of the head is assumed to be faster than it is.
+    /// The factor by which the speed of the head's arithmetic is multiplied, to give the head more layers.
     pub head_priority: f64,
 }
 
@@ -47,12 +47,12 @@ impl CostTerms {
     pub const PRIMA_CPP_PAPER: CostTerms =
         CostTerms { includes_window_costs: true, includes_weight_reads: true, head_priority: 1.0 };
 
-    /// The terms of the public implementation of prima.cpp, as decision 14 gives them.
+    /// The terms of the public implementation of prima.cpp, according to decision 14.
     pub const PRIMA_CPP: CostTerms =
         CostTerms { includes_window_costs: false, includes_weight_reads: false, head_priority: 1.01 };
 }
 
-/// The linear objective for a subset of the devices. Positions in its methods are indices of `devices`.
+/// The linear objective for some devices of an instance. A `position` in its methods is an index into `devices`.
 pub(crate) struct LinearCosts<'a, 'i> {
     pub model: &'a LatencyModel<'i>,
     /// The indices of the participating devices, ascending.
@@ -67,9 +67,9 @@ struct DeviceCoefficients {
     layer: f64,
     /// beta: the seconds of a layer on the GPU minus those on the CPU.
     gpu: f64,
-    /// xi: the seconds of the hop and of the copies between RAM and VRAM.
+    /// xi: the seconds of a window for its hop and for the copies between main memory and GPU memory.
     window: f64,
-    /// The contribution of the device to kappa (seconds that do not depend on w and n) in memory case M4.
+    /// The part of kappa (the seconds that do not depend on w and n) that the device adds in memory case M4.
     fixed: f64,
 }
 
@@ -88,7 +88,7 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         self.devices[position] == self.head
     }
 
-    /// Returns the memory case of the device at a position; `over` says whether it exceeds its memory.
+    /// Returns the memory case of the device at a position. `over` is whether the device exceeds its memory.
     pub(crate) fn case(&self, position: usize, over: bool) -> MemoryCase {
         if over { self.costs(position).case_if_exceeded } else { MemoryCase::NoReload }
     }
@@ -99,7 +99,8 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         in_ram > costs.layers_that_fit(self.is_head(position), &self.model.model)
     }
 
-    /// Returns the maximum GPU layers per window that GPU memory allows in `rounds` rounds; `None` without a GPU.
+    /// Returns the maximum number of GPU layers per window that GPU memory allows with these rounds; `None` without a
+    /// GPU.
     pub(crate) fn max_gpu_layers(&self, position: usize, rounds: u32) -> Option<i64> {
         let has_gpu = self.model.instance().devices[self.devices[position]].gpu != GpuApi::None;
         let fit = self.costs(position).gpu_layers_that_fit(self.is_head(position), &self.model.model, rounds);
@@ -124,17 +125,12 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         let bound = if over { ((fit + 1).max(0), layers_per_round) } else { (0, fit.min(layers_per_round)) };
         let (window_bounds, cpu_layer_bounds) =
             if whole_window { (bound, unbounded) } else { (unbounded, bound) };
-        DeviceColumns {
-            window_cost,
-            gpu_cost,
-            window_bounds: (window_bounds.0.max(1), window_bounds.1),
-            cpu_layer_bounds,
-            max_gpu_layers: self.max_gpu_layers(position, rounds).unwrap_or(0).min(layers_per_round),
-        }
+        let window_bounds = (window_bounds.0.max(1), window_bounds.1);
+        let max_gpu_layers = self.max_gpu_layers(position, rounds).unwrap_or(0).min(layers_per_round);
+        DeviceColumns { window_cost, gpu_cost, window_bounds, cpu_layer_bounds, max_gpu_layers }
     }
 
-    /// Returns a and b of the device at `position` of the ring: the cost of a layer, and the additional cost of a layer
-    /// on the GPU, in seconds.
+    /// Returns a and b of the device at a position: the seconds of a layer, and its additional seconds on the GPU.
     fn slopes(&self, position: usize, exceeds_memory: bool) -> (f64, f64) {
         let DeviceCoefficients { layer, gpu, .. } = self.coefficients[position];
         let disk = self.costs(position).disk_read_rate;
@@ -147,12 +143,12 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         }
     }
 
-    /// Returns sum xi: the minimum seconds that each additional round adds.
+    /// Returns the sum of xi over the devices: the minimum seconds that each additional round adds to a token.
     pub(crate) fn round_cost(&self) -> f64 {
         self.coefficients.iter().map(|device| device.window).sum()
     }
 
-    /// Returns the objective in seconds of a plan with fixed memory cases.
+    /// Returns the objective (T in seconds) of a plan with fixed memory cases.
     pub(crate) fn value(&self, over: &[bool], rounds: u32, windows: &[SplitWindow]) -> f64 {
         let seconds = |(position, (&over, window)): (usize, (&bool, &SplitWindow))| {
             let (a, b) = self.slopes(position, over);

@@ -29,12 +29,13 @@ pub struct Halda {
     /// Whether devices with one layer per round are removed from the ring.
     pub may_drop_devices: bool,
     pub head: usize,
-    /// The number of rounds per token (k); `None` to search every valid one.
+    /// The number of rounds per token (k); `None` to search every valid number.
     pub rounds: Option<u32>,
     pub terms: CostTerms,
-    /// Whether to flip the memory cases of single devices at the end while that improves the plan. Not in the paper.
+    /// Whether to flip the memory cases of single devices at the end, as long as this improves the plan; not in the
+    /// paper.
     pub flip_memory_cases: bool,
-    /// Whether to skip programs whose lower bound shows that they cannot improve the plan. The plan is the same.
+    /// Whether to skip integer programs that cannot improve the plan according to a lower bound. The plan is the same.
     pub prune_by_bound: bool,
 }
 
@@ -49,11 +50,12 @@ impl Halda {
         prune_by_bound: true,
     };
 
-    /// The public implementation of prima.cpp (decision 14): other costs; devices with one layer are removed.
+    /// The public implementation of prima.cpp (decision 14): it has other costs and removes devices with one layer.
     pub const PRIMA_CPP: Halda =
         Halda { may_drop_devices: true, terms: CostTerms::PRIMA_CPP, ..Halda::PRIMA_CPP_PAPER };
 
-    /// Returns the devices without those that have one layer per round; `None` if no device can be removed.
+    /// Returns the devices of a plan that have more than one layer per round, and the head; `None` if these are all
+    /// devices, or if no device may be dropped.
     fn without_single_layers(&self, (objective, found): &(LinearCosts, CandidatePlan)) -> Option<Vec<usize>> {
         let windows = objective.devices.iter().zip(&found.windows);
         let stays = windows.filter(|(device, window)| window.layers > 1 || **device == self.head);

@@ -1,11 +1,12 @@
 //! The default strategy `overlap`: the plan with the fastest steady state.
 //!
-//! It minimises the time of the steady state ([`crate::latency::steady_state`]). The paper's objective has no term
-//! for reading ahead and therefore never prefers several rounds. This strategy chooses them if they hide more reading
-//! than their additional hops take. It also chooses residencies and stream buffers that the scenario does not fix.
+//! It minimises the time of the steady state ([`crate::latency::steady_state`]). The paper's objective has no term for
+//! reading ahead and therefore never prefers several rounds. This strategy chooses them if they hide more reading than
+//! their additional hops take. It also chooses the residency policies and stream buffers that the scenario does not
+//! fix.
 //!
-//! For a given order of the ring the search is exact in windows, GPU layers, rounds and residencies (`search.rs`). If
-//! the order is free, only a few orders are tried.
+//! For a given order of the ring the search is exact in windows, GPU layers, rounds and residency policies
+//! (`search.rs`). If the order is free, only a few orders are tried.
 
 mod residency_choices;
 mod search;
@@ -26,13 +27,14 @@ pub(crate) use search::{ChoiceTables, best_choice, fastest_plan};
 pub struct OverlapSearch {
     pub rules: PlanRules,
     pub head: HeadChoice,
-    /// The number of rounds per token (k); `None` to search every valid one.
+    /// The number of rounds per token (k); `None` to search every valid number.
     pub rounds: Option<u32>,
     pub order: OrderChoice,
 }
 
 impl Default for OverlapSearch {
-    /// Device 0 is the head, devices may be dropped, all rounds are whole, and k is free.
+    /// Returns a search in which device 0 is the head, devices may be dropped, all rounds are whole, and their number
+    /// is free.
     fn default() -> Self {
         let rules = PlanRules { may_drop_devices: true, may_have_partial_round: false };
         Self { rules, head: HeadChoice::Fixed(0), rounds: None, order: OrderChoice::Given }
@@ -81,10 +83,8 @@ impl Strategy for OverlapSearch {
             }
         }
         let Search { steps, best, bound, .. } = search;
-        let limit = bound.map(|bound| IncompleteSearch {
-            notes: vec![ORDERS_TRIED.to_owned()],
-            lower_bound_seconds: Some(bound),
-        });
+        let notes = vec![ORDERS_TRIED.to_owned()];
+        let limit = bound.map(|bound| IncompleteSearch { notes, lower_bound_seconds: Some(bound) });
         match best {
             Some((_, proposal)) => Ok(Proposal { search_steps: steps, incomplete_search: limit, ..proposal }),
             None => Err(StrategyError::Infeasible(steps)),
@@ -95,11 +95,11 @@ impl Strategy for OverlapSearch {
 struct Search<'a, 'i> {
     model: &'a LatencyModel<'i>,
     rules: PlanRules,
-    /// The orders to try, as cycles of all devices.
+    /// The ring orders to try, as cycles of all devices.
     cycles: Vec<Vec<usize>>,
     steps: Vec<SearchStep>,
     best: Option<(f64, Proposal)>,
-    /// A lower bound of the time per token (T) over all orders, in seconds; `None` if the order is given.
+    /// A lower bound of the seconds per token (T) with any ring order; `None` if the order is given.
     bound: Option<f64>,
 }
 
@@ -135,10 +135,11 @@ impl Search<'_, '_> {
     }
 }
 
-/// The maximum number of windows to evaluate, with all residencies and splits. source: assumed, at most a second
+/// The maximum number of windows to evaluate with all residency policies and splits. source: assumed, at most a second
 const MAX_WINDOW_EVALUATIONS: f64 = 3e6;
 
-/// Estimates how many windows a search evaluates; a step of the dynamic program counts as a fraction, by its time.
+/// Estimates the number of windows that a search evaluates. A step of the dynamic program counts as a tenth of a
+/// window, in proportion to its time.
 fn window_evaluations(model: &LatencyModel, rings: &[u32]) -> f64 {
     let for_ring = |ring: &u32| {
         let windows = f64::from(*ring);

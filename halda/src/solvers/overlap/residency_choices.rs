@@ -1,6 +1,6 @@
-//! The residencies that a planner may choose for a device.
+//! The residency policies that a planner may choose for a device.
 //!
-//! They are those of the device's [`crate::runtime_model::RuntimeModel`]. `managed` without a stream buffer is
+//! These are the policies of the device's [`crate::runtime_model::RuntimeModel`]. `managed` without a stream buffer is
 //! expanded to stream buffers of several sizes. A larger buffer hides more reading in the idle time before a window,
 //! but leaves less memory for kept weights, so the best size depends on the plan.
 
@@ -10,10 +10,11 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 use crate::latency::constraints::shape_violations;
 use crate::{Assignment, LatencyModel};
 
-/// The stream buffers to try, 2^n bytes. source: assumed, from the default size to more than a round needs
+/// The exponents n of the sizes of stream buffers to try, 2^n bytes. source: assumed, from the default size to more
+/// than a round needs
 const BUFFER_EXPONENTS: std::ops::RangeInclusive<u32> = 23..=33;
 
-/// Returns all residencies that a planner may choose for a device, given those of its runtime model.
+/// Returns the residency policies of a runtime model, with `managed` expanded to stream buffers of several sizes.
 pub fn candidate_residencies(residencies: &[ResidencyOptions]) -> Vec<ResidencyOptions> {
     let expanded = |&residency: &ResidencyOptions| {
         if residency.policy != Residency::Managed || residency.stream_buffer.is_some() {
@@ -26,7 +27,8 @@ pub fn candidate_residencies(residencies: &[ResidencyOptions]) -> Vec<ResidencyO
     residencies.iter().flat_map(expanded).collect()
 }
 
-/// Returns the residencies with the fastest steady state; `None` if a constraint of shape or memory is violated.
+/// Returns the residency policy of each device with which the steady state of an assignment is fastest; `None` if a
+/// constraint of shape or memory is violated.
 pub fn best_residencies(model: &LatencyModel, assignment: &Assignment) -> Option<Vec<ResidencyOptions>> {
     if !shape_violations(model, assignment).is_empty() {
         return None;

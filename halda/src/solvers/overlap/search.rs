@@ -18,28 +18,31 @@ use crate::solvers::lower_bound::{min_plus_convolution, no_layers};
 use crate::solvers::overlap::residency_choices::candidate_residencies;
 use crate::{InfeasibleReason, LatencyModel, Proposal, RoundWindow};
 
-/// A GPU split and a residency for a window, with the times without hops.
+/// A GPU split and a residency policy for the window of a device, with the times of the device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Choice {
     pub gpu_layers: u32,
     pub residency: ResidencyOptions,
-    /// The seconds that the device adds to a token.
+    /// The seconds that the device adds to a token, without hops (`own`).
     pub seconds_without_hops: f64,
-    /// The seconds for which a token occupies the disk.
+    /// The seconds for which a token occupies the disk of the device (`busy`).
     pub disk_busy_seconds: f64,
 }
 
-/// The Pareto-optimal choices of a device for each offset (layers before the window) and window, by ascending `busy`.
+/// The Pareto-optimal choices of a device for each offset (layers of the round before its window) and each window size,
+/// in ascending order of disk time.
 #[derive(Default)]
 struct ChoiceTable {
     choices: Vec<Choice>,
-    /// The seconds `busy` and `own` of each choice, stored contiguously because the search reads them repeatedly.
+    /// The disk seconds and the seconds without hops of each choice, contiguous because the search reads them
+    /// repeatedly.
     timings: Vec<[f64; 2]>,
-    /// The end of the range in `choices` for an offset and a window, at index `offset * (W + 1) + window`.
+    /// The end of the range in `choices` for an offset and a window of w layers, at index `offset * (W + 1) + w`.
     ends: Vec<usize>,
 }
 
-/// The choices of all devices for one head, one ring size and any order, under a bound on `busy`.
+/// The choices of all devices for one head, one ring size and any ring order, under a bound on the disk time of a
+/// device.
 pub(crate) struct ChoiceTables {
     devices: Vec<ChoiceTable>,
     columns: usize,
@@ -58,26 +61,18 @@ impl ChoiceTables {
             let mut table = ChoiceTable::default();
             let residencies =
                 candidate_residencies(&model.instance().devices[device].runtime.allowed_residencies);
-            for layers_before in 0..offsets as u32 {
+            for layers_before_window in 0..offsets as u32 {
                 for layers in 0..=layers_per_round {
-                    if layers > 0 && layers_before + layers <= layers_per_round {
-                        let window = RoundWindow {
-                            device,
-                            is_head: device == head,
-                            layers_per_round,
-                            layers_before_window: layers_before,
-                            window_layers: layers,
-                        };
+                    if layers > 0 && layers_before_window + layers <= layers_per_round {
+                        let first = RoundWindow::first(device, device == head, layers_per_round, layers);
+                        let window = RoundWindow { layers_before_window, ..first };
                         add_choices(model, window, &residencies, &mut table.choices);
                     }
                     table.ends.push(table.choices.len());
                 }
             }
-            table.timings = table
-                .choices
-                .iter()
-                .map(|choice| [choice.disk_busy_seconds, choice.seconds_without_hops])
-                .collect();
+            let timing = |choice: &Choice| [choice.disk_busy_seconds, choice.seconds_without_hops];
+            table.timings = table.choices.iter().map(timing).collect();
             table
         };
         let devices: Vec<ChoiceTable> = (0..model.device_count()).map(table).collect();
@@ -88,7 +83,7 @@ impl ChoiceTables {
         Self { devices, columns, offsets, bounds, bound: 0.0 }
     }
 
-    /// Returns the index of the choice with the minimum `own` whose `busy` is within the bound.
+    /// Returns the index of the fastest choice for a window whose disk time is within the bound; `None` if none is.
     fn index(&self, device: usize, window: u32, layers_before: usize) -> Option<usize> {
         let table = &self.devices[device];
         let index = layers_before.min(self.offsets - 1) * self.columns + window as usize;
@@ -114,7 +109,7 @@ impl WindowTimes for ChoiceTables {
     }
 }
 
-/// Returns the fastest plan with W layers per round. `at_least` is a known lower bound of its seconds, or 0.
+/// Returns the fastest plan with W layers per round. `at_least` is a known lower bound of its seconds per token, or 0.
 pub(crate) fn fastest_plan(
     problem: &RingSizeProblem,
     tables: &mut ChoiceTables,
@@ -168,8 +163,8 @@ pub(crate) fn fastest_plan(
     Ok(Proposal { residencies, ..Proposal::new(assignment) })
 }
 
-/// Returns a lower bound of the time per token in seconds for W layers per round in any order. It uses the shortest
-/// hop of each sender and the best offset of each window, and ignores `busy`. Infinite if there is no plan.
+/// Returns a lower bound of the seconds per token for W layers per round in any ring order; infinite if no plan exists.
+/// It counts the shortest hop of each device and the best offset of each window, and no waiting for disks.
 pub(crate) fn lower_bound(problem: &RingSizeProblem, tables: &mut ChoiceTables) -> f64 {
     tables.bound = f64::INFINITY;
     let whole_rounds = f64::from(problem.model.model_layers() / problem.layers_per_round);
@@ -200,7 +195,7 @@ pub(crate) fn best_choice(model: &LatencyModel, window: RoundWindow) -> Option<C
     found.into_iter().min_by(|one, other| seconds(one).total_cmp(&seconds(other)))
 }
 
-/// Appends the Pareto-optimal choices of one window in ascending order of `busy`.
+/// Appends the Pareto-optimal choices for one window in ascending order of disk time.
 fn add_choices(
     model: &LatencyModel,
     window: RoundWindow,
@@ -232,14 +227,10 @@ fn add_choices(
             if residency.policy == Residency::Managed && timing.terms.disk_seconds == 0.0 {
                 sufficient = Some(residency);
             }
-            let (own_seconds, disk_busy_seconds) = (timing.seconds_without_hops(), timing.disk_busy_seconds);
-            all.push(Choice {
-                gpu_layers,
-                residency: *residency,
-                seconds_without_hops: own_seconds,
-                disk_busy_seconds,
-            });
-            if timing.disk_busy_seconds == 0.0 && timing.terms.disk_seconds == 0.0 {
+            let seconds_without_hops = timing.seconds_without_hops();
+            let (residency, disk_busy_seconds) = (*residency, timing.disk_busy_seconds);
+            all.push(Choice { gpu_layers, residency, seconds_without_hops, disk_busy_seconds });
+            if disk_busy_seconds == 0.0 && timing.terms.disk_seconds == 0.0 {
                 break;
             }
         }
@@ -259,7 +250,7 @@ fn add_choices(
     all.truncate(kept);
 }
 
-/// Returns the maximum number up to `window` for which `fits` is true; `fits` must be monotone.
+/// Returns the largest number up to `window` for which `fits` is true. `fits` must be true for all smaller numbers too.
 fn largest_that_fits(window: u32, fits: impl Fn(u32) -> bool) -> u32 {
     let (mut low, mut high) = (0, window);
     while low < high {

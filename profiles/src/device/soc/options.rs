@@ -1,25 +1,25 @@
 //! Options of a SoC: strategy, synchronisation and partitions.
 //!
-//! The strategies are those of the HeteroLLM paper and of the systems it is compared with (sections 4.1 and 5.2.2);
-//! `hearth_core::soc` implements them.
+//! The strategies are those of the HeteroLLM paper and of the systems in its comparison (sections 4.1 and 5.2.2).
+//! `hearth_core::soc` implements the strategies.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A strategy, which determines what each processor computes.
+/// The strategy that determines what the GPU and the NPU compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SocStrategy {
-    /// The fastest other strategy for each pass; strategies that compile graphs at run time are excluded.
+    /// The fastest of the other strategies for each pass, except strategies that compile graphs at run time.
     #[default]
     Best,
     /// Everything on the GPU.
     GpuOnly,
-    /// All matmuls on the NPU, everything else on the GPU; only one of them works at a time.
+    /// All matmuls on the NPU, everything else on the GPU; only one processor works at a time.
     NpuOnly,
-    /// Every matmul as a whole on the GPU or on the NPU.
+    /// Every matmul as a whole either on the GPU or on the NPU.
     HeteroLayer,
-    /// Every matmul split between GPU and NPU if that is faster.
+    /// Every matmul split between GPU and NPU if splitting is faster.
     HeteroTensor,
     /// Matmuls on the NPU, with the prompt padded to the next graph size.
     Padding,
@@ -63,18 +63,18 @@ impl SocStrategy {
     }
 }
 
-/// How the processors of a SoC synchronise.
+/// Method that synchronises the processors of a SoC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Synchronisation {
-    /// Through events in shared memory, which are polled after a predicted sleep.
+    /// Events in shared memory, which are polled after a predicted sleep.
     #[default]
     Fast,
-    /// Through the framework of the GPU: a copy and a submission to an empty queue.
+    /// The framework of the GPU: a copy of a buffer and a submission to an empty queue.
     Slow,
 }
 
-/// Whether partitions depend on the cost of synchronisation.
+/// Whether the partitions of matmuls depend on the cost of synchronisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PartitionPolicy {
@@ -93,11 +93,11 @@ pub enum PartitionPolicy {
     expecting = "the options of a SoC, such as `{strategy: hetero-tensor, synchronisation: slow, partitions: fixed}`"
 )]
 pub struct SocOptions {
-    /// What each processor computes.
+    /// Strategy that determines what the GPU and the NPU compute.
     pub strategy: SocStrategy,
-    /// How processors synchronise.
+    /// Method that synchronises the processors.
     pub synchronisation: Synchronisation,
-    /// Whether partitions depend on the cost of synchronisation.
+    /// Whether the partitions of matmuls depend on the cost of synchronisation.
     #[serde(rename = "partitions")]
     pub partition_policy: PartitionPolicy,
     /// Number of tokens in a chunk of the strategy `chunked`; 256 if absent. source: HeteroLLM paper, section 5.2.2,
@@ -106,12 +106,11 @@ pub struct SocOptions {
     pub chunk_tokens: Option<u32>,
 }
 
-/// Default number of tokens in a chunk. source: HeteroLLM paper, section 5.2.2, the length for which it states the
-/// speed
+/// Default number of tokens in a chunk. source: HeteroLLM paper, section 5.2.2, which states the speed at this length
 const DEFAULT_CHUNK: u32 = 256;
 
 impl SocOptions {
-    /// Returns the default options with this strategy.
+    /// Returns the default options, but with the given strategy.
     pub fn with_strategy(strategy: SocStrategy) -> Self {
         Self { strategy, ..Self::default() }
     }

@@ -1,6 +1,6 @@
-//! Simulation of managed residency: executes the steps of [`ManagedResidency`] on a simulated storage.
+//! Managed residency of a simulated device: executes the steps of [`ManagedResidency`] on the simulated storage.
 //!
-//! The helper thread reads a piece with `WILLNEED` and confirms it with `POPULATE_READ`. Kept chunks are in the
+//! The helper thread reads a piece with `WILLNEED` and confirms the read with `POPULATE_READ`. Kept chunks are in the
 //! page cache: if they do not all fit in memory, the kernel evicts some, which are read again at their next use.
 //!
 //! Deviation: a piece is a chunk of the file, and a chunk with parts of two layers belongs to the first layer.
@@ -26,14 +26,14 @@ use super::{Availability, SYSTEM_CALL, WeightResidency, read_record};
 struct ReadBatch {
     record: StepRecord,
     outstanding: u32,
-    /// Whether the batch is complete: no further read is added.
+    /// Whether no further read will be added to the batch.
     complete: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Helper {
     Idle,
-    /// An event is pending at which the helper thread continues.
+    /// An event that continues the helper thread is pending.
     Awake,
     Awaits(Chunk),
 }
@@ -47,8 +47,8 @@ pub struct ManagedWeights {
 }
 
 impl ManagedWeights {
-    /// Creates the weight stream of a device. `visits` are the chunks of its share, a list for each uninterrupted
-    /// use; `memory` is the planned budget for these chunks; `chunks` is the number of chunks of the file.
+    /// Creates the managed weights of a device. `visits` has the chunks of each uninterrupted use of the device's
+    /// share; `memory` is the planned memory for these chunks; `chunks` is the number of chunks of the file.
     pub fn new(
         device: usize,
         options: ResidencyOptions,
@@ -77,7 +77,7 @@ impl ManagedWeights {
         self.batches.push_back(ReadBatch { record, outstanding: 1, complete: false });
     }
 
-    /// Counts an arrived chunk for the first unfinished batch, because the disk serves the reads of a flow in order.
+    /// Counts an arrived chunk for the first batch with outstanding reads, because the disk serves reads in order.
     fn count_batch_arrival(&mut self, now: Nanos) {
         let mut open = self.batches.iter_mut().skip_while(|batch| batch.outstanding == 0);
         let Some(batch) = open.next() else { return };
@@ -127,11 +127,11 @@ impl WeightResidency for ManagedWeights {
         self.residency.react(Event::PartEnded);
     }
 
-    /// Counts the available chunks up to and including the first streamed one, which is evicted right after its use.
+    /// Counts the available chunks up to and including the first streamed chunk, which is evicted right after its use.
     fn availability(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability {
         let cache = &storage.cache;
         let Some(ready_until) = self.residency.first_pending_piece() else {
-            // An embedding row: it may be in memory, or else it is read on its own.
+            // An embedding row, which is in memory, or is read alone.
             let held = cache.contains(chunks.start);
             return if held { Availability::Ready(1) } else { Availability::Missing };
         };
@@ -151,8 +151,8 @@ impl WeightResidency for ManagedWeights {
         if ready == 0 { Availability::Missing } else { Availability::Ready(ready) }
     }
 
-    /// Handles a fault at an embedding row, or at a chunk that was evicted after it was confirmed. No neighbouring
-    /// page is read, because the mapping is advised `MADV_RANDOM`.
+    /// Handles a page fault at an embedding row, or at a chunk that was evicted after its read was confirmed. No
+    /// neighbouring page is read, because the mapping has the advice `MADV_RANDOM`.
     fn on_fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> TouchResult {
         if self.residency.first_pending_piece().is_none() {
             return storage.read_uncached(now, unit);
@@ -188,7 +188,7 @@ impl WeightResidency for ManagedWeights {
                 Step::Confirm(chunk, origin) => {
                     match storage.touch_without_readahead(now, chunk, ReadKind::Prefetch) {
                         TouchResult::Ready => drop(self.residency.react(Event::Confirmed(chunk, true))),
-                        // The kernel did not read it, or evicted it since.
+                        // The kernel did not read the chunk, or has evicted it since.
                         TouchResult::Pending => {
                             self.residency.react(Event::Confirmed(chunk, false));
                             self.record_read(now, origin, storage.chunk_size);

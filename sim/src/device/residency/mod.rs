@@ -1,8 +1,8 @@
 //! Weight residency: a computation's view of the helper thread that reads a device's weights ahead.
 //!
-//! The plan's policy selects the thread: [`ReadAheadThread`] advises or populates and leaves eviction to the system;
-//! [`ManagedWeights`] keeps some pieces and streams the others. Both report to the computation which chunks are
-//! available, and whether to wait or to fault if there are none.
+//! The plan's residency policy selects the helper thread: [`ReadAheadThread`] advises or populates and leaves eviction
+//! to the system; [`ManagedWeights`] keeps some pieces and streams the others. Both tell the computation which chunks
+//! are available, and whether to wait for a missing chunk or to fault.
 
 mod managed;
 mod read_ahead;
@@ -23,51 +23,51 @@ use super::storage::{Storage, TouchResult};
 pub use managed::ManagedWeights;
 pub use read_ahead::ReadAheadThread;
 
-/// Minimum duration of a system call in nanoseconds, so that events do not coincide.
+/// Minimum duration of a system call in nanoseconds, so that successive calls have different times.
 /// source: assumed
 const SYSTEM_CALL: Nanos = 1000;
 
-/// The state of the weights at the position of a computation.
+/// Whether the next chunks of a computation are in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Availability {
-    /// This many chunks can be used now.
+    /// This number of chunks can be used now.
     Ready(u32),
-    /// The helper thread will read the chunk: wait for it.
+    /// The helper thread will read the next chunk: wait for its arrival.
     Pending,
-    /// The chunk must be read by a page fault.
+    /// The next chunk must be read by a page fault.
     Missing,
 }
 
-/// A policy that reads a device's weights before their use and evicts them after it. Methods with `&mut self`
-/// that return a `bool` return whether to wake the helper thread.
+/// A residency policy: reads a device's weights before their use and evicts them after their use.
 pub trait WeightResidency: std::fmt::Debug {
-    /// Whether the system decides what stays in memory. Then embedding rows remain in memory after their use, because
-    /// they are small and used often, and a chunk may be evicted right after its use. A managed device evicts a row
-    /// at once, and a chunk only when the computation no longer needs it.
+    /// Whether the system decides which weights stay in memory. Then embedding rows remain in memory after their use,
+    /// because they are small and used often, and a chunk may be evicted right after its use. Under managed residency
+    /// a row is evicted at once, and a chunk only when the computation no longer needs the chunk.
     fn is_left_to_system(&self) -> bool;
     /// Returns the chunks whose reads, in order, bring the page cache into the state that earlier tokens leave.
     fn warm_chunks(&self, layout: &WeightLayout) -> Vec<Chunk>;
-    /// Requests the weights of a part of the model that will be computed.
+    /// Requests the weights of a part of the model that will be computed. Returns whether to wake the helper thread.
     fn request(&mut self, request: WeightPart) -> bool;
-    /// Begins the computation of a part.
+    /// Begins the computation of a part of the model. Returns whether to wake the helper thread.
     fn begin_part(&mut self, _request: WeightPart, _storage: &Storage) -> bool {
         false
     }
     fn end_part(&mut self) {}
-    /// Requests the eviction of a part that has been computed, unless the policy evicts piece by piece.
+    /// Requests the eviction of a computed part, unless the policy evicts pieces. Returns whether to wake the helper.
     fn release(&mut self, _request: WeightPart) -> bool {
         false
     }
-    /// Returns how many of `chunks`, from the first on, can be used now; if none, whether to wait or to fault.
+    /// Returns how many of `chunks`, from the first chunk on, can be used now; if none, whether to wait or to fault.
     fn availability(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability;
-    /// Handles a page fault at a missing chunk, of which the computation needs `unit` bytes.
+    /// Handles a page fault at a missing chunk; the computation needs `unit` bytes of this chunk.
     fn on_fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> TouchResult;
+    /// Handles the use of chunks by the computation. Returns whether to wake the helper thread.
     fn mark_used(&mut self, _chunks: Range<Chunk>) -> bool {
         false
     }
-    /// Runs the helper thread until it has spent time. Returns the time at which it continues; `None` if it waits for
-    /// an event.
+    /// Runs the helper thread until a step takes time. Returns when it continues; `None` if it waits for an event.
     fn run_helper(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos>;
+    /// Handles the arrival of a chunk. Returns whether to wake the helper thread.
     fn on_arrival(&mut self, now: Nanos, chunk: Chunk) -> bool;
     /// Moves the trace records of finished reads to `records`.
     fn report(&mut self, records: &mut Vec<StepRecord>);
@@ -76,12 +76,7 @@ pub trait WeightResidency: std::fmt::Debug {
 }
 
 fn read_record(device: u16, origin: ReadOrigin, now: Nanos, bytes: Bytes) -> StepRecord {
-    let record = new_record(
-        device.into(),
-        Resource::DiskPrefetch,
-        StepKind::Prefetch,
-        (origin.pass, origin.round),
-        now,
-    );
+    let step = (origin.pass, origin.round);
+    let record = new_record(device.into(), Resource::DiskPrefetch, StepKind::Prefetch, step, now);
     StepRecord { layers: origin.layers, bytes: bytes.0, ..record }
 }

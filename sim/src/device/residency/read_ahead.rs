@@ -1,11 +1,11 @@
 //! Read-ahead: the helper thread of a device whose operating system decides what stays in memory.
 //!
-//! The thread executes the prefetch steps of the schedule in order. Under residency `os` it advises: `WILLNEED`
-//! returns before the read is complete, so the next chunk is requested at once. Under `windowed` it populates: it
-//! touches one chunk after another and waits for each. Both stop at the plan's prefetch budget. If the plan requests
-//! it, the same thread evicts computed windows, in order with its other jobs.
+//! The thread executes the prefetch steps of the schedule in order. Under residency `os` it calls `WILLNEED`, which
+//! returns before the read is complete, so the next chunk is requested at once. Under `windowed` it touches one chunk
+//! after another and waits for each (`POPULATE_READ`). In both cases it reads at most the plan's prefetch budget. With
+//! [`ResidencyOptions::evict_after_use`] the same thread also evicts computed windows.
 //!
-//! Not here: what the page cache evicts to free memory, and managed residency ([`super::managed`]).
+//! Not here: which chunks the page cache evicts to free memory, and managed residency ([`super::managed`]).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -37,7 +37,7 @@ struct PartRead {
     record: StepRecord,
     chunks: Range<Chunk>,
     outstanding: u32,
-    /// Whether a read of every chunk of the part has been requested from the disk.
+    /// Whether reads of all chunks of the part have been requested from the disk.
     requested: bool,
 }
 
@@ -49,13 +49,13 @@ pub struct ReadAheadThread {
     budget: u32,
     jobs: VecDeque<(Task, WeightPart)>,
     awaited: Option<Chunk>,
-    /// Whether an event is pending at which the helper thread continues its jobs.
+    /// Whether an event that continues the helper thread is pending.
     awake: bool,
     reads: Vec<PartRead>,
 }
 
 impl ReadAheadThread {
-    /// Creates a helper thread without jobs, for a kernel whose read-ahead window has `read_ahead` chunks.
+    /// Creates a helper thread without jobs; the read-ahead window of the kernel has `read_ahead` chunks.
     pub fn new(device: usize, residency: ResidencyOptions, chunk: Bytes, read_ahead: u32) -> Self {
         let chunks = |budget: Bytes| u32::try_from(budget.0.div_ceil(chunk.0)).unwrap_or(u32::MAX);
         let budget = residency.prefetch_budget.map_or(u32::MAX, chunks);

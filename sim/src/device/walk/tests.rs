@@ -1,4 +1,4 @@
-//! Tests of computing with mapped weights: the pages that a thread needs after it was woken.
+//! Tests of computing with mapped weights: which pages a thread needs after it was woken.
 
 use hearth_profiles::BytesPerSecond;
 use hearth_schema::residency::{Residency, ResidencyOptions};
@@ -14,7 +14,7 @@ const PIECE: Bytes = Bytes::from_mib(1);
 /// Number of threads, so large that at least one thread has a load across the page boundary.
 const THREADS: f64 = 1e3;
 
-/// A walk through ten chunks that has computed the first and waits for the second.
+/// A walk through ten chunks that has computed the first chunk and waits for the second.
 struct WalkFixture {
     now: Nanos,
     storage: Storage,
@@ -27,11 +27,10 @@ impl WalkFixture {
         let options = ResidencyOptions::with_policy(Residency::Os);
         let record = new_record(0, Resource::Cpu, kind, (0, 0), 0);
         let rate = BytesPerSecond(1e9);
-        let (bandwidth, fault_rate, prefetch_rate) = (rate, rate, rate);
         let speed = DiskSpeed {
-            bandwidth,
-            fault_read_rate: fault_rate,
-            prefetch_rate,
+            bandwidth: rate,
+            fault_read_rate: rate,
+            prefetch_rate: rate,
             throttle_rate: None,
             latency: Seconds(0.0),
         };
@@ -51,7 +50,7 @@ impl WalkFixture {
         fixture
     }
 
-    /// Lets this chunk arrive, which must be the next to arrive, and continues the walk.
+    /// Completes the read of `chunk`, which must be the next read to complete, and continues the walk.
     fn arrive(&mut self, chunk: Chunk) -> ComputationAction {
         self.now = self.storage.next_event_time().expect("a read in flight");
         assert_eq!(self.storage.pop_completed(self.now), Some(chunk));
@@ -66,11 +65,7 @@ fn load_across_page_boundary_needs_both_pages() {
     for (case, kind, arrivals) in [
         ("the previous page is normally resident", StepKind::Compute, &[(None, 1)][..]),
         ("an evicted previous page is read again", StepKind::Compute, &[(Some(0), 1), (None, 0)]),
-        (
-            "the second page may be evicted meanwhile",
-            StepKind::Compute,
-            &[(Some(0), 1), (Some(1), 0), (None, 1)],
-        ),
+        ("the second page may be evicted, too", StepKind::Compute, &[(Some(0), 1), (Some(1), 0), (None, 1)]),
         ("an embedding row needs no previous page", StepKind::Embed, &[(Some(0), 1)]),
     ] {
         let mut fixture = WalkFixture::new(kind);

@@ -1,9 +1,9 @@
-//! TCP connection: the delays that it adds to a message.
+//! TCP connections: the delays that TCP adds to a message.
 //!
 //! Messages of one connection are sent one after another and arrive in order. A connection that is new, or has been
 //! idle for a retransmission timeout, begins with the initial congestion window; a message that is longer than the
-//! window waits for acknowledgements. A lost segment is sent again after a round trip if enough segments of its
-//! message follow it, otherwise after the timeout. The formulas are in [`hearth_profiles::link::wifi_path`]; this module
+//! window waits for acknowledgements. A lost segment is sent again after a round trip if enough segments of the same
+//! message follow, otherwise after the timeout. The formulas are in [`hearth_profiles::link::wifi_path`]; this module
 //! draws the random values.
 //!
 //! Acknowledgements and retransmissions take no airtime here: an acknowledgement has a few dozen bytes, and
@@ -23,9 +23,9 @@ use crate::random::uniform;
 /// The TCP connection from one device to another.
 #[derive(Debug, Clone, Default)]
 pub struct TcpConnection {
-    /// Numbers of the messages that are not completely sent; the first is being sent.
+    /// Numbers of the messages that are not completely sent, in order; the first message is being sent.
     pub send_queue: VecDeque<u64>,
-    /// The last time at which a message was submitted or a part of it was sent.
+    /// The last time at which a message was submitted or a part of a message was sent.
     pub last_send_time: Option<Nanos>,
     pub last_arrival_time: Nanos,
 }
@@ -54,13 +54,12 @@ impl DelaySampler {
         Self { median, sigma, delay, tcp }
     }
 
-    /// Draws the one-way delay of a small message.
     pub fn sample_one_way_delay(&mut self) -> Seconds {
         log_normal(self.median, self.sigma, &mut self.delay)
     }
 
-    /// Draws the time that TCP adds to a message. The number of draws is constant, so that a loss changes no later
-    /// draw.
+    /// Draws the time that TCP adds to a message; `fresh` is true if the message begins with the initial congestion
+    /// window. The number of draws is constant, so that a lost segment changes no later draw.
     pub fn sample_tcp_delay(
         &mut self,
         tcp: &TcpParameters,
@@ -91,6 +90,5 @@ impl DelaySampler {
 
 fn log_normal(median: f64, sigma: f64, stream: &mut ChaCha8Rng) -> Seconds {
     // A document's median and sigma are finite and not negative.
-    let drawn = LogNormal::new(median.ln(), sigma).map_or(median, |delays| delays.sample(stream));
-    Seconds(drawn)
+    Seconds(LogNormal::new(median.ln(), sigma).map_or(median, |delays| delays.sample(stream)))
 }

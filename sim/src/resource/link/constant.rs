@@ -1,7 +1,6 @@
 //! Constant links: each ordered pair of devices has its own wire, as on a switch.
 //!
-//! A message waits until those before it are sent, takes bytes / bandwidth to send, and arrives after the latency.
-//! The closed forms of the tests assume this kind of link.
+//! A message waits until earlier messages are sent, takes bytes / bandwidth to send, and arrives after the latency.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +9,7 @@ use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use super::Delivery;
 use crate::engine::Nanos;
 
-/// Latency and bandwidth of one direction between two devices.
+/// Latency and bandwidth of the wire from one device to another.
 #[derive(Debug, Clone, Copy)]
 pub struct WiredLink {
     pub latency: Seconds,
@@ -26,7 +25,7 @@ impl From<&hearth_profiles::Link> for WiredLink {
 #[derive(Debug)]
 pub struct WiredLinks {
     default: WiredLink,
-    /// The wires from one device to another that differ from the default.
+    /// The wires that differ from the default, by sender and receiver.
     pub links_by_pair: BTreeMap<(usize, usize), WiredLink>,
     free_at: BTreeMap<(usize, usize), Nanos>,
 }

@@ -1,17 +1,17 @@
 //! Transmission medium: a channel or one direction of a wire, with one transmission at a time.
 //!
-//! Transmissions are granted the medium in the order of request and occupy it for an overhead and the time of their
-//! bytes. A message longer than a burst requests the medium for each burst, so that other messages can be sent in
-//! between. A wire has neither overhead nor stalls.
+//! The medium is granted to transmissions in the order of their requests. A transmission occupies the medium for an
+//! overhead and the time of its bytes. A message longer than a burst requests the medium for each burst, so that other
+//! messages can be sent in between. A wire has neither overhead nor stalls.
 //!
-//! Not here: which transmissions a message has ([`super::wifi`]).
+//! Not here: the division of a message into transmissions ([`super::wifi`]).
 
 use std::collections::VecDeque;
 
 use super::stalls::Stalls;
 use crate::engine::Nanos;
 
-/// A part of a message, or all of it, that is sent in one transmission on one hop.
+/// A part of a message, or the whole message, that is sent in one transmission on one hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Burst {
     pub message_number: u64,
@@ -26,7 +26,7 @@ pub struct Burst {
 pub struct Transmission {
     pub burst: Burst,
     pub start: Nanos,
-    /// The time at which the burst ends, if no stall is added.
+    /// The time at which the transmission ends if no stall is added.
     pub end: Nanos,
 }
 
@@ -55,7 +55,7 @@ impl Medium {
         self.current.map(|current| current.end)
     }
 
-    /// Removes and returns the transmission that has ended by `now`; the next one starts at its end.
+    /// Removes and returns the transmission that has ended by `now`; the next transmission starts at that end.
     pub fn pop_completed(&mut self, now: Nanos) -> Option<Transmission> {
         let current = self.current.take_if(|current| current.end <= now)?;
         self.busy_time += current.burst.transmission_time;

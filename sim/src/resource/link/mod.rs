@@ -1,4 +1,4 @@
-//! Links between devices: wires ([`WiredLinks`]) and Wi-Fi, whose stations share a channel ([`NetworkLinks`]).
+//! Links between devices: wires ([`WiredLinks`]), and Wi-Fi channels that stations share ([`NetworkLinks`]).
 //!
 //! The invariants, which `properties::check_invariants` checks: no message arrives before its latency and its own
 //! sending time have passed, the messages of a pair arrive in the order of sending, and no message is lost.
@@ -16,7 +16,7 @@ pub use wifi::NetworkLinks;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delivery {
-    /// The time at which the message's transmission starts, after the messages before it.
+    /// The time at which the message's transmission starts, after those of earlier messages.
     pub start: Nanos,
     /// The time at which the message's transmission ends.
     pub end: Nanos,

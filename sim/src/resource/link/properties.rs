@@ -1,4 +1,4 @@
-//! Test driver for links, and the invariants of every link.
+//! Test driver for links, and the check of the invariants of links.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::{Delivery, NetworkLinks, SendOutcome};
 use crate::engine::Nanos;
 
-/// A message of a test: nanoseconds since the previous message, sender, receiver, bytes.
+/// A message of a test: nanoseconds since the previous message, index of the sender, index of the receiver, bytes.
 pub(crate) type TestMessage = (Nanos, usize, usize, u64);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,11 +1,11 @@
-//! Stalls of a channel: periods in which it transmits nothing.
+//! Stalls of a channel: periods in which the channel transmits nothing.
 //!
 //! The stalls of each kind begin as a Poisson process and have uniformly distributed durations; a simulation may add
 //! further stalls. A stall interrupts a transmission, which resumes afterwards.
 //!
-//! Stalls are drawn for windows of ten seconds, each from its own part of the channel's random stream. So their times
-//! do not depend on the messages, and are the same for two plans. A Poisson process is memoryless, so it can be
-//! restarted at every window.
+//! Stalls are drawn for time windows of ten seconds, each from a separate part of the channel's random stream. So the
+//! times of stalls do not depend on the messages, and are the same for two plans. A Poisson process is memoryless, so
+//! it can be restarted at every window.
 
 use hearth_profiles::Seconds;
 use hearth_profiles::link::wifi::{MAX_STALL_DURATION, Stall};
@@ -14,14 +14,14 @@ use rand_chacha::ChaCha8Rng;
 use crate::engine::Nanos;
 use crate::random::uniform;
 
-/// Length of a window in nanoseconds. No stall is longer, so it ends in the next window at the latest.
+/// Length of a window in nanoseconds. No stall is longer than a window, so it ends in the next window at the latest.
 const WINDOW: Nanos = (MAX_STALL_DURATION.0 * 1e9) as Nanos;
-/// Random words reserved for a window. A stall takes four words, so 16 kinds of a hundred stalls per second
-/// take 64,000 words on average; a channel that stalls for at most half of the time takes far fewer.
+/// Number of random words reserved for a window. A stall takes four words, so 16 kinds with a hundred stalls per second
+/// each take 64,000 words on average; a channel that stalls for at most half of the time takes far fewer.
 const WORDS: u128 = 1 << 20;
 
 /// Maximum duration of an added stall in nanoseconds: one day.
-/// source: assumed, so that a run that waits for it ends
+/// source: assumed, so that a run that waits for the end of the stall ends
 const MAX_ADDED_STALL: Nanos = 86_400_000_000_000;
 
 type Span = (Nanos, Nanos);
@@ -62,7 +62,7 @@ impl Stalls {
         }
     }
 
-    /// Returns the time between two instants in which the channel is not stalled.
+    /// Returns for how many nanoseconds between `from` and `until` the channel is not stalled.
     pub fn unstalled_time(&mut self, from: Nanos, until: Nanos) -> Nanos {
         let (mut at, mut sum) = (self.stall_end(from), 0);
         while at < until {
@@ -76,7 +76,7 @@ impl Stalls {
         sum
     }
 
-    /// Returns the end of the stall at the time `at`, or `at` if there is none.
+    /// Returns the end of the stall at the time `at`, or `at` if the channel is not stalled then.
     fn stall_end(&mut self, at: Nanos) -> Nanos {
         let mut at = at;
         while let Some(&(_, end)) = self.spans_at(at).iter().find(|&&(start, end)| start <= at && at < end) {
@@ -85,7 +85,7 @@ impl Stalls {
         at
     }
 
-    /// Returns the start of the next stall in this window, or else the start of the next window.
+    /// Returns the start of the next stall in the window of `at`; without a stall, the start of the next window.
     fn next_stall(&mut self, at: Nanos) -> Nanos {
         let edge = (at / WINDOW + 1).saturating_mul(WINDOW);
         let starts = self.spans_at(at).iter().map(|&(start, _)| start);

@@ -8,7 +8,7 @@
 //! The delay in a channel's document is the one-way time of a small message on an idle channel. It includes the
 //! overheads of such a message; only the rest is added after the last burst.
 //!
-//! The order on the medium depends on later messages, so a delivery is known only when the last burst ends.
+//! Later messages may occupy the medium between bursts, so a delivery is known only when the last burst ends.
 //!
 //! Not here: stations out of range, changing rates, collisions beyond the overhead.
 
@@ -25,7 +25,7 @@ use super::{Delivery, SendOutcome, WiredLink, WiredLinks};
 use crate::engine::Nanos;
 use crate::random;
 
-/// The purpose of a channel's random stream.
+/// What a random stream of a channel determines.
 #[derive(Clone, Copy)]
 enum Purpose {
     Stalls,
@@ -52,10 +52,10 @@ struct Route {
     up: Hop,
     down: Hop,
     burst: u64,
-    /// The rate of a long message on both hops together.
+    /// The rate at which a long message crosses both hops.
     rate: BytesPerSecond,
     wire_latency: Nanos,
-    /// The index of the channel whose delay the messages of this route have.
+    /// Index of the channel whose delay distribution applies to the messages of this route.
     delay_channel: usize,
 }
 
@@ -63,7 +63,7 @@ struct Route {
 struct Sending {
     pair: (usize, usize),
     bytes: u64,
-    /// Bytes for which the sender has not yet requested the medium.
+    /// Number of bytes for which the sender has not yet requested the medium.
     unsent: u64,
     received: u64,
     start: Option<Nanos>,
@@ -71,7 +71,7 @@ struct Sending {
     rest_delay: Nanos,
 }
 
-/// Wi-Fi channels, and wires for the pairs that do not use Wi-Fi.
+/// The links between all devices: Wi-Fi channels, and wires for the pairs of devices that do not use Wi-Fi.
 #[derive(Debug)]
 pub struct NetworkLinks {
     pub wired_links: WiredLinks,
@@ -85,7 +85,7 @@ pub struct NetworkLinks {
 }
 
 impl NetworkLinks {
-    /// Creates links that use equal wires only, until [`NetworkLinks::add_wireless_path`] moves pairs to Wi-Fi.
+    /// Creates links that are equal wires, until [`NetworkLinks::add_wireless_path`] moves pairs of devices to Wi-Fi.
     pub fn new(wire: WiredLink, wifi: Option<&Wifi>, seed: u64) -> Self {
         let stream = |channel: usize, purpose: Purpose| {
             random::stream(seed, random::StreamPurpose::Wifi, 0, (channel as u64) << 8 | purpose as u64)
@@ -110,7 +110,7 @@ impl NetworkLinks {
         }
     }
 
-    /// Moves the messages from one device to another from their wire to Wi-Fi.
+    /// Sends all later messages from one device to another over Wi-Fi instead of their wire.
     pub fn add_wireless_path(&mut self, from: usize, to: usize, path: &WirelessPath) {
         let hop = |end: &Endpoint, wire: Port| {
             let port = if let Endpoint::Station { index, .. } = end { Port::Channel(*index) } else { wire };
@@ -176,8 +176,8 @@ impl NetworkLinks {
         self.media.values().filter_map(Medium::next_completion_time).min()
     }
 
-    /// Advances to `now`, and removes one message whose delivery is known by then; the message may arrive later than
-    /// `now`. Returns its number and its delivery.
+    /// Advances to `now`, and removes one message whose delivery is known by then, even if the message arrives later.
+    /// Returns the number of the message and its delivery.
     pub fn pop_delivery(&mut self, now: Nanos) -> Option<(u64, Delivery)> {
         loop {
             let ends =
@@ -196,7 +196,7 @@ impl NetworkLinks {
         self.routes.get(&(from, to)).map_or_else(|| self.wired_links.link(from, to).latency, over_wifi)
     }
 
-    /// Requests the sender's medium for the message's next burst.
+    /// Requests the sender's medium for the next burst of a message.
     fn request(&mut self, at: Nanos, number: u64) {
         let Some(message) = self.sending.get_mut(&number) else { return };
         let Some(route) = self.routes.get(&message.pair) else { return };
@@ -209,7 +209,7 @@ impl NetworkLinks {
         }
     }
 
-    /// Handles the end of a burst on a port. Returns the message and its delivery if the burst was its last.
+    /// Handles the end of a burst. Returns the message number and the delivery if the burst was the last of a message.
     fn on_burst_end(&mut self, at: Nanos, port: Port) -> Option<(u64, Delivery)> {
         let grant = self.media.get_mut(&port)?.pop_completed(at)?;
         let Burst { message_number: number, is_downlink, bytes, .. } = grant.burst;

@@ -1,8 +1,8 @@
 //! Generates the random scenarios of `hearth lab --random`.
 //!
 //! The scenarios vary the number of devices, memory, disk, a weak processor, links, rounds, residency, batches and
-//! sequences. Each scenario has its own random stream, so it does not depend on the number of scenarios. Windows are
-//! also random, because predictions must be accurate for plans that a planner would avoid.
+//! sequences. Each scenario has a separate random stream, so it does not depend on the number of scenarios. Windows are
+//! also random, because predictions must also be accurate for plans that a planner would avoid.
 
 use std::fmt::Write;
 use std::fs;
@@ -19,13 +19,13 @@ use crate::cli::GpuWeightFormat;
 use crate::diagnostics::Failure;
 use crate::machine::open_model;
 
-/// Id of the first random stream; the number of the scenario is added.
+/// Base of the random stream ids; the number of the scenario is added to this base.
 const STREAM: u64 = 0x4c41_425f_0000_0000;
 const DEVICE_NAMES: [&str; 4] = ["a", "b", "c", "d"];
-/// Default model, the same as in `scenarios/lab`.
+/// Path of the default model, which is also the model of the scenarios in `scenarios/lab`.
 const DEFAULT_MODEL: &str = "out/1b.gguf";
 
-/// Generates `count` scenarios in a folder, and removes earlier ones.
+/// Writes `count` random scenarios to a folder, and removes earlier random scenarios from the folder.
 pub fn write_random_scenarios(
     folder: &Path,
     count: u32,
@@ -61,7 +61,7 @@ impl Random {
         Random(stream)
     }
 
-    /// Returns a uniform number in [0, 1).
+    /// Returns a uniformly distributed number in [0, 1).
     fn unit(&mut self) -> f64 {
         (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -74,12 +74,12 @@ impl Random {
         of[((self.unit() * of.len() as f64) as usize).min(of.len() - 1)]
     }
 
-    /// Returns a log-uniform number between two bounds.
+    /// Returns a log-uniformly distributed number between `min` and `max`.
     fn between(&mut self, min: f64, max: f64) -> f64 {
         min * (max / min).powf(self.unit())
     }
 
-    /// Splits `whole` into `count` random parts of at least 1.
+    /// Splits `whole` into `count` random parts, each of at least 1.
     fn parts(&mut self, whole: u32, count: u32) -> Vec<u32> {
         let mut parts = vec![1; count as usize];
         for _ in count..whole {

@@ -1,8 +1,8 @@
-//! The properties of the machine for the report of a suite.
+//! Properties of this machine, for the report of a suite.
 
 use std::fs;
 
-/// Name of the load average: the only property that may change while a suite runs.
+/// Label of the load average, the only property that may change while a suite runs.
 const LOAD: &str = "load before the report";
 
 pub fn properties() -> Vec<(String, String)> {

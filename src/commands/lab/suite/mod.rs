@@ -1,8 +1,8 @@
 //! `hearth lab --suite` and `--random`: measures the accuracy of predictions over many scenarios.
 //!
-//! Every scenario runs as a lab in its own process, so that a failure does not affect the others. Each result
-//! is written immediately, so that an interrupted suite can continue. Profiles are reused for a few minutes.
-//! `--repeats` repeats the whole suite, so that the spread includes drift of the machine.
+//! Every scenario runs as a lab in a separate process, so that a failure does not affect other scenarios. Each result
+//! is written immediately, so that an interrupted suite can continue. Device profiles are reused for a few minutes.
+//! `--repeats` repeats the whole suite, so that the spread of the results includes changes of the machine speed.
 
 mod draw;
 mod machine;
@@ -35,10 +35,10 @@ use crate::machine::read_scenario;
 struct Entry {
     path: PathBuf,
     name: String,
-    /// The question that the scenario answers: the first line of its comment.
+    /// The question that the scenario answers, which is the first line of the comment in its file.
     question: String,
-    /// The digest of everything that the result depends on: the document, the models, this program, the machine and
-    /// the command line.
+    /// The digest of everything that the result of the scenario depends on: the document, the models, this program,
+    /// the machine and the command line.
     input_digest: String,
 }
 
@@ -48,7 +48,7 @@ impl Entry {
     }
 }
 
-/// The part of the JSON output of a lab that a suite reads.
+/// The part of the JSON output of a lab process that a suite reads.
 #[derive(Debug, Deserialize)]
 struct LabOutput {
     predicted: Metrics,
@@ -57,15 +57,15 @@ struct LabOutput {
     steadiness: Vec<Steadiness>,
 }
 
-/// Maximum number of repetitions of an unsteady lab.
+/// Maximum number of repetitions of a lab run during which the speed of the machine changed.
 /// source: assumed
 const MAX_RESTARTS: u32 = 2;
 
-/// Time limit of a lab: several times the deadline for the output of its head.
+/// Time limit of a lab process: several times the time limit between two lines of the output of its head.
 const MAX_LAB_TIME: Duration = Duration::from_hours(2);
 
 pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
-    let Some(output) = &args.output else { return Err(Failure::invalid("a suite needs --output")) };
+    let Some(output) = &args.output else { return Err(Failure::invalid("a suite needs the flag --output")) };
     create_folder(output)?;
     let (folder, title) = match (&args.suite, args.random_scenarios) {
         (Some(folder), _) => (folder.clone(), folder.display().to_string()),
@@ -74,7 +74,7 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
             draw::write_random_scenarios(&folder, count, args.seed, args.planning.model.as_deref())?;
             (folder, format!("{count} scenarios drawn with seed {}", args.seed))
         }
-        (None, None) => return Err(Failure::invalid("give a scenario, --suite or --random")),
+        (None, None) => return Err(Failure::invalid("the lab needs a scenario, --suite or --random")),
     };
     let entries = entries(&folder, args)?;
     let mut results = ResultsFile::open(&output.join("results.jsonl"))?;
@@ -121,7 +121,7 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     Ok(if all_met { ExitCode::SUCCESS } else { ExitCode(EXIT_INCOMPLETE) })
 }
 
-/// Collects the runs of each scenario, and the scenarios with a failed run.
+/// Collects the successful runs of each scenario, and the scenarios with a failed run.
 fn collect(
     entries: &[Entry],
     passes: u32,
@@ -139,7 +139,7 @@ fn collect(
     (cases, failed)
 }
 
-/// Formats the elapsed time and an estimate of the remaining time; empty before the first lab is done.
+/// Formats the elapsed time and an estimate of the remaining time of a suite; empty before the first lab is done.
 fn time_left(elapsed: Duration, done: u32, left: usize) -> String {
     if done == 0 {
         return String::new();
@@ -161,13 +161,13 @@ fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
         let loaded = read_scenario(&path)?;
         let name = loaded.scenario.name.clone();
         if let Some(twin) = entries.iter().find(|entry| entry.name == name) {
-            let what = format!("two scenarios are called `{name}`: {}", twin.path.display());
+            let what = format!("two scenarios are called `{name}`: this one and {}", twin.path.display());
             return Err(Failure::invalid(what)
                 .with_location(path.display())
                 .with_hint("give each scenario a unique name"));
         }
         if !is_valid_file_name(&name) {
-            let what = format!("the name `{name}` cannot be used for a folder");
+            let what = format!("the scenario name `{name}` cannot be the name of a folder");
             return Err(Failure::invalid(what).with_location(path.display()).with_hint(FILE_NAME_HINT));
         }
         let model = args.planning.model.clone().or_else(|| loaded.model_file());
@@ -179,7 +179,7 @@ fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
     if entries.is_empty() {
         return Err(Failure::invalid("there is no scenario in this folder")
             .with_location(folder.display())
-            .with_hint("scenarios are files that end in .yaml"));
+            .with_hint("name a folder with scenario files, which end in .yaml"));
     }
     Ok(entries)
 }
@@ -190,7 +190,7 @@ fn file_stamp(path: &Path) -> (PathBuf, Option<(u64, Option<SystemTime>)>) {
     (path.to_path_buf(), metadata)
 }
 
-/// Runs one scenario, and repeats it if the machine was unsteady, regardless of the result.
+/// Runs one scenario, and repeats the run if the speed of the machine changed, regardless of the result.
 fn run_steadily(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<RunPair, String> {
     let mut restarts = 0;
     loop {
@@ -203,7 +203,7 @@ fn run_steadily(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Resu
     }
 }
 
-/// Runs one scenario in its own process.
+/// Runs one scenario in a separate process.
 fn run_once(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<RunPair, String> {
     let suffix = if pass == 0 { String::new() } else { format!("-{}", pass + 1) };
     let report = output.join("runs").join(format!("{}{suffix}", entry.name));
@@ -237,7 +237,7 @@ fn run_once(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<R
     drop(done_tx);
     let ended = ended.map_err(|error| error.to_string())?;
     if watch.join().unwrap_or(false) {
-        return Err(format!("it was terminated after {} min", MAX_LAB_TIME.as_secs() / 60));
+        return Err(format!("the lab process was terminated after {} min", MAX_LAB_TIME.as_secs() / 60));
     }
     let errors = String::from_utf8_lossy(&ended.stderr);
     if !ended.status.success() {
@@ -252,20 +252,16 @@ fn run_once(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<R
             return Err(format!("the {run} run did not complete: {}", metrics.outcome.label()));
         }
     }
-    let (predicted, measured) =
-        (RunMetrics::from_metrics(&output.predicted), RunMetrics::from_metrics(&output.measured));
-    let is_steady = output.steadiness.iter().all(|run| run.is_steady);
-    let prediction_digest = output.prediction;
     Ok(RunPair {
-        prediction_digest,
-        predicted_metrics: predicted,
-        measured_metrics: measured,
-        has_steady_speed: is_steady,
+        prediction_digest: output.prediction,
+        predicted_metrics: RunMetrics::from_metrics(&output.predicted),
+        measured_metrics: RunMetrics::from_metrics(&output.measured),
+        has_steady_speed: output.steadiness.iter().all(|run| run.is_steady),
         discarded_attempts: 0,
     })
 }
 
-/// Returns the reason why a lab failed: the last JSON error in its standard error, or all of the text.
+/// Returns the reason why a lab process failed: the last JSON error in its standard error, or else the whole text.
 fn failure_reason(errors: &str) -> Option<String> {
     let what = |line: &str| {
         let error: serde_json::Value = serde_json::from_str(line).ok()?;
@@ -275,11 +271,11 @@ fn failure_reason(errors: &str) -> Option<String> {
     (!reason.is_empty()).then_some(reason)
 }
 
-/// Process id of the current lab; 0 if none runs.
+/// Process id of the running lab process; 0 if there is none.
 static CHILD: AtomicU32 = AtomicU32::new(0);
 static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Makes a signal terminate the current lab, which cleans up; the suite then ends.
+/// Installs a signal handler that terminates the running lab process, which cleans up. The suite then ends.
 fn forward_interruptions() {
     interruption::on_signal(|| {
         IS_INTERRUPTED.store(true, Ordering::SeqCst);
@@ -295,7 +291,8 @@ fn terminate(child: u32) {
     unsafe { libc::kill(child as libc::pid_t, libc::SIGTERM) };
 }
 
-/// Makes the kernel terminate the child when this thread ends, so that the child cleans up if the suite is killed.
+/// Makes the kernel terminate the child process when this thread ends, so that the child cleans up if the suite is
+/// killed.
 fn terminate_with_this_thread(command: &mut Command) {
     // SAFETY: between fork and exec there is only one system call, which takes two integers.
     unsafe {

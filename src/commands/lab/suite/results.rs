@@ -1,4 +1,4 @@
-//! The results file of a suite.
+//! Results file of a suite, with which an interrupted suite can continue.
 //!
 //! Each finished lab appends a line with the scenario, the repetition, and a digest of everything that the result
 //! depends on. Changed or failed scenarios are run again. If a lab has several lines, the last one counts. Incomplete
@@ -24,7 +24,7 @@ const MAX_BYTES: u64 = 64 << 20;
 #[serde(rename_all = "lowercase")]
 pub enum LabResult {
     Done(Box<RunPair>),
-    /// The lab failed for this reason.
+    /// The lab failed; the text is the reason.
     Failed(String),
 }
 
@@ -35,7 +35,7 @@ pub struct LabId {
     /// The digest of everything on which the result of the lab depends.
     #[serde(rename = "key")]
     pub input_digest: String,
-    /// Index of the repetition of the suite, from 0.
+    /// Index of the repetition of the whole suite, from 0.
     #[serde(rename = "pass")]
     pub repetition: u32,
 }
@@ -55,7 +55,7 @@ pub struct ResultsFile {
 }
 
 impl ResultsFile {
-    /// Reads the results in a file; there are none if the file does not exist.
+    /// Reads the results in a file. A file that does not exist has no results.
     pub fn open(path: &Path) -> Result<ResultsFile, Failure> {
         let mut results = BTreeMap::new();
         if path.exists() {
@@ -71,7 +71,7 @@ impl ResultsFile {
         matches!(self.results.get(id), Some(LabResult::Done(_)))
     }
 
-    /// Adds a result and appends it to the file.
+    /// Adds the result of a lab, and appends the result to the file.
     pub fn append(&mut self, id: LabId, result: LabResult) -> Result<(), Failure> {
         let failed = |error: &std::io::Error| Error::from_io_error(&self.path, "write", error);
         let line = Line { id: id.clone(), result: result.clone() };
@@ -88,7 +88,7 @@ impl ResultsFile {
         Ok(())
     }
 
-    /// Returns the runs of those given labs that succeeded, and the reason for the last failure, if any.
+    /// Returns the runs of the labs with these ids that succeeded, and the reason of the last failure among these labs.
     pub fn runs_of(&self, ids: impl Iterator<Item = LabId>) -> (Vec<RunPair>, Option<String>) {
         let (mut runs, mut why) = (Vec::new(), None);
         for result in ids.filter_map(|id| self.results.get(&id)) {

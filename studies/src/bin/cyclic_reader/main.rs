@@ -1,14 +1,14 @@
 //! Measures whether the kept set of managed residency remains in the page cache of the kernel.
 //!
-//! A process cyclically reads a file (640 MiB), which is larger than its memory limit, at 200 MB/s, and computes
-//! nothing else. A part of the file should remain in memory, and the rest is streamed through a small buffer. Both
+//! A process cyclically reads a file of 640 MiB, which is larger than its memory limit, at 200 MB/s, and computes only
+//! a checksum. A part of the file should remain in memory, and the rest is streamed through a small buffer. Both parts
 //! are ordinary page cache, so the measurement shows whether reclaim evicts the kept part. The program needs root.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin cyclic_reader -- --table      # by limit, buffer and piece size
 //! cargo run --release -p hearth-studies --bin cyclic_reader -- --margin     # by distance to the limit
 //! cargo run --release -p hearth-studies --bin cyclic_reader -- --probe drop     # or drop-other, reading, depth
-//! cargo run --release -p hearth-studies --bin cyclic_reader -- --log cyclic.log     # for the simulator's test cyclic_rows
+//! cargo run --release -p hearth-studies --bin cyclic_reader -- --log cyclic.log     # for the test cyclic_rows
 //! cargo run --release -p hearth-studies --bin cyclic_reader -- --limit-kib 331776 --kept-mib 312
 //! ```
 //!
@@ -26,8 +26,8 @@ use passes::{PassOptions, ReadMode};
 mod passes;
 mod probes;
 
-/// MiB of memory of the process in addition to the pages of the file: 0.4 MiB of its own, page tables and nodes of
-/// the page cache's tree (2.8 MiB for 640 MiB), and a margin.
+/// Memory of the process in MiB, without the pages of the file: 0.4 MiB of the program, 2.8 MiB of page tables and
+/// nodes of the page cache's tree for 640 MiB, and a margin.
 const PROCESS_MIB: usize = 5;
 
 fn main() -> ExitCode {
@@ -36,22 +36,22 @@ fn main() -> ExitCode {
 
 #[derive(Parser)]
 struct Arguments {
-    /// Internal: run as a child and read this file.
+    /// Internal: run as a child process and read this file.
     #[arg(long)]
     child: Option<PathBuf>,
-    /// Run a probe: drop, drop-other, reading or depth.
+    /// Run a probe: `drop`, `drop-other`, `reading` or `depth`.
     #[arg(long)]
     probe: Option<String>,
-    /// Folder for the file.
+    /// Create the file in this folder.
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     directory: PathBuf,
-    /// Disk limit in MB/s.
+    /// Limit disk reads to this rate in MB/s.
     #[arg(long, default_value_t = 200)]
     disk_mbps: u64,
-    /// Measure the table of limits, buffers and piece sizes.
+    /// Measure all rows of the table of memory limits, buffers and piece sizes.
     #[arg(long)]
     table: bool,
-    /// Measure limits that approach the size of kept set and buffer.
+    /// Measure memory limits that approach the size of the kept set and the buffer.
     #[arg(long)]
     margin: bool,
     #[command(flatten)]
@@ -101,7 +101,7 @@ fn in_child(
     Cgroups::run_child(limits, &file.path, &arguments)
 }
 
-/// Returns experiments with memory limits of 90 to 35 % of the file size, and kept sets that use the whole limit.
+/// Returns the experiments of `--table`: limits of 90 to 35 % of the file size, and kept sets that use the limit.
 fn table_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
     let mut rows = Vec::new();
     for percent in [90, 75, 50, 35] {
@@ -131,7 +131,7 @@ fn table_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
     rows
 }
 
-/// Returns experiments with a kept set of 312 MiB, a buffer of 8 MiB, and limits that approach their sum.
+/// Returns the experiments of `--margin`: a kept set of 312 MiB, a buffer of 8 MiB, and limits that approach their sum.
 fn margin_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
     let managed = PassOptions { kept_mib: 312, ..base.clone() };
     let fadvise = PassOptions { drops_with_fadvise: true, ..managed.clone() };
@@ -150,8 +150,7 @@ fn margin_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
     rows
 }
 
-/// Returns the experiments that `sim/tests/it/cyclic_rows.rs` replays: few passes in large pieces, so that the log is
-/// short.
+/// Returns the experiments of `--log`, for `sim/tests/it/cyclic_rows.rs`: few passes in large pieces, for a short log.
 fn log_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
     let limited = PassOptions {
         memory_limit_kib: 325 << 10,
@@ -175,7 +174,7 @@ fn log_rows(base: &PassOptions) -> Vec<(String, PassOptions)> {
     rows.into_iter().map(|(name, row)| (name.into(), row)).collect()
 }
 
-/// Runs one experiment and prints its row: medians over the passes after the first, and the maximum memory in use.
+/// Runs one experiment and prints its row: medians over the passes after the first, and the maximum memory usage.
 fn measure(name: &str, row: &PassOptions, disk_mbps: u64, file: &WeightFile) -> Result<(), StudyError> {
     let limits =
         CgroupLimits { memory_bytes: row.memory_limit_kib << 10, disk_mb_per_s: disk_mbps, cpu_quota: None };

@@ -1,10 +1,11 @@
-//! The cyclic reader: measures the bytes that each pass over the file reads, with and without a kept set.
+//! Passes of the cyclic reader: measures the bytes that each pass over the file reads, with and without a kept set.
 //!
-//! The reader sums one piece of the file after another, in a cycle. In mode `managed`, some pieces are *kept*: they
-//! are loaded once before the first pass and spread evenly. The others are *streamed*: a helper thread requests them
+//! The reader sums one piece of the file after another, in a cycle. In mode `managed`, some evenly spread pieces are
+//! *kept*: they are loaded once before the first pass. The other pieces are *streamed*: a helper thread requests them
 //! with `WILLNEED`, with a limited number of bytes in flight, waits for each with `MADV_POPULATE_READ`, and uses no
-//! more memory than a buffer. The reader drops the streamed pieces after use. Mode `ahead` has the helper but keeps
-//! and drops nothing; experiments named `behind` are `managed` without kept pieces; `plain` only has page faults.
+//! more memory than a buffer. The reader drops a streamed piece after its use. In mode `ahead` there is a helper
+//! thread, but no piece is kept or dropped; experiments named `behind` are `managed` without kept pieces; in mode
+//! `plain` only page faults read the file.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -23,13 +24,13 @@ use hearth_studies::cgroups::{
 pub enum ReadMode {
     /// Only page faults read the file.
     Plain,
-    /// A helper thread reads ahead, at most the size of the buffer.
+    /// A helper thread reads ahead, up to the size of the buffer.
     Ahead,
-    /// A helper thread reads the pieces ahead that are not kept; after use they are dropped.
+    /// A helper thread reads ahead the pieces that are not kept; they are dropped after their use.
     Managed,
 }
 
-/// The system calls that drop a piece from memory.
+/// The system calls with which a piece is dropped from memory.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum DropMethod {
     /// `MADV_PAGEOUT`.
@@ -51,7 +52,7 @@ impl DropMethod {
     }
 }
 
-/// Loads a piece like the helper: reads exactly its bytes with `WILLNEED`, then maps them with `MADV_POPULATE_READ`.
+/// Loads a piece as the helper thread does: reads its bytes with `WILLNEED`, then maps them with `MADV_POPULATE_READ`.
 pub fn load_into_memory(piece: &[u8]) {
     advise(piece, libc::MADV_WILLNEED);
     advise(piece, libc::MADV_POPULATE_READ);
@@ -59,8 +60,8 @@ pub fn load_into_memory(piece: &[u8]) {
 
 type Piece = (usize, &'static [u8]);
 
-/// The log of the operations on pieces: `k` kept piece loaded, `a` requested with `WILLNEED`, `p` populated, `t` read
-/// by the reader, `r` dropped.
+/// The log of the operations on pieces: `k` for a kept piece that is loaded, `a` for a piece that is requested with
+/// `WILLNEED`, `p` for populated, `t` for read by the reader, `r` for dropped.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<(char, usize)>>>);
 
@@ -71,7 +72,7 @@ impl Log {
         }
     }
 
-    /// Returns the operations since the last call. Consecutive pieces are abbreviated: `t3-7` means `t3 t4 t5 t6 t7`.
+    /// Removes and returns all logged operations. Consecutive pieces are abbreviated: `t3-7` means `t3 t4 t5 t6 t7`.
     fn take(&self) -> String {
         let done = self.0.lock().map(|mut done| std::mem::take(&mut *done)).unwrap_or_default();
         let runs = done.chunk_by(|(what, piece), next| (*what, piece + 1) == *next);
@@ -85,24 +86,25 @@ impl Log {
 
 #[derive(Args, Clone, Debug)]
 pub struct PassOptions {
-    /// Size of the file in MiB.
+    /// Set the size of the file in MiB.
     #[arg(long, default_value_t = 640)]
     pub file_mib: usize,
-    /// Memory limit in KiB.
+    /// Set the memory limit in KiB.
     #[arg(long = "limit-kib", default_value_t = 324 << 10)]
     pub memory_limit_kib: usize,
+    /// Select how a pass reads the file.
     #[arg(long, value_enum, default_value_t = ReadMode::Managed)]
     pub mode: ReadMode,
-    /// Size of the kept set in MiB.
+    /// Set the size of the kept set in MiB.
     #[arg(long, default_value_t = 312)]
     pub kept_mib: usize,
-    /// Size of the stream buffer in KiB.
+    /// Set the size of the stream buffer in KiB.
     #[arg(id = "buffer_kib", long = "buffer-kib", default_value_t = 8 << 10)]
     pub stream_buffer_kib: usize,
-    /// Maximum size in KiB of the pieces that are requested but not yet read.
+    /// Limit the pieces that are requested but not yet read to this total size in KiB.
     #[arg(long = "flight-kib", default_value_t = 4 << 10)]
     pub max_in_flight_kib: usize,
-    /// Size of a piece in KiB.
+    /// Set the size of a piece in KiB.
     #[arg(long, default_value_t = 1024)]
     pub piece_kib: usize,
     /// Advise the mapping with `MADV_RANDOM`.
@@ -111,13 +113,13 @@ pub struct PassOptions {
     /// Drop with `MADV_DONTNEED` and `POSIX_FADV_DONTNEED` instead of `MADV_PAGEOUT`.
     #[arg(id = "fadvise", long = "fadvise")]
     pub drops_with_fadvise: bool,
-    /// Drop used pieces in the helper instead of the reader.
+    /// Drop used pieces in the helper thread instead of the reader.
     #[arg(id = "helper_drops", long = "helper-drops")]
     pub helper_drops_pieces: bool,
-    /// Number of passes over the file.
+    /// Read the file this many times.
     #[arg(long = "passes", default_value_t = 6)]
     pub pass_count: usize,
-    /// Append the log of operations to this file, for replay.
+    /// Append the log of operations on pieces to this file.
     #[arg(id = "log", long = "log")]
     pub log_path: Option<PathBuf>,
 }
@@ -159,7 +161,7 @@ impl PassOptions {
         self.mode == ReadMode::Managed && is_kept(piece, kept, pieces)
     }
 
-    /// Runs as the child: makes the passes and prints a line for each.
+    /// Runs as the child process: makes the passes over the file and prints a line for each pass.
     pub fn run_passes(&self, groups: &Cgroups, path: &Path) -> Result<(), StudyError> {
         let file = File::open(path)?;
         let map: &'static [u8] = map_cold(&file)?;
@@ -205,7 +207,7 @@ impl PassOptions {
         Ok(())
     }
 
-    /// Reads the file once. Returns the number of kept pages that were evicted, and the time spent dropping pieces.
+    /// Reads the file once. Returns the number of pages of kept pieces that were evicted, and the time to drop pieces.
     fn pass(
         &self,
         file: &File,
@@ -242,7 +244,7 @@ impl PassOptions {
         Ok((lost, dropping))
     }
 
-    /// Starts the helper thread, which loads the streamed pieces in order, again and again.
+    /// Starts the helper thread, which repeatedly loads the streamed pieces in order.
     fn helper(&self, streamed: Vec<Piece>, map: &'static [u8], file: File, log: Log) -> Helper {
         let (loaded_tx, loaded_rx) = mpsc::channel();
         let (used_tx, used_rx) = mpsc::channel::<Piece>();
@@ -288,8 +290,8 @@ impl PassOptions {
 }
 
 struct Helper {
-    /// Receives a message for each streamed piece that is loaded, in order.
+    /// Receives a message when the next streamed piece is loaded.
     loaded_rx: mpsc::Receiver<()>,
-    /// Sends each piece that the reader has used.
+    /// Sends the pieces that the reader has used to the helper thread.
     used_tx: mpsc::Sender<Piece>,
 }

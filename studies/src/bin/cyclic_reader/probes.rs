@@ -1,8 +1,8 @@
 //! Probes of `madvise` on the mapping of a file.
 //!
-//! They measure the behaviour on which managed residency relies: how a piece of the file can be dropped from
+//! The probes measure the behaviour on which managed residency relies: how a piece of the file can be dropped from
 //! memory, and at what cost; whether `MADV_RANDOM` restricts reads to the requested range; and how many bytes
-//! must be in flight to keep the disk busy if the helper waits for one piece after another.
+//! must be in flight to keep the disk busy if the helper thread waits for one piece after another.
 
 use std::fs::File;
 use std::path::Path;
@@ -27,12 +27,12 @@ pub fn run(groups: &Cgroups, path: &Path, what: &str) -> Result<(), StudyError> 
         }
         "reading" => probe_reads(groups, &file, map)?,
         "depth" => probe_depths(&file, map),
-        other => Err(format!("unknown probe `{other}`; the probes are drop, drop-other, reading and depth"))?,
+        other => Err(format!("unknown probe `{other}`; use `drop`, `drop-other`, `reading` or `depth`"))?,
     }
     Ok(())
 }
 
-/// Measures the time of dropping pieces, and the number of pages left in memory, for each drop method.
+/// Measures the time to drop pieces, and the number of pages that remain in memory, for each drop method.
 fn probe_drops(groups: &Cgroups, file: &File, map: &[u8], who: &str) -> Result<(), StudyError> {
     for method in [DropMethod::PageOut, DropMethod::UnmapAndFadvise] {
         for random in [false, true] {
@@ -50,7 +50,7 @@ fn probe_drops(groups: &Cgroups, file: &File, map: &[u8], who: &str) -> Result<(
     Ok(())
 }
 
-/// Loads, optionally reads, and then drops one piece after another; prints the results.
+/// Loads, optionally reads, and drops one piece after another; prints the time and the remaining pages.
 fn drop_pieces(file: &File, map: &[u8], method: DropMethod, random: bool, used: bool, kib: usize, who: &str) {
     advise_access_pattern(map, random);
     let length = kib << 10;
@@ -78,7 +78,7 @@ fn drop_pieces(file: &File, map: &[u8], method: DropMethod, random: bool, used: 
     std::hint::black_box(sum);
 }
 
-/// Measures the bytes read by one fault, one `WILLNEED` and one `POPULATE_READ`, with and without `MADV_RANDOM`.
+/// Measures the bytes that a page fault, a `WILLNEED` and a `POPULATE_READ` read, with and without `MADV_RANDOM`.
 fn probe_reads(groups: &Cgroups, file: &File, map: &[u8]) -> Result<(), StudyError> {
     for advice in ["normal", "random"] {
         advise_access_pattern(map, advice == "random");
@@ -114,7 +114,7 @@ fn probe_reads(groups: &Cgroups, file: &File, map: &[u8]) -> Result<(), StudyErr
     Ok(())
 }
 
-/// Measures the read speed for several piece sizes and numbers of bytes that are requested ahead.
+/// Measures the read speed for several piece sizes and numbers of bytes requested ahead.
 fn probe_depths(file: &File, map: &[u8]) {
     for random in [false, true] {
         advise_access_pattern(map, random);

@@ -1,11 +1,11 @@
-//! Random clusters on which the strategies are compared.
+//! Random clusters for the comparison of strategies.
 //!
 //! A cluster has random home devices ([`crate::devices`]) and a model of the prima.cpp paper's Table 4. The ratio of
-//! available memory to weights is random, and other programs are assumed to use the rest of the memory. The head is
-//! the first device and never a phone.
+//! available memory to weights is random; other programs are assumed to use the rest of the memory. The first device is
+//! the head and never a phone.
 //!
-//! A small instance is a cluster whose model is cut to few layers. Its vocabulary, all memories and buffers are
-//! reduced in proportion, so that the ratio of memory to weights stays the same, and all plans can be simulated.
+//! A small instance is a cluster whose model is cut to few layers, so that all plans can be simulated. The vocabulary
+//! and all memory and buffer sizes are reduced in proportion, so that the ratio of memory to weights stays the same.
 //!
 //! Not here: the strategies ([`crate::evaluation`]).
 
@@ -22,23 +22,23 @@ use crate::random::InstanceRng;
 
 const DEVICES: [u32; 2] = [2, 8];
 const SMALL_DEVICES: [u32; 2] = [2, 3];
-/// The models of the prima.cpp paper's Table 4, small ones first.
+/// The models of the prima.cpp paper's Table 4, in ascending order of size.
 pub const MODEL_NAMES: [&str; 7] =
     ["llama-8b", "llama-14b", "llama-30b", "llama-45b", "llama-60b", "llama-65b", "llama-70b"];
-/// The numbers of layers of small instances. Each allows several numbers of rounds.
+/// The numbers of model layers of small instances, each of which allows several numbers of rounds.
 const SMALL_LAYERS: [u32; 3] = [8, 10, 12];
 
-/// Range of the ratio of the available memory of all devices to the bytes of the model. source: assumed; the
-/// prima.cpp paper's testbed has 37 GiB of memory for models of up to 40 GiB
+/// Range of the ratio of the available memory of all devices to the size of the model. source: assumed; the prima.cpp
+/// paper's testbed has 37 GiB of memory for models of up to 40 GiB
 const MEMORY_RATIO: [f64; 2] = [0.4, 1.4];
 /// Minimum available memory of a device. source: assumed
 const MIN_MEMORY: Bytes = Bytes::from_mib(1024);
-/// Shared memory that a GPU cannot use, for buffers and the mapping. source: assumed; twice the CPU's buffers
+/// Unified memory that a GPU cannot use, for buffers and the mapping. source: assumed; twice the CPU's buffers
 const RESERVED_BESIDE_GPU: Bytes = Bytes::from_mib(512);
-/// Range of the one-way latency of a link, in seconds. source: prima.cpp paper, section 4: 3-7 ms over Wi-Fi;
-/// extended to cables and distant rooms
+/// Range of the one-way latency of a link, in seconds. source: prima.cpp paper, section 4 (3-7 ms over Wi-Fi), extended
+/// to cables and distant rooms
 const LATENCY: [f64; 2] = [1e-3, 1e-2];
-/// Range of the bandwidth of a link, in Mbit/s. source: prima.cpp paper, section 4: 320-610 Mbit/s over Wi-Fi;
+/// Range of the bandwidth of a link, in Mbit/s. source: prima.cpp paper, section 4 (320-610 Mbit/s over Wi-Fi),
 /// extended to cables and distant rooms
 const BANDWIDTH: [f64; 2] = [100.0, 900.0];
 /// The context lengths, in tokens. source: assumed
@@ -70,15 +70,15 @@ impl ClusterProperties {
         ClusterProperties { number, model, devices, memory_ratio: memory_ratio(cluster) }
     }
 
-    /// Returns the cells with which each CSV row begins: part of the study, number of the cluster, model, devices, memory
-    /// ratio, residency. `part` is `homes` for random homes, `small` for small instances.
+    /// Returns the first cells of each CSV row: part of the study, number of the cluster, model, devices, memory ratio,
+    /// residency. `part` is `homes` for random clusters, `small` for small instances.
     pub fn csv_cells(&self, part: &str, residency: &str) -> String {
         let ClusterProperties { number, model, devices, memory_ratio } = self;
         format!("{part},{number},{model},{devices},{memory_ratio:.4},{residency}")
     }
 }
 
-/// Returns the ratio of the memory available for layers to the bytes of the model.
+/// Returns the ratio of the memory available for layers to the size of the model.
 fn memory_ratio(cluster: &Cluster) -> f64 {
     let members = &cluster.members;
     (main_memory(members) + discrete_gpu_memory(members)) / cluster.model.total_bytes().as_f64()
@@ -88,7 +88,7 @@ fn main_memory(members: &[Member]) -> f64 {
     members.iter().map(|member| member.device.memory.available_memory.value.as_f64()).sum()
 }
 
-/// Sets the residency policy of all devices, or lets the planner choose if `residency` is `None`.
+/// Sets the residency policy of all devices; with `None` the planner chooses the policy of each device.
 pub fn with_residency(mut cluster: Cluster, residency: Option<Residency>) -> Cluster {
     let residency = residency.map(ResidencyOptions::with_policy);
     cluster.members.iter_mut().for_each(|member| member.residency = residency);
@@ -132,8 +132,8 @@ fn random_member(index: usize, random: &mut InstanceRng) -> Member {
     Member { name, address: None, device, residency: None }
 }
 
-/// Picks a random model that is large enough for the devices: their minimum memory does not exceed the
-/// maximum memory ratio. If there is none, returns the largest model.
+/// Picks a random model that is large enough for the devices: the ratio of their minimum memory to the model size does
+/// not exceed [`MEMORY_RATIO`]. If no model is large enough, returns the largest model.
 fn pick_model(
     members: &[Member],
     models: &[&str],
@@ -155,7 +155,7 @@ fn discrete_gpu_memory(members: &[Member]) -> f64 {
     members.iter().map(own).sum()
 }
 
-/// Reduces the available main memory so that all memory, including that of discrete GPUs, is `ratio` times the model.
+/// Reduces the main memory so that all memory, including that of discrete GPUs, is `ratio` times the model size.
 fn limit_memory(members: &mut [Member], model: &ModelProfile, ratio: f64) {
     let main = main_memory(members);
     let wanted = (ratio * model.total_bytes().as_f64() - discrete_gpu_memory(members)).max(0.0);
@@ -185,7 +185,7 @@ fn random_link(random: &mut InstanceRng) -> Link {
     }
 }
 
-/// Cuts the model of a cluster to `layers` layers and reduces all memories and buffers in proportion.
+/// Cuts the model of a cluster to `layers` layers, and reduces all memory and buffer sizes in proportion.
 fn shrunk(mut cluster: Cluster, layers: u32) -> Result<Cluster, StudyError> {
     let mut document = shipped_document(&cluster.model.name)?;
     let share = f64::from(layers) / f64::from(document.layers.0);
@@ -227,13 +227,11 @@ mod tests {
     #[test]
     fn every_random_device_is_a_valid_document() {
         for number in 0..50 {
-            for cluster in
-                [generate_cluster(1, number), generate_small_cluster(1, number)].map(Result::unwrap)
-            {
-                for member in &cluster.members {
-                    let read = DeviceProfile::from_yaml(&member.device.to_yaml());
-                    assert!(read.is_ok(), "{number}: {}", read.unwrap_err());
-                }
+            let clusters =
+                [generate_cluster(1, number), generate_small_cluster(1, number)].map(Result::unwrap);
+            for member in clusters.iter().flat_map(|cluster| &cluster.members) {
+                let read = DeviceProfile::from_yaml(&member.device.to_yaml());
+                assert!(read.is_ok(), "{number}: {}", read.unwrap_err());
             }
         }
     }

@@ -1,7 +1,7 @@
-//! Draws cumulative distributions: the share of instances in which a strategy is within a factor of the best time.
+//! Cumulative distributions: draws for each strategy the share of instances within a factor of the best time.
 //!
-//! The x axis is the ratio of a time to the best one, from 1 to 100 on a logarithmic scale; the y axis is the share
-//! of instances. There is no ratio without a plan or if the run ends out of memory, so a curve may end below one.
+//! The x axis is the ratio of a time to the best time, from 1 to 100 on a logarithmic scale; the y axis is the share of
+//! instances. An instance without a complete run has no ratio, so a curve may end below 100 percent.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use crate::gaps::Gaps;
 
 pub struct Panel {
     pub title: String,
-    /// For each curve, the strategy, its gaps, and the number of instances.
+    /// For each curve: the name of the strategy, the gaps of the strategy, and the number of instances.
     pub curves: Vec<(&'static str, Gaps, usize)>,
 }
 
@@ -22,7 +22,7 @@ const LEGEND_ROW: f64 = 18.0;
 const MAX_RATIO: f64 = 100.0;
 /// Colours that colour-blind readers can distinguish. source: Okabe and Ito, "Color Universal Design"
 const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#777777"];
-/// Line styles: strategies that reuse a colour are dashed.
+/// Dash patterns of the lines: when all colours are used, the next strategies reuse them with another pattern.
 const DASHES: [&str; 3] = ["none", "6 3", "2 2"];
 
 pub fn render_svg(panels: &[Panel]) -> String {
@@ -87,7 +87,7 @@ fn axes(text: &mut String, title: &str) {
     );
 }
 
-/// Returns the x position, in pixels, of the ratio of a time to the best time.
+/// Returns the x position in pixels of a ratio of a time to the best time.
 fn across(factor: f64) -> f64 {
     WIDTH * factor.clamp(1.0, MAX_RATIO).ln() / MAX_RATIO.ln()
 }

@@ -1,9 +1,9 @@
-//! Random home devices, with the source of each range.
+//! Random home devices, and the ranges of their parameters.
 //!
-//! Every parameter is drawn from a range with a stated source. Other parameters, such as buffers, copies and the
-//! share of the peak bandwidth that a run reaches, are those of the shipped devices d1 to d6.
+//! Most parameters are drawn from a range with a stated source. The others, such as buffers, copies and the share of
+//! the peak bandwidth that a run reaches, are those of the shipped devices d1 to d6.
 //!
-//! Other programs release no memory to a run, except on Android. So latency model and simulator have the same
+//! Other programs release no memory to a run, except on Android. So the latency model and the simulator assume the same
 //! available memory, and gaps between plans are not caused by different capacities.
 //!
 //! Not here: the number of devices in a cluster, and the reduction of their memory ([`crate::clusters`]).
@@ -35,14 +35,13 @@ pub enum DeviceKind {
     Android,
 }
 
-/// The kinds of devices, repeated in proportion to their frequencies. source: assumed
+/// The kinds of devices; a frequent kind occurs several times. source: assumed
 pub const DEVICE_KINDS: [DeviceKind; 10] = {
     use DeviceKind::{Android, Linux, LinuxCuda, Mac, MacMetal};
     [LinuxCuda, LinuxCuda, LinuxCuda, Linux, Linux, MacMetal, MacMetal, Mac, Android, Android]
 };
 
-/// Graphics cards: name, memory in GiB and peak bandwidth in GB/s. source: NVIDIA's specifications of GTX 1650, RTX
-/// 3050, RTX 2060, RTX 3060, RTX 4060, RTX 3070, GTX 1080 Ti, RTX 2080 Ti
+/// Graphics cards: name, memory in GiB and peak bandwidth in GB/s. source: NVIDIA's specifications
 const CARDS: [(&str, f64, f64); 8] = [
     ("GTX 1650", 4.0, 128.0),
     ("RTX 3050", 8.0, 224.0),
@@ -58,10 +57,10 @@ const CARDS: [(&str, f64, f64); 8] = [
 const CARD_SHARE: f64 = 0.85;
 /// Apple chips: name and peak bandwidth in GB/s. source: Apple's specifications of M1, M2, M4, M1 Pro
 const APPLE: [(&str, f64); 4] = [("M1", 68.25), ("M2", 100.0), ("M4", 120.0), ("M1 Pro", 200.0)];
-/// Share of an Apple chip's peak bandwidth that its CPU reaches. source: the shipped device d1, 47.2 of 68.3 GB/s
+/// Share of an Apple chip's peak bandwidth that its CPU reaches. source: the shipped device d1 (47.2 of 68.3 GB/s)
 const APPLE_SHARE: f64 = 0.69;
-/// Share of the memory that Metal recommends as the working set. source: `recommendedMaxWorkingSetSize` of 8 and
-/// 16 GB machines as llama.cpp prints it, 5461 and 10923 MiB
+/// Share of the memory that Metal recommends as the working set. source: `recommendedMaxWorkingSetSize` that llama.cpp
+/// prints on machines with 8 and 16 GB: 5461 and 10923 MiB
 const METAL_SHARE: f64 = 2.0 / 3.0;
 
 struct Ranges {
@@ -69,14 +68,12 @@ struct Ranges {
     memory: &'static [f64],
     /// Range of the share of the memory that is available to a run. source: prima.cpp paper, Table 3: 0.24 to 0.85
     available: [f64; 2],
-    /// Range of the memory bandwidth in GB/s. source: assumed; from two channels of DDR4-2133 at half their
-    /// peak to two of DDR5-5600 at 0.8; phones from that of d4 and d5 to three times that
+    /// Range of the memory bandwidth in GB/s. source: assumed; from two channels of DDR4-2133 at half their peak
+    /// bandwidth to two channels of DDR5-5600 at 80 %; phones: from the bandwidth of d4 and d5 to three times as much
     read: [f64; 2],
-    /// Range of the CPU speed with Q4_K in GFLOP/s. source: assumed; from 4 old cores with AVX2 to 16 new
-    /// ones; phones have an eighth
+    /// Range of the CPU speed with Q4_K in GFLOP/s. source: assumed; 4 old cores with AVX2 to 16 new cores
     speed: [f64; 2],
-    /// Range of the sequential read rate of the disk in GB/s. source: assumed; SATA to NVMe on PCI
-    /// Express 3; eMMC to UFS 4
+    /// Range of the sequential read rate in GB/s. source: assumed; SATA to NVMe on PCI Express 3; phones: eMMC to UFS 4
     disk: [f64; 2],
 }
 
@@ -102,17 +99,15 @@ const ANDROID: Ranges = Ranges {
     disk: [0.3, 2.0],
 };
 
-/// Range of the read rate of a hard disk in GB/s. source: assumed; the inner and outer tracks of a disk with 7200
-/// revolutions per minute
+/// Range of the read rate of a hard disk in GB/s. source: assumed; the inner and outer tracks at 7200 rpm
 const HARD_DISK: [f64; 2] = [0.08, 0.2];
 /// Percentage of the Linux devices that have a hard disk. source: assumed
 const HARD_DISK_PERCENT: u32 = 12;
 /// Range of the ratio of the random to the sequential read rate of a Mac's disk. source: assumed
 const RANDOM_SHARE: [f64; 2] = [0.3, 1.0];
-/// Range of the free swap space of an Android device, in GiB. source: assumed; compressed swap of a quarter of the
-/// memory, for devices with 4 to 12 GiB
+/// Range of the free swap space on Android in GiB. source: assumed; a quarter of 4 to 12 GiB of memory
 const SWAP_GIB: [f64; 2] = [1.0, 3.0];
-/// Share of the memory of other programs that can be swapped out. source: the shipped devices
+/// Share of other programs' memory that can be swapped out on Android. source: the shipped devices
 const SWAPPABLE_SHARE: f64 = 0.78;
 
 pub fn random_device(name: &str, kind: DeviceKind, random: &mut InstanceRng) -> DeviceProfile {
@@ -227,8 +222,7 @@ fn disk(os: Os, ranges: &Ranges, random: &mut InstanceRng) -> Disk {
     }
 }
 
-/// Returns the speed by weight format, from the speed with Q4_K in GFLOP/s. source: the proportions of the shipped
-/// devices
+/// Returns the speed by format from the speed with Q4_K in GFLOP/s. source: the proportions of the shipped devices
 fn speeds(q4_k: f64) -> FormatMap<Sourced<FlopsPerSecond>> {
     let speed = |share: f64| Sourced::new(FlopsPerSecond(q4_k * share * 1e9), DRAWN);
     [(Format::Q4K, speed(1.0)), (Format::Q6K, speed(0.69)), (Format::F32, speed(0.14))].into_iter().collect()

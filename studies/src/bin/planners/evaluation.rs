@@ -1,8 +1,8 @@
-//! Evaluates the plan of one strategy for one cluster.
+//! Plan evaluation: scores the plan of each strategy for one cluster.
 //!
 //! A plan is scored by the objective of the prima.cpp paper (T), which is the same for all strategies, and by the
-//! simulator, which does not use the objective. Few tokens are simulated, in coarse chunks. The weights are on disk
-//! at the start, and the first token, which loads them, is not counted.
+//! simulator, which does not use this objective. Few tokens are simulated, with coarse chunks. The weights are on disk
+//! at the start, and the first token, which loads the weights, is not counted.
 //!
 //! Not here: the clusters ([`crate::clusters`]) and the statistics over many scores ([`crate::population`]).
 
@@ -15,13 +15,13 @@ use hearth_schema::plan::ScenarioRecord;
 use hearth_schema::scenario::Workload;
 use hearth_studies::StudyError;
 
-/// The simulated workload: few tokens, so that the simulation of a plan takes only tens of milliseconds.
+/// The simulated workload: so few tokens that the simulation of a plan takes only tens of milliseconds.
 pub const WORKLOAD: Workload = Workload::new(1, 16);
 /// The simulated workload of small instances, for which many plans are simulated.
 pub const SMALL_WORKLOAD: Workload = Workload::new(1, 8);
-/// The size of the chunks in which the page cache is simulated.
+/// The chunk size of the simulated page cache.
 pub const CHUNK_SIZE: Bytes = Bytes::from_mib(4);
-/// The strategy with which all other strategies are compared by the prima.cpp paper's objective.
+/// The strategy whose plan is the optimum of the prima.cpp paper's objective.
 pub const REFERENCE_STRATEGY: &str = "exact";
 
 /// The scores of a plan by the prima.cpp paper's objective and by the simulator.
@@ -37,17 +37,15 @@ pub struct PlanEvaluation {
     pub simulated_tpot_seconds: Option<f64>,
 }
 
-/// Returns the names of all strategies that need only a cluster; `manual` needs windows, and `exhaustive` takes too
-/// long.
+/// Returns the names of all strategies except `manual`, which needs windows, and `exhaustive`, which is too slow.
 pub fn strategy_names() -> impl Iterator<Item = &'static str> {
     STRATEGY_NAMES.into_iter().filter(|name| !matches!(*name, "manual" | "exhaustive"))
 }
 
-/// A plan and its score, or the reason why the strategy has no plan.
+/// The plan of a strategy and its scores, or the reason why the strategy has no plan.
 pub type PlanResult = Result<(Plan, PlanEvaluation), String>;
 
-/// Runs every strategy and scores its plan, in the order of [`strategy_names`]. The outer error is a defect of a planner
-/// or of the simulator.
+/// Runs and scores every strategy, in the order of [`strategy_names`]. The outer error is a defect of the program.
 pub fn evaluate_strategies(
     cluster: &Cluster,
     slow_disk: Option<BytesPerSecond>,
@@ -66,13 +64,8 @@ fn evaluate_strategy(
     rules: PlanRules,
     chunk: Bytes,
 ) -> Result<PlanResult, StudyError> {
-    let total_memory = Some(exo_memory_by_device(cluster));
-    let options = StrategyOptions {
-        rules,
-        head: Some(0),
-        total_bytes_by_device: total_memory,
-        ..StrategyOptions::default()
-    };
+    let (head, total_bytes_by_device) = (Some(0), Some(exo_memory_by_device(cluster)));
+    let options = StrategyOptions { rules, head, total_bytes_by_device, ..StrategyOptions::default() };
     let strategy = match strategy_by_name(strategy, &options) {
         Ok(strategy) => strategy,
         Err(error) => return Ok(Err(error.to_string())),
@@ -83,19 +76,17 @@ fn evaluate_strategy(
     };
     let origin = ScenarioRecord { name: "study".into(), digest: String::new() };
     let plan = hearth_halda::plan_from_solution(&solution, cluster, &origin)?;
-    // The paper's objective of the assignment, which is not the objective of every strategy.
-    let objective = model.evaluate(&solution.assignment)?.seconds_per_token;
     let score = PlanEvaluation {
         rounds: plan.rounds,
         device_count: plan.devices.len(),
-        paper_objective_seconds: objective,
+        paper_objective_seconds: model.evaluate(&solution.assignment)?.seconds_per_token,
         strategy_objective_seconds: solution.seconds_per_token(),
         simulated_tpot_seconds: simulate_tpot_seconds(cluster, &plan, chunk)?,
     };
     Ok(Ok((plan, score)))
 }
 
-/// Returns the simulated time per output token in seconds, or `None` if the run ends out of memory.
+/// Returns the simulated time per output token in seconds; `None` if the run ends out of memory.
 pub fn simulate_tpot_seconds(
     cluster: &Cluster,
     plan: &Plan,

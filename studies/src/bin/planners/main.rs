@@ -6,9 +6,9 @@
 //! ```
 //!
 //! The first command writes `report.md`, `data.csv` and `gaps.svg`: each strategy plans for N random clusters of home
-//! devices, and each plan is scored by the paper's objective and by the simulator. On small instances the report also
-//! has the regret against all plans. The second command writes `report.md` about the testbeds in `scenarios/paper`,
-//! with the published results. The same arguments give the same bytes on every machine.
+//! devices, and each plan is scored by the paper's objective and by the simulator. For small instances the report also
+//! has the regret of each strategy against all plans. The second command writes `report.md` about the testbeds in
+//! `scenarios/paper`, with the published results. The same arguments give the same bytes on every machine.
 //!
 //! Not here: the accuracy of the simulator, which the lab measures.
 
@@ -40,15 +40,16 @@ struct Arguments {
     /// Plan for the testbeds of the prima.cpp paper instead of random clusters.
     #[arg(long)]
     paper: bool,
-    /// Number of random clusters.
+    /// Plan for this number of random clusters.
     #[arg(long, default_value_t = 300)]
     instances: usize,
-    /// Number of small instances, for which all plans are simulated.
+    /// Simulate all plans of this number of small instances.
     #[arg(long, default_value_t = 40)]
     small: usize,
+    /// Set the seed of the random clusters.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// The output folder; the default depends on `--paper`.
+    /// Write the files to this folder instead of `docs/studies/planners` or `docs/studies/paper-testbed`.
     #[arg(short = 'o')]
     folder: Option<PathBuf>,
 }

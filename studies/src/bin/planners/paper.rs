@@ -1,9 +1,9 @@
-//! Evaluates all strategies on the testbeds of the prima.cpp paper.
+//! Testbeds of the prima.cpp paper: evaluates all strategies on them.
 //!
 //! Reads `scenarios/paper/*.yaml`, makes a plan with every strategy, and scores each plan by the paper's objective
 //! and by the simulator, with each residency policy. The simulated workload is that of the scenario.
 //!
-//! Not here: the published results ([`crate::published`]) and the page ([`crate::paper_page`]).
+//! Not here: the published results ([`crate::published`]), and the page with all results ([`crate::paper_page`]).
 
 use std::path::Path;
 
@@ -20,8 +20,8 @@ use crate::published::TABLE_4;
 
 const FOLDER: &str = "scenarios/paper";
 
-/// The device sets of Fig. 8 in the names of the scenarios, smaller ones first. source: prima.cpp paper, appendix A.7
-/// names {D2, D3}, {D2, D3, D5} and all six; the others are sets of the sizes between them
+/// The device sets of Fig. 8 as in the names of the scenarios, smaller sets first. source: prima.cpp paper, appendix
+/// A.7 names {D2, D3}, {D2, D3, D5} and all six devices; the other sets are assumed
 const SETS: [&str; 8] =
     ["d3", "d2-d3", "d2-d3-d5", "d1-d2-d3-d5", "d1-d4-kept", "d1-d5", "d1-d6", "d1-d6-selected"];
 
@@ -29,7 +29,7 @@ pub struct ScenarioResults {
     /// The model's size, such as `70b`.
     pub model_size: String,
     pub devices: Vec<String>,
-    /// Whether each device must have a layer.
+    /// Whether every device must have at least one layer.
     pub keep_all_devices: bool,
     /// The result of each strategy, in the order of [`strategy_names`].
     pub results: Vec<StrategyOutcomes>,
@@ -37,7 +37,7 @@ pub struct ScenarioResults {
 
 pub struct StrategyOutcomes {
     pub strategy: &'static str,
-    /// For each residency policy, a summary of the plan and its score, or the reason why there is no plan.
+    /// For each residency policy: a summary of the plan and its scores, or the reason why the strategy has no plan.
     pub outcomes: Vec<Result<(String, PlanEvaluation), String>>,
 }
 
@@ -46,7 +46,7 @@ pub struct TestbedResults {
     pub table_4: Vec<ScenarioResults>,
     /// Fig. 8 of the prima.cpp paper: the 70B model on each set of devices.
     pub fig_8: Vec<ScenarioResults>,
-    /// Fig. 10 of the prima.cpp paper: each model on the devices of its appendix A.10.
+    /// Fig. 10 of the prima.cpp paper: each model on the devices of appendix A.10.
     pub fig_10: Vec<ScenarioResults>,
 }
 
@@ -80,16 +80,12 @@ fn evaluate(name: &str) -> Result<ScenarioResults, StudyError> {
         }
     }
     let devices = scenario.devices.into_iter().map(|device| device.name).collect();
-    let size = scenario.model.profile.unwrap_or_default().replace("llama-", "");
-    Ok(ScenarioResults {
-        model_size: size,
-        devices,
-        keep_all_devices: scenario.planner.keep_all_devices,
-        results,
-    })
+    let model_size = scenario.model.profile.unwrap_or_default().replace("llama-", "");
+    let keep_all_devices = scenario.planner.keep_all_devices;
+    Ok(ScenarioResults { model_size, devices, keep_all_devices, results })
 }
 
-/// Returns the windows of a plan, with the GPU layers in brackets: `d3 40 (28) + d2 20 (18), 2 rounds`.
+/// Returns the window of each device of a plan, with its GPU layers in brackets: `d3 40 (28) + d2 20 (18), 2 rounds`.
 fn summary(plan: &Plan) -> String {
     let device = |device: &hearth_schema::plan::PlannedDevice| match device.gpu_layers {
         0 => format!("{} {}", device.name, device.window),

@@ -1,21 +1,21 @@
-//! Writes the page that compares the plans of all strategies with the results of the prima.cpp paper.
+//! Page about the testbeds: compares the plans of all strategies with the results of the prima.cpp paper.
 //!
 //! The page has Table 4, the device sets of Fig. 8 and the ratios of Fig. 10. The published results are only compared
-//! with ours, never used to compute them.
+//! with our results, never used to compute them.
 //!
-//! Not here: the results ([`crate::paper`], [`crate::published`]).
+//! Not here: our results ([`crate::paper`]) and the published results ([`crate::published`]).
 
 use std::fmt::Write;
 
 use crate::evaluation::PlanEvaluation;
 use crate::paper::{ScenarioResults, StrategyOutcomes, TestbedResults};
 use crate::population::{RESIDENCIES, residency_label};
-use crate::published::{RANGE_TOLERANCE, TABLE_4, heuristic_slowdown_range, is_within_tolerance};
+use crate::published::{RANGE_TOLERANCE, TABLE_4, Table4Row, heuristic_slowdown_range, is_within_tolerance};
 use crate::tables::{MarkdownTable, format_ratio};
 
-/// The strategies that correspond to the planner of the prima.cpp paper.
+/// The strategies that are compared with the planner of the prima.cpp paper.
 const PLANNERS: [&str; 3] = ["exact", "halda", "overlap"];
-/// The ways to score a plan: the prima.cpp paper's objective, and the simulator with each residency policy.
+/// The scores of a plan: by the prima.cpp paper's objective, and by the simulator with each residency policy.
 const SCORES: [&str; 4] = ["objective", "simulated, os", "simulated, managed", "simulated, chosen"];
 
 pub fn markdown_page(command: &str, testbeds: &TestbedResults) -> String {
@@ -48,10 +48,10 @@ fn table_4(scenarios: &[ScenarioResults]) -> String {
         }
     }
     text.push_str(&table.finish());
-    let unprefetched = TABLE_4
-        .each_ref()
-        .map(|row| format!("{} {:.0} ms", row.model_size.to_uppercase(), row.without_prefetch_ms));
-    text + &format!("The paper's prima.cpp without prefetching: {}.\n\n", unprefetched.join(", "))
+    let without_prefetch =
+        |row: &Table4Row| format!("{} {:.0} ms", row.model_size.to_uppercase(), row.without_prefetch_ms);
+    let times = TABLE_4.each_ref().map(without_prefetch).join(", ");
+    text + &format!("The paper's prima.cpp without prefetching: {times}.\n\n")
 }
 
 fn fig_8_page(scenarios: &[ScenarioResults]) -> String {
@@ -72,7 +72,7 @@ fn fig_8_page(scenarios: &[ScenarioResults]) -> String {
     text
 }
 
-/// Returns a table that checks the prima.cpp paper's three statements about Fig. 8, with one column for each score.
+/// Returns a table that checks the prima.cpp paper's three statements about Fig. 8, with a column for each score.
 fn fig_8_statements(scenarios: &[ScenarioResults], strategy: &str) -> String {
     let time = |devices: &str, score: usize| {
         let scenario = scenarios.iter().find(|scenario| set(scenario) == devices)?;
@@ -126,21 +126,15 @@ fn fig_10_page(scenarios: &[ScenarioResults]) -> String {
     for (heuristic, system) in [("mem", "MemSched"), ("perf", "PerfSched")] {
         for reference in planners(scenarios) {
             for scenario in scenarios {
-                let range = heuristic_slowdown_range(heuristic, &scenario.model_size);
+                let range @ [from, to] = heuristic_slowdown_range(heuristic, &scenario.model_size);
+                let published = if from == to { format_ratio(from) } else { format!("{from}-{to}") };
                 let (Some(slow), Some(fast)) =
                     (strategy_result(scenario, heuristic), strategy_result(scenario, reference))
                 else {
                     continue;
                 };
-                let mut row = vec![
-                    format!("{system} `{heuristic}` / `{reference}`"),
-                    scenario.model_size.to_uppercase(),
-                    if range[0] == range[1] {
-                        format_ratio(range[0])
-                    } else {
-                        format!("{}-{}", range[0], range[1])
-                    },
-                ];
+                let ratio = format!("{system} `{heuristic}` / `{reference}`");
+                let mut row = vec![ratio, scenario.model_size.to_uppercase(), published];
                 row.extend(times(slow).into_iter().zip(times(fast)).map(|(slow, fast)| {
                     let Some((slow, fast)) = slow.zip(fast) else { return "-".into() };
                     let judged = if is_within_tolerance(slow / fast, range) { "yes" } else { "no" };
@@ -153,7 +147,7 @@ fn fig_10_page(scenarios: &[ScenarioResults]) -> String {
     text + &table.finish()
 }
 
-/// Creates a table with the columns `first`, [`SCORES`] and `last`. The first two columns are texts.
+/// Creates a table with the columns `first`, [`SCORES`] and `last`. The first two columns are left-aligned.
 fn score_table(first: &[&str], last: &[&str]) -> MarkdownTable {
     MarkdownTable::with_text_columns(2, &[first, &SCORES, last].concat())
 }
@@ -175,7 +169,7 @@ fn strategy_result<'a>(scenario: &'a ScenarioResults, strategy: &str) -> Option<
     scenario.results.iter().find(|result| result.strategy == strategy)
 }
 
-/// Returns the devices of a scenario as the prima.cpp paper writes a set: `{D2, D3}`.
+/// Returns the devices of a scenario in the notation of the prima.cpp paper: `{D2, D3}`.
 fn set(scenario: &ScenarioResults) -> String {
     let mut names: Vec<String> = scenario.devices.iter().map(|name| name.to_uppercase()).collect();
     names.sort();
@@ -183,7 +177,7 @@ fn set(scenario: &ScenarioResults) -> String {
     format!("{{{}}}{chosen}", names.join(", "))
 }
 
-/// Returns the summary of a strategy's plan; if it depends on the residency policy, one summary for each policy.
+/// Returns the summary of a strategy's plan, or one summary for each residency policy if the plans differ.
 fn plan(result: &StrategyOutcomes) -> String {
     let outcomes = result.outcomes.iter().map(Result::as_ref);
     let plans: Vec<&str> = outcomes.map(|it| it.map_or("no plan", |(plan, _)| plan.as_str())).collect();
@@ -199,7 +193,7 @@ fn score(result: &StrategyOutcomes, residency: usize) -> Option<&PlanEvaluation>
     result.outcomes.get(residency)?.as_ref().ok().map(|(_, score)| score)
 }
 
-/// Returns the times per token of a result in seconds, in the order of [`SCORES`].
+/// Returns the times per token of a strategy's plans in seconds, in the order of [`SCORES`].
 fn times(result: &StrategyOutcomes) -> [Option<f64>; SCORES.len()] {
     std::array::from_fn(|at| match at {
         0 => score(result, 0).map(|score| score.paper_objective_seconds),

@@ -1,11 +1,10 @@
-//! Evaluates the strategies on many random clusters.
+//! Population study: evaluates the strategies on many random clusters.
 //!
 //! Every strategy plans for every cluster, with each residency policy. By the prima.cpp paper's objective, a plan is
 //! compared with the optimum that `exact` finds; in the simulator, with the fastest plan of any strategy for the same
 //! cluster and policy.
 //!
-//! Two properties of the clusters are evaluated too: whether more than one round is ever better by the paper's
-//! objective, and whether the few simulated tokens are representative of many.
+//! Two assumptions are checked, too: one round is optimal by the paper's objective, and few tokens are representative.
 //!
 //! Not here: small instances, for which all plans are simulated ([`crate::regret`]).
 
@@ -24,41 +23,36 @@ use crate::gaps::{EQUALITY_TOLERANCE, optimality_gap};
 
 /// The rules of all plans: devices may be dropped, and every round is complete.
 pub const PLAN_RULES: PlanRules = PlanRules { may_drop_devices: true, may_have_partial_round: false };
-/// The compared residency policies, each for all devices; with `None` the planner chooses one for each device.
+/// The compared residency policies of all devices; with `None` the planner chooses a policy for each device.
 pub const RESIDENCIES: [Option<Residency>; 3] = [Some(Residency::Os), Some(Residency::Managed), None];
-/// Number of tokens of a long simulation, which checks that few tokens are representative.
+/// Number of tokens of a long run, which checks whether few simulated tokens are representative.
 pub const LONG_RUN_TOKENS: u32 = 64;
-/// Number of clusters for which [`LONG_RUN_TOKENS`] are simulated, too.
+/// Number of clusters for which a run of [`LONG_RUN_TOKENS`] tokens is simulated, too.
 pub const LONG_RUN_CLUSTER_COUNT: usize = 40;
 
 pub struct InstanceResult {
     pub cluster_properties: ClusterProperties,
-    /// For each residency policy, the score of each strategy in the order of [`strategy_names`].
+    /// For each residency policy, the scores of each strategy in the order of [`strategy_names`].
     pub plan_evaluations: Vec<Vec<Result<PlanEvaluation, String>>>,
-    /// Whether more than one round is better by the prima.cpp paper's objective.
+    /// Whether some plan with several rounds is better by the prima.cpp paper's objective than all with one round.
     pub prefers_multiple_rounds: bool,
-    /// For each residency policy, how much the simulated time per token of [`REFERENCE_STRATEGY`] differs between
-    /// [`WORKLOAD`] and [`LONG_RUN_TOKENS`], as a fraction; `None` after the first [`LONG_RUN_CLUSTER_COUNT`] clusters.
+    /// For each residency policy, the relative difference between the simulated times per token of
+    /// [`REFERENCE_STRATEGY`] in a run of [`WORKLOAD`] and in a long run; `None` after the first
+    /// [`LONG_RUN_CLUSTER_COUNT`] clusters.
     pub long_run_tpot_differences: Vec<Option<f64>>,
 }
 
 impl InstanceResult {
-    /// Returns the minimum of the prima.cpp paper's objective in seconds, if there is a plan.
+    /// Returns the minimum of the prima.cpp paper's objective in seconds; `None` if the instance has no plan.
     pub fn optimal_objective_seconds(&self) -> Option<f64> {
-        self.plan_evaluations[0][reference_strategy()]
-            .as_ref()
-            .ok()
-            .map(|score| score.paper_objective_seconds)
+        let score = self.plan_evaluations[0][reference_strategy()].as_ref().ok()?;
+        Some(score.paper_objective_seconds)
     }
 
-    /// Returns the shortest simulated time per token of all strategies in seconds; `residency` is an index of
-    /// [`RESIDENCIES`].
+    /// Returns the shortest simulated time per token in seconds; `residency` is an index of [`RESIDENCIES`].
     pub fn fastest_tpot_seconds(&self, residency: usize) -> Option<f64> {
-        let times = self.plan_evaluations[residency]
-            .iter()
-            .flatten()
-            .filter_map(|score| score.simulated_tpot_seconds);
-        times.min_by(f64::total_cmp)
+        let scores = self.plan_evaluations[residency].iter().flatten();
+        scores.filter_map(|score| score.simulated_tpot_seconds).min_by(f64::total_cmp)
     }
 
     pub fn objective_gap(&self, strategy: usize) -> Option<f64> {
@@ -79,8 +73,8 @@ fn reference_strategy() -> usize {
 
 pub fn evaluate(seed: u64, number: usize) -> Result<InstanceResult, StudyError> {
     let random_cluster = generate_cluster(seed, number as u64)?;
-    let mut scores = Vec::new();
-    let mut steady_state_differences = vec![None; RESIDENCIES.len()];
+    let mut plan_evaluations = Vec::new();
+    let mut long_run_tpot_differences = vec![None; RESIDENCIES.len()];
     let reference = reference_strategy();
     for (place, residency) in RESIDENCIES.into_iter().enumerate() {
         let cluster = with_residency(random_cluster.clone(), residency);
@@ -89,17 +83,17 @@ pub fn evaluate(seed: u64, number: usize) -> Result<InstanceResult, StudyError> 
             let workload = Workload { generated_tokens: LONG_RUN_TOKENS, ..WORKLOAD };
             let many_tokens = simulate_tpot_seconds(&Cluster { workload, ..cluster }, plan, CHUNK_SIZE)?;
             let times = score.simulated_tpot_seconds.zip(many_tokens);
-            steady_state_differences[place] = times.map(|(few, many)| (few / many - 1.0).abs());
+            long_run_tpot_differences[place] = times.map(|(few, many)| (few / many - 1.0).abs());
         }
-        scores.push(plans.into_iter().map(|planned| planned.map(|(_, score)| score)).collect());
+        plan_evaluations.push(plans.into_iter().map(|planned| planned.map(|(_, score)| score)).collect());
     }
     let problem = Instance::from_cluster(&random_cluster, None);
     let model = LatencyModel::new(&problem)?;
     Ok(InstanceResult {
         cluster_properties: ClusterProperties::new(number, &random_cluster),
-        plan_evaluations: scores,
+        plan_evaluations,
         prefers_multiple_rounds: prefers_rounds(&model),
-        long_run_tpot_differences: steady_state_differences,
+        long_run_tpot_differences,
     })
 }
 
@@ -116,7 +110,7 @@ fn prefers_rounds(model: &LatencyModel) -> bool {
     }
 }
 
-/// Returns the name of a residency policy in reports.
+/// Returns the name of a residency policy in the reports.
 pub fn residency_label(residency: Option<Residency>) -> String {
     residency.map_or_else(|| "chosen".to_owned(), |residency| residency.to_string())
 }

@@ -1,19 +1,19 @@
-//! The published results of the prima.cpp paper for its testbeds.
+//! Published results of the prima.cpp paper for its testbeds.
 //!
-//! Times and ratios as printed, each with the strategy of ours that plans like the published system. No parameter of
-//! the devices in `scenarios/paper/devices` was inferred from these results. The shipped profiles d1 to d4 state
-//! which of their parameters were inferred from Table 4.
+//! The times and ratios are as printed; each published system is assigned to the strategy of ours that plans in the
+//! same way. No parameter of the devices in `scenarios/paper/devices` was inferred from these results. The shipped
+//! profiles d1 to d4 state which of their parameters were inferred from Table 4.
 //!
 //! Not here: our results ([`crate::paper`]).
 
 /// A row of Table 4 of the prima.cpp paper: milliseconds per output token on D1 to D4.
 pub struct Table4Row {
     pub model_size: &'static str,
-    /// llama.cpp on D3.
+    /// Time with llama.cpp on D3.
     pub llama_cpp_ms: f64,
-    /// prima.cpp with exo's partitioning.
+    /// Time with prima.cpp and the partitioning of exo.
     pub without_halda_ms: f64,
-    /// prima.cpp without prefetching.
+    /// Time with prima.cpp without prefetching.
     pub without_prefetch_ms: f64,
     pub prima_cpp_ms: f64,
 }
@@ -29,18 +29,13 @@ pub const TABLE_4: [Table4Row; 7] = [
     row("70b", [10120.0, 20848.0, 755.0, 674.0]),
 ];
 
-const fn row(size: &'static str, [llama_cpp, without_halda, without_prefetch, prima]: [f64; 4]) -> Table4Row {
-    Table4Row {
-        model_size: size,
-        llama_cpp_ms: llama_cpp,
-        without_halda_ms: without_halda,
-        without_prefetch_ms: without_prefetch,
-        prima_cpp_ms: prima,
-    }
+const fn row(model_size: &'static str, times_ms: [f64; 4]) -> Table4Row {
+    let [llama_cpp_ms, without_halda_ms, without_prefetch_ms, prima_cpp_ms] = times_ms;
+    Table4Row { model_size, llama_cpp_ms, without_halda_ms, without_prefetch_ms, prima_cpp_ms }
 }
 
 impl Table4Row {
-    /// Returns the published system that plans like a strategy of ours, and its time per token in milliseconds.
+    /// Returns the published system that plans like our `strategy`, and the time per token in milliseconds.
     pub fn published_tpot_ms(&self, strategy: &str) -> Option<(&'static str, f64)> {
         match strategy {
             "single" => Some(("llama.cpp", self.llama_cpp_ms)),
@@ -51,8 +46,8 @@ impl Table4Row {
     }
 }
 
-/// Returns the published range of the time per token with `MemSched` (`mem`) or `PerfSched`, relative to Halda,
-/// for 8B to 45B or for 60B and 65B; both ends are equal for 70B. source: prima.cpp paper, appendix A.10, Fig. 10
+/// Returns the published range of the time per token with MemSched (`mem`) or PerfSched (`perf`), relative to Halda;
+/// the sizes 8B to 45B have one range, and so have 60B and 65B. source: prima.cpp paper, appendix A.10, Fig. 10
 pub fn heuristic_slowdown_range(heuristic: &str, size: &str) -> [f64; 2] {
     let (mem, perf) = match size {
         "70b" => ([3.3, 3.3], [1.6, 1.6]),
@@ -62,7 +57,7 @@ pub fn heuristic_slowdown_range(heuristic: &str, size: &str) -> [f64; 2] {
     if heuristic == "mem" { mem } else { perf }
 }
 
-/// Maximum relative distance from a published range at which a ratio counts as equal. source: assumed
+/// Maximum relative distance from a published range at which a ratio counts as matching. source: assumed
 pub const RANGE_TOLERANCE: f64 = 0.25;
 
 pub fn is_within_tolerance(ratio: f64, [from, to]: [f64; 2]) -> bool {

@@ -1,8 +1,8 @@
 //! Random numbers that are the same on every machine.
 //!
-//! Each instance has its own random stream, so that instance 17 is the same for any number of instances and threads.
-//! Random bits are converted to numbers with additions and multiplications only, because these are exact on every
-//! machine; powers and logarithms are not.
+//! Each instance has its own random stream, so that, for example, instance 17 does not depend on the number of
+//! instances and threads. Random bits are converted to numbers only with additions and multiplications, whose results
+//! are the same on every machine, unlike those of powers and logarithms.
 //!
 //! Not here: the random devices and clusters ([`crate::devices`], [`crate::clusters`]).
 
@@ -27,8 +27,7 @@ impl InstanceRng {
         from + (to - from) * self.unit()
     }
 
-    /// Returns a random number in a range, more often a small one: half of them are in the lowest quarter of
-    /// the range.
+    /// Returns a random number in a range; half of these numbers are in the lowest quarter of the range.
     pub fn skewed_low(&mut self, [from, to]: [f64; 2]) -> f64 {
         let unit = self.unit();
         from + (to - from) * unit * unit

@@ -1,9 +1,9 @@
-//! Computes the regret of each strategy against the best of all plans.
+//! Regret: compares the plan of each strategy with the fastest of all plans.
 //!
-//! On small instances all plans are simulated: all windows, GPU layers, valid rounds and selections of devices. The
+//! For small instances all plans are simulated: all windows, GPU layers, valid rounds and selections of devices. The
 //! regret of a strategy is the ratio of its simulated time to that of the fastest plan, minus one. All plans satisfy
-//! the planner's constraints with [`PLAN_RULES`], so that a strategy's plan is one of them. Only a strategy that
-//! chooses residency policies has other plans, which are added.
+//! the constraints of the planner with [`PLAN_RULES`], so they include the plans of the strategies. Only a strategy
+//! that chooses residency policies has other plans, which are added.
 //!
 //! Not here: the accuracy of the simulator.
 
@@ -17,32 +17,29 @@ use crate::clusters::{ClusterProperties, generate_small_cluster, with_residency}
 use crate::evaluation::{CHUNK_SIZE, PlanEvaluation, evaluate_strategies, simulate_tpot_seconds};
 use crate::population::{PLAN_RULES, RESIDENCIES};
 
-/// The results of a small instance with one residency policy: the fastest of all plans, and the plans of the
-/// strategies.
+/// The fastest of all plans and the scores of the strategies, for a small instance with one residency policy.
 pub struct ExhaustiveSearchResult {
     pub cluster_properties: ClusterProperties,
-    /// The residency policy of all devices; `None` if the planner chooses.
+    /// The residency policy of all devices; `None` if the planner chooses the policy of each device.
     pub residency: Option<Residency>,
     pub plan_count: usize,
-    /// The shortest simulated time per token in seconds, and the number of rounds of its plan.
+    /// The simulated time per token of the fastest plan in seconds, and its number of rounds.
     pub fastest_tpot_and_rounds: Option<(f64, u32)>,
-    /// The score of each strategy, in the order of [`crate::evaluation::strategy_names`].
+    /// The scores of each strategy, in the order of [`crate::evaluation::strategy_names`].
     pub plan_evaluations: Vec<Result<PlanEvaluation, String>>,
 }
 
-/// Returns the results of small instance `number`, for each residency policy.
+/// Returns the results of the small instance with this number, for each residency policy.
 pub fn search_exhaustively(seed: u64, number: usize) -> Result<Vec<ExhaustiveSearchResult>, StudyError> {
     let instance = generate_small_cluster(seed, number as u64)?;
     let mut all: Vec<ExhaustiveSearchResult> = Vec::new();
     for residency in RESIDENCIES {
         let mut result = search(&instance, number, residency)?;
         if residency.is_none() {
-            // The best of all plans with one policy for all devices, and of the plans of the strategies.
-            let fastest = all
-                .iter()
-                .filter_map(|other| other.fastest_tpot_and_rounds)
-                .chain(result.fastest_tpot_and_rounds);
-            result.fastest_tpot_and_rounds = fastest.min_by(|one, other| one.0.total_cmp(&other.0));
+            // The fastest of all plans with one policy for all devices, and of the plans of the strategies.
+            let others = all.iter().filter_map(|other| other.fastest_tpot_and_rounds);
+            let plans = others.chain(result.fastest_tpot_and_rounds);
+            result.fastest_tpot_and_rounds = plans.min_by(|one, other| one.0.total_cmp(&other.0));
         }
         all.push(result);
     }
@@ -69,14 +66,13 @@ fn search(
     }
     let plans = evaluate_strategies(&cluster, None, PLAN_RULES, CHUNK_SIZE)?;
     let scores: Vec<_> = plans.into_iter().map(|planned| planned.map(|(_, score)| score)).collect();
-    // A strategy may choose a stream buffer, or a policy for each device, and be faster than all of these plans.
+    // A strategy may choose a stream buffer, or a policy for each device, and so be faster than all of these plans.
     for score in scores.iter().flatten() {
         let own = score.simulated_tpot_seconds.map(|seconds| (seconds, score.rounds));
         fastest_plan = fastest_plan.into_iter().chain(own).min_by(|one, other| one.0.total_cmp(&other.0));
     }
-    let facts = ClusterProperties::new(number, &cluster);
     Ok(ExhaustiveSearchResult {
-        cluster_properties: facts,
+        cluster_properties: ClusterProperties::new(number, &cluster),
         residency,
         plan_count,
         fastest_tpot_and_rounds: fastest_plan,
@@ -84,7 +80,7 @@ fn search(
     })
 }
 
-/// Returns all assignments with the first device as head that [`PLAN_RULES`] and the latency model allow.
+/// Returns all assignments, with the first device as the head, that [`PLAN_RULES`] and the latency model allow.
 fn all_assignments(model: &LatencyModel) -> Vec<Assignment> {
     let devices = model.device_count();
     let mut found = Vec::new();

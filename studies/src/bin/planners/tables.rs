@@ -1,6 +1,4 @@
-//! Writes the report about random clusters: a page of Markdown tables, and a CSV file with all values.
-//!
-//! The same results give the same bytes.
+//! Report about random clusters: a page of Markdown tables, a chart, and a CSV file with all values.
 
 use std::fmt::Write;
 
@@ -35,7 +33,7 @@ impl MarkdownTable {
         let _ = writeln!(self.text, "| {} |", cells.join(" | "));
     }
 
-    /// Returns the table, followed by an empty line.
+    /// Returns the text of the table, followed by an empty line.
     pub fn finish(self) -> String {
         self.text + "\n"
     }
@@ -113,18 +111,15 @@ fn simulator(instances: &[InstanceResult], residency: usize) -> String {
     for (place, strategy) in strategy_names().enumerate() {
         let gaps = solvable.iter().filter_map(|instance| instance.simulated_gap(residency, place));
         let gaps = Gaps::new(gaps.collect());
-        let scores: Vec<&PlanEvaluation> = solvable
-            .iter()
-            .filter_map(|instance| instance.plan_evaluations[residency][place].as_ref().ok())
-            .collect();
+        let results = solvable.iter().map(|instance| &instance.plan_evaluations[residency][place]);
+        let scores: Vec<&PlanEvaluation> = results.flatten().collect();
         let off = |score: &&PlanEvaluation| {
             Some((score.strategy_objective_seconds / score.simulated_tpot_seconds? - 1.0).abs())
         };
         let off = Gaps::new(scores.iter().filter_map(off).collect());
         let mut row = vec![format!("`{strategy}`"), share(gaps.near_optimal_count(), solvable.len())];
-        row.extend(
-            [solvable.len() - gaps.count(), gaps.out_of_memory_count()].map(|count| count.to_string()),
-        );
+        let refused = solvable.len() - gaps.count();
+        row.extend([refused, gaps.out_of_memory_count()].map(|count| count.to_string()));
         row.extend(gap_cells(&gaps));
         row.push(share(scores.iter().filter(|score| score.rounds > 1).count(), scores.len()));
         row.extend([off.quantile(0.5), off.quantile(0.9)].map(format_gap));
@@ -185,11 +180,8 @@ fn regrets(small: &[ExhaustiveSearchResult]) -> String {
         let mut table = MarkdownTable::new(&columns);
         for (place, strategy) in strategy_names().enumerate() {
             let one = |searched: &&ExhaustiveSearchResult| {
-                let (best, _) = searched.fastest_tpot_and_rounds?;
-                Some(optimality_gap(
-                    searched.plan_evaluations[place].as_ref().ok()?.simulated_tpot_seconds,
-                    best,
-                ))
+                let score = searched.plan_evaluations[place].as_ref().ok()?;
+                Some(optimality_gap(score.simulated_tpot_seconds, searched.fastest_tpot_and_rounds?.0))
             };
             let gaps = Gaps::new(of.iter().filter_map(one).collect());
             let mut row = vec![format!("`{strategy}`")];
@@ -202,7 +194,7 @@ fn regrets(small: &[ExhaustiveSearchResult]) -> String {
     text
 }
 
-/// Returns cells with the median, ninth decile and maximum of the gaps, and the share of gaps above 100 %.
+/// Returns table cells with the median, ninth decile and maximum of the gaps, and the share of gaps above 100 %.
 fn gap_cells(gaps: &Gaps) -> [String; 4] {
     let [median, p90, max] = [0.5, 0.9, 1.0].map(|share| format_gap(gaps.quantile(share)));
     [median, p90, max, share(gaps.more_than_double_count(), gaps.count())]
@@ -226,7 +218,7 @@ pub fn gaps_svg(instances: &[InstanceResult]) -> String {
     render_svg(&panels)
 }
 
-/// Returns the scores of all plans as CSV, with a row for each plan.
+/// Returns the scores of all plans as CSV text, with a row for each strategy, cluster and residency policy.
 pub fn evaluations_csv(instances: &[InstanceResult], small: &[ExhaustiveSearchResult]) -> String {
     let mut text = String::from(
         "part,instance,model,devices,memory_ratio,residency,strategy,rounds,used_devices,predicted_s,\
@@ -241,12 +233,8 @@ pub fn evaluations_csv(instances: &[InstanceResult], small: &[ExhaustiveSearchRe
     }
     for searched in small {
         let head = searched.cluster_properties.csv_cells("small", &residency_label(searched.residency));
-        rows(
-            &mut text,
-            &head,
-            &searched.plan_evaluations,
-            [None, searched.fastest_tpot_and_rounds.map(|(seconds, _)| seconds)],
-        );
+        let best = [None, searched.fastest_tpot_and_rounds.map(|(seconds, _)| seconds)];
+        rows(&mut text, &head, &searched.plan_evaluations, best);
     }
     text
 }
@@ -272,7 +260,7 @@ fn seconds(value: Option<f64>) -> String {
     value.map_or(String::new(), |value| format!("{value:.6}"))
 }
 
-/// Formats a gap (a fraction) in percent, or as a ratio of the times from 11x on.
+/// Formats a gap, given as a fraction, in percent, or as the ratio of the times if that is at least 11.
 pub fn format_gap(value: f64) -> String {
     match value {
         _ if value.is_nan() => "-".into(),

@@ -1,23 +1,23 @@
-//! Measures the processor time of simulating a token, and its growth with devices, layers and tokens.
+//! Measures the processor time to simulate a token, by number of devices, layers and tokens.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin token_speed                 # a 70B model on four devices
 //! cargo run --release -p hearth-studies --bin token_speed -- --scaling    # by devices, layers and tokens
 //! ```
 //!
-//! A time includes simulation and metrics, and is the shortest of five runs.
+//! Each time includes the simulation and its metrics, and is the shortest of five runs.
 
 mod rings;
 
 use hearth_core::metrics;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_studies::{StudyError, measure_cpu_seconds};
-use rings::{SimulatedRing, SimulatedRingOptions};
+use rings::SimulatedRing;
 
 const GENERATE: u32 = 64;
 
 struct Measurement {
-    /// Simulated time per token.
+    /// Simulated time per output token, in milliseconds.
     tpot_ms: f64,
     records: usize,
     /// Processor time of the simulation and its metrics, in seconds.
@@ -60,14 +60,7 @@ fn four_devices() -> Result<(), StudyError> {
         (&[20, 8, 8, 4], "managed", managed),
         (&[5, 2, 2, 1], "managed", managed),
     ] {
-        let options = SimulatedRingOptions {
-            windows,
-            model_layers: 80,
-            generated_tokens: GENERATE,
-            residency,
-            cached_share: None,
-        };
-        line(windows, what, &SimulatedRing::new(options)?)?;
+        line(windows, what, &SimulatedRing::new(windows, 80, GENERATE, residency, None)?)?;
     }
     Ok(())
 }
@@ -81,15 +74,9 @@ fn scaling() -> Result<(), StudyError> {
     let by_tokens = [8, 32, 128, 512].map(|tokens| (4, 80, tokens));
     for share in [0.5, 1.1] {
         for (devices, layers, tokens) in by_devices.into_iter().chain(by_layers).chain(by_tokens) {
-            let (residency, cached_share) = (ResidencyOptions::default(), Some(share));
-            let windows = &vec![layers / devices; devices as usize];
-            let ring = SimulatedRing::new(SimulatedRingOptions {
-                windows,
-                model_layers: layers,
-                generated_tokens: tokens,
-                residency,
-                cached_share,
-            })?;
+            let windows = vec![layers / devices; devices as usize];
+            let residency = ResidencyOptions::default();
+            let ring = SimulatedRing::new(&windows, layers, tokens, residency, Some(share))?;
             let ms = measure(&ring)?.seconds * 1e3;
             let each = ms * 1e3 / f64::from(layers * tokens);
             let memory = if share == 0.5 { "half" } else { "all" };

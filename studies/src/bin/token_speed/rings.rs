@@ -1,8 +1,8 @@
-//! The simulated rings for the measurement of the simulator's speed.
+//! Simulated rings for the measurement of the simulator's speed.
 //!
-//! The model is Llama 70B, or a model with another number of its layers. The devices are the shipped d1 to d4,
-//! repeated in larger rings. Without GPUs all weights are in the page cache: the worst case, in which most chunks are
-//! read from disk again for every token.
+//! The model is Llama 70B, or the same model with another number of layers. The devices are the shipped devices d1 to
+//! d4, repeated in larger rings. Without GPUs all weights are in the page cache; in the worst case most chunks are read
+//! from disk again for every token.
 
 use hearth_core::cluster::{Cluster, LinkTable, Member};
 use hearth_profiles::device::shipped_profile as shipped_device;
@@ -21,28 +21,24 @@ pub struct SimulatedRing {
     pub plan: Plan,
 }
 
-#[derive(Debug, Clone, Copy)]
-pub struct SimulatedRingOptions<'w> {
-    /// Number of layers in the window of each device, in ring order.
-    pub windows: &'w [u32],
-    pub model_layers: u32,
-    pub generated_tokens: u32,
-    pub residency: ResidencyOptions,
-    /// Page cache of each device as a share of its weights; `None` for the memory of the shipped devices.
-    pub cached_share: Option<f64>,
-}
-
-/// Bytes of the keys and values of a layer of Llama 70B: 1024 tokens, keys and values of 8 heads of dimension 128 in
-/// f16.
+/// Bytes of keys and values of a layer of Llama 70B: 1024 tokens, 8 heads of dimension 128 for each, in f16.
 const KV_BYTES: u64 = 1024 * 2 * 8 * 128 * 2;
 
 impl SimulatedRing {
-    pub fn new(options: SimulatedRingOptions) -> Result<SimulatedRing, StudyError> {
-        let devices = ["d3", "d2", "d1", "d4"].into_iter().cycle().take(options.windows.len());
+    /// Creates a ring with a device for each window, given as a number of layers. `cached_share` is the page cache of
+    /// each device as a share of its weights; with `None` the devices have the memory of the shipped devices.
+    pub fn new(
+        windows: &[u32],
+        model_layers: u32,
+        generated_tokens: u32,
+        residency: ResidencyOptions,
+        cached_share: Option<f64>,
+    ) -> Result<SimulatedRing, StudyError> {
+        let devices = ["d3", "d2", "d1", "d4"].into_iter().cycle().take(windows.len());
         let member = |(place, name)| {
             let device = DeviceProfile { gpu: None, ..shipped_device(name)? };
             let name = format!("{name}-{place}");
-            Ok(Member { name, address: None, device, residency: Some(options.residency) })
+            Ok(Member { name, address: None, device, residency: Some(residency) })
         };
         let members = devices.enumerate().map(member).collect::<Result<_, StudyError>>()?;
         let default = Link {
@@ -53,17 +49,17 @@ impl SimulatedRing {
             members,
             head: 0,
             links: LinkTable::new(Links::uniform(default)),
-            model: model(options.model_layers)?,
+            model: model(model_layers)?,
             context_length: 1024,
             kv_cache_format: KvFormat::F16,
             activation_format: hearth_schema::scenario::ActivationFormat::F32,
             draft_model: None,
-            workload: Workload::new(32, options.generated_tokens),
+            workload: Workload::new(32, generated_tokens),
             seed: 1,
         };
-        let rounds = options.model_layers.div_ceil(options.windows.iter().sum());
-        let plan = manual_plan(&cluster, rounds, options.windows, &vec![0; options.windows.len()]);
-        if let Some(share) = options.cached_share {
+        let rounds = model_layers.div_ceil(windows.iter().sum());
+        let plan = manual_plan(&cluster, rounds, windows, &vec![0; windows.len()]);
+        if let Some(share) = cached_share {
             cluster.members = equal_members(&cluster, &plan, share)?;
         }
         Ok(SimulatedRing { cluster, plan })
@@ -71,15 +67,7 @@ impl SimulatedRing {
 
     /// Returns the ring of `scenarios/paper/llama-70b-on-d1-d4.yaml`, with the plan that `hearth plan` makes for it.
     pub fn with_gpus(tokens: u32) -> Result<SimulatedRing, StudyError> {
-        let residency = ResidencyOptions::default();
-        let windows = &[51, 17, 12];
-        let mut ring = SimulatedRing::new(SimulatedRingOptions {
-            windows,
-            model_layers: 80,
-            generated_tokens: tokens,
-            residency,
-            cached_share: None,
-        })?;
+        let mut ring = SimulatedRing::new(&[51, 17, 12], 80, tokens, ResidencyOptions::default(), None)?;
         for (member, name) in ring.cluster.members.iter_mut().zip(["d3", "d2", "d1"]) {
             member.device = shipped_device(name)?;
         }
@@ -95,8 +83,8 @@ impl SimulatedRing {
     }
 }
 
-/// Returns copies of d3, each with page cache for the same share of its weights, so that the work per layer does not
-/// depend on the size of the ring.
+/// Returns the members of a ring with the device profile d3, each with page cache for the same share of its weights, so
+/// that the work per layer does not depend on the size of the ring.
 fn equal_members(cluster: &Cluster, plan: &Plan, cached_share: f64) -> Result<Vec<Member>, StudyError> {
     let mut members = cluster.members.clone();
     for (place, member) in members.iter_mut().enumerate() {

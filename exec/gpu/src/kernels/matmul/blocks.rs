@@ -1,15 +1,15 @@
 //! The loop body of the matmul kernel: the dot products of one block of weights, for each block format.
 //!
-//! The generated code computes the integer sums of a block for each token and each of four rows, scales them and adds
-//! them to the results. `block` is the index of the block in its row, `here` its index in the current chunk of
-//! inputs.
+//! The generated code computes the integer sums of a block for each token and each of four rows, scales these sums and
+//! adds them to the results. The WGSL variable `block` is the index of the block in its row, and `here` the index of
+//! the block in the current chunk of inputs.
 
 use std::fmt::Write;
 
 use super::MatmulKernel;
 use crate::kernels::packing::PackedFormat;
 
-/// WGSL functions that all matmul kernels need: the dot product of 16 bytes, and the nibbles of a texel.
+/// The WGSL functions that all matmul kernels need: the dot product of 16 bytes, and the nibbles of a texel.
 pub(super) const DOT_FUNCTIONS: &str = "\
 fn dot16(a: vec4<u32>, b: vec4<u32>) -> i32 {
     return dot4(a.x, b.x) + dot4(a.y, b.y) + dot4(a.z, b.z) + dot4(a.w, b.w);
@@ -18,8 +18,7 @@ fn low(w: vec4<u32>) -> vec4<u32> { return w & vec4<u32>(0x0f0f0f0fu); }
 fn high(w: vec4<u32>) -> vec4<u32> { return (w >> vec4<u32>(4u)) & vec4<u32>(0x0f0f0f0fu); }
 ";
 
-/// WGSL functions that unpack the factors and high bits of K-quants. Functions that a kernel does not call cost
-/// nothing.
+/// The WGSL functions that unpack the integer scales, the integer minima and the high bits of K-quants.
 pub(super) const FACTOR_FUNCTIONS: &str = "\
 fn factors(h: vec4<u32>, u: u32) -> vec2<i32> {
     let shift = 8u * (u % 4u);
@@ -38,13 +37,13 @@ fn signed_byte(h: vec4<u32>, at: u32) -> i32 {
 }
 ";
 
-/// Generates an expression for each of the rows 0 to 3 and separates them by commas.
+/// Generates a WGSL expression for each of the rows 0 to 3 and joins the four expressions with commas.
 pub(super) fn four_rows(of: impl Fn(u32) -> String) -> String {
     [0, 1, 2, 3].map(of).join(", ")
 }
 
 impl MatmulKernel {
-    /// Generates the loop body for one texel of unquantised weights.
+    /// Generates the WGSL loop body for one texel of unquantised weights.
     pub(super) fn plain_texel(&self) -> String {
         let mut text = String::new();
         let wide = self.packed_format != PackedFormat::F32;
@@ -65,8 +64,8 @@ impl MatmulKernel {
         text
     }
 
-    /// Generates the statement that adds the scaled integers of a block to the result of token `t`, or writes the
-    /// integers.
+    /// Generates the WGSL statement that adds `integers`, the integer sums of a block, times `scale` to the result of
+    /// token `t`, or that writes the integer sums.
     fn accumulate(&self, t: u32, integers: &str, scale: &str) -> String {
         if self.writes_integer_sums {
             let blocks = self.row_length / self.packed_format.block_length();
@@ -85,7 +84,7 @@ impl MatmulKernel {
         matches!(self.packed_format, PackedFormat::Q4_0 | PackedFormat::Row4)
     }
 
-    /// Generates `v{r}` and `w{r}`, the 32 weights of each row `r`: two texels, or the nibbles of one texel.
+    /// Generates the WGSL variables `v{r}` and `w{r}`, the 32 weights of each row r, from two texels or from nibbles.
     pub(super) fn unit_weights(&self) -> String {
         let row = |r: u32| {
             if self.has_four_bits() {
@@ -103,7 +102,7 @@ impl MatmulKernel {
         [0, 1, 2, 3].map(row).concat()
     }
 
-    /// Generates `a{t}` and `b{t}`, the quants of 32 inputs of token `t`.
+    /// Generates the WGSL variables `a{t}` and `b{t}`, the quants of 32 inputs of token `t`.
     pub(super) fn unit_quants(t: u32) -> String {
         format!(
             "        let a{t} = quants(token{t}, 2u * here);\n        \
@@ -111,8 +110,8 @@ impl MatmulKernel {
         )
     }
 
-    /// Generates the sum of the products of 32 weights and inputs of token `t`, for four rows. The quants 0 to 15 of
-    /// weights of four bits represent -8 to 7.
+    /// Generates the WGSL expression for the sum of the products of 32 weights and inputs of token `t`, for four rows.
+    /// The quants 0 to 15 of four-bit weights represent the weights -8 to 7.
     pub(super) fn unit_sum(&self, t: u32) -> String {
         let dots = four_rows(|r| format!("dot16(v{r}, a{t}) + dot16(w{r}, b{t})"));
         let offset = if self.has_four_bits() {
@@ -125,7 +124,7 @@ impl MatmulKernel {
         format!("vec4<i32>({dots}){offset}")
     }
 
-    /// Generates the loop body for a block of Q8_0 or Q4_0.
+    /// Generates the WGSL loop body for a block of Q8_0 or Q4_0.
     pub(super) fn block32(&self) -> String {
         let mut text = String::from("        let d = scale(slice, block);\n") + &self.unit_weights();
         for t in 0..self.tokens() {
@@ -136,11 +135,11 @@ impl MatmulKernel {
         text
     }
 
-    /// Generates the loop over the eight units of 32 weights in a block of 256.
+    /// Generates the WGSL loop over the eight units of 32 weights in a block of 256.
     ///
-    /// `before` precedes the loop, and `totals` are the names of the accumulators. In the loop, `sums` gives the
-    /// input sums of a token, `row` loads the weights of a row, and `products` adds the products of a row and a
-    /// token.
+    /// The statements `before` precede the loop, and `totals` are the names of the accumulators. The closures return
+    /// the statements of the loop: `sums` those that load the input sums of a token, `row` those that load the weights
+    /// of a row, and `products` those that add the products of a row and a token.
     fn block256(
         &self,
         before: &str,
@@ -172,7 +171,7 @@ impl MatmulKernel {
         text + "        }\n"
     }
 
-    /// Generates the loop body for a block of Q4_K.
+    /// Generates the WGSL loop body for a block of Q4_K.
     pub(super) fn block_q4_k(&self) -> String {
         let header = |r: u32| format!("        let h{r} = weight(slice, {r}u, 9u * block);\n");
         let mut text = self.block256(
@@ -208,7 +207,7 @@ impl MatmulKernel {
         text
     }
 
-    /// Generates the loop body for a block of Q6_K.
+    /// Generates the WGSL loop body for a block of Q6_K.
     pub(super) fn block_q6_k(&self) -> String {
         let header = |r: u32| format!("        let h{r} = weight(slice, {r}u, 13u * block);\n");
         let mut text = self.block256(

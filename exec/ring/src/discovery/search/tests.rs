@@ -1,4 +1,4 @@
-//! Announcements are not trusted, and the memory of a search is bounded.
+//! Tests of the search: announcements are not trusted, and the memory of a search is bounded.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -38,11 +38,11 @@ fn missing_workers_are_listed_with_what_was_seen() {
     assert!(!state.is_complete());
     let text = RingError::from(state.worker_addresses(Duration::from_secs(5)).unwrap_err()).to_string();
     for part in [
-        "not found within 5 s: `c` (10.0.0.3:9: it has another key; 10.0.0.4:0: not the address of a device",
+        "workers not found within 5 s: `c` (10.0.0.3:9: it has another key; 10.0.0.4:0: not the address of a device",
         "`d` (announced with protocol version 1, but this device has",
         ". Found: `b` at 10.0.0.2:9",
         ". Other announcements: `tablet`, and 1 more",
-        "; start them with the same --key",
+        "; start the workers with the same --key",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -101,14 +101,14 @@ proptest! {
     }
 }
 
-/// Returns the loopback interface with a port that no other test or process uses.
+/// Returns the loopback interface with an mDNS port that no other test or process uses.
 fn scope() -> MdnsScope {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let port = 20_000 + (std::process::id() % 20_000) as u16 + NEXT.fetch_add(1, Ordering::SeqCst);
     MdnsScope { port, loopback_only: true }
 }
 
-/// Whether multicast works on this machine, so that an announcement is received.
+/// Returns whether multicast works on this machine: whether an announcement is received.
 fn multicast_works(scope: MdnsScope) -> bool {
     let listening = "127.0.0.1:9".parse().unwrap();
     let Ok(_announcement) = Announcement::start("control", listening, scope) else { return false };
@@ -199,7 +199,7 @@ fn forged(number: u32, name: &[u8]) -> Vec<u8> {
     [&[0, 0, 0x84, 0, 0, 0, 0, 4, 0, 0, 0, 0][..], &records.concat()].concat()
 }
 
-/// Sends thousands of forged, damaged and huge announcements to this port of this machine.
+/// Sends thousands of forged, damaged and huge announcements to the UDP port `port` of this machine.
 fn flood(port: u16) {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let mut seed = 1u32;

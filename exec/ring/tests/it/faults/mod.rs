@@ -1,4 +1,4 @@
-//! Whatever faults devices and links have, a ring gives the tokens of an undisturbed run or a clear error.
+//! With any faults of devices and links, a ring gives the tokens of an undisturbed run or a clear error.
 //!
 //! The code of a real ring runs over a simulated network with a simulated clock ([`network`]). A seed determines a
 //! ring of two to five devices, its windows, prompts of one to four sequences, batches, drafts, and faults: crashes
@@ -6,7 +6,7 @@
 //! Faults also happen while the ring connects, while it plans again, and between two requests. Tokens are sampled, so
 //! that a token that is sampled twice by mistake changes all later tokens.
 //!
-//! 100 seeds are tried, or 1000 with `HEARTH_SLOW=1`. `HEARTH_STORMS` sets the number of seeds, and `HEARTH_STORM`
+//! The test tries 100 seeds, or 1000 with `HEARTH_SLOW=1`. `HEARTH_STORMS` sets the number of seeds, and `HEARTH_STORM`
 //! the first seed (by default 0). The error message names the seed that failed.
 
 mod network;
@@ -36,7 +36,7 @@ use crate::fixture::{self, address, listener};
 
 const LAYERS: u32 = 6;
 const CONTEXT: u32 = 64;
-/// The limit of simulated time for any request: ten devices may be lost one after the other, each after a minute.
+/// The limit of simulated time for a request: ten devices may be lost one after the other, each after a minute.
 const MAX_REQUEST_TIME: Duration = Duration::from_mins(30);
 
 /// A ring, its requests and its faults, drawn from a seed.
@@ -118,7 +118,7 @@ impl FaultSchedule {
     }
 }
 
-/// Creates a plan in which the model drafts for itself: a draft is accepted if its most likely token is sampled.
+/// Creates a plan in which the model is also the draft model: a draft is accepted if the most likely token is sampled.
 fn plan(schedule: &FaultSchedule, model: &LocalModel, windows: &[u32]) -> Plan {
     let draft =
         PlannedDraftModel { model: PlannedModel::from_profile(&model.profile), processor: Processor::Cpu };
@@ -188,7 +188,7 @@ async fn inject(network: SimulatedNetwork, faults: Vec<(Duration, usize, Fault)>
     }
 }
 
-/// Returns the result of a request, and the tokens that the listener received.
+/// Runs a request. Returns the result, and the tokens that the listener received by sequence.
 async fn run_request(
     ring: &mut Ring<Endpoint>,
     schedule: &FaultSchedule,
@@ -289,7 +289,7 @@ fn under_a_paused_clock<T>(work: impl Future<Output = T>) -> T {
     runtime.expect("a runtime").block_on(work)
 }
 
-/// Returns the tokens of a ring of one device, the head, which has no faults.
+/// Returns the tokens of a ring that has only a head and no faults.
 fn alone(schedule: &FaultSchedule, model: &Arc<LocalModel>) -> Vec<Vec<u32>> {
     under_a_paused_clock(async {
         let network = SimulatedNetwork::new(0, 1, Duration::from_millis(1));

@@ -1,9 +1,9 @@
 //! A simulated home network: delays, frozen devices, blocked pairs of devices, resets and crashes.
 //!
-//! It connects devices of one process, under tokio's paused clock. Every written chunk arrives in order, after a
-//! delay drawn from the seed. A device or a pair of devices may be blocked for some time; meanwhile sent bytes wait,
-//! as in TCP. A connection may be reset. A device may crash, which resets all its connections and refuses new ones
-//! until the device is started again. There is only one thread, so a seed gives one order of events.
+//! The network connects devices of one process, under tokio's paused clock. Every written chunk arrives in order, after
+//! a delay drawn from the seed. A device or a pair of devices may be blocked for some time; meanwhile sent bytes wait,
+//! as in TCP. A connection may be reset. A device may crash, which resets all its connections and refuses new
+//! connections until the device is started again. There is only one thread, so a seed gives one order of events.
 //!
 //! Not here: loss and reordering of packets, which TCP turns into delay, and altered bytes, which encryption detects
 //! (`hearth_ring::security`).
@@ -22,7 +22,6 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// The simulated network between all devices.
 #[derive(Clone)]
 pub struct SimulatedNetwork(Arc<Mutex<State>>);
 
@@ -31,10 +30,10 @@ struct State {
     max_delay: Duration,
     listeners: BTreeMap<String, BoundListener>,
     ports: u32,
-    /// The number of crashes of each device; endpoints from before the last crash are dead.
+    /// The number of crashes of each device. An endpoint that was created before the last crash of its device fails.
     restarts: Vec<u32>,
     frozen: Vec<Instant>,
-    /// The time until which the traffic between two devices is blocked.
+    /// The time until which the traffic between each pair of devices is blocked.
     cut: BTreeMap<(usize, usize), Instant>,
     connections: Vec<Connection>,
 }
@@ -53,7 +52,7 @@ struct Connection {
 struct Pipe {
     /// The chunks in flight, with their arrival times.
     chunks: VecDeque<(Instant, Vec<u8>)>,
-    /// The arrival time of the last chunk.
+    /// The arrival time of the chunk that was written last.
     last: Option<Instant>,
     /// The time at which the end of the stream arrives, if the writer has closed the pipe.
     closed: Option<Instant>,
@@ -74,7 +73,6 @@ impl Pipe {
 }
 
 impl SimulatedNetwork {
-    /// Creates a network of `devices` devices.
     pub fn new(seed: u64, devices: usize, max_delay: Duration) -> SimulatedNetwork {
         let now = Instant::now();
         SimulatedNetwork(Arc::new(Mutex::new(State {
@@ -117,12 +115,11 @@ impl SimulatedNetwork {
     /// Resets a random connection of a device, if it has one.
     pub fn reset_connection(&self, device: usize) {
         let mut state = self.state();
-        let open: Vec<usize> = (0..state.connections.len())
-            .filter(|&at| state.connections[at].ends.contains(&device) && state.connections[at].is_open())
-            .collect();
+        let State { connections, random, .. } = &mut *state;
+        let is_open = |connection: &&Connection| connection.ends.contains(&device) && connection.is_open();
+        let open: Vec<_> = connections.iter().filter(is_open).collect();
         if !open.is_empty() {
-            let which = open[state.random.random_range(0..open.len())];
-            state.connections[which].reset();
+            open[random.random_range(0..open.len())].reset();
         }
     }
 
@@ -168,7 +165,7 @@ impl State {
 pub struct Endpoint {
     network: SimulatedNetwork,
     device: usize,
-    /// The device's entry in [`State::restarts`] when the endpoint was created.
+    /// The value of [`State::restarts`] for the device when the endpoint was created.
     restarts: u32,
 }
 
@@ -234,7 +231,7 @@ impl Transport for Endpoint {
     }
 }
 
-/// Accepts connections. After a crash of its device it waits forever.
+/// Accepts connections of a device, and waits forever after a crash of the device.
 pub struct SimulatedListener {
     address: String,
     connections: mpsc::UnboundedReceiver<Stream>,
@@ -255,7 +252,6 @@ impl Listener for SimulatedListener {
     }
 }
 
-/// One end of a connection.
 pub struct Stream {
     network: SimulatedNetwork,
     own: usize,

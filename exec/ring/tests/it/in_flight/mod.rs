@@ -1,6 +1,6 @@
 //! With several passes in flight, each sequence has the same tokens as alone in one process.
 //!
-//! Tested with batches of a prompt, several sequences and drafts, on rings of the trained model and its draft model.
+//! The tests use batches of a prompt, several sequences, and drafts, on rings of the trained model and its draft model.
 
 mod serving;
 
@@ -33,7 +33,7 @@ fn sampler(temperature: f32, sequence: u32) -> Sampler {
     Sampler::new(options).expect("sound options").for_sequence(sequence)
 }
 
-/// Creates a request with one sequence per number, which selects its prompt and the random stream of its sampler.
+/// Creates a request with one sequence per number. The number selects the prompt and the random stream of the sampler.
 fn request(numbers: &[u32], temperature: f32, micro_batch: u32, drafts: u32) -> GenerationRequest {
     let all = prompts();
     let sequence = |&number: &u32| {
@@ -63,11 +63,8 @@ async fn run(
     let (received, on_token) = listener(request.sequences.len());
     let generated = ring.generate(request, on_token).await.map_err(|failed| failed.error)?;
     ring.close().await;
-    assert_eq!(
-        *received.lock().expect("no panic"),
-        generated.tokens_by_sequence,
-        "the listener got other tokens"
-    );
+    let received = received.lock().expect("no panic");
+    assert_eq!(*received, generated.tokens_by_sequence, "the listener got other tokens");
     Ok(generated)
 }
 
@@ -82,7 +79,7 @@ async fn alone(model: &Arc<LocalModel>, numbers: &[u32], temperature: f32) -> Ve
     all
 }
 
-/// Whether a pass began before the previous one had ended.
+/// Returns whether a pass of the trace began before the previous pass had ended.
 fn passes_overlap(trace: &Trace) -> bool {
     let begun = |pass: u32| trace.records.iter().filter(move |record| record.pass_index == pass);
     trace.passes.windows(2).any(|pair| {
@@ -111,7 +108,7 @@ async fn batched_prompt_gives_the_same_tokens_and_fills_the_ring() {
     }
 }
 
-/// Checks the terms of the time per token: none is negative, and they sum to the time per token.
+/// Checks the terms of the time per token in a trace: no term is negative, and the terms sum to the time per token.
 fn check_terms(trace: &Trace) {
     let metrics = metrics::compute_metrics(trace);
     let terms = metrics.terms_ms;
@@ -208,17 +205,13 @@ async fn requests_that_do_not_fit_the_plan_are_refused() {
     let whole = || plan(&model, &[8], 128);
     let four = plan_for_sequences(whole(), 4);
     let drafting = plan_with_draft_model(whole(), &model, &open(DRAFT)).expect("one tokenizer");
+    let two = &[0, 1][..];
     for (plan, request, what, hint) in [
-        (
-            whole(),
-            (&[0, 1][..], 512, 0),
-            "2 concurrent sequences, but the plan has caches for 1",
-            "sequences",
-        ),
+        (whole(), (two, 512, 0), "2 concurrent sequences, but the plan has caches for 1", "sequences"),
         (four, (&[0, 3], 512, 0), "context of 32 positions for each sequence", "larger `context`"),
         (whole(), (&[0], 0, 0), "into batches of 0 tokens", "1 to 512"),
         (whole(), (&[0], 512, 3), "without a draft model", "--draft-model"),
-        (drafting, (&[0], 512, 3), "the plan drafts with", "give its file with --draft-model"),
+        (drafting, (&[0], 512, 3), "the plan drafts with", "give the file of the draft model"),
     ] {
         let (numbers, micro_batch, drafts) = request;
         let request = self::request(numbers, 0.0, micro_batch, drafts);

@@ -64,7 +64,7 @@ impl Server {
         Server { request_tx, serving }
     }
 
-    /// Sends a request; `number` selects the random stream of its sampler, as in [`Sampler::for_sequence`].
+    /// Sends a request; `number` selects the random stream of the sampler.
     fn send(
         &self,
         prompt: &[u32],

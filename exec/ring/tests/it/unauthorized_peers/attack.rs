@@ -1,8 +1,8 @@
 //! An attacker without the key, which opens connections and sends pseudorandom malformed bytes.
 //!
-//! It sends random bytes, the prefix of an encrypted connection with random bytes, the recorded first handshake
-//! message of an honest connection (whole, damaged, truncated, followed by random bytes), lengths beyond all limits,
-//! and frames that are valid without encryption.
+//! The attacker sends random bytes, the prefix of an encrypted connection with random bytes, the recorded first
+//! handshake message of an honest device (whole, damaged, truncated, extended), too large lengths, and valid
+//! unencrypted frames.
 
 use hearth_ring::wire::{ConnectionPurpose, ENCRYPTED_PREFIX, Frame, MAGIC, Message, PROTOCOL_VERSION};
 use hearth_ring::{EncryptedTransport, Key, Listener, MemoryTransport, Transport};
@@ -13,14 +13,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 /// Length of the first handshake message, in bytes.
 const HANDSHAKE_MESSAGE_LEN: usize = 56;
 
-/// A peer without the key.
 pub struct Attacker {
     random: ChaCha8Rng,
     recorded: Vec<u8>,
 }
 
 impl Attacker {
-    /// Creates an attacker that has recorded the first handshake message of an honest device.
+    /// Creates an attacker that has recorded the first handshake message of an honest device with `key`.
     pub async fn listening(transport: &MemoryTransport, key: Key, seed: u64) -> Attacker {
         let mut listener = transport.bind("wire-tap").await.expect("a free name");
         let honest = EncryptedTransport::new(transport.clone(), key);
@@ -66,7 +65,7 @@ impl Attacker {
         }
     }
 
-    /// Opens a connection and sends malformed bytes. Returns the number of bytes read until the other end closes it.
+    /// Sends malformed bytes on a new connection. Returns the number of bytes received until the connection ends.
     pub async fn connect(&mut self, transport: &MemoryTransport, address: &str) -> usize {
         let bytes = self.bytes();
         let mut stream = transport.connect(address).await.expect("the worker listens");

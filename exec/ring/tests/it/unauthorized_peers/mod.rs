@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::fixture::{Q4, address, key, one_thread, open, plan, start_workers};
 
-/// Number of connections without the key. The example `unauthorized_peers` can make a million.
+/// Number of connections without the key. The example `unauthorized_peers` can open a million connections.
 const ATTACKS: usize = 3000;
 /// Maximum length of a reply, in bytes: a handshake message or a refusal.
 const MAX_REPLY_LEN: usize = 128;

@@ -8,7 +8,7 @@ use super::super::properties::{Delivered, TestMessage, check_invariants, message
 use super::*;
 
 const MILLI: Nanos = 1_000_000;
-/// Rate of the first channel: 100 MB/s, so that a kilobyte takes 10 us.
+/// Rate of the first channel: 100 MB/s, so that a message of a kilobyte takes 10 us.
 const RATE: BytesPerSecond = BytesPerSecond(100e6);
 
 fn source<T>(value: T) -> Sourced<T> {
@@ -19,8 +19,7 @@ fn wire() -> Link {
     Link { latency: source(Seconds(0.0002)), bandwidth: source(BytesPerSecond(125e6)) }
 }
 
-/// Returns two channels. Devices 0 to 3 use the first, device 4 the second, which has half the rate, and the others
-/// use wires.
+/// Returns two channels: one for devices 0 to 3, one with half the rate for device 4. Other devices use wires.
 fn wifi(stalls: StallPreset) -> Wifi {
     let channel = |name: &str, rate: BytesPerSecond| WifiChannel {
         name: name.into(),
@@ -32,23 +31,18 @@ fn wifi(stalls: StallPreset) -> Wifi {
         stations: vec![],
         station_rates: BTreeMap::new(),
     };
-    Wifi {
-        channels: vec![channel("5 GHz", RATE), channel("2.4 GHz", RATE * 0.5)],
-        tcp: TcpParameters::default(),
-    }
+    let channels = vec![channel("5 GHz", RATE), channel("2.4 GHz", RATE * 0.5)];
+    Wifi { channels, tcp: TcpParameters::default() }
 }
 
-/// Returns the channels of [`wifi`], without losses and without restarts of the congestion window.
+/// Returns the channels of [`wifi`] without losses and without restarts of the congestion window.
 fn lossless(stalls: StallPreset) -> Wifi {
-    let tcp = TcpParameters {
-        slow_start_after_idle: false,
-        loss_rate: source(Fraction(0.0)),
-        ..TcpParameters::default()
-    };
-    Wifi { tcp, ..wifi(stalls) }
+    let mut wifi = wifi(stalls);
+    (wifi.tcp.slow_start_after_idle, wifi.tcp.loss_rate.value) = (false, Fraction(0.0));
+    wifi
 }
 
-/// Returns the channels of [`wifi`], with almost no delay besides the transmission times.
+/// Returns the channels of [`wifi`] with almost no delay besides the transmission times.
 fn without_delays() -> Wifi {
     let mut wifi = lossless(StallPreset::Clean);
     for channel in &mut wifi.channels {
@@ -86,7 +80,7 @@ fn duration_ms(delivered: &Delivered) -> f64 {
     (delivered.delivery.arrival - delivered.send_time) as f64 * 1e-6
 }
 
-/// Returns the mean time in ms until a message arrives that is sent `count` times, one after another.
+/// Returns the mean milliseconds from sending a message until its arrival; the message is sent `count` times in turn.
 fn mean(wifi: &Wifi, pair: (usize, usize), bytes: u64, count: usize) -> f64 {
     let sent: Vec<TestMessage> = (0..count).map(|_| (20_000 * MILLI, pair.0, pair.1, bytes)).collect();
     let delivered = send_all(&mut link(wifi, 1), &sent);
@@ -157,8 +151,7 @@ fn two_stations_get_half_the_channel() {
 fn small_message_interleaves_with_bursts() {
     let mut link = link(&without_delays(), 1);
     // At 10 ms the second burst is being sent to the access point. The small message gets the channel when that burst
-    // ends, at 11.2 ms, or after the first burst has been sent to the receiver; it never waits for the whole long
-    // message.
+    // ends, at 11.2 ms, or when the first burst has reached the receiver; it never waits for the whole long message.
     let delivered = send_all(&mut link, &[(0, 0, 1, 54_000_000), (10 * MILLI, 2, 3, 1000)]);
     assert!(duration_ms(&delivered[1]) < 4.0 * 5.6, "{} ms", duration_ms(&delivered[1]));
     // On the same connection it does wait for the long message.
@@ -211,8 +204,7 @@ proptest! {
         }
     }
 
-    /// A channel has one transmission at a time and is never idle while a burst waits: there are no gaps between
-    /// bursts.
+    /// A channel has one transmission at a time and is never idle while a burst waits.
     #[test]
     fn channel_is_exclusive_and_work_conserving(
         messages in prop::collection::vec((0usize..4, 1usize..4, 0u64..2_000_000), 1..20)
