@@ -6,7 +6,7 @@ set -euo pipefail
 hearth=${1:?"usage: scripts/commands.sh HEARTH"}
 export COLUMNS=100
 
-printf '# Commands\n\nMade by `scripts/commands.sh` from the help of each verb; a test keeps it current.\n'
+printf '# Commands\n\nMade by `scripts/commands.sh` from the help of each command; a test keeps it current.\n'
 verbs=$("$hearth" --help | awk '/^Commands:/ { on = 1; next } on && /^[^ ]/ { exit } on && /^  [a-z]/ { print $1 }')
 printf '\n## hearth\n\n```text\n'
 "$hearth" --help | sed 's/[ ]*$//'

@@ -73,7 +73,7 @@ pub enum Verb {
         after_help = "Example: hearth simulate scenarios/paper/llama-70b-on-d1-d4.yaml --tokens 8 --trace sim.trace"
     )]
     Simulate(SimulateArgs),
-    /// Plan and simulate a scenario for every value of one or two of its fields.
+    /// Plan and simulate a scenario for each combination of values of one or two fields.
     #[command(after_help = sweep::EXAMPLES)]
     Sweep(Box<SweepArgs>),
     /// Check a scenario and a plan for errors and implausible values.
@@ -94,7 +94,7 @@ pub enum Verb {
                       Then: curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\": \
                       \"Once upon\", \"max_tokens\": 20}'")]
     Serve(ServeArgs),
-    /// Run a worker, which computes layers for the head of a ring.
+    /// Run a worker, which computes layers for the head device of a ring.
     #[command(after_help = "Example: hearth worker --listen 127.0.0.1:9001 --model model.gguf\n\
                       Example: hearth worker --listen 0.0.0.0:9001 --model model.gguf --key ring.key --name laptop")]
     Worker(WorkerArgs),
@@ -131,8 +131,8 @@ pub enum Verb {
     Synth(SynthArgs),
     /// Rank possible changes of a scenario by the time per token that they would save.
     ///
-    /// Plans and simulates a variant of the scenario for each single change: one device less, twice the memory or a
-    /// faster disk for a device, cables instead of Wi-Fi, or another weight format.
+    /// Plans and simulates a variant of the scenario for each single change: a device removed, twice the memory or a
+    /// faster disk for a device, cables instead of Wi-Fi, or a different weight format.
     #[command(after_help = "Example: hearth whatif scenarios/home/llama-70b-on-four.yaml --tokens 8")]
     Whatif(Box<WhatifArgs>),
     /// Write a new scenario from flags, discovered workers, and answers to questions.
@@ -146,7 +146,7 @@ pub enum Verb {
         after_help = "Example: hearth completions bash > ~/.local/share/bash-completion/completions/hearth"
     )]
     Completions(CompletionsArgs),
-    /// Print the JSON Schema of a document kind, with which editors check and complete documents.
+    /// Print the JSON Schema of a document kind, for validation and completion in editors.
     #[command(after_help = "Example: hearth schema scenario > scenario.schema.json")]
     Schema(SchemaArgs),
     /// Write a man page for each command.
@@ -155,7 +155,7 @@ pub enum Verb {
 }
 
 /// Returns a parser for a flag with a fixed list of values. Each value has a name, a description and a parsed value.
-fn choice<T: Copy + Send + Sync + 'static>(
+fn choice_parser<T: Copy + Send + Sync + 'static>(
     values: &'static [(&'static str, &'static str, T)],
 ) -> impl TypedValueParser<Value = T> {
     let described = values.iter().map(|(name, help, _)| PossibleValue::new(*name).help(*help));

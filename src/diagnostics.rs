@@ -122,7 +122,7 @@ impl From<RingError> for Failure {
             | RingError::NoAddress { .. }
             | RingError::KeyRequired { .. }
             | RingError::KeyMismatch { .. }
-            | RingError::Plan { .. } => EXIT_INVALID,
+            | RingError::InvalidPlan { .. } => EXIT_INVALID,
             _ => EXIT_FAILED,
         };
         let failure = Failure { exit_code, ..Failure::failed(error.what()) };

@@ -1,10 +1,10 @@
 //! Emulated network links between the processes of a lab.
 //!
-//! The lab writes a file for each device, with the emulated path to the address of every other device, and one default
-//! path for all remaining addresses. A worker starts before the addresses of the other devices are known, so the file
-//! is read at each new connection.
+//! The lab writes a file for each device, with the emulated network path to the address of every other device, and a
+//! default network path for all remaining addresses. A worker starts before the addresses of the other devices are
+//! known, so the file is read at each new connection.
 //!
-//! Not here: how a path delays messages (`hearth_ring::EmulatedTransport`).
+//! Not here: how a network path delays messages (`hearth_ring::EmulatedTransport`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,10 +24,10 @@ const MAX_BYTES: u64 = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EmulatedLinks {
-    /// The path to every address that is not in `paths_by_address`.
+    /// The network path to every address that is not in `paths_by_address`.
     #[serde(rename = "others")]
     pub default_path: EmulatedPath,
-    /// The paths to the other devices of the lab, by their addresses.
+    /// The network paths to the other devices of the lab, by their addresses.
     #[serde(rename = "peers")]
     pub paths_by_address: BTreeMap<String, EmulatedPath>,
 }
@@ -36,26 +36,27 @@ impl EmulatedLinks {
     fn read(path: &Path) -> io::Result<EmulatedLinks> {
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
         if fs::metadata(path).map_err(named)?.len() > MAX_BYTES {
-            return Err(named(io::Error::other("the file is too large for a file of emulated links")));
+            return Err(named(io::Error::other("a file of emulated links must be at most 1 MiB")));
         }
         let text = fs::read_to_string(path).map_err(named)?;
         serde_json::from_str(&text).map_err(|error| named(io::Error::other(error)))
     }
 }
 
-/// Returns a function that looks up the emulated path to an address. The function reads the file at each call.
-pub fn path_lookup(path: &Path) -> PathLookup {
-    let path = PathBuf::from(path);
+/// Returns a function that looks up the emulated network path to an address in `file`. It reads the file at each call.
+pub fn path_lookup(file: &Path) -> PathLookup {
+    let file = PathBuf::from(file);
     Arc::new(move |address| {
-        let EmulatedLinks { default_path, paths_by_address } = EmulatedLinks::read(&path)?;
+        let EmulatedLinks { default_path, paths_by_address } = EmulatedLinks::read(&file)?;
         Ok(address.and_then(|address| paths_by_address.get(address)).cloned().unwrap_or(default_path))
     })
 }
 
-/// Estimates the longest delay on the emulated paths in a file: latency * exp(3 `sigma`), but at most 1 s.
-pub fn max_delay(path: &Path) -> Duration {
+/// Estimates the maximum delay on the emulated network paths in `file`, limited to 1 s: latency * exp(3 sigma), where
+/// sigma is the standard deviation of the logarithm of the latency.
+pub fn max_delay(file: &Path) -> Duration {
     let latency = |path: &EmulatedPath| path.latency.0 * (3.0 * path.sigma).exp();
-    let max = EmulatedLinks::read(path).map_or(0.0, |links| {
+    let max = EmulatedLinks::read(file).map_or(0.0, |links| {
         links.paths_by_address.values().map(latency).fold(latency(&links.default_path), f64::max)
     });
     Duration::from_secs_f64(max.clamp(0.0, 1.0))
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_known_address_has_its_own_path() {
+    fn each_known_address_has_its_own_network_path() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("links.json");
         let paths = path_lookup(&file);

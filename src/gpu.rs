@@ -108,12 +108,12 @@ pub fn measure(
         // If the GPU was not requested explicitly, the device is profiled without it.
         None if args.gpu == GpuMeasurementMode::Auto => {
             let name = &facts.name;
-            tracing::info!("the GPU `{name}` is not measured: set its usable memory with --gpu-memory");
+            tracing::info!("the GPU `{name}` is not measured: set its usable memory with `--gpu-memory`");
             return Ok(None);
         }
         None => {
             let what = format!("the driver does not report the memory size of the GPU `{}`", facts.name);
-            return Err(Failure::invalid(what).with_hint("set its usable memory with --gpu-memory"));
+            return Err(Failure::invalid(what).with_hint("set its usable memory with `--gpu-memory`"));
         }
     };
     let gpu = Gpu::open(CapabilityMask::default()).map_err(Failure::failed)?;

@@ -18,7 +18,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::diagnostics::Failure;
 
-const VARIABLE: &str = "HEARTH_LOG";
+const LOG_VARIABLE: &str = "HEARTH_LOG";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -32,7 +32,7 @@ pub enum LogFormat {
 pub fn init(filter: Option<&str>, format: LogFormat) -> Result<(), Failure> {
     let (location, filter) = match filter {
         Some(filter) => ("--log", Some(filter.to_owned())),
-        None => (VARIABLE, std::env::var(VARIABLE).ok().filter(|filter| !filter.trim().is_empty())),
+        None => (LOG_VARIABLE, std::env::var(LOG_VARIABLE).ok().filter(|filter| !filter.trim().is_empty())),
     };
     let targets = match filter {
         Some(filter) => Targets::from_str(&filter).map_err(|error| {
@@ -47,16 +47,16 @@ pub fn init(filter: Option<&str>, format: LogFormat) -> Result<(), Failure> {
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
     let registry = tracing_subscriber::registry().with(targets);
     match format {
-        LogFormat::Text => registry.with(layer.event_format(Plain)).init(),
+        LogFormat::Text => registry.with(layer.event_format(TextFormatter)).init(),
         LogFormat::Json => registry.with(layer.json()).init(),
     }
     Ok(())
 }
 
 /// Formats a log message as text: a prefix for the log level, and no timestamp.
-struct Plain;
+struct TextFormatter;
 
-impl<S, N> FormatEvent<S, N> for Plain
+impl<S, N> FormatEvent<S, N> for TextFormatter
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,

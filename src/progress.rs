@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::interruption::CancellationGuard;
 
-const SPINNER: &str = "{spinner} {msg} {elapsed}";
+const SPINNER_TEMPLATE: &str = "{spinner} {msg} {elapsed}";
 /// Template of a progress bar that counts items.
 pub const ITEMS_TEMPLATE: &str = "{msg} [{wide_bar}] {pos}/{len} {eta}";
 /// Template of a progress bar that counts bytes.
@@ -34,7 +34,7 @@ impl Progress for TerminalProgress {
             return;
         }
         if self.bar.length() != Some(total) {
-            self.bar.set_style(style(if total == 0 { SPINNER } else { ITEMS_TEMPLATE }));
+            self.bar.set_style(style(if total == 0 { SPINNER_TEMPLATE } else { ITEMS_TEMPLATE }));
             self.bar.set_length(total);
         }
         self.bar.set_position(done);
@@ -55,7 +55,7 @@ impl Drop for TerminalProgress {
 
 /// Returns a spinner with a message and the elapsed time, for work of unknown length.
 pub fn spinner() -> ProgressBar {
-    let spinner = progress_bar("", 0, SPINNER);
+    let spinner = progress_bar("", 0, SPINNER_TEMPLATE);
     if !spinner.is_hidden() {
         spinner.enable_steady_tick(Duration::from_millis(120));
     }

@@ -1,6 +1,6 @@
 //! Prompts of `hearth execute`, and their tokens.
 //!
-//! Prompts are texts from the command line, lines of a file, a conversation, or a fixed text with a given number of
+//! A prompt is text from the command line, a line of a file, a conversation, or a fixed text with a given number of
 //! tokens.
 
 use std::io;
@@ -48,7 +48,7 @@ impl Prompts {
             if standard && args.ring.device.exit_on_stdin_eof {
                 let what = "`--messages -` and `--exit-with-stdin` cannot both use standard input";
                 return Err(Failure::invalid(what)
-                    .with_hint("write the messages to a file, and name the file with --messages"));
+                    .with_hint("write the messages to a file, and name the file with `--messages`"));
             }
             let text = if standard {
                 read_text_from(io::stdin(), path, MAX_FILE_LEN)?
@@ -63,7 +63,7 @@ impl Prompts {
         let mut texts = args.prompt.clone();
         if let Some(path) = &args.prompts_file {
             let text = read_text_at_most(path, MAX_FILE_LEN)?;
-            texts.extend(lines(path, &text)?);
+            texts.extend(parse_lines(path, &text)?);
         }
         if !args.chat {
             return Ok(Prompts::Texts(texts));
@@ -100,14 +100,14 @@ impl Prompts {
                 Err(Failure::invalid(what).with_hint("use a shorter prompt, or plan with a larger `context`"))
             }
             Prompts::Fixed { tokens: count, sequences } => {
-                Ok(vec![fixed(tokenizer, *count as usize)?; *sequences as usize])
+                Ok(vec![fixed_prompt(tokenizer, *count as usize)?; *sequences as usize])
             }
         }
     }
 }
 
 /// Returns the first `count` tokens of the repeated [`FIXED_TEXT`].
-fn fixed(tokenizer: &Tokenizer, count: usize) -> Result<Vec<u32>, Failure> {
+fn fixed_prompt(tokenizer: &Tokenizer, count: usize) -> Result<Vec<u32>, Failure> {
     let mut text = FIXED_TEXT.to_string();
     let mut previous_len = 0;
     loop {
@@ -118,7 +118,7 @@ fn fixed(tokenizer: &Tokenizer, count: usize) -> Result<Vec<u32>, Failure> {
         }
         if tokens.len() <= previous_len {
             return Err(Failure::invalid("the tokenizer of the model has no tokens for English text")
-                .with_hint("give a text with --prompt instead of --prompt-tokens"));
+                .with_hint("give text with `--prompt` instead of `--prompt-tokens`"));
         }
         previous_len = tokens.len();
         text = text.repeat(2);
@@ -137,9 +137,9 @@ fn conversation(path: &Path, text: &str) -> Result<Vec<ChatMessage>, Failure> {
     })
 }
 
-/// Parses one prompt from each line of a text, and skips empty lines. A line that begins with a quote or a brace must
+/// Parses one prompt from each line of `text`, and skips empty lines. A line that begins with a quote or a brace must
 /// be a JSON string, or an object with the key `prompt`.
-fn lines(path: &Path, text: &str) -> Result<Vec<String>, Failure> {
+fn parse_lines(path: &Path, text: &str) -> Result<Vec<String>, Failure> {
     let prompt = |(number, line): (usize, &str)| {
         if !line.starts_with(['"', '{']) {
             return Ok(line.to_owned());

@@ -1,4 +1,4 @@
-//! Builds a ring from the flags of the head: key, emulated links, draft model, recovery and discovery.
+//! Builds a ring from the flags of the head device: key, emulated links, draft model, recovery and discovery.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -21,10 +21,10 @@ use crate::diagnostics::{ExitCode, Failure};
 use crate::emulation;
 use crate::machine::{open_model, read_scenario};
 
-/// Line that a head with the flag `--mark-tokens` prints when the prompt enters the ring.
+/// Line that a head device with the flag `--mark-tokens` prints when the prompt enters the ring.
 pub const PROMPT_START_LINE: &str = "begins";
 
-/// Default number of tokens that the draft model drafts for each pass of the main model.
+/// Default number of tokens that the draft model drafts for each pass of the target model.
 /// source: assumed; appendix A.9 of the prima.cpp paper drafts a few tokens at a time
 const DEFAULT_DRAFT_TOKENS: u32 = 4;
 
@@ -35,7 +35,7 @@ pub struct RingBuilder {
     pub options: RingOptions,
     /// Maximum number of prompt tokens in one batch.
     pub micro_batch: u32,
-    /// Number of tokens drafted for each pass of the main model; 0 without a draft model.
+    /// Number of tokens drafted for each pass of the target model; 0 without a draft model.
     pub draft_tokens: u32,
     /// Time limit for finding the workers that have no address in the plan; `None` disables discovery.
     discovery_timeout: Option<Duration>,

@@ -32,7 +32,7 @@ pub struct LinkTable {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Connection<'a> {
     Link(&'a Link),
-    /// A path over Wi-Fi channels that other devices share.
+    /// A network path over Wi-Fi channels, which other devices share.
     Wireless(WirelessPath<'a>),
 }
 
@@ -68,8 +68,9 @@ impl LinkTable {
         wireless.or(Some(Connection::Link(&self.links.default_link)))
     }
 
-    /// Returns the link from the device named `from` to the device named `to`; `None` if `from` cannot send to `to`. A
-    /// Wi-Fi path is returned as a constant link with the same mean message time ([`WirelessPath::expected_link`]).
+    /// Returns the link from the device named `from` to the device named `to`; `None` if `from` cannot send to `to`.
+    /// For a Wi-Fi connection, returns a constant link with the same mean message time
+    /// ([`WirelessPath::expected_link`]).
     pub fn link_between(&self, from: &str, to: &str) -> Option<Cow<'_, Link>> {
         Some(match self.connection(from, to)? {
             Connection::Link(link) => Cow::Borrowed(link),
@@ -77,7 +78,7 @@ impl LinkTable {
         })
     }
 
-    /// Returns the Wi-Fi path between two devices if at least one of them is a Wi-Fi station.
+    /// Returns the network path over Wi-Fi between two devices if at least one of them is a Wi-Fi station.
     fn wireless_path(&self, from: &str, to: &str) -> Option<WirelessPath<'_>> {
         let wifi = self.links.wifi.as_ref()?;
         let station = |name: &str| {
@@ -132,7 +133,7 @@ pub struct Cluster {
     pub model: ModelProfile,
     /// The draft model, if the workload uses speculative decoding.
     pub draft_model: Option<ModelProfile>,
-    /// Capacity of the key-value cache of each sequence, in tokens.
+    /// Capacity of the KV cache of each sequence, in tokens.
     pub context_length: u32,
     pub kv_cache_format: KvFormat,
     pub activation_format: ActivationFormat,

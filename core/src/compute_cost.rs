@@ -1,8 +1,8 @@
 //! Compute cost: the time that a processor needs for a layer whose weights are in memory.
 //!
-//! A roofline model for each weight format: a matmul takes the longer of its arithmetic at the processor's rate for the
-//! format and the time to read the weights at the processor's read bandwidth. A batch of tokens shares one read of
-//! the weights; for one token, a rate that was measured with weights streamed from memory covers both terms.
+//! There is a roofline model for each weight format: a matmul takes the longer of its arithmetic at the processor's
+//! rate for the format and the time to read the weights at the processor's read bandwidth. A batch of tokens shares one
+//! read of the weights; for one token, a rate that was measured with weights streamed from memory covers both terms.
 //! Attention takes the longer of its arithmetic and the time to read the keys and values of all positions so far.
 //!
 //! The operating system also spends CPU time on each page that it adds to the page cache or evicts. This bounds the
@@ -59,7 +59,7 @@ type Rates = FormatMap<Sourced<FlopsPerSecond>>;
 #[derive(Debug, Clone)]
 pub struct ComputeCost<'a> {
     model: &'a ModelProfile,
-    /// Bytes per element of the key-value cache.
+    /// Bytes per element of the KV cache.
     kv_element: Bytes,
     matvec: &'a Rates,
     streamed: Option<&'a Rates>,
@@ -117,7 +117,7 @@ impl<'a> ComputeCost<'a> {
         let shape = &self.model.shape;
         let new = shape.kv_bytes_per_layer(pass.tokens, self.kv_element);
         self.matmul_time(&self.model.layers[layer as usize], pass.tokens)
-            + self.attention(pass)
+            + self.attention_time(pass)
             + self.kv_copy.transfer_time(new)
             + self.layer_overhead
     }
@@ -151,7 +151,7 @@ impl<'a> ComputeCost<'a> {
 
     /// Returns the time of attention in one layer for all tokens of a pass. Each token attends to one position more
     /// than the token before it.
-    fn attention(&self, pass: Pass) -> Seconds {
+    fn attention_time(&self, pass: Pass) -> Seconds {
         let shape = &self.model.shape;
         let (first, tokens) = (f64::from(pass.first_position), f64::from(pass.tokens));
         let positions = tokens * first + tokens * (tokens + 1.0) / 2.0;

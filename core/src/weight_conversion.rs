@@ -1,14 +1,14 @@
 //! The size of a model whose matrices are converted to another weight format.
 //!
-//! Systems that do not compute in the file's format convert weights when they load them: dllama stores 32 weights in
-//! 18 bytes, exo on Linux uses two bytes per weight on a CPU and four on a GPU (prima.cpp paper, appendix A.8). The
-//! number of weights follows from the bytes and their format. Norms stay in f32; they are small. The time of the
-//! conversion is not counted, because it happens once.
+//! Systems that do not compute in the format of the model file convert weights when they load them: dllama stores 32
+//! weights in 18 bytes, exo on Linux uses two bytes per weight on a CPU and four on a GPU (prima.cpp paper, appendix
+//! A.8). The number of weights follows from the bytes and their format. Norms stay in f32; they are small. The time of
+//! the conversion is not counted, because it happens once.
 
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, Flops, Format};
 
-/// Whether the tensors with format `format` in a group are matrices. In a group with several formats, f32 is for norms.
+/// Whether the tensors of format `format` in a group are matrices. With several formats, f32 tensors are norms.
 pub fn is_matrix_format(group: &TensorGroup, format: Format) -> bool {
     format != Format::F32 || group.totals_by_format().count() == 1
 }
@@ -34,16 +34,17 @@ pub fn converted_group(group: &TensorGroup, format: Option<Format>) -> TensorGro
     result
 }
 
-/// Returns the model with the matrices of each layer converted to the format that `of_layer` returns for the layer's
-/// index, and the embedding and the output matrix converted to the format `ends`; `None` means no conversion.
+/// Returns the model with the matrices of each layer converted to the format that `layer_format` returns for the index
+/// of the layer. Converts the embedding and the output matrix to `embedding_format`. `None` means no conversion.
 pub fn converted_model(
     model: &ModelProfile,
-    ends: Option<Format>,
-    of_layer: impl Fn(u32) -> Option<Format>,
+    embedding_format: Option<Format>,
+    layer_format: impl Fn(u32) -> Option<Format>,
 ) -> ModelProfile {
-    let layers = (0..).zip(&model.layers).map(|(at, group)| converted_group(group, of_layer(at))).collect();
+    let converted_layer = |(layer, group)| converted_group(group, layer_format(layer));
+    let layers = (0..).zip(&model.layers).map(converted_layer).collect();
     let [input_embedding, output_head] =
-        [&model.input_embedding, &model.output_head].map(|group| converted_group(group, ends));
+        [&model.input_embedding, &model.output_head].map(|group| converted_group(group, embedding_format));
     ModelProfile { layers, input_embedding, output_head, ..model.clone() }
 }
 

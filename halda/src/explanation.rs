@@ -1,6 +1,6 @@
 //! Explanations of plans: binding constraints, dropped devices, and the gap to the optimum.
 //!
-//! Not here: the sentences about an explanation in a plan document (`plan_document::reasons`).
+//! Not here: the sentences that a plan document has for an explanation (`plan_document::reasons`).
 
 use crate::problem::assignment::{RoundWindow, ring_order};
 use crate::solvers::dynamic_program::RingSizeProblem;
@@ -33,7 +33,7 @@ pub struct DeviceExplanation {
     /// GPU split and the same windows on other devices. `None` if a wider window is not allowed.
     pub extra_layer_seconds: Option<f64>,
     pub drop_reason: Option<DropReason>,
-    /// The place of the device in the ring if it has no layers and only forwards activations.
+    /// The neighbours of the device in the ring if it is a relay, which has no layers and only forwards activations.
     pub relay: Option<RelayPlacement>,
 }
 
@@ -76,8 +76,8 @@ pub enum DropReason {
     NoLayerLeft,
 }
 
-/// Maximum number of devices for which an optimal plan gets [`DropReason::Slower`], which takes one more search for
-/// each dropped device. source: measured, 64 devices and 128 layers: 2 s
+/// The maximum number of devices up to which [`DropReason::Slower`] is computed for an optimal plan. It takes one more
+/// search for each dropped device. source: measured, 2 s for 64 devices and 128 layers
 const MAX_DEVICES_COMPARED: usize = 24;
 
 pub(crate) struct PlanToExplain<'a, 'i> {
@@ -133,7 +133,7 @@ impl PlanToExplain<'_, '_> {
         let wider = RoundWindow { window_layers: window + 1, ..model.round_window(self.assignment, device) };
         let timing = self.wider_window_timing(wider);
         // If hops depend on the next device, this is an estimate; it is the same before and after.
-        let hops = f64::from(terms.layer_counts.windows) * model.devices[device].hop;
+        let hops = f64::from(terms.layer_counts.windows) * model.device_costs[device].hop_seconds;
         let (slowest, wait) = self.breakdown.slowest_disk_and_wait_seconds.unwrap_or((device, 0.0));
         let own = terms.compute_seconds + terms.memory_seconds + terms.disk_seconds + hops
             - if slowest == device { wait } else { 0.0 };
@@ -161,7 +161,7 @@ impl PlanToExplain<'_, '_> {
         let (model, RoundWindow { device, is_head: head, .. }) = (self.model, window);
         match self.objective {
             Objective::Paper => {
-                let share = window.share(model.model_layers(), model.best_split(window)?.gpu_layers);
+                let share = window.layer_counts(model.model_layers(), model.best_split(window)?.gpu_layers);
                 let terms = model.device_latency_terms(device, head, share);
                 Some(DeviceTiming { terms, disk_busy_seconds: 0.0 })
             }
@@ -172,7 +172,7 @@ impl PlanToExplain<'_, '_> {
                 let work = model.device_work(window, choice.gpu_layers);
                 let mut timing = model.device_timing(&work, &choice.residency)?;
                 timing.terms.communication_seconds =
-                    f64::from(work.layer_counts.windows) * model.devices[device].hop;
+                    f64::from(work.layer_counts.windows) * model.device_costs[device].hop_seconds;
                 Some(timing)
             }
         }
@@ -182,7 +182,7 @@ impl PlanToExplain<'_, '_> {
         let (model, ring) = (self.model, self.assignment.ring());
         let position = ring.iter().position(|other| *other == device).unwrap_or(0);
         let (from, to) = (ring[(position + ring.len() - 1) % ring.len()], ring[(position + 1) % ring.len()]);
-        let has_direct_link = model.hops.seconds(from, to) < f64::INFINITY;
+        let has_direct_link = model.hop_times.seconds(from, to) < f64::INFINITY;
         let (previous_device, next_device) = (model.device_name(from), model.device_name(to));
         RelayPlacement { previous_device, next_device, has_direct_link }
     }
@@ -232,7 +232,7 @@ impl PlanToExplain<'_, '_> {
             Some(order) => with_missing_devices(model, order.clone()),
             None => ring_order(head, model.device_count()).collect(),
         };
-        let problem = RingSizeProblem { model, order: &order, layers_per_round, min_windows };
+        let problem = RingSizeProblem { model, ring_order: &order, layers_per_round, min_windows };
         let with_device = match self.objective {
             Objective::Paper => problem.optimum().map(|assignment| model.seconds_per_token(&assignment)),
             Objective::SteadyState => {
@@ -245,7 +245,7 @@ impl PlanToExplain<'_, '_> {
         };
         match with_device {
             Ok(seconds) => DropReason::Slower(seconds - self.breakdown.seconds_per_token),
-            Err(InfeasibleReason::NoRoute { .. }) => DropReason::Unreachable,
+            Err(InfeasibleReason::MissingLinks { .. }) => DropReason::Unreachable,
             Err(_) => DropReason::NoLayerFits,
         }
     }

@@ -12,9 +12,9 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StrategyOptions {
     pub rules: PlanRules,
-    /// The index of the head. If `None`, `single` uses the fastest device, and other strategies use device 0.
+    /// The index of the head device. If `None`, `single` uses the fastest device, and other strategies use device 0.
     pub head: Option<usize>,
-    /// Whether `overlap` and `exact` choose the head; they then ignore `head`.
+    /// Whether `overlap` and `exact` choose the head device; they then ignore `head`.
     pub choose_best_head: bool,
     /// The order of the devices in the ring for the strategies `overlap`, `exact` and `exhaustive`.
     pub order: OrderChoice,

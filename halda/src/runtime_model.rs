@@ -55,16 +55,16 @@ pub struct ComputeTimes {
     /// The seconds per token of each layer of the model on the GPU; empty without a GPU.
     #[serde(rename = "gpu_layers")]
     pub gpu_layer_seconds: Vec<f64>,
-    /// The seconds of the output head on the CPU.
+    /// The seconds per token of the output head on the CPU.
     #[serde(rename = "output")]
     pub cpu_output_seconds: f64,
-    /// The seconds of the output head on the GPU; `None` without a GPU.
+    /// The seconds per token of the output head on the GPU; `None` without a GPU.
     #[serde(rename = "output_on_gpu", default)]
     pub gpu_output_seconds: Option<f64>,
-    /// The fixed seconds of each window that has layers on the CPU.
+    /// The fixed overhead in seconds of each window that has layers on the CPU.
     #[serde(rename = "cpu_window")]
     pub cpu_window_overhead_seconds: f64,
-    /// The fixed seconds of each window that has layers on the GPU.
+    /// The fixed overhead in seconds of each window that has layers on the GPU.
     #[serde(rename = "gpu_window")]
     pub gpu_window_overhead_seconds: f64,
 }

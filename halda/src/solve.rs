@@ -17,7 +17,7 @@ pub struct Solution {
     pub strategy_options: Vec<String>,
     pub assignment: Assignment,
     pub residencies: Vec<ResidencyOptions>,
-    /// The time per token by the strategy's objective, and its terms.
+    /// The time per token and its terms, computed with the strategy's objective.
     pub breakdown: LatencyBreakdown,
     pub explanation: Explanation,
 }
@@ -44,7 +44,7 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
         Objective::SteadyState => {
             let mut broken = ring_violations(model, &assignment, rules);
             if shape_violations(model, &assignment).is_empty() {
-                broken.extend(model.timings(&assignment, &residencies).filter_map(Result::err));
+                broken.extend(model.device_timings(&assignment, &residencies).filter_map(Result::err));
             }
             (broken, model.evaluate_steady_state(&assignment, &residencies))
         }

@@ -1,7 +1,7 @@
-//! The [`Strategy`] trait of all planners, and the proposals and errors that a strategy returns.
+//! The trait [`Strategy`], which all planners implement, and the proposals and errors that a strategy returns.
 //!
-//! A strategy only proposes an assignment. [`crate::solve()`] checks the named constraints, evaluates the latency
-//! model and explains the plan. If a proposal violates constraints, the error names them.
+//! A strategy only proposes an assignment. [`crate::solve()`] checks whether the proposal satisfies all constraints
+//! ([`Violation`]), evaluates the latency model and explains the plan.
 
 use std::mem::discriminant;
 
@@ -9,22 +9,22 @@ use hearth_schema::residency::ResidencyOptions;
 
 use crate::{Assignment, LatencyModel, MemoryCase, PlanRules, Violation};
 
-/// The model of the time per token that a strategy minimises and reports.
+/// The latency model whose time per token a strategy minimises and reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Objective {
-    /// The prima.cpp paper's latency model, which adds the times of computing and of reading from disk.
+    /// The prima.cpp paper's latency model, which adds the computation time and the disk read time.
     #[default]
     Paper,
-    /// The steady state, in which devices read weights ahead ([`crate::latency::steady_state`]).
+    /// The steady-state model, in which devices read weights ahead ([`crate::latency::steady_state`]).
     SteadyState,
 }
 
-/// A planner: chooses an assignment of the layers of an instance to its devices.
+/// A planner, which assigns the layers of an instance to its devices.
 pub trait Strategy {
     /// Returns the name that selects the strategy, such as `exact`.
     fn name(&self) -> &'static str;
 
-    /// Returns the optional rules of the strategy's plans. By default devices may be dropped, and all rounds are whole.
+    /// Returns the rules of the strategy's plans. By default devices may be dropped, but no round may be partial.
     fn rules(&self) -> PlanRules {
         PlanRules { may_drop_devices: true, may_have_partial_round: false }
     }
@@ -36,26 +36,26 @@ pub trait Strategy {
         Objective::Paper
     }
 
-    /// Returns the options of the strategy as `name=value`, to be recorded in a plan document.
+    /// Returns the strategy's options as strings of the form `name=value`, which a plan document records.
     fn options(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Returns whether the strategy's plans are optimal under its rules, so that their optimality gap is zero.
+    /// Returns whether the strategy's plans are optimal under its rules, so their optimality gap is zero.
     fn is_optimal(&self) -> bool {
         false
     }
 }
 
-/// The assignment that a strategy proposes. Its constraints have not been checked.
+/// An assignment that a strategy proposes, and that has not been checked for violations yet.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Proposal {
     pub assignment: Assignment,
     /// The residency policy of each device; if empty, each device gets the first policy of its runtime model.
     pub residencies: Vec<ResidencyOptions>,
-    /// The outcome of each ring size (layers per round) that was searched; empty if the strategy searches none.
+    /// The outcome for each ring size (layers per round) that was searched; empty if the strategy searches none.
     pub search_steps: Vec<SearchStep>,
-    /// What the search skipped; `None` if it was complete.
+    /// What the search skipped; `None` if it skipped nothing.
     pub incomplete_search: Option<IncompleteSearch>,
 }
 
@@ -64,7 +64,7 @@ pub struct Proposal {
 pub struct IncompleteSearch {
     /// Sentences that say what was skipped and why.
     pub notes: Vec<String>,
-    /// A lower bound of the seconds per token (T) of all plans; `None` if the skipped part has no faster plan.
+    /// A lower bound of the seconds per token (T) of all plans; `None` if no skipped plan can be faster.
     pub lower_bound_seconds: Option<f64>,
 }
 
@@ -75,7 +75,7 @@ impl Proposal {
     }
 }
 
-/// The outcome of the search for one ring size (layers per round) with one head.
+/// The outcome of the search for one ring size (layers per round) with one head device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SearchStep {
     pub head: usize,
@@ -91,7 +91,7 @@ pub enum InfeasibleReason {
     #[error("a round of {layers_per_round} layers cannot give each of {devices} devices a layer")]
     MoreDevicesThanLayers { layers_per_round: u32, devices: usize },
     #[error(
-        "`{device}` has too little memory for one layer of a round, and its disk is too slow to read weights for \
+        "`{device}` has too little memory for one layer per round, and its disk is too slow to read weights for \
          every token"
     )]
     NoLayerFits { device: String },
@@ -103,9 +103,9 @@ pub enum InfeasibleReason {
     #[error(
         "links are missing: no ring in this order connects enough devices to hold a round of {layers_per_round} layers"
     )]
-    NoRoute { layers_per_round: u32 },
+    MissingLinks { layers_per_round: u32 },
     #[error(
-        "no number of layers per round suits `{device}` in memory case M{} of the prima.cpp paper",
+        "no number of layers per round satisfies the constraints of `{device}` in memory case M{} of the prima.cpp paper",
         case.number()
     )]
     NoWindowInCase { device: String, case: MemoryCase },
@@ -120,40 +120,40 @@ pub enum InfeasibleReason {
     )]
     CasesRequireMoreLayers { layers_per_round: u32, least: i64 },
     #[error(
-        "not searched: by the strategy's objective a token takes at least {bound} s, and a faster plan is known"
+        "not searched: by the strategy's objective a token takes at least {bound_seconds} s, and a faster plan is known"
     )]
-    Pruned { bound: f64 },
+    Pruned { bound_seconds: f64 },
     #[error("not searched: the limit of {limit} integer programs was reached")]
     LimitReached { limit: usize },
     #[error("the solver HiGHS found no optimum: {reason}")]
-    Solver { reason: String },
+    SolverFailed { reason: String },
     #[error("every plan with rounds of {layers_per_round} layers violates a constraint")]
-    NothingAllowed { layers_per_round: u32 },
+    NoAllowedPlan { layers_per_round: u32 },
 }
 
 impl InfeasibleReason {
     /// Returns what to change in the scenario or on the command line.
     pub fn hint(&self) -> &'static str {
         match self {
-            Self::MoreDevicesThanLayers { .. } => "remove `keep_all`, use fewer rounds, or use fewer devices",
+            Self::MoreDevicesThanLayers { .. } => "remove `planner.keep_all`, or use fewer rounds or devices",
             Self::NoLayerFits { .. } => {
                 "give the device more memory, reduce `context`, lower `planner.slow_disk` so that its disk \
-                 may be read, or remove `keep_all` so that it may have no layers"
+                 may be read, or remove `planner.keep_all` so that the device may have no layers"
             }
             Self::TooLittleMemory { .. } => {
                 "add devices or memory, reduce `context`, or lower `planner.slow_disk` so that disks may be read"
             }
-            Self::NoRoute { .. } => {
+            Self::MissingLinks { .. } => {
                 "let the planner choose the order (`--order best`), or add the missing links to `links.between`"
             }
             Self::NoWindowInCase { .. }
             | Self::CasesAllowTooFewLayers { .. }
             | Self::CasesRequireMoreLayers { .. }
-            | Self::Solver { .. } => "use `--strategy exact`, which needs no memory cases",
+            | Self::SolverFailed { .. } => "use `--strategy exact`, which needs no memory cases",
             Self::Pruned { .. } | Self::LimitReached { .. } => {
                 "use `--strategy exact`, which searches all plans"
             }
-            Self::NothingAllowed { .. } => "add devices or memory, reduce `context`, or use fewer rounds",
+            Self::NoAllowedPlan { .. } => "add devices or memory, reduce `context`, or use fewer rounds",
         }
     }
 }
@@ -169,11 +169,11 @@ pub enum StrategyError {
         "{model_layers} layers cannot be divided into {rounds} rounds; valid numbers of rounds are {}",
         numbers(.valid)
     )]
-    Rounds { rounds: u32, model_layers: u32, valid: Vec<u32> },
-    #[error("there is no device {device}: there are {devices} devices, counted from 0")]
+    InvalidRounds { rounds: u32, model_layers: u32, valid: Vec<u32> },
+    #[error("there is no device with the index {device}: there are {devices} devices, counted from 0")]
     NoSuchDevice { device: usize, devices: usize },
     #[error("{given} memory sizes were given for {devices} devices")]
-    MemoryCount { given: usize, devices: usize },
+    MemorySizeCount { given: usize, devices: usize },
     #[error("no device has any memory, so layers cannot be distributed in proportion to memory")]
     NoMemory,
     #[error(
@@ -181,13 +181,13 @@ pub enum StrategyError {
     )]
     OutOfMemory { strategy: &'static str, held: u32, model_layers: u32 },
     #[error(
-        "`{strategy}` reads no weights from disk, and the head `{device}` has too little memory for a layer"
+        "`{strategy}` reads no weights from disk, and the head device `{device}` has too little memory for a layer"
     )]
     HeadOutOfMemory { strategy: &'static str, device: String },
     #[error("strategy `{strategy}` needs the HiGHS solver, but this build lacks the feature `highs`")]
     NoSolver { strategy: &'static str },
     #[error("the linear program of `{strategy}` was not solved: {reason}")]
-    Unsolved { strategy: &'static str, reason: String },
+    LinearProgramFailed { strategy: &'static str, reason: String },
     #[error("the search would evaluate {windows:.1e} windows, which exceeds the limit of {limit:.0e}")]
     TooManyWindows { windows: f64, limit: f64 },
     #[error("the search would evaluate {plans:.3e} plans, which exceeds the limit of {limit:.0e}")]
@@ -216,10 +216,10 @@ impl StrategyError {
             Self::ConstraintsViolated { violations, .. } => {
                 violations.first().map_or(other_strategy, Violation::hint)
             }
-            Self::Rounds { .. } => "set `--rounds` to a valid number, or omit it so that the planner chooses",
+            Self::InvalidRounds { .. } => "set `--rounds` to a valid number, or omit it",
             Self::NoSuchDevice { .. } => "give the index of a device in the scenario, counted from 0",
-            Self::MemoryCount { .. } => "give one memory size for each device",
-            Self::NoMemory => "set `memory.available` of the devices, which is zero for all of them",
+            Self::MemorySizeCount { .. } => "give one memory size for each device",
+            Self::NoMemory => "set `memory.available` in the device profiles: it is zero in all of them",
             Self::OutOfMemory { .. } => {
                 "use a strategy that reads from disk, such as `overlap`, a smaller model, or more devices"
             }
@@ -230,7 +230,7 @@ impl StrategyError {
             Self::NoSolver { .. } => {
                 "build with `--features highs`, or use another strategy, such as `overlap`"
             }
-            Self::Unsolved { .. } => other_strategy,
+            Self::LinearProgramFailed { .. } => other_strategy,
             Self::TooManyWindows { .. } => {
                 "use fewer devices, or `--strategy exact`, which does not try every window"
             }

@@ -4,6 +4,7 @@
 
 pub mod device;
 pub mod document;
+pub mod document_values;
 pub mod format;
 pub mod gguf;
 pub mod link;
@@ -11,12 +12,11 @@ pub mod measure;
 pub mod model;
 mod shipped;
 pub mod units;
-pub mod values;
 
 pub use device::DeviceProfile;
 pub use document::{Document, DocumentError};
+pub use document_values::{FormatMap, Sourced};
 pub use format::Format;
 pub use link::Link;
 pub use shipped::UnknownDocument;
 pub use units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Fraction, Layers, PerSecond, Seconds, Watts};
-pub use values::{FormatMap, Sourced};

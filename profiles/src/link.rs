@@ -10,8 +10,8 @@ pub mod wifi_path;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::document_values::Sourced;
 use crate::units::{Bytes, BytesPerSecond, Seconds};
-use crate::values::Sourced;
 
 /// Latency and bandwidth of a link in one direction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

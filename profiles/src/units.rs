@@ -48,11 +48,10 @@ pub struct Fraction(pub f64);
 /// An error in the text of a quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnitError {
-    /// A number without a unit.
     #[error("`{text}` has no unit: write for example `{example}`")]
     MissingUnit { text: String, example: &'static str },
-    /// An unknown unit, or the unit of another kind of quantity. `known` suggests the unit that was probably meant, or
-    /// lists all units of the expected kind.
+    /// An unknown unit, or the unit of a different kind of quantity. `known` suggests the unit that was probably meant,
+    /// or lists all units of the expected kind.
     #[error("`{unit}` is not a unit of {kind}: {known}")]
     UnknownUnit { unit: String, kind: &'static str, known: String },
     /// The number cannot be parsed, is not finite, or is negative.
@@ -80,7 +79,7 @@ impl<Q: Unit> RoundForDisplay for Q {
     }
 }
 
-/// A kind of quantity, which can be parsed from a text with a unit and formatted as such a text.
+/// A quantity that can be parsed from text with a unit, and formatted as such text.
 trait Unit: Sized {
     const KIND: &'static str;
     const EXAMPLE: &'static str;
@@ -120,7 +119,7 @@ trait Unit: Sized {
         Self::from_base(base).ok_or_else(bad)
     }
 
-    /// Returns a regular expression for the accepted texts of this quantity.
+    /// Returns a regular expression that matches the accepted text of this quantity.
     fn pattern() -> String {
         let units = Self::UNITS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join("|");
         format!(r"^\s*\+?[0-9._]+([eE][+-]?[0-9]+)?\s*({units})\s*$")

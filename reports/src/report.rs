@@ -78,13 +78,13 @@ impl Report {
         files.push(("comparison.csv".to_owned(), csv::export_comparison(&self.comparison)));
         files.push(("comparison.json".to_owned(), to_json(&self.comparison)));
         for (run, trace) in self.comparison.runs.iter().zip(&self.traces) {
-            files.push((format!("{}.perfetto.json", run.label), perfetto::export(&[(None, trace)])));
+            files.push((format!("{}.perfetto.json", run.label), perfetto::export_traces(&[(None, trace)])));
         }
         for pair in &self.comparison.run_comparisons {
             let both = pair.run_indices();
             let labels = both.map(|run| self.comparison.runs[run].label.as_str());
             let traces = both.map(|run| (Some(self.comparison.runs[run].label.as_str()), &self.traces[run]));
-            files.push((format!("{}.perfetto.json", labels.join("-")), perfetto::export(&traces)));
+            files.push((format!("{}.perfetto.json", labels.join("-")), perfetto::export_traces(&traces)));
         }
         files
     }

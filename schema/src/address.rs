@@ -2,7 +2,8 @@
 
 use core::net::Ipv6Addr;
 
-/// Splits an address into host and port, `None` if it is not valid. Port 0, which only a listener may use, is valid.
+/// Splits an address into host and port; returns `None` if the address is not valid. Port 0, which only a listener may
+/// use, is valid.
 ///
 /// ```
 /// use hearth_schema::address::split_host_port;

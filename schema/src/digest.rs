@@ -10,7 +10,7 @@ pub fn digest_text(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn equal_texts_have_equal_digests() {
+    fn equal_strings_have_equal_digests() {
         // SHA-256 of the empty text begins e3b0c442 98fc1c14 (FIPS 180-4).
         assert_eq!(super::digest_text(""), "sha256:e3b0c44298fc1c14");
         assert_ne!(super::digest_text("a"), super::digest_text("b"));

@@ -16,16 +16,16 @@ pub const DOCUMENT_KINDS: [&str; 4] = ["scenario", "plan", "device", "model"];
 /// Returns the JSON Schema of a kind of document; `None` if this kind has no schema.
 pub fn json_schema(kind: &str) -> Option<Schema> {
     match kind {
-        "scenario" => Some(of::<Scenario>()),
-        "plan" => Some(of::<Plan>()),
-        "device" => Some(of::<DeviceProfile>()),
-        "model" => Some(of::<ModelDocument>()),
+        "scenario" => Some(schema_of::<Scenario>()),
+        "plan" => Some(schema_of::<Plan>()),
+        "device" => Some(schema_of::<DeviceProfile>()),
+        "model" => Some(schema_of::<ModelDocument>()),
         _ => None,
     }
 }
 
-/// Returns the schema of a document type, with the value of the key `schema` as a constant.
-fn of<D: Document + JsonSchema>() -> Schema {
+/// Returns the JSON Schema of a document type, in which the key `schema` has a single valid value.
+fn schema_of<D: Document + JsonSchema>() -> Schema {
     let mut schema = SchemaGenerator::default().into_root_schema_for::<D>();
     if let Some(first) = schema.pointer_mut("/properties/schema") {
         first["const"] = D::SCHEMA.into();
@@ -33,10 +33,11 @@ fn of<D: Document + JsonSchema>() -> Schema {
     schema
 }
 
-/// Extends the JSON Schema of a map such that a document may have a string with the schema `text` instead of the map.
-pub(crate) fn or_text(map: &mut Schema, text: &Schema) {
+/// Extends the JSON Schema of a map such that a document may have a string instead of the map. `string` is the JSON
+/// Schema of the string.
+pub(crate) fn allow_string(map: &mut Schema, string: &Schema) {
     let (description, described) = (map.remove("description"), map.clone());
-    *map = json_schema!({"anyOf": [text, described]});
+    *map = json_schema!({"anyOf": [string, described]});
     if let Some(description) = description {
         map.insert("description".into(), description);
     }

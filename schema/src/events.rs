@@ -21,8 +21,8 @@ use hearth_profiles::{Bytes, BytesPerSecond, Fraction, Seconds};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use crate::editor::or_text;
-use crate::shorthand::map_or_text;
+use crate::editor::allow_string;
+use crate::shorthand::map_or_string;
 
 /// Maximum number of events in a scenario: more than a person writes, and few enough to scan all for every change.
 const MAX_EVENTS: usize = 1000;
@@ -53,7 +53,7 @@ pub struct Event {
     /// Other programs use CPU and GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<ProcessorLoad>,
-    /// Other programs take memory.
+    /// Other programs allocate memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryLoad>,
     /// The operating system swaps out memory of other programs, which frees memory.
@@ -68,7 +68,7 @@ pub struct Event {
     /// Whether the device leaves: from then on it neither sends nor receives messages.
     #[serde(rename = "leaves", default, skip_serializing_if = "std::ops::Not::not")]
     pub leaves_ring: bool,
-    /// The device, which has left before, returns. The value says when it rejoins the ring.
+    /// A device that has left returns. The value says when the device rejoins the ring.
     #[serde(rename = "returns", default, skip_serializing_if = "Option::is_none")]
     pub rejoin_time: Option<RejoinTime>,
     /// Whether messages to and from the device are delayed until the event ends.
@@ -228,7 +228,7 @@ impl Event {
                 Err("`swap.rate` must be more than 0".into())
             }
             Change::Swap(swap) if !(1.0..=1000.0).contains(&swap.compression_ratio) => {
-                Err("`swap.compression` is original over compressed size: it must be 1 to 1000".into())
+                Err("`swap.compression` (original size divided by compressed size) must be 1 to 1000".into())
             }
             _ => Ok(()),
         }
@@ -241,20 +241,20 @@ impl Event {
     }
 }
 
-/// Checks the events of a scenario. `names` are the names of its devices.
-pub fn validate(events: &[Event], names: &BTreeSet<&str>) -> Result<(), DocumentError> {
-    let refuse = |what: String| Err(DocumentError::invalid_document(what));
+/// Checks the events of a scenario whose devices have the names `device_names`.
+pub fn validate(events: &[Event], device_names: &BTreeSet<&str>) -> Result<(), DocumentError> {
+    let reject = |what: String| Err(DocumentError::invalid_document(what));
     if events.len() > MAX_EVENTS {
-        return refuse(format!("`events` has {} entries; the maximum is {MAX_EVENTS}", events.len()));
+        return reject(format!("`events` has {} entries; the maximum is {MAX_EVENTS}", events.len()));
     }
     let mut changes = Vec::new();
     for (index, event) in events.iter().enumerate() {
-        if let Some(name) = event.device.as_deref().filter(|name| !names.contains(name)) {
-            return refuse(format!("events[{index}] names `{name}`, which is not a device of this scenario"));
+        if let Some(name) = event.device.as_deref().filter(|name| !device_names.contains(name)) {
+            return reject(format!("events[{index}] names `{name}`, which is not a device of this scenario"));
         }
         match event.validate() {
             Ok(change) => changes.push(change),
-            Err(what) => return refuse(format!("events[{index}]: {what}")),
+            Err(what) => return reject(format!("events[{index}]: {what}")),
         }
     }
     validate_overlaps(events, &changes)?;
@@ -319,15 +319,15 @@ fn validate_presence(events: &[Event], changes: &[Change]) -> Result<(), Documen
 }
 
 fn or_threads(map: &mut Schema) {
-    or_text(map, &json_schema!({"type": "string", "pattern": r"^[0-9]+\s*threads?$"}));
+    allow_string(map, &json_schema!({"type": "string", "pattern": r"^[0-9]+\s*threads?$"}));
 }
 
 fn or_size(map: &mut Schema) {
-    or_text(map, &Bytes::json_schema(&mut SchemaGenerator::default()));
+    allow_string(map, &Bytes::json_schema(&mut SchemaGenerator::default()));
 }
 
-map_or_text!(ProcessorLoad, "threads, such as `4 threads`, or a map such as `{threads: 4, gpu: 50 %}`");
-map_or_text!(MemoryLoad, "a size, such as `2 GiB`, or a map such as `{taken: 2 GiB, over: 5 s}`");
+map_or_string!(ProcessorLoad, "threads, such as `4 threads`, or a map such as `{threads: 4, gpu: 50 %}`");
+map_or_string!(MemoryLoad, "a size, such as `2 GiB`, or a map such as `{taken: 2 GiB, over: 5 s}`");
 
 impl ProcessorLoad {
     fn from_text(words: &str) -> Result<ProcessorLoad, String> {
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_events_are_refused() {
+    fn invalid_events_are_rejected() {
         for (yaml, complaint) in [
             ("- {at: 1 s, device: a}", "exactly one of"),
             ("- {at: 1 s, device: a, slow: 50 %, stalls: true}", "exactly one of"),

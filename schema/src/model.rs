@@ -27,7 +27,7 @@ impl ModelRef {
         if self.profile.is_some() != self.file.is_some() {
             return Ok(());
         }
-        Err(DocumentError::invalid_document(format!("`{place}` needs either `profile` or `file`")))
+        Err(DocumentError::invalid_document(format!("`{place}` needs either `profile` or `file`, not both")))
     }
 }
 
@@ -42,7 +42,7 @@ pub enum Processor {
     Gpu,
 }
 
-/// The element format of the key-value cache.
+/// The element format of the KV cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum KvFormat {

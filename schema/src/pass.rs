@@ -38,8 +38,8 @@ pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 
 impl Pass {
     /// Creates a pass of sequence 0 without drafted tokens.
-    pub const fn new(index: u32, first_position: u32, tokens: u32, output: bool) -> Self {
-        Self { index, first_position, tokens, has_output: output, sequence_index: 0, drafted: 0 }
+    pub const fn new(index: u32, first_position: u32, tokens: u32, has_output: bool) -> Self {
+        Self { index, first_position, tokens, has_output, sequence_index: 0, drafted: 0 }
     }
 
     /// Returns the number of positions after which a token is sampled: 0 without an output, else 1 plus `drafted`.

@@ -1,8 +1,8 @@
 //! Residency: the policy that decides which weights of a device stay in memory, and its options.
 //!
-//! A device reads its share of the weights once per token. If the share is larger than memory, a page cache that
-//! evicts the least recently used pages reads all of it from disk for every token. A scenario sets a policy for all
-//! devices or for each device. The plan passes it to simulator and executor.
+//! A device reads the weights of its layers once per token. If these weights are larger than memory, a page cache that
+//! evicts the least recently used pages reads all of them from disk for every token. A scenario sets a policy for all
+//! devices or for each device. The plan passes the policy to simulator and executor.
 //!
 //! [`Residency::Pinned`] and [`Residency::Sliding`] are policies of other systems, used only by their planners:
 //! these systems copy weights into anonymous memory, which the operating system cannot drop, and may convert them.
@@ -16,8 +16,8 @@ use serde::de::IntoDeserializer;
 use serde::de::value::Error;
 use serde::{Deserialize, Serialize};
 
-use crate::editor::or_text;
-use crate::shorthand::map_or_text;
+use crate::editor::allow_string;
+use crate::shorthand::map_or_string;
 
 /// The policy that decides which weights stay in memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
@@ -52,34 +52,34 @@ impl std::fmt::Display for Residency {
 pub struct ResidencyOptions {
     #[serde(default)]
     pub policy: Residency,
-    /// `os`, `windowed`: whether the next window is prefetched. `managed` always prefetches.
+    /// With `os` or `windowed`: whether the next window is prefetched. `managed` always prefetches.
     #[serde(default = "default_prefetch", skip_serializing_if = "is_yes")]
     pub prefetch: bool,
-    /// `os`, `windowed`: the maximum number of bytes of the next window to prefetch; the whole window if absent.
+    /// With `os` or `windowed`: the maximum number of bytes of the next window to prefetch; the whole window if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefetch_budget: Option<Bytes>,
-    /// `os`: whether the next window is announced in one `madvise` call, as in the implementation of the prima.cpp
-    /// paper. The kernel then reads only one read-ahead window. Used for comparisons.
+    /// With `os`: whether the next window is requested with one `madvise` call, as in the implementation of the
+    /// prima.cpp paper. The kernel then reads only one read-ahead window. Used for comparisons.
     #[serde(rename = "one_call", default, skip_serializing_if = "std::ops::Not::not")]
     pub prefetch_in_one_call: bool,
-    /// `os`, `windowed`: whether a window is evicted after its computation. `managed` evicts the pieces that it does
-    /// not keep.
+    /// With `os` or `windowed`: whether a window is evicted after its computation. `managed` always evicts the pieces
+    /// that it does not keep.
     #[serde(rename = "release", default, skip_serializing_if = "std::ops::Not::not")]
     pub evict_after_use: bool,
-    /// `managed`: the size of the buffer for streamed pieces of weights; 8 MiB if absent.
+    /// With `managed`: the size of the buffer for streamed pieces of weights; 8 MiB if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_buffer: Option<Bytes>,
-    /// `managed`: the maximum size of the weights that stay in memory; limited only by the available memory if absent.
+    /// With `managed`: the maximum size of the weights that stay in memory; the available memory if absent.
     #[serde(rename = "kept", default, skip_serializing_if = "Option::is_none")]
     pub kept_set_limit: Option<Bytes>,
-    /// `pinned`, `sliding`: the format to which matrices are converted; no conversion if absent.
+    /// With `pinned` or `sliding`: the format to which matrices are converted; no conversion if absent.
     #[serde(rename = "weights_as", default, skip_serializing_if = "Option::is_none")]
     pub conversion_format: Option<Format>,
-    /// `pinned`: the format to which layers on the GPU are converted; a copy in the format `weights_as` stays in main
-    /// memory. If absent, the layers are stored only in GPU memory.
+    /// With `pinned`: the format to which layers on the GPU are converted; a copy in the format `weights_as` stays in
+    /// main memory. If absent, the layers are stored only in GPU memory.
     #[serde(rename = "gpu_weights_as", default, skip_serializing_if = "Option::is_none")]
     pub gpu_conversion_format: Option<Format>,
-    /// `sliding`: the number of blocks in memory at the same time; a layer has two blocks.
+    /// With `sliding`: the number of blocks in memory at the same time; a layer has two blocks.
     #[serde(rename = "blocks", default, skip_serializing_if = "Option::is_none")]
     pub resident_blocks: Option<u32>,
 }
@@ -103,7 +103,7 @@ const MAX_PIECE_BYTES: u64 = 1 << 20;
 
 /// Extends the JSON Schema of the options such that a policy name may replace the map.
 fn or_policy(map: &mut Schema) {
-    or_text(map, &json_schema!({"enum": ["os", "windowed", "managed", "pinned", "sliding"]}));
+    allow_string(map, &json_schema!({"enum": ["os", "windowed", "managed", "pinned", "sliding"]}));
 }
 
 fn default_prefetch() -> bool {
@@ -115,7 +115,10 @@ fn is_yes(value: &bool) -> bool {
     *value
 }
 
-map_or_text!(ResidencyOptions, "a policy (`os`, `windowed`, `managed`) or a map such as `{policy: managed}`");
+map_or_string!(
+    ResidencyOptions,
+    "a policy (`os`, `windowed`, `managed`) or a map such as `{policy: managed}`"
+);
 
 impl Default for ResidencyOptions {
     fn default() -> Self {
@@ -179,9 +182,9 @@ impl ResidencyOptions {
         matches!(self.policy, Residency::Pinned | Residency::Sliding)
     }
 
-    /// Returns the format to which matrices on the GPU (if `gpu`) or the CPU are converted; `None` for no conversion.
-    pub fn weight_format(&self, gpu: bool) -> Option<Format> {
-        if gpu { self.gpu_conversion_format.or(self.conversion_format) } else { self.conversion_format }
+    /// Returns the format to which matrices on the GPU (`on_gpu`) or the CPU are converted; `None` for no conversion.
+    pub fn weight_format(&self, on_gpu: bool) -> Option<Format> {
+        if on_gpu { self.gpu_conversion_format.or(self.conversion_format) } else { self.conversion_format }
     }
 
     pub fn evicts_after_use(&self) -> bool {
@@ -193,9 +196,9 @@ impl ResidencyOptions {
         self.stream_buffer.unwrap_or(DEFAULT_STREAM_BUFFER)
     }
 
-    /// Returns how many bytes of weights a device may keep in memory, if its part of the model has `share` bytes.
-    pub fn max_kept_bytes(&self, share: u64) -> u64 {
-        self.kept_set_limit.map_or(share, |kept| kept.0.min(share))
+    /// Returns how many bytes of weights a device may keep in memory, if it has `weight_bytes` bytes of weights.
+    pub fn max_kept_bytes(&self, weight_bytes: u64) -> u64 {
+        self.kept_set_limit.map_or(weight_bytes, |kept| kept.0.min(weight_bytes))
     }
 
     /// Returns the size of a piece, the unit in which weights are kept, streamed and evicted: an eighth of the stream
@@ -218,7 +221,7 @@ impl ResidencyOptions {
 
     /// Checks that the options do not contradict each other. `place` is the key of the options in the document.
     pub fn validate(&self, place: &str) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid_document(format!("{place}: {what}")));
+        let reject = |what: String| Err(DocumentError::invalid_document(format!("{place}: {what}")));
         let (policy, anonymous) = (self.policy, self.uses_anonymous_memory());
         let [managed, pinned, sliding] =
             [Residency::Managed, Residency::Pinned, Residency::Sliding].map(|other| policy == other);
@@ -234,22 +237,22 @@ impl ResidencyOptions {
             ("kept", self.kept_set_limit.is_some() && !managed, "`managed`"),
         ];
         if let Some((key, _, policies)) = misplaced_keys.into_iter().find(|(_, present, _)| *present) {
-            return refuse(format!(
+            return reject(format!(
                 "`{key}` is for {policies}, but the policy is `{policy}`: remove it or change the policy"
             ));
         }
         if sliding && !self.resident_blocks.is_some_and(|blocks| (1..=MAX_BLOCKS).contains(&blocks)) {
-            return refuse(format!("`sliding` needs `blocks`, from 1 to {MAX_BLOCKS}"));
+            return reject(format!("`sliding` needs `blocks`, from 1 to {MAX_BLOCKS}"));
         }
         if self.prefetch_in_one_call && policy != Residency::Os {
-            return refuse("`one_call` is for `os`: remove it".into());
+            return reject(format!("`one_call` is for `os`, but the policy is `{policy}`: remove it"));
         }
         if managed && self.evict_after_use {
-            return refuse("`managed` always evicts weights that it does not keep: remove `release`".into());
+            return reject("`managed` always evicts weights that it does not keep: remove `release`".into());
         }
         let buffer = self.stream_buffer_bytes();
         if !(MIN_STREAM_BUFFER..=MAX_STREAM_BUFFER).contains(&buffer) {
-            return refuse(format!(
+            return reject(format!(
                 "`stream_buffer` is {buffer}, but must be {MIN_STREAM_BUFFER} to {MAX_STREAM_BUFFER}"
             ));
         }

@@ -32,7 +32,7 @@ pub struct Scenario {
     #[serde(default = "default_seed")]
     pub seed: u64,
     pub model: ModelRef,
-    /// Capacity of the key-value cache of each sequence, in tokens.
+    /// Capacity of the KV cache of each sequence, in tokens.
     #[serde(rename = "context")]
     pub context_length: u32,
     #[serde(rename = "kv_cache", default)]
@@ -46,7 +46,7 @@ pub struct Scenario {
     /// Planner options. Command-line flags override them.
     #[serde(default)]
     pub planner: PlannerOptions,
-    /// The residency of all devices without the key `residency`. If both are absent, the planner chooses.
+    /// The residency of all devices that have no key `residency`. If this key is absent too, the planner chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<ResidencyOptions>,
     /// Events during the run. Planners do not use them.
@@ -65,7 +65,7 @@ pub struct DeviceEntry {
     /// The name of the device, unique in the scenario.
     pub name: String,
     /// The name of a shipped device, such as `d3`, the path of a `device/1` document, or `measured` for a measurement
-    /// of this machine within the limits below.
+    /// of this machine within `limits`.
     pub profile: String,
     /// The address (`HOST:PORT`) of the device's worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -73,7 +73,7 @@ pub struct DeviceEntry {
     /// Whether the device is the head, which computes embedding and output and samples tokens.
     #[serde(rename = "head", default, skip_serializing_if = "std::ops::Not::not")]
     pub is_head: bool,
-    /// The residency of this device; the residency of the scenario if absent.
+    /// The residency of this device; the scenario's key `residency` if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<ResidencyOptions>,
     /// Options for the GPU and NPU of a SoC; the options in the device's profile if absent.
@@ -114,24 +114,24 @@ pub struct ResourceLimits {
     /// The number of computing threads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<u32>,
-    /// Maximum CPU time of all threads together, as a number of processors: `0.5` is half of a processor.
+    /// Maximum CPU time of all threads together, as a number of CPU cores: `0.5` is half of the time of one core.
     #[serde(rename = "cpu", default, skip_serializing_if = "Option::is_none")]
     pub cpu_cores: Option<f64>,
-    /// The numbers of the processors of this machine on which the device can run.
+    /// The numbers of the CPUs of this machine on which the device may run (CPU affinity).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub affinity: Option<Vec<u32>>,
 }
 
-/// Maximum number of processors of a machine.
+/// Maximum number of CPUs of a machine.
 /// source: the largest `CONFIG_NR_CPUS`, arch/x86/Kconfig
-const MAX_PROCESSORS: u32 = 8192;
+const MAX_CPUS: u32 = 8192;
 
 impl ResourceLimits {
     fn validate(&self, device: &str) -> Result<(), DocumentError> {
-        let refuse =
+        let reject =
             |what: String| Err(DocumentError::invalid_document(format!("device `{device}`: {what}")));
         if self.memory.is_some() && self.memory_share.is_some() {
-            return refuse("give `memory` or `memory_share`, not both".into());
+            return reject("give `limits.memory` or `limits.memory_share`, not both".into());
         }
         let nothing = [
             ("memory", self.memory == Some(Bytes::ZERO)),
@@ -140,26 +140,29 @@ impl ResourceLimits {
             ("threads", self.threads == Some(0)),
         ];
         if let Some((key, _)) = nothing.into_iter().find(|(_, nothing)| *nothing) {
-            return refuse(format!("`limits.{key}` is 0: no run would finish; give more, or leave it out"));
+            return reject(format!("`limits.{key}` is 0, so no run would finish: raise it, or remove it"));
         }
         if let Some(memory) = self.memory.filter(|memory| *memory > MAX_MEMORY_BYTES) {
-            return refuse(format!(
+            return reject(format!(
                 "`limits.memory` is {memory}, more than {MAX_MEMORY_BYTES}: check its unit"
             ));
         }
         if let Some(cpu) = self.cpu_cores.filter(|&cpu| !Quota::is_valid_core_count(cpu)) {
-            return refuse(format!(
-                "`limits.cpu` is {cpu}: give a number of processors from 0.01 to 1024, such as `0.5`"
+            return reject(format!(
+                "`limits.cpu` is {cpu}: give a number of CPU cores from 0.01 to 1024, such as `0.5`"
             ));
         }
         let Some(affinity) = &self.affinity else { return Ok(()) };
         let distinct: BTreeSet<u32> = affinity.iter().copied().collect();
-        if distinct.is_empty() || distinct.len() < affinity.len() {
-            return refuse("`limits.affinity` is empty or names a processor twice: write `[0, 1]`".into());
+        if distinct.is_empty() {
+            return reject("`limits.affinity` is empty: name CPUs, such as `[0, 1]`, or remove it".into());
         }
-        let Some(last) = distinct.last().filter(|&&last| last >= MAX_PROCESSORS) else { return Ok(()) };
-        let highest = MAX_PROCESSORS - 1;
-        refuse(format!("`limits.affinity` names processor {last}; the highest number is {highest}"))
+        if distinct.len() < affinity.len() {
+            return reject("`limits.affinity` names a CPU twice: name each CPU once".into());
+        }
+        let Some(last) = distinct.last().filter(|&&last| last >= MAX_CPUS) else { return Ok(()) };
+        let highest = MAX_CPUS - 1;
+        reject(format!("`limits.affinity` names CPU {last}, but the highest number is {highest}"))
     }
 }
 
@@ -258,17 +261,17 @@ impl PairLink {
     fn validate(&self) -> Result<(), DocumentError> {
         let [first, second] = &self.devices;
         let place = format!("links.between [{first}, {second}]");
-        let refuse = |what: &str| Err(DocumentError::invalid_document(format!("{place}{what}")));
+        let reject = |what: &str| Err(DocumentError::invalid_document(format!("{place}{what}")));
         if first == second {
-            return refuse(" names one device twice");
+            return reject(" names one device twice");
         }
         if let Some(link) = &self.link {
             validate_link(&place, link)?;
         }
         match (&self.link, self.unreachable_directions) {
-            (None, None) => refuse(" has no effect: give `link` or `unreachable`"),
+            (None, None) => reject(" has no effect: give `link` or `unreachable`"),
             (Some(_), Some(UnreachableDirections::Both)) => {
-                refuse(": give `link` or `unreachable: both`, not both")
+                reject(": give `link` or `unreachable: both`, not both")
             }
             _ => Ok(()),
         }
@@ -279,10 +282,10 @@ impl PairLink {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "planner options, such as `{strategy: exact, rounds: 2}`")]
 pub struct PlannerOptions {
-    /// The name of the strategy; the default of the command line if absent.
+    /// The name of the planning strategy; the default of the command line if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<String>,
-    /// The number of rounds, for strategies with this option.
+    /// The number of rounds around the ring, for strategies that have this option.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds: Option<u32>,
     /// The number of layers in the window of each device, in ring order, for the strategy `manual`.
@@ -335,14 +338,17 @@ impl Document for Scenario {
     const RENAMED_KEYS: &'static [RenamedKey] = &[RenamedKey { old_key: "links.air", new_key: "links.wifi" }];
 
     fn validate(&self) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid_document(what));
+        let reject = |what: String| Err(DocumentError::invalid_document(what));
         if self.devices.is_empty() {
-            return refuse("`devices` is empty; a scenario needs at least one".into());
+            return reject("`devices` is empty: add at least one device".into());
         }
         let mut names = BTreeSet::new();
         for device in &self.devices {
-            if device.name.is_empty() || !names.insert(device.name.as_str()) {
-                return refuse(format!("device name `{}` is empty or used twice", device.name));
+            if device.name.is_empty() {
+                return reject("a device has an empty `name`: give it a name".into());
+            }
+            if !names.insert(device.name.as_str()) {
+                return reject(format!("two devices have the name `{}`: rename one of them", device.name));
             }
             device.validate()?;
         }
@@ -355,14 +361,14 @@ impl Document for Scenario {
             }
         }
         if self.devices.iter().filter(|device| device.is_head).count() > 1 {
-            return refuse("more than one device has `head: true`".into());
+            return reject("more than one device has `head: true`: keep it for one device".into());
         }
         self.links.validate(&names)?;
         events::validate(&self.events, &names)?;
         self.model.validate("model")?;
         self.workload.validate(self.context_length)?;
         if self.workload.speculation.is_some() && self.planner.choose_best_head {
-            return refuse(
+            return reject(
                 "`planner.best_head` cannot be combined with `workload.speculation`, because the head stores the draft \
                  model: set `head: true` for a device"
                     .into(),

@@ -1,8 +1,9 @@
-//! Maps in documents that a text can replace, such as `load: 4 threads` instead of `load: {threads: 4}`.
+//! Maps in documents that may be written as a string, such as `load: 4 threads` instead of `load: {threads: 4}`.
 
 /// Implements `Serialize` and `Deserialize` for a type that has `#[serde(remote = "Self")]`. A value is written as a
-/// map, and read from a map or a text, which `from_text` of the type converts. `$expected` describes both for users.
-macro_rules! map_or_text {
+/// map, and read from a map or a string. The type's function `from_text` converts the string. `$expected` describes
+/// both forms in error messages.
+macro_rules! map_or_string {
     ($type:ident, $expected:literal) => {
         impl serde::Serialize for $type {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -12,8 +13,8 @@ macro_rules! map_or_text {
 
         impl<'de> serde::Deserialize<'de> for $type {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                struct MapOrText;
-                impl<'de> serde::de::Visitor<'de> for MapOrText {
+                struct MapOrString;
+                impl<'de> serde::de::Visitor<'de> for MapOrString {
                     type Value = $type;
 
                     fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
@@ -28,10 +29,10 @@ macro_rules! map_or_text {
                         $type::deserialize(serde::de::value::MapAccessDeserializer::new(map))
                     }
                 }
-                deserializer.deserialize_any(MapOrText)
+                deserializer.deserialize_any(MapOrString)
             }
         }
     };
 }
 
-pub(crate) use map_or_text;
+pub(crate) use map_or_string;

@@ -4,12 +4,12 @@
 //! outcome. Simulator and executor write the same schema. Times are integer nanoseconds from the start of the run, on
 //! the head's clock. Measured times of another device are shifted by the clock offset that the handshake estimated.
 //!
-//! All lines of one visit of a pass on a device have the same round: `receive` (from the start of waiting to the
-//! arrival of the message), `compute` steps, and `send` (from the call; in a simulation until the message has been
-//! sent). The last message to the head and the `output` line have the round `rounds`. A `prefetch` line is written
-//! only if data were read. On the head a token begins with `embed` and ends with `output`. A `draft` line may come
-//! before `embed`, and a pass with drafts has an `accepted` counter. A SoC that runs alone writes `kernel` and
-//! `synchronise` lines as details of a `compute` line.
+//! When a device computes its window for a pass, it writes these lines, all with the same round: `receive` (from the
+//! start of waiting to the arrival of the message), `compute`, and `send` (from the start of sending; in a simulation
+//! until the message has been sent). The last message to the head device and the `output` line have the number of
+//! rounds of the plan as their round. A `prefetch` line is written only if data were read. On the head device a token
+//! begins with `embed` and ends with `output`. A `draft` line may come before `embed`, and a pass with drafts has an
+//! `accepted` counter. A SoC that runs alone writes `kernel` and `synchronise` lines as details of a `compute` line.
 //!
 //! Not here: the metrics of a trace (`hearth_core::metrics`).
 
@@ -27,7 +27,7 @@ use crate::run_events::RunEvent;
 const MAX_LINE_BYTES: u64 = 1 << 20;
 /// Maximum number of run events in a trace file: several for each event of the largest scenario.
 const MAX_RUN_EVENTS: usize = 5000;
-/// Maximum number of lines of a trace file, enough for two hours of a fast ring.
+/// Maximum number of lines of a trace file, enough for a run of two hours on a fast ring.
 const MAX_LINES: usize = 50_000_000;
 
 /// Whether the simulator or the executor wrote a trace.
@@ -47,13 +47,13 @@ pub struct TracedDevice {
     /// Digest of the device's profile, if there is one.
     #[serde(default, rename = "profile", skip_serializing_if = "Option::is_none")]
     pub profile_digest: Option<String>,
-    /// Total main memory in bytes, to which memory pressure is relative.
+    /// Total main memory in bytes. Memory pressure is a fraction of this value.
     #[serde(rename = "memory_total")]
     pub total_memory_bytes: u64,
     /// Operating system and kernel version of a measured device.
     #[serde(rename = "kernel", default, skip_serializing_if = "Option::is_none")]
     pub os_and_kernel: Option<String>,
-    /// The parts of the simulation model of this device that have not been validated, if any.
+    /// Text about the parts of the device's simulation model that have not been validated; absent if there are none.
     #[serde(rename = "unvalidated", default, skip_serializing_if = "Option::is_none")]
     pub unvalidated_parts: Option<String>,
     /// The page-cache policy of a simulated device.
@@ -74,7 +74,7 @@ pub struct Header {
     pub plan_digest: String,
     #[serde(rename = "model")]
     pub model_name: String,
-    /// The kind of the plan. In a `tensor` trace the `round` of a step is the index of its block (two per layer).
+    /// The kind of parallelism. With tensor parallelism, the `round` of a step is the index of a block (two per layer).
     #[serde(rename = "kind", default, skip_serializing_if = "Parallelism::is_ring")]
     pub parallelism: Parallelism,
     pub seed: u64,
@@ -103,7 +103,6 @@ pub enum Resource {
     Rx,
 }
 
-/// The kind of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StepKind {
@@ -127,8 +126,8 @@ pub enum StepKind {
     /// A GPU kernel or an NPU graph of a SoC runs, as a part of a `compute` or `output` step. The `round` is the index
     /// of the interval between two synchronisations in the layer.
     Kernel,
-    /// The CPU of a SoC synchronises GPU and NPU, as a part of a `compute` or `output` step. The `cpu` cost is the time
-    /// of polling, the `copy` cost the time of the synchronisation events.
+    /// The CPU of a SoC synchronises GPU and NPU, as a part of a `compute` or `output` step. In the cost of this step,
+    /// `cpu` is the time of polling and `copy` is the time of the synchronisation events.
     Synchronise,
     /// Graphs for the NPU of a SoC are built at run time.
     Prepare,
@@ -155,7 +154,7 @@ pub struct StepCost {
     pub faulted_bytes: u64,
 }
 
-/// A step of a device.
+/// A step of a device in a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepRecord {
@@ -218,7 +217,7 @@ pub enum Counter {
     BytesRead,
     /// Bytes of the device's weights that are in memory.
     Resident,
-    /// Bytes that the kernel cannot reclaim under memory pressure: key-value cache and buffers. If the process has no
+    /// Bytes that the kernel cannot reclaim under memory pressure: KV cache and buffers. If the process has no
     /// memory limit, the value is the decrease of the machine's available memory since the start of the run.
     Unreclaimable,
     /// Bytes of file pages that were reclaimed while in use and read again.
@@ -257,7 +256,7 @@ pub enum MemoryKind {
 /// A device with too little memory for the run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Shortage {
+pub struct ShortageRecord {
     /// The index of the device in [`Header::devices`].
     #[serde(rename = "device")]
     pub device_index: u16,
@@ -301,7 +300,7 @@ enum Line {
     Pass(Pass),
     Step(StepRecord),
     Counter(CounterReading),
-    Shortage(Shortage),
+    Shortage(ShortageRecord),
     Event(RunEvent),
     End(Outcome),
 }
@@ -311,13 +310,12 @@ impl Line {
         match self {
             Line::Step(StepRecord { device_index: device, .. })
             | Line::Counter(CounterReading { device_index: device, .. })
-            | Line::Shortage(Shortage { device_index: device, .. }) => Some(*device),
+            | Line::Shortage(ShortageRecord { device_index: device, .. }) => Some(*device),
             _ => None,
         }
     }
 }
 
-/// A whole trace.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trace {
     pub header: Header,
@@ -326,7 +324,7 @@ pub struct Trace {
     pub records: Vec<StepRecord>,
     pub readings: Vec<CounterReading>,
     /// The devices with too little memory, if the run ended because a device ran out of memory.
-    pub shortages: Vec<Shortage>,
+    pub shortages: Vec<ShortageRecord>,
     /// The run events, ordered by start time.
     pub run_events: Vec<RunEvent>,
     pub outcome: Outcome,

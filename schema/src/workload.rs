@@ -28,11 +28,14 @@ pub struct Workload {
     /// The number of tokens to generate per request.
     #[serde(rename = "generate")]
     pub generated_tokens: u32,
-    /// The number of requests, which all have this size and start when the run begins.
-    #[serde(default = "number::<1>", skip_serializing_if = "is_number::<1>")]
+    /// The number of requests. All have the same numbers of tokens and start when the run begins.
+    #[serde(default = "default_number::<1>", skip_serializing_if = "is_default_number::<1>")]
     pub sequences: u32,
     /// Maximum number of prompt tokens in one batch.
-    #[serde(default = "number::<MAX_PASS_TOKENS>", skip_serializing_if = "is_number::<MAX_PASS_TOKENS>")]
+    #[serde(
+        default = "default_number::<MAX_PASS_TOKENS>",
+        skip_serializing_if = "is_default_number::<MAX_PASS_TOKENS>"
+    )]
     pub micro_batch: u32,
     /// Speculative decoding with a draft model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -58,14 +61,14 @@ pub struct Speculation {
     pub processor: Option<Processor>,
 }
 
-/// Returns `N`, as the default of a document key in serde attributes.
-pub(crate) fn number<const N: u32>() -> u32 {
+/// Returns `N`. Serde attributes name this function as the default of a document key.
+pub(crate) fn default_number<const N: u32>() -> u32 {
     N
 }
 
 /// Whether a number is the default `N`, which is omitted in documents.
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
-pub(crate) fn is_number<const N: u32>(number: &u32) -> bool {
+pub(crate) fn is_default_number<const N: u32>(number: &u32) -> bool {
     *number == N
 }
 
@@ -81,20 +84,20 @@ impl Workload {
         }
     }
 
-    /// Returns the number of tokens drafted for a pass, 0 without a draft model.
+    /// Returns the number of tokens that are drafted for one pass; 0 without a draft model.
     pub fn drafted_tokens(&self) -> u32 {
         self.speculation.as_ref().map_or(0, |speculation| speculation.tokens)
     }
 
     /// Checks the values, and that each request fits in a context of `context` tokens.
     pub fn validate(&self, context: u32) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid_document(what));
+        let reject = |what: String| Err(DocumentError::invalid_document(what));
         if self.prompt_tokens == 0 || self.generated_tokens == 0 {
-            return refuse("`workload.prompt` and `workload.generate` must be at least 1".into());
+            return reject("`workload.prompt` and `workload.generate` must be at least 1".into());
         }
         let tokens = u64::from(self.prompt_tokens) + u64::from(self.generated_tokens);
         if tokens > u64::from(context) {
-            return refuse(format!(
+            return reject(format!(
                 "the workload needs {tokens} tokens, but `context` is {context}: raise `context`, or lower `prompt` or \
                  `generate`"
             ));
@@ -102,13 +105,14 @@ impl Workload {
         validate_sequences("workload.sequences", self.sequences, context)?;
         let batch = self.micro_batch;
         if !(1..=MAX_PASS_TOKENS).contains(&batch) {
-            return refuse(format!("`workload.micro_batch` is {batch}: it must be 1 to {MAX_PASS_TOKENS}"));
+            return reject(format!("`workload.micro_batch` is {batch}: it must be 1 to {MAX_PASS_TOKENS}"));
         }
         self.speculation.as_ref().map_or(Ok(()), Speculation::validate)
     }
 }
 
-/// Checks that `sequences` contexts of `context` tokens are not too many. `key` is the key of `sequences` for errors.
+/// Checks that there are 1 to [`MAX_SEQUENCES`] sequences, and that their contexts of `context` tokens have at most
+/// `u32::MAX` tokens together. `key` is the key of `sequences` in error messages.
 pub(crate) fn validate_sequences(key: &str, sequences: u32, context: u32) -> Result<(), DocumentError> {
     let positions = u64::from(sequences) * u64::from(context);
     let what = if !(1..=MAX_SEQUENCES).contains(&sequences) {
@@ -116,7 +120,8 @@ pub(crate) fn validate_sequences(key: &str, sequences: u32, context: u32) -> Res
     } else if positions > u64::from(u32::MAX) {
         let most = u32::MAX;
         format!(
-            "`{key}` ({sequences}) times `context` ({context}) is {positions} positions: at most {most} are possible"
+            "`{key}` ({sequences}) times `context` ({context}) is {positions} positions: at most {most} are possible; \
+             lower one of them"
         )
     } else {
         return Ok(());
@@ -126,9 +131,9 @@ pub(crate) fn validate_sequences(key: &str, sequences: u32, context: u32) -> Res
 
 impl Speculation {
     fn validate(&self) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid_document(what));
+        let reject = |what: String| Err(DocumentError::invalid_document(what));
         if !(1..MAX_PASS_TOKENS).contains(&self.tokens) {
-            return refuse(format!(
+            return reject(format!(
                 "`workload.speculation.tokens` is {}: it must be 1 to {}; omit `speculation` to disable drafting",
                 self.tokens,
                 MAX_PASS_TOKENS - 1
@@ -137,7 +142,7 @@ impl Speculation {
         let acceptance = self.acceptance.value.0;
         if !(0.0..=1.0).contains(&acceptance) {
             let what = format!("`workload.speculation.acceptance` is {acceptance}: it must be 0 % to 100 %");
-            return refuse(what);
+            return reject(what);
         }
         self.draft_model.validate("workload.speculation.draft")
     }

@@ -1,7 +1,7 @@
 //! Access control by bearer token or, on loopback, by `Host` header.
 //!
 //! If the server has a bearer token, every API request must contain the token. A server without a token listens on
-//! loopback only, and refuses requests whose `Host` header is not a loopback address, so that a web page cannot use
+//! loopback only, and rejects requests whose `Host` header is not a loopback address, so that a web page cannot use
 //! DNS rebinding to access the server.
 
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use crate::AppState;
 use crate::error::{ApiError, excerpt};
 
-/// Refuses requests whose `Host` header is not a loopback address, unless the server requires a bearer token.
+/// Rejects requests whose `Host` header is not a loopback address, unless the server requires a bearer token.
 pub async fn check_host(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     if state.bearer_token.is_some() || is_loopback_host(host) {
@@ -29,7 +29,7 @@ pub async fn check_host(State(state): State<Arc<AppState>>, request: Request, ne
     ApiError::new(StatusCode::FORBIDDEN, "wrong_host", message).into_response()
 }
 
-/// Refuses requests without the bearer token if the server requires a bearer token.
+/// Rejects requests without the bearer token if the server requires a bearer token.
 pub async fn check_token(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
     let Some(token) = &state.bearer_token else { return next.run(request).await };
     let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
@@ -57,9 +57,9 @@ fn equal_in_constant_time(given: &str, token: &str) -> bool {
     difference == 0 && given.len() == token.len()
 }
 
-/// Returns whether a text can be sent as a bearer token.
-pub fn is_valid_bearer_token(text: &str) -> bool {
-    HeaderValue::from_str(text).is_ok() && !text.contains(char::is_whitespace)
+/// Returns whether a string can be sent as a bearer token.
+pub fn is_valid_bearer_token(token: &str) -> bool {
+    HeaderValue::from_str(token).is_ok() && !token.contains(char::is_whitespace)
 }
 
 #[cfg(test)]

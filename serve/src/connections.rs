@@ -34,10 +34,10 @@ const BODY_DEADLINE: Duration = Duration::from_secs(30);
 /// Maximum time in which a client reads nothing while all send buffers are full.
 /// source: assumed; a client program reads its socket without waiting for its user
 const WRITE_DEADLINE: Duration = Duration::from_mins(1);
-/// The pause before the next attempt if a connection cannot be accepted. source: assumed
+/// The pause after a failed attempt to accept a connection. source: assumed
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Accepts and serves connections without end.
+/// Accepts and serves HTTP connections until the task is cancelled.
 pub async fn serve(listener: TcpListener, router: Router) {
     let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {

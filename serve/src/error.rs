@@ -5,7 +5,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-/// An error response: the reason why a request was refused or failed.
+/// An error response: the reason why a request was rejected or failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
     pub status: StatusCode,
@@ -45,7 +45,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// Returns the first 60 characters of a client's text for an error message, with `?` for each control character.
+/// Returns the first 60 characters of a client's string for an error message, with `?` for each control character.
 pub fn excerpt(text: &str) -> String {
     text.chars().take(60).map(|letter| if letter.is_control() { '?' } else { letter }).collect()
 }

@@ -46,19 +46,19 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// Creates a generation for a prompt of `prompt_tokens` tokens. The text ends before the first string of `stops`.
+    /// Creates a generation for a prompt of `prompt_tokens` tokens. The text ends before the first stop string.
     pub fn new(
         events: mpsc::UnboundedReceiver<ResponseEvent>,
         tokenizer: Arc<Tokenizer>,
         prompt_tokens: u32,
-        stops: Vec<String>,
+        stop_strings: Vec<String>,
         active: ActiveRequest,
     ) -> Self {
         Self {
             events,
             tokenizer,
             text: IncrementalDetokenizer::default(),
-            stop: StopMatcher { stops, buffered: String::new() },
+            stop: StopMatcher { stops: stop_strings, buffered: String::new() },
             usage: Usage { prompt_tokens, ..Usage::default() },
             active,
             reason: None,
@@ -68,7 +68,7 @@ impl Generation {
 
     /// Returns the next chunk of the response, or `None` after the last chunk. Records the time to first token and the
     /// final token usage in the metrics.
-    pub async fn next(&mut self) -> Option<Chunk> {
+    pub async fn next_chunk(&mut self) -> Option<Chunk> {
         loop {
             if self.is_done {
                 self.active.finish();

@@ -43,9 +43,9 @@ use self::metrics::Usage;
 use self::request::{ChatRequest, CommonFields, CompletionRequest, GenerationParams, Prompt};
 use self::response::{ResponseKind, ResponseMetadata};
 
-/// Maximum size of a request body, in bytes. source: assumed, enough for a text of a hundred thousand tokens
+/// Maximum size of a request body, in bytes. source: assumed, enough for a prompt of 100,000 tokens
 const MAX_BODY_BYTES: usize = 4 << 20;
-/// Maximum number of running and waiting requests; further requests are refused.
+/// Maximum number of running and waiting requests; further requests are rejected.
 /// source: assumed, far more than a home needs
 const MAX_ACTIVE_REQUESTS: u64 = 512;
 /// Default of `max_tokens` for text completions. source: OpenAI's API reference
@@ -80,7 +80,7 @@ pub fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Returns the router with all paths of the server.
+/// Returns the router with all endpoints of the server.
 pub fn router(state: Arc<AppState>) -> Router {
     let protected = Router::new()
         .route("/v1/chat/completions", post(create_chat_completion))
@@ -111,7 +111,7 @@ async fn unknown_path(request: Request) -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, "unknown_url", message)
 }
 
-/// Returns the error for a path that does not support the request's method; axum adds the `Allow` header.
+/// Returns the error for an endpoint that does not support the request's method; axum adds the `Allow` header.
 async fn method_not_allowed(request: Request) -> ApiError {
     let path = excerpt(request.uri().path());
     let message = format!(
@@ -236,7 +236,7 @@ async fn collect_all(
 /// Waits until a generation ends. Returns its text, finish reason and token usage, or the error message of the ring.
 async fn collect(mut generation: Generation) -> Result<((String, FinishReason), Usage), String> {
     let (mut text, mut reason) = (String::new(), FinishReason::Length);
-    while let Some(chunk) = generation.next().await {
+    while let Some(chunk) = generation.next_chunk().await {
         match chunk {
             Chunk::Text(more) => text += &more,
             Chunk::End(why) => reason = why,
@@ -247,7 +247,7 @@ async fn collect(mut generation: Generation) -> Result<((String, FinishReason), 
 }
 
 impl AppState {
-    /// Replaces the plan that the path `/ring` returns.
+    /// Replaces the plan that the endpoint `/ring` returns.
     pub fn set_plan(&self, plan: &Plan) {
         self.plan.lock().unwrap_or_else(PoisonError::into_inner).clone_from(plan);
     }
@@ -275,7 +275,7 @@ impl AppState {
 
     fn chat_tokens(&self, chat: ChatRequest) -> Result<Vec<u32>, ApiError> {
         let template = self.chat_template.as_ref().map_err(|reason| {
-            let message = format!("{reason}: use /v1/completions instead, which continues a text");
+            let message = format!("{reason}: use /v1/completions instead, which continues a prompt");
             ApiError::new(StatusCode::BAD_REQUEST, "no_chat_template", message)
         })?;
         let tokens = template.encode(&self.tokenizer, &chat.into_messages()?);
@@ -309,7 +309,8 @@ impl AppState {
             return unavailable("ring_down", message);
         }
         if self.metrics.active_requests() + prompts.len() as u64 > MAX_ACTIVE_REQUESTS {
-            return unavailable("overloaded", "too many requests are running or waiting: try again later");
+            let message = format!("at most {MAX_ACTIVE_REQUESTS} requests can run or wait: try again later");
+            return unavailable("overloaded", &message);
         }
         let sampler = Sampler::new(params.sampler).map_err(|error| {
             let param = if let ExecError::Sampling { name, .. } = &error { *name } else { "temperature" };
@@ -333,14 +334,14 @@ impl AppState {
         Ok((0..).zip(prompts.into_iter().zip(limits)).map(start).collect())
     }
 
-    /// Returns the maximum number of tokens to generate after a prompt of `prompt` tokens.
-    fn tokens_to_generate(&self, prompt: u64, params: &GenerationParams) -> Result<u32, ApiError> {
+    /// Returns the maximum number of tokens to generate after a prompt of `prompt_tokens` tokens.
+    fn tokens_to_generate(&self, prompt_tokens: u64, params: &GenerationParams) -> Result<u32, ApiError> {
         let context = u64::from(self.context_length);
-        let left = context.saturating_sub(prompt);
+        let left = context.saturating_sub(prompt_tokens);
         let wanted = params.max_tokens.map_or(left, u64::from);
         if left == 0 || wanted > left {
             let message = format!(
-                "a prompt of {prompt} tokens and {wanted} generated tokens do not fit in the context of {context} \
+                "{prompt_tokens} prompt tokens and {wanted} generated tokens do not fit in the context of {context} \
                  tokens: shorten the prompt or lower `max_tokens`"
             );
             let error = ApiError::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message);

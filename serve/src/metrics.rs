@@ -1,6 +1,6 @@
 //! Metrics of a server: Prometheus metrics for `/metrics`, and a snapshot for the chat page.
 //!
-//! The device times come from the traces that the running ring reports. No data of single requests are stored.
+//! The device times come from the traces that the running ring reports. No data of individual requests are stored.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64};
@@ -62,7 +62,7 @@ pub struct Metrics {
     devices: Mutex<BTreeMap<String, DeviceActivity>>,
 }
 
-/// Totals of a device since the server started, and its weights in memory.
+/// The activity of a device since the server started, and its weights in memory.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct DeviceActivity {
     /// Time for which the CPU or the GPU computed, in seconds.
@@ -105,12 +105,12 @@ impl Default for Metrics {
         all.register_with_unit("time_to_first_token", help, Unit::Seconds, ttft.clone());
         Self {
             started: Instant::now(),
-            requests: metric(all, "requests", "Requests answered", None),
+            requests: metric(all, "requests", "Requests that were answered", None),
             cancelled: metric(all, "requests_cancelled", cancelled, None),
-            active: metric(all, "requests_active", "Requests running or waiting", None),
+            active: metric(all, "requests_active", "Requests that are running or waiting", None),
             tokens: metric(all, "tokens", token_kinds, None),
             ttft,
-            rings: metric(all, "rings", "Times that the ring of devices was connected", None),
+            rings: metric(all, "rings", "Number of times that the ring of devices was connected", None),
             ring_up: metric(all, "ring_up", "Whether the ring of devices accepts requests", None),
             uptime: metric(all, "uptime", "Time since the server started", Some(Unit::Seconds)),
             device_seconds: metric(all, "device", states, Some(Unit::Seconds)),
@@ -121,7 +121,6 @@ impl Default for Metrics {
     }
 }
 
-/// Creates a metric and registers it.
 fn metric<M: Metric + Clone + Default>(all: &mut Registry, name: &str, help: &str, unit: Option<Unit>) -> M {
     let metric = M::default();
     match unit {
@@ -163,8 +162,8 @@ impl Metrics {
         self.ring_up.get() != 0
     }
 
-    /// Adds a part of a device's trace to the totals of the device: the times and the bytes read of the steps in
-    /// `records`. Also updates the resident bytes from `readings`.
+    /// Adds the times and the read bytes of the steps in `records` to the totals of a device, and updates its resident
+    /// bytes from `readings`.
     pub fn record_device_activity(&self, device: &str, records: &[StepRecord], readings: &[CounterReading]) {
         let mut added = DeviceActivity::default();
         for record in records {

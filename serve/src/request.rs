@@ -1,6 +1,6 @@
 //! Request bodies of OpenAI's completion endpoints, parsed and validated.
 //!
-//! A request with an unsupported field that would change the result is refused, and the error names the field. Fields
+//! A request with an unsupported field that would change the result is rejected, and the error names the field. Fields
 //! that do not change the result, such as `user` and `metadata`, are ignored.
 
 use hearth_runtime::{ChatMessage, SamplerOptions};
@@ -156,7 +156,7 @@ impl CompletionRequest {
             Some(PromptField::TokenLists(lists)) => lists.into_iter().map(Prompt::Tokens).collect(),
         };
         match prompts.len() {
-            0 => Err(ApiError::invalid("prompt", "the prompt is missing: send a text or a list of texts")),
+            0 => Err(ApiError::invalid("prompt", "`prompt` is missing: send a string or a list of strings")),
             1..=MAX_PROMPTS => Ok(prompts),
             count => {
                 let message = format!("the request has {count} prompts: send at most {MAX_PROMPTS}");
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn unsupported_fields_are_refused_by_name() {
+    fn unsupported_fields_are_rejected_by_name() {
         let unsupported = [
             json!({"n": 2}),
             json!({"presence_penalty": 0.5}),
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn text_parts_are_joined_and_images_are_refused() {
+    fn text_parts_are_joined_and_images_are_rejected() {
         let messages = |content: &Value| {
             chat(&json!({"messages": [{"role": "user", "content": content}]})).into_messages()
         };
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_are_texts_or_tokens() {
+    fn prompts_are_strings_or_tokens() {
         let prompts = |prompt: &Value| {
             let request = serde_json::from_value(json!({"prompt": prompt}));
             CompletionRequest::into_prompts(request.expect("a request"))

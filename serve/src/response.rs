@@ -84,7 +84,7 @@ impl ResponseMetadata {
         self.document(false, &choices, Some(usage))
     }
 
-    /// Returns the chunk with a text, or the chunk with the finish reason. If both are `None`, returns the first chunk
+    /// Returns the chunk with `text`, or the chunk with the finish reason. If both are `None`, returns the first chunk
     /// of a chat response, which has the role of the message.
     fn text_chunk(&self, index: usize, text: Option<&str>, finish: Option<FinishReason>) -> Value {
         let (key, content) = match (self.kind, text, finish) {
@@ -146,7 +146,7 @@ async fn send_one(
     if header.kind == ResponseKind::Chat {
         event_tx.send(header.text_chunk(index, None, None).to_string()).await.ok()?;
     }
-    while let Some(chunk) = generation.next().await {
+    while let Some(chunk) = generation.next_chunk().await {
         let document = match chunk {
             Chunk::Text(text) => header.text_chunk(index, Some(&text), None),
             Chunk::End(reason) => header.text_chunk(index, None, Some(reason)),

@@ -55,9 +55,9 @@ impl<E> Engine<E> {
 
     /// Creates a timer that is not set.
     pub fn new_timer(&mut self) -> Timer {
-        let slot = u32::try_from(self.generations.len()).ok().filter(|&slot| slot != NO_TIMER);
+        let number = u32::try_from(self.generations.len()).ok().filter(|&it| it != NO_TIMER);
         self.generations.push(0);
-        Timer(slot.expect("fewer timers than u32 can count"))
+        Timer(number.expect("fewer timers than u32 can count"))
     }
 
     /// Schedules an event at the time `at`, or now if `at` is in the past. The event cannot be cancelled.
@@ -81,7 +81,7 @@ impl<E> Engine<E> {
     }
 
     /// Drops all pending events, but keeps the clock and the timers.
-    pub fn clear(&mut self) {
+    pub fn clear_events(&mut self) {
         self.heap.clear();
     }
 

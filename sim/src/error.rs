@@ -13,8 +13,8 @@ pub enum SimError {
     #[error("the plan is invalid: {0}")]
     InvalidPlan(#[from] DocumentError),
     #[error(
-        "the plan's devices[{index}] is `{name}`, but the scenario has no device of that name; make a new plan \
-         from this scenario"
+        "`devices[{index}]` of the plan is `{name}`, but the scenario has no device of that name; make a new \
+         plan from this scenario"
     )]
     UnknownDevice { index: usize, name: String },
     #[error(
@@ -23,25 +23,23 @@ pub enum SimError {
     )]
     OtherModel { planned: String, given: String },
     #[error(
-        "the plan's devices[{index}], `{name}`, has {layers} GPU layers per window, but its device profile \
-         {missing}; set `gpu_layers: 0` in the plan, or complete the profile"
+        "device `{name}` of the plan (`devices[{index}]`) has {layers} GPU layers per window, but its device \
+         profile {missing}; set `gpu_layers: 0` in the plan, or complete the profile"
     )]
     NoGpu { index: usize, name: String, layers: u32, missing: &'static str },
     #[error("the chunk size is {bytes} bytes; it must be from 128 KiB to 8 MiB")]
     UnsupportedChunkSize { bytes: u64 },
     #[error(
-        "the plan's devices[{index}] streams the model in too many pieces, because a piece has only {bytes} \
-         bytes; set a larger `stream_buffer` for this device"
+        "`devices[{index}]` of the plan divides the model into more than {max} pieces, because a piece has only \
+         {bytes} bytes; set a larger `stream_buffer` for this device",
+        max = crate::input::MAX_PIECES
     )]
     TooManyPieces { index: usize, bytes: u64 },
-    #[error(
-        "events can be simulated only with a plan that the executor can run, but {why}, or remove the \
-         scenario's `events`"
-    )]
+    #[error("`events` of the scenario need a plan that can be executed, but {why}, or remove the `events`")]
     EventsWithoutRing { why: String },
     #[error(
-        "an event swaps out memory of `{device}`, but its device profile has no `memory.can_swap` or no \
-         `memory.swap_available`; add both keys, or remove the event"
+        "an event swaps out memory of `{device}`, but its device profile does not have both \
+         `memory.can_swap` and `memory.swap_available`; add the missing key, or remove the event"
     )]
     NoSwap { device: String },
     #[error(
@@ -50,11 +48,11 @@ pub enum SimError {
     )]
     AutomaticSwap { device: String },
     #[error(
-        "the simulated run has taken {at} for {tokens} tokens and is not complete; check the rates of the \
+        "the simulated run is not complete after {at}, with {tokens} tokens so far; check the rates of the \
          devices and links in the scenario, because one of these rates is far too low"
     )]
     RunTooLong { tokens: u32, at: Seconds },
-    /// Every device waits for a message from another device: a defect of the simulator.
+    /// Every device waits for a message from another device, which is a defect of the simulator.
     #[error(
         "the simulated ring is deadlocked after {tokens} tokens, at {at}; please report this defect of the \
          simulator with the scenario and the plan"
@@ -65,10 +63,10 @@ pub enum SimError {
     /// The plan and the scenario have different draft models or numbers of sequences, or the draft model is unusable.
     #[error(transparent)]
     Draft(#[from] DraftError),
-    /// A pass returned tokens that no sequence expected: a defect of the simulator.
+    /// A pass returned tokens that no sequence expected, which is a defect of the simulator.
     #[error(transparent)]
     Generation(#[from] GenerationError),
-    /// The schedule refused an event, for example because the workload is longer than the plan's context.
+    /// The schedule rejected an event, for example because the workload is longer than the plan's context.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
 }

@@ -14,8 +14,8 @@ use hearth_schema::trace::Trace;
 use crate::error::SimError;
 use crate::page_cache::CHUNK_BYTES;
 
-/// Maximum number of pieces of a model: more than a model of 1 TB has with the default stream buffer.
-const MAX_PIECES: u64 = 1 << 24;
+/// Maximum number of pieces that a model may have: more than a model of 1 TB has with the default stream buffer.
+pub const MAX_PIECES: u64 = 1 << 24;
 
 #[derive(Debug, Clone, Copy)]
 pub struct Input<'a> {
@@ -27,17 +27,17 @@ pub struct Input<'a> {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// Chunk size of the simulated page cache, except on devices with managed residency, whose chunks are pieces. A
-    /// smaller size is slower to simulate and closer to the kernel.
+    /// Chunk size of the simulated page cache. On devices with managed residency a chunk is a piece instead. A smaller
+    /// size makes the simulation slower and more accurate.
     pub chunk_size: Bytes,
     /// Whether each page cache initially contains the weights that earlier tokens would have left in it.
     pub starts_warm: bool,
     /// Whether to run plans that need more memory than the devices have.
     pub ignore_memory_shortages: bool,
-    /// Maximum memory of a device's process that its profile does not include; the random seed determines the actual
-    /// amount. The amount matters if the weights of a device only just fit in its memory.
+    /// Maximum memory of a device's process in addition to the memory that the device profile states. The random seed
+    /// determines the actual amount, which matters if the weights of a device only just fit in its memory.
     pub max_extra_process_memory: Bytes,
-    /// Whether a fault at an embedding row also reads the pages around it, as without a call of `madvise`.
+    /// Whether a page fault at an embedding row also reads the pages around the row, as it does without `madvise`.
     pub read_around_embedding_rows: bool,
 }
 
@@ -77,7 +77,7 @@ impl SimulationResult {
 }
 
 /// Checks the input and returns the plan's devices in ring order.
-pub fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a DeviceProfile>, SimError> {
+pub fn check_input<'a>(input: &Input<'a>) -> Result<Vec<&'a DeviceProfile>, SimError> {
     let (cluster, plan) = (input.cluster, input.plan);
     plan.validate()?;
     if !((128 << 10)..=(8 << 20)).contains(&input.options.chunk_size.0) {

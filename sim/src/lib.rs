@@ -5,13 +5,13 @@
 //! | module | contents |
 //! |---|---|
 //! | [`engine`] | the clock and the queue of pending events |
-//! | [`resource`] | shared resources: processors, disks, links |
+//! | [`resource`] | shared resources: CPU cores, disks, links |
 //! | [`page_cache`] | the page caches of different operating systems |
 //! | `network` | the links of a run, and the messages in flight |
 //! | [`device`] | a simulated device, which executes its schedule |
 //! | `ring` | a ring of devices under the events of a scenario |
 //! | `tensor` | tensor-parallel plans, which slice every layer |
-//! | `soc` | a phone with a GPU and an NPU that runs a model alone |
+//! | `soc` | a phone with a GPU and an NPU that runs a model without other devices |
 //! | [`mobile_gpu`] | a roofline model of a phone's GPU, without events |
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]

@@ -5,20 +5,21 @@
 //! blocks and `emb` of the embedding:
 //!
 //! ```text
-//! prefill  P / max((2 (attn + ffn) P + 2 emb + 4 L h_q d_h P^2) / F, W / BW)    tokens per second, prompt of P
+//! prefill  P / max((2 (attn + ffn) P + 2 emb + 4 L h_q d_h P^2) / F, W / BW)    tokens per second, P prompt tokens
 //! decode   BW / (W + KV(position))                                              tokens per second
-//! W        q8: attn + ffn + emb bytes; 8/4/4: attn + (ffn + emb) / 2             KV in half precision
+//! W        bytes of weights: attn + ffn + emb for q8, attn + (ffn + emb) / 2 for 8/4/4
+//! KV       bytes of keys and values up to the position, in half precision
 //! ```
 //!
 //! Attention scores are counted for all pairs of positions: convolution kernels compute the masked half too. `emb` is
 //! counted once, even if one matrix is both embedding and output.
 //!
-//! Not here: kernel launches, synchronisation and other processors, which the simulation of a ring includes.
+//! Not here: kernel launches, synchronisation, and the CPU and NPU, which the simulation of a phone includes.
 
 use hearth_profiles::model::ModelShape;
 use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond};
 
-/// The weight format (ML Drift paper, section 4.2). Byte counts do not include the scales of the channels.
+/// Weight format of the ML Drift paper (section 4.2). Its byte counts do not include the scales of the channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightFormat {
     Q8,
@@ -30,7 +31,7 @@ pub enum WeightFormat {
 pub struct MobileGpu {
     /// Arithmetic rate: F in the equations of this module.
     pub arithmetic_rate: FlopsPerSecond,
-    /// Bandwidth of reading weights and key-value cache: BW in the equations of this module.
+    /// Bandwidth of reading weights and KV cache: BW in the equations of this module.
     pub bandwidth: BytesPerSecond,
 }
 
@@ -44,14 +45,14 @@ pub struct MeasuredSpeeds {
 
 /// Returns the numbers of weights in attention, in the feed-forward blocks and in the embedding.
 fn weight_counts(shape: &ModelShape) -> [f64; 3] {
-    let (layers, wide) = (f64::from(shape.layers.0), f64::from(shape.embedding));
+    let (layers, wide) = (f64::from(shape.layers.0), f64::from(shape.embedding_length));
     let mixed = f64::from(shape.heads) * f64::from(shape.value_length);
     let rows = (shape.query_width() + shape.key_width() + shape.value_width()) as f64;
     let feed_forward = layers * 3.0 * wide * f64::from(shape.feed_forward_length);
     [layers * wide * (rows + mixed), feed_forward, f64::from(shape.vocab_size) * wide]
 }
 
-/// Returns the bytes of the weights that a token reads: W in the equations of this module.
+/// Returns the bytes of weights that a GPU reads for a token: W in the equations of this module.
 pub fn weight_bytes(shape: &ModelShape, weights: WeightFormat) -> f64 {
     let [attention, feed_forward, embedding] = weight_counts(shape);
     match weights {
@@ -60,10 +61,10 @@ pub fn weight_bytes(shape: &ModelShape, weights: WeightFormat) -> f64 {
     }
 }
 
-/// Returns the floating-point operations of the prefill of a prompt with `prompt` tokens.
-pub fn prefill_flops(shape: &ModelShape, prompt: u32) -> Flops {
+/// Returns the floating-point operations to process a prompt of `prompt_tokens` tokens.
+pub fn prefill_flops(shape: &ModelShape, prompt_tokens: u32) -> Flops {
     let [attention, feed_forward, embedding] = weight_counts(shape);
-    let (layers, prompt) = (f64::from(shape.layers.0), f64::from(prompt));
+    let (layers, prompt) = (f64::from(shape.layers.0), f64::from(prompt_tokens));
     let scores = 4.0 * layers * shape.query_width() as f64 * prompt * prompt;
     Flops(2.0 * (attention + feed_forward) * prompt + 2.0 * embedding + scores)
 }
@@ -74,12 +75,12 @@ fn cache_bytes(shape: &ModelShape, position: u32) -> f64 {
 }
 
 impl MobileGpu {
-    /// Fits the rates of a GPU to measured speeds with a prompt of `prompt` tokens and a mean position of `position`
-    /// in decoding. Both rates are geometric means, because speeds are ratios. Returns `None` without a measurement.
+    /// Fits the rates of a GPU to speeds that were measured with a prompt of `prompt_tokens`, and with the mean
+    /// position `position` in decoding. Both rates are geometric means over `measured`; `None` if it is empty.
     pub fn fit(
         shape: &ModelShape,
         measured: &[MeasuredSpeeds],
-        prompt: u32,
+        prompt_tokens: u32,
         position: u32,
     ) -> Option<MobileGpu> {
         let mean = |of: &dyn Fn(&MeasuredSpeeds) -> f64| {
@@ -87,7 +88,7 @@ impl MobileGpu {
             Some((logarithms / measured.len() as f64).exp()).filter(|mean| mean.is_finite())
         };
         let compute = |one: &MeasuredSpeeds| {
-            prefill_flops(shape, prompt).0 * one.prefill_tokens_per_second / f64::from(prompt)
+            prefill_flops(shape, prompt_tokens).0 * one.prefill_tokens_per_second / f64::from(prompt_tokens)
         };
         let bytes =
             |one: &MeasuredSpeeds| weight_bytes(shape, one.weight_format) + cache_bytes(shape, position);
@@ -97,10 +98,11 @@ impl MobileGpu {
         })
     }
 
-    pub fn prefill_tokens_per_second(&self, shape: &ModelShape, weights: WeightFormat, prompt: u32) -> f64 {
-        let work = prefill_flops(shape, prompt).0 / self.arithmetic_rate.0;
+    /// Returns the prefill speed for a prompt of `tokens` tokens.
+    pub fn prefill_tokens_per_second(&self, shape: &ModelShape, weights: WeightFormat, tokens: u32) -> f64 {
+        let work = prefill_flops(shape, tokens).0 / self.arithmetic_rate.0;
         let reading = weight_bytes(shape, weights) / self.bandwidth.0;
-        f64::from(prompt) / work.max(reading)
+        f64::from(tokens) / work.max(reading)
     }
 
     /// Returns the decode speed in tokens per second for a token that attends to `position` positions.

@@ -10,13 +10,13 @@ use hearth_schema::plan::PlannedDevice;
 use hearth_schema::trace::StepRecord;
 
 use crate::engine::{Engine, Timer};
-use crate::resource::link::{Delivery, NetworkLinks, SendOutcome, WiredLink};
+use crate::resource::link::{DeliveryTimes, NetworkLinks, SendOutcome, WiredLink};
 
 /// The links of a run and the messages in flight; `E` is the type of the simulation's events.
 #[derive(Debug)]
 pub struct NetworkSim<E> {
     pub links: NetworkLinks,
-    /// By message number: the arrival event and the index of the send record, if the delivery is not known yet.
+    /// The arrival event and the index of the send record of each message without a known delivery, by message number.
     in_flight: BTreeMap<u64, (E, usize)>,
     timer: Timer,
 }
@@ -50,8 +50,8 @@ impl<E> NetworkSim<E> {
         }
     }
 
-    /// Schedules the arrivals of messages with known delivery, and the event `wifi` at the links' next event time.
-    pub fn schedule_arrivals(&mut self, engine: &mut Engine<E>, records: &mut [StepRecord], wifi: E) {
+    /// Schedules the arrivals of messages with known delivery, and `wifi_event` at the links' next event time.
+    pub fn schedule_arrivals(&mut self, engine: &mut Engine<E>, records: &mut [StepRecord], wifi_event: E) {
         while let Some((number, delivery)) = self.links.pop_delivery(engine.now()) {
             // Dropped messages have no event.
             if let Some((event, record)) = self.in_flight.remove(&number) {
@@ -59,7 +59,7 @@ impl<E> NetworkSim<E> {
             }
         }
         if let Some(at) = self.links.next_event_time() {
-            engine.set_timer(self.timer, at, wifi);
+            engine.set_timer(self.timer, at, wifi_event);
         }
     }
 
@@ -69,7 +69,7 @@ impl<E> NetworkSim<E> {
     }
 }
 
-fn schedule_arrival<E>(engine: &mut Engine<E>, record: &mut StepRecord, event: E, delivery: Delivery) {
+fn schedule_arrival<E>(engine: &mut Engine<E>, record: &mut StepRecord, event: E, delivery: DeliveryTimes) {
     record.end_ns = delivery.end.max(record.start_ns);
     engine.schedule_at(delivery.arrival, event);
 }

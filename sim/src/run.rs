@@ -1,7 +1,7 @@
 //! Entry points of the simulator: select the simulation for a plan and run it.
 
 use hearth_core::memory::DeviceMemory;
-use hearth_core::schedule::passes;
+use hearth_core::schedule::workload_passes;
 use hearth_profiles::device::DeviceProfile;
 use hearth_schema::scenario::Workload;
 use hearth_schema::trace::Trace;
@@ -21,7 +21,7 @@ pub fn simulate_with_events(
     input: &Input,
     scenario_events: &ScenarioEvents,
 ) -> Result<SimulationResult, SimError> {
-    let devices = input::check(input)?;
+    let devices = input::check_input(input)?;
     input::check_events(input, scenario_events)?;
     let header = trace::build_header(input, &devices);
     if let Some(tensor) = input.plan.kind.tensor_plan() {
@@ -35,7 +35,7 @@ pub fn simulate_with_events(
         !input.options.ignore_memory_shortages && memories.iter().any(|memory| !memory.shortages.is_empty());
     if short || !drafts_fit {
         // Without drafts, because the passes of a run with drafts depend on which drafts are accepted.
-        let passes = passes(&Workload { speculation: None, ..input.cluster.workload.clone() });
+        let passes = workload_passes(&Workload { speculation: None, ..input.cluster.workload.clone() });
         let pins = input.plan.simulation_only_reason().is_some();
         let unreclaimable = memories.iter().filter(|_| pins).map(|memory| memory.unreclaimable_memory);
         let shortages = memories.iter().flat_map(|memory| memory.shortages.clone()).collect();

@@ -1,12 +1,12 @@
-//! Simulation of a phone that runs a model alone on its GPU and NPU.
+//! Simulation of a phone that runs a model on its GPU and NPU without other devices.
 //!
-//! Each sync interval runs its kernels on the GPU and its graphs on the NPU in parallel; the CPU waits for the later
-//! of the two and starts the next interval. `hearth_core::soc` defines the intervals; the weights are in memory when
-//! the run begins. The trace has a `compute` record for each pass, and a record for every kernel and wait, up to
+//! Each sync interval runs its kernels on the GPU and its graphs on the NPU in parallel; the CPU waits until both have
+//! finished and starts the next interval. `hearth_core::soc` defines the intervals; the weights are in memory when the
+//! run begins. The trace has a `compute` record for each pass, and a record for every kernel and wait, up to
 //! [`MAX_DETAIL_RECORDS`].
 //!
-//! Not here: a phone in a ring, or a phone with too little memory for the model ([`crate::device`]). There a layer
-//! takes the total time of its intervals, and weights may have to be read from disk.
+//! Not here: a phone in a ring, or a phone with too little memory for the model. [`crate::device`] simulates them: a
+//! layer takes the total time of its intervals, and weights may have to be read from disk.
 
 use hearth_core::compute_cost::ComputeCost;
 use hearth_core::memory::DeviceMemory;
@@ -100,7 +100,7 @@ pub fn simulate(
     Ok(TraceCollector { header, records: run.records, readings }.finish(passes, Outcome::Ok))
 }
 
-/// Returns the workload; without a limit by the scenario, with the largest micro-batch of the NPU graphs.
+/// Returns the workload. If the scenario does not limit its micro-batch, the largest NPU graph size is the limit.
 fn with_graph_batches(workload: &Workload, largest: u64) -> Workload {
     let largest = u32::try_from(largest).unwrap_or(u32::MAX);
     let micro_batch = if workload.micro_batch < MAX_PASS_TOKENS { workload.micro_batch } else { largest };
@@ -153,7 +153,7 @@ impl SocSimulation<'_> {
         self.engine.now()
     }
 
-    /// Simulates a step of known duration, during which the other processors are idle.
+    /// Simulates a step of duration `time` on `resource`, during which all other processors are idle.
     fn step(&mut self, kind: StepKind, resource: Resource, pass: Pass, time: Seconds) {
         let (start, step) = (self.engine.now(), (pass.index, 0));
         self.run_cpu(time.to_nanos());
@@ -163,10 +163,10 @@ impl SocSimulation<'_> {
         self.records.push(StepRecord { end_ns: end, cost, ..new_record(0, resource, kind, step, start) });
     }
 
-    /// Simulates the kernels of a sync interval, until the CPU can start the next interval.
+    /// Simulates the kernels of a sync interval. Ends when the CPU can start the next interval.
     fn run_interval(&mut self, interval: &SyncInterval, pass: Pass, index: u32, layers: Option<[u32; 2]>) {
         let begin = self.engine.now();
-        let (kernels, mut next) = ([&interval.gpu_times, &interval.npu_times], [0, 0]);
+        let (kernels, mut next) = ([&interval.kernel_seconds, &interval.graph_seconds], [0, 0]);
         for (processor, times) in kernels.iter().enumerate() {
             self.begin_kernel(processor, times.first());
         }
@@ -181,7 +181,7 @@ impl SocSimulation<'_> {
             self.begin_kernel(processor, times.get(at + 1));
         }
         if interval.event_count > 0 {
-            let (waited, events) = (self.engine.now() - begin, Seconds(interval.event_time).to_nanos());
+            let (waited, events) = (self.engine.now() - begin, Seconds(interval.event_seconds).to_nanos());
             self.run_cpu(events);
             let polled = poll_time(Seconds::from_nanos(waited), self.sleep);
             let cost = Some(StepCost { cpu_ns: polled.to_nanos(), copy_ns: events, ..StepCost::default() });

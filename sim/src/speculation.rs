@@ -1,6 +1,6 @@
 //! Speculative decoding: the time of a draft model, and which of its tokens are accepted.
 //!
-//! The draft model first processes the part of the sequence that is not in its key-value cache, as one batch. Then it
+//! The draft model first processes the part of the sequence that is not in its KV cache, as one batch. Then it
 //! generates one token after another, each in a pass through all its layers and its output matrix. After a step whose
 //! drafts were all accepted, the last draft is not in the cache, so the next step begins with two tokens; rejected
 //! tokens are removed from the cache. The weights of the draft model are in memory. A pass takes the time of
@@ -9,9 +9,10 @@
 //!
 //! Each drafted position is accepted with the workload's probability if all drafts before it were (Leviathan et al.,
 //! 2023, section 2.3: acceptances as independent draws). A draw belongs to a sequence and a position, and each
-//! position is drawn once, because after a rejection the large model gives the token. More drafts change no draw.
+//! position is drawn once, because after a rejection the target model generates the token. So the draws do not depend on
+//! the number of drafts per step.
 //!
-//! Deviation: only tokens of the large model have the fixed cost of a token (`cpu.token_overhead`) on the head.
+//! Deviation: drafted tokens do not have the fixed cost of a token (`cpu.token_overhead`) on the head device.
 //!
 //! Not here: the memory of the draft model (`hearth_core::memory::draft`).
 
@@ -27,7 +28,7 @@ use hearth_schema::scenario::Workload;
 
 use crate::random::{self, StreamPurpose};
 
-/// Size of a token ID, and of a logit.
+/// Size of a token ID, and also of a logit.
 const ELEMENT_BYTES: Bytes = Bytes(4);
 
 #[derive(Debug, Clone)]
@@ -36,7 +37,7 @@ pub struct Drafter<'a> {
     model: &'a ModelProfile,
     kv_element: Bytes,
     pub processor: Processor,
-    /// Number of positions in the draft model's key-value cache, by sequence index.
+    /// Number of positions in the draft model's KV cache, by sequence index.
     cached: BTreeMap<u32, u32>,
 }
 

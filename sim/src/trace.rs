@@ -4,13 +4,13 @@ use hearth_profiles::device::{DeviceProfile, Gpu};
 use hearth_profiles::{Bytes, Document, Seconds};
 use hearth_schema::pass::Pass;
 use hearth_schema::trace::{
-    Counter, CounterReading, Header, Origin, Outcome, Resource, Shortage, StepKind, StepRecord, Trace,
+    Counter, CounterReading, Header, Origin, Outcome, Resource, ShortageRecord, StepKind, StepRecord, Trace,
     TracedDevice,
 };
 
 use crate::engine::Nanos;
 use crate::input::Input;
-use crate::page_cache::config::unvalidated_parts;
+use crate::page_cache::config::describe_unvalidated_parts;
 
 #[derive(Debug)]
 pub struct TraceCollector {
@@ -55,21 +55,22 @@ pub fn new_record(
 /// Consecutive steps of known duration.
 pub type TimedSteps = Vec<(StepRecord, Seconds)>;
 
-/// Returns three steps: an upload of `up` bytes, a step on a GPU, and a download of `down` bytes. The records of both
-/// copies are made from `copy`. With unified memory nothing is copied, so only the GPU step is returned.
+/// Returns three steps: an upload to a GPU, `step` on the GPU, and a download. The records of both copies are made from
+/// `copy`. With unified memory nothing is copied, so only the GPU step is returned.
 pub fn gpu_step_with_copies(
     gpu: &Gpu,
     step: (StepRecord, Seconds),
     copy: &StepRecord,
-    up: Bytes,
-    down: Bytes,
+    upload: Bytes,
+    download: Bytes,
 ) -> TimedSteps {
     if gpu.unified_memory {
         return vec![step];
     }
     let copy =
         |bytes: Bytes| StepRecord { kind: StepKind::Copy, bytes: bytes.0, layers: None, ..copy.clone() };
-    vec![(copy(up), gpu.upload.transfer_time(up)), step, (copy(down), gpu.download.transfer_time(down))]
+    let (up, down) = (copy(upload), copy(download));
+    vec![(up, gpu.upload.transfer_time(upload)), step, (down, gpu.download.transfer_time(download))]
 }
 
 /// Records steps of known duration, one after another from `now` on. Returns the end time of the last step.
@@ -81,7 +82,7 @@ pub fn record_steps(records: &mut Vec<StepRecord>, now: Nanos, steps: TimedSteps
     })
 }
 
-/// Returns the value of a counter of a device after a pass.
+/// Returns the reading of a device's counter after a pass.
 pub fn counter_reading(device: usize, counter: Counter, pass: u32, at: Nanos, value: u64) -> CounterReading {
     CounterReading { device_index: device as u16, counter, pass_index: pass, time_ns: at, value }
 }
@@ -97,12 +98,12 @@ pub fn memory_readings(device: usize, pass: u32, at: Nanos, bytes: [Bytes; 3]) -
 pub fn out_of_memory_trace(
     header: Header,
     passes: Vec<Pass>,
-    unreclaimable: impl Iterator<Item = Bytes>,
-    shortages: Vec<Shortage>,
+    unreclaimable_memory: impl Iterator<Item = Bytes>,
+    shortages: Vec<ShortageRecord>,
 ) -> Trace {
     let reading =
         |(device, bytes): (usize, Bytes)| counter_reading(device, Counter::Unreclaimable, 0, 0, bytes.0);
-    let readings = unreclaimable.enumerate().map(reading).collect();
+    let readings = unreclaimable_memory.enumerate().map(reading).collect();
     let collector = TraceCollector { header, records: Vec::new(), readings };
     Trace { shortages, ..collector.finish(passes, Outcome::OutOfMemory) }
 }
@@ -128,7 +129,7 @@ pub fn build_traced_device(name: &str, device: &DeviceProfile) -> TracedDevice {
         profile_digest: Some(hearth_schema::digest::digest_text(&device.to_yaml())),
         total_memory_bytes: device.memory.total_memory.value.0,
         os_and_kernel: None,
-        unvalidated_parts: unvalidated_parts(device),
+        unvalidated_parts: describe_unvalidated_parts(device),
         page_cache_policy: Some(device.memory.page_cache),
     }
 }

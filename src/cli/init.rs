@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use hearth_workflow::init::Network;
 
-use super::choice;
+use super::choice_parser;
 
 #[derive(Debug, Args)]
 pub struct InitArgs {
@@ -30,11 +30,11 @@ pub struct InitArgs {
     pub discovery_seconds: Option<u64>,
     /// Use this device profile for discovered workers until they are measured.
     #[arg(id = "like", long = "like", value_name = "PROFILE", default_value = "d2")]
-    pub discovered_profile: String,
+    pub profile_for_discovered: String,
     /// Set the kind of network that connects the devices.
-    #[arg(long, value_parser = choice(&NETWORKS))]
+    #[arg(long, value_parser = choice_parser(&NETWORKS))]
     pub network: Option<Network>,
-    /// Set the context length in tokens, which is the capacity of the key-value cache.
+    /// Set the context length in tokens, which is the capacity of the KV cache.
     #[arg(long, value_parser = clap::value_parser!(u32).range(2..))]
     pub context: Option<u32>,
     /// Ask for the values that no flag gives, even if standard input is not a terminal.

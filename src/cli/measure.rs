@@ -32,11 +32,12 @@ pub struct ProfileArgs {
     /// Set the usable memory of a discrete GPU, such as `8 GiB`, because drivers do not report the memory size.
     #[arg(long, value_name = "SIZE", value_parser = Bytes::from_str)]
     pub gpu_memory: Option<Bytes>,
-    /// Correct the CPU rates in the profile of --profile instead of measuring: divide them by the ratio of the CPU
-    /// time of the device --name in this measured trace to its CPU time in the trace of --predicted.
+    /// Instead of measuring, correct the CPU rates in the profile of --profile with this measured trace. The rates are
+    /// divided by the CPU time of the device --name in this trace relative to the trace of --predicted.
     #[arg(long, value_name = "TRACE", requires_all = ["predicted", "profile"], conflicts_with_all = ["model", "peer", "quick", "threads", "gpu", "gpu_memory", "key", "pass_tokens"])]
     pub from_trace: Option<PathBuf>,
-    /// Read the predicted CPU time from this simulated trace of the same plan, made with the profile of --profile.
+    /// Read the predicted CPU time from this trace, which must be a simulation of the same plan with the profile of
+    /// --profile.
     #[arg(long, value_name = "TRACE", requires = "from_trace")]
     pub predicted: Option<PathBuf>,
     /// Read the profile to correct from this `device/1` document.

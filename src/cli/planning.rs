@@ -9,7 +9,7 @@ use hearth_schema::residency::Residency;
 use hearth_schema::scenario::{PlannerOptions, RingOrder};
 use hearth_workflow::{Progress, ScenarioOverrides, SearchBudget};
 
-use super::choice;
+use super::choice_parser;
 
 /// Default time limit of the plan search of the strategy `refine`, in seconds.
 /// source: assumed, an acceptable waiting time
@@ -57,7 +57,7 @@ pub struct PlanningArgs {
     #[arg(id = "best_head", long = "best-head")]
     pub choose_best_head: bool,
     /// Set the order of the devices in the ring; only the strategies `overlap` and `exact` can find the best order.
-    #[arg(long, value_parser = choice(&ORDERS))]
+    #[arg(long, value_parser = choice_parser(&ORDERS))]
     pub order: Option<RingOrder>,
     /// Limit the search of the strategy `refine` to this many seconds. Ctrl-C ends the search early and keeps the
     /// best plan found.
@@ -69,7 +69,7 @@ pub struct PlanningArgs {
     pub refine_evaluations: Option<u64>,
     /// Set the residency policy of every device, which decides which weights stay in memory. By default, the strategy
     /// `overlap` chooses a policy for each device, and other strategies use `os`.
-    #[arg(long, value_parser = choice(&RESIDENCY_POLICIES))]
+    #[arg(long, value_parser = choice_parser(&RESIDENCY_POLICIES))]
     pub residency: Option<Residency>,
     /// Set the size of the buffer for streamed weights on each device with `managed` residency, such as `16 MiB`; at
     /// least 512 KiB. By default, the strategy `overlap` chooses the size, and other strategies use 8 MiB.
@@ -137,8 +137,8 @@ pub struct PlanArgs {
     pub scenario: PathBuf,
     #[command(flatten)]
     pub planning: PlanningArgs,
-    /// Compare the plans of all strategies by a short simulation, except the strategy `exhaustive` and the strategies
-    /// of other systems. No plan is written.
+    /// Compare the plans of all strategies except `exhaustive` and those of other systems, by a short simulation of
+    /// each plan. No plan is written.
     #[arg(long, conflicts_with_all = ["output", "strategy"])]
     pub compare: bool,
     /// Write the plan to FILE instead of standard output.
@@ -161,7 +161,8 @@ pub struct SimulateArgs {
     /// Ignore the memory sizes of the devices, to predict the speed of a plan that does not fit in memory.
     #[arg(long)]
     pub ignore_memory: bool,
-    /// Start with as many weights in memory as fit, as after earlier tokens, instead of reading all weights from disk.
+    /// Start with as many weights in memory as fit, like after earlier tokens. By default, all weights are on disk at
+    /// the start.
     #[arg(long)]
     pub warm: bool,
     /// Estimate the uncertainty of the time per token from this many simulations with random device and link
@@ -190,7 +191,7 @@ pub struct WhatifArgs {
     /// Generate this many tokens, instead of the number in the scenario.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
-    /// Simulate with this many CPU threads, which do not change the results [default: one per core].
+    /// Simulate with this many CPU threads; their number does not change the results [default: one per core].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub jobs: Option<u32>,
 }

@@ -83,10 +83,10 @@ pub struct ServeArgs {
     pub model: PathBuf,
     /// Listen for HTTP requests on this address; port 0 selects a free port. An address that other machines can reach
     /// requires --token.
-    #[arg(long, default_value = "127.0.0.1:8080", value_name = "IP:PORT", value_parser = own_address)]
+    #[arg(long, default_value = "127.0.0.1:8080", value_name = "IP:PORT", value_parser = parse_listen_address)]
     pub listen: SocketAddr,
-    /// Require that clients send the API key in FILE, a line of at least 16 characters [default: the environment
-    /// variable HEARTH_TOKEN].
+    /// Require that clients send the API key in FILE, which must be one word of at least 16 characters [default: the
+    /// environment variable HEARTH_TOKEN].
     #[arg(id = "token", long = "token", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
     /// Run at most this many concurrent requests, which share the context of the plan [default: the number of sequences
@@ -101,7 +101,7 @@ pub struct ServeArgs {
 }
 
 /// Parses the address on which `hearth serve` listens, `IP:PORT`. Host names are not accepted.
-fn own_address(text: &str) -> Result<SocketAddr, String> {
+fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
         "expected IP:PORT, such as 127.0.0.1:8080 or 0.0.0.0:8080; a host name is not accepted".into()
     })
@@ -116,7 +116,7 @@ pub struct WorkerArgs {
     /// Read the model from this GGUF file.
     #[arg(long, value_name = "GGUF", required_unless_present = "fetch")]
     pub model: Option<PathBuf>,
-    /// Fetch the layers that this device computes from the head, and store these layers in FOLDER.
+    /// Fetch from the head device the layers that this device computes, and store them in FOLDER.
     #[arg(id = "fetch", long = "fetch", value_name = "FOLDER", conflicts_with = "model")]
     pub fetch_folder: Option<PathBuf>,
     #[command(flatten)]
@@ -143,9 +143,9 @@ pub enum AnnouncePolicy {
 /// The flags of every command that runs a device of a ring, which is the head or a worker.
 #[derive(Debug, Args)]
 pub struct DeviceArgs {
-    /// Encrypt every connection with the key in FILE; required for connections to other machines. All devices need
-    /// the same key: 64 hexadecimal digits, or a text of at least 16 bytes, in a file that only you can read
-    /// [default: the environment variable HEARTH_KEY].
+    /// Encrypt every connection with the key in FILE; required for connections to other machines. All devices need the
+    /// same key: 64 hexadecimal digits, or at least 16 bytes of text, in a file that only you can read [default: the
+    /// environment variable HEARTH_KEY].
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
     /// Compute with this many CPU threads [default: one per core].
@@ -154,8 +154,8 @@ pub struct DeviceArgs {
     /// Set the format of the weights on the GPU of this device. A conversion loses precision and changes the output.
     #[arg(long, value_enum, default_value_t = GpuWeightFormat::AsStored)]
     pub gpu_weights: GpuWeightFormat,
-    /// Delay every message that this device sends by TIME, such as `5ms`, to emulate a slow network. Set the same
-    /// delay on all devices of the ring.
+    /// Delay every sent message by TIME, such as `5ms`, to emulate a slow network. Set the same delay on all devices of
+    /// the ring.
     #[arg(long, value_name = "TIME", value_parser = parse_delay)]
     pub link_delay: Option<Duration>,
     /// Emulate the network links in FILE, which `hearth lab` writes.
@@ -174,10 +174,10 @@ pub struct RingArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     pub micro_batch: Option<u32>,
     /// Draft tokens on the head with this smaller model (speculative decoding), which must have the same tokenizer as
-    /// the main model. The ring verifies the drafted tokens in one pass. The output does not change.
+    /// the target model. The ring verifies the drafted tokens in one pass. The output does not change.
     #[arg(long, value_name = "GGUF")]
     pub draft_model: Option<PathBuf>,
-    /// Draft this many tokens for each pass of the main model [default: the value in the scenario of --scenario,
+    /// Draft this many tokens for each pass of the target model [default: the value in the scenario of --scenario,
     /// otherwise 4].
     #[arg(long, value_name = "N", requires = "draft_model", value_parser = clap::value_parser!(u32).range(1..512))]
     pub draft_tokens: Option<u32>,

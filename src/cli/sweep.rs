@@ -19,9 +19,9 @@ pub struct SweepArgs {
     /// The scenario file.
     #[arg(required = true)]
     pub scenario: Option<PathBuf>,
-    /// Vary a field: `PATH=A,B,C` or `PATH=FROM..TO/COUNT`, with `/log` at the end for logarithmic steps. Can be
-    /// given twice, to vary two fields. PATH is the path of a field in the scenario, or of a field in the profile of a
-    /// device after the name of the device, such as `devices.d2.memory.available`.
+    /// Vary a field: `PATH=A,B,C` or `PATH=FROM..TO/COUNT`, with `/log` at the end for logarithmic steps. Can be given
+    /// twice, to vary two fields. PATH names a field of the scenario, or `devices.NAME.` followed by a field of the
+    /// profile of a device, such as `devices.d2.memory.available`.
     #[arg(long, required = true, value_name = "PATH=VALUES", allow_hyphen_values = true)]
     pub vary: Vec<String>,
     #[command(flatten)]
@@ -29,13 +29,14 @@ pub struct SweepArgs {
     /// Generate this many tokens, instead of the number in the scenario.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
-    /// Simulate each combination of values with this many consecutive random seeds, from the seed of the scenario on.
+    /// Simulate each combination of values with this many consecutive random seeds, starting with the seed of the
+    /// scenario.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub repeat: u32,
-    /// Simulate with this many CPU threads, which do not change the results [default: one per core].
+    /// Simulate with this many CPU threads; their number does not change the results [default: one per core].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub jobs: Option<u32>,
-    /// Compute only the rows I, I + N, I + 2 N and so on of the table, counted from 1: part I of N parts of the sweep.
+    /// Compute only shard I of the N shards of the sweep: the rows I, I + N, I + 2 N and so on, counted from 1.
     #[arg(long, value_name = "I/N", conflicts_with = "chart", value_parser = parse_shard)]
     pub shard: Option<(usize, usize)>,
     /// Write the table as CSV to FILE instead of standard output.

@@ -43,7 +43,7 @@ pub struct SynthArgs {
     /// Add a tensor of factors for the rotary frequencies, as in Llama 3.1.
     #[arg(long)]
     pub rope_factors: bool,
-    /// Multiply the random weights by this factor; below 1, each layer changes the hidden state less.
+    /// Multiply the random weights by this factor. With a smaller factor, each layer changes the hidden state less.
     #[arg(long, default_value_t = 1.0)]
     pub gain: f32,
     /// Set the weight format, or a mix of formats such as q4_k_m [default: the format of the preset].

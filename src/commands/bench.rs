@@ -26,7 +26,7 @@ const LLAMA_CPP_SCRIPT: &str = include_str!("bench/llama_cpp.py");
 /// The default value of the flag `--peer`, and the Python interpreter that this value selects.
 const DEFAULT_PYTHON: (&str, &str) = ("llama.cpp", "python3");
 /// Exit code of [`LLAMA_CPP_SCRIPT`] if the Python package `llama_cpp` is not installed.
-const MISSING_PACKAGE: i32 = 77;
+const EXIT_MISSING_PACKAGE: i32 = 77;
 /// Time between two checks whether a benchmark process has exited. source: assumed, short compared to a run
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Time limit for reading the remaining output of a benchmark process that has exited. source: assumed, long compared
@@ -140,7 +140,7 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
     if let Some(why) = no_llama_cpp.filter(|why| !why.is_empty()) {
         tracing::info!("note: some runs of llama.cpp have no result: {why}");
         tracing::info!(
-            "hint:  select a Python interpreter with the package llama-cpp-python with --peer, or use `--peer none`"
+            "hint:  use `--peer` to select a Python interpreter that has the package llama-cpp-python, or use `--peer none`"
         );
     }
     Ok(ExitCode::SUCCESS)
@@ -196,7 +196,7 @@ fn run_engine(mut command: Command, args: &BenchArgs) -> Result<InferenceSpeed, 
         let _ = child.kill();
         let _ = child.wait();
         return Err(format!(
-            "`{name}` did not finish within {} s; set a longer time limit with --deadline",
+            "`{name}` did not finish within {} s; set a longer time limit with `--deadline`",
             args.timeout_seconds
         ));
     };
@@ -205,7 +205,7 @@ fn run_engine(mut command: Command, args: &BenchArgs) -> Result<InferenceSpeed, 
         reader.and_then(|reader| reader.recv_timeout(OUTPUT_TIMEOUT).ok()).unwrap_or_default()
     };
     let (output, errors) = (text(output), text(errors));
-    if status.code() == Some(MISSING_PACKAGE) {
+    if status.code() == Some(EXIT_MISSING_PACKAGE) {
         return Err(format!(
             "`{name}` has no package llama_cpp; install the package with `pip install llama-cpp-python`"
         ));

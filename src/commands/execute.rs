@@ -18,7 +18,7 @@ use crate::cli::ExecuteArgs;
 use crate::diagnostics::{ExitCode, Failure};
 use crate::interruption::{EXIT_INTERRUPTED, termination_signal};
 use crate::machine::open_model;
-use crate::output::run::{RunSummary, table};
+use crate::output::run::{RunSummary, format_table};
 use crate::output::{run_events, say};
 use crate::prompts;
 use crate::ring::{PROMPT_START_LINE, RingBuilder, TransportTask, exit_on_stdin_eof, run_over_transport};
@@ -146,7 +146,7 @@ fn show(generated: &GenerationResult, tokenizer: &Tokenizer, json: bool) -> Resu
     let prompts = outputs.prompt_tokens(&generated.trace);
     say!(
         "\n\n{prompts} prompt tokens, {count} generated tokens\n{}{}\n",
-        table(&run.metrics),
+        format_table(&run.metrics),
         run_events::format_events(&generated.trace)
     );
     Ok(())

@@ -130,13 +130,14 @@ mod listing {
         let Some(best) = timed.first() else {
             let what = "the GPU supports too few threads per workgroup for any kernel variant";
             return Err(Failure::failed(what)
-                .with_hint("omit --tune: the default kernel variant needs fewer threads per workgroup"));
+                .with_hint("omit `--tune`: the default kernel variant needs fewer threads per workgroup"));
         };
         let mut choices = tuned_kernels::load();
         choices.set(gpu, best.tiling);
         if let Some(path) = tuned_kernels::cache_file_path() {
             if let Some(folder) = path.parent() {
-                std::fs::create_dir_all(folder).map_err(|error| Error::folder(folder, "create", &error))?;
+                std::fs::create_dir_all(folder)
+                    .map_err(|error| Error::from_folder_error(folder, "create", &error))?;
             }
             write(&path, choices.to_text().as_bytes())?;
         } else {

@@ -14,7 +14,7 @@ use super::{print_json, print_result};
 use crate::cli::PlanArgs;
 use crate::diagnostics::{ExitCode, Failure};
 use crate::machine::read_scenario;
-use crate::output::plan::{DeviceSummary, PlanSummary, table};
+use crate::output::plan::{DeviceSummary, PlanSummary, format_table};
 use crate::output::{say, say_stderr};
 use crate::progress::TerminalProgress;
 
@@ -29,7 +29,7 @@ struct Row {
     simulated: Option<PlanScore>,
     /// Whether no other plan of the comparison is faster in the simulation.
     best: bool,
-    /// The reason why there is no plan, or why it was not simulated.
+    /// The reason why there is no plan, or why the plan was not simulated.
     refused: Option<String>,
 }
 
@@ -48,7 +48,7 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
             plan: result.plan.as_ref().map(PlanSummary::from_plan),
             simulated: result.score,
             best: result.is_best,
-            refused: result.refusal_reason.clone(),
+            refused: result.failure_reason.clone(),
         };
         let rows: Vec<Row> = results.iter().map(row).collect();
         return print_result(json, &rows, |_| comparison_table(&results));
@@ -63,9 +63,9 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
     if json {
         print_json(&PlanSummary::from_plan(&plan))?;
     } else if args.output.is_some() {
-        say!("{}", table(&plan));
+        say!("{}", format_table(&plan));
     } else {
-        say_stderr!("{}", table(&plan).trim_end());
+        say_stderr!("{}", format_table(&plan).trim_end());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -78,7 +78,7 @@ fn comparison_table(rows: &[StrategyResult]) -> String {
     for row in rows {
         let mark = if row.is_best { '*' } else { ' ' };
         let Some(plan) = row.plan.as_ref().map(PlanSummary::from_plan) else {
-            let reason = row.refusal_reason.as_deref().unwrap_or_default();
+            let reason = row.failure_reason.as_deref().unwrap_or_default();
             let _ = writeln!(text, "{mark} {:<13} refused: {reason}", row.strategy);
             continue;
         };
@@ -92,7 +92,7 @@ fn comparison_table(rows: &[StrategyResult]) -> String {
             plan.rounds,
             windows.join(", ")
         );
-        if let Some(reason) = &row.refusal_reason {
+        if let Some(reason) = &row.failure_reason {
             let _ = writeln!(text, "  {:<13} not simulated: {reason}", "");
         }
     }

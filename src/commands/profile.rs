@@ -27,7 +27,7 @@ pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
             let predicted = read_trace(predicted)?;
             if !is_prediction_of(&device, &predicted) {
                 tracing::warn!(
-                    "the predicted trace was made with another profile, or with resource limits of the scenario; \
+                    "the predicted trace was made with a different profile, or with resource limits of the scenario; \
                      simulate again with this profile, otherwise the correction is applied twice"
                 );
             }

@@ -35,10 +35,10 @@ pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
         let published: PublishedResults = read_document(path)?;
         let folder = path.parent().unwrap_or(Path::new(""));
         let progress = TerminalProgress::new();
-        let Reproduction { results, refused_cells: refused } =
+        let Reproduction { results, failed_cells } =
             reproduce(&published, folder, args.draws as usize, &LocalMachineResolver, &progress)?;
         drop(progress);
-        for (row, system, error) in refused {
+        for (row, system, error) in failed_cells {
             tracing::info!("{}, {row}, {system}: {}", published.name, error.one_line_message());
         }
         if let Some(folder) = &args.output {
@@ -65,8 +65,8 @@ pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
 fn shipped_paths() -> Result<Vec<PathBuf>, Error> {
     let folder = Path::new(SHIPPED_FOLDER);
     let hint = "run the command in a clone of the repository, or name the documents of published numbers";
-    let entries =
-        std::fs::read_dir(folder).map_err(|error| Error::folder(folder, "open", &error).with_hint(hint))?;
+    let entries = std::fs::read_dir(folder)
+        .map_err(|error| Error::from_folder_error(folder, "open", &error).with_hint(hint))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| path.extension().is_some_and(|kind| kind == "yaml"));
     paths.sort();

@@ -40,11 +40,11 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let ring = &args.ring;
     let key = Key::from_file_or_env(ring.device.key.as_deref())?;
-    let token = token(args.api_key_file.as_deref())?;
+    let token = read_api_key(args.api_key_file.as_deref())?;
     if token.is_none() && !args.listen.ip().is_loopback() {
         let what = format!("other machines can reach {}, but no API key is required", args.listen);
         return Err(Failure::invalid(what).with_hint(
-            "set --token FILE (make the file with `openssl rand -hex 32 > token`), or listen on 127.0.0.1",
+            "set `--token FILE` (make the file with `openssl rand -hex 32 > token`), or listen on 127.0.0.1",
         ));
     }
     let plan = read_plan(&args.plan)?;
@@ -95,7 +95,7 @@ fn report_event(state: &AppState, run_event: &RunEvent, plan: Option<&Plan>) {
     }
 }
 
-fn token(path: Option<&Path>) -> Result<Option<String>, Failure> {
+fn read_api_key(path: Option<&Path>) -> Result<Option<String>, Failure> {
     let (text, location) = match path {
         Some(path) => (read_text_at_most(path, MAX_TOKEN_FILE_LEN)?, path.display().to_string()),
         None => match std::env::var(TOKEN_VARIABLE) {
@@ -113,13 +113,13 @@ fn token(path: Option<&Path>) -> Result<Option<String>, Failure> {
     Ok(Some(text))
 }
 
-type Requests = mpsc::UnboundedReceiver<Request>;
+type RequestReceiver = mpsc::UnboundedReceiver<Request>;
 
 struct ServeTask<'a> {
     args: &'a ServeArgs,
     builder: RingBuilder,
     state: Arc<AppState>,
-    request_rx: Requests,
+    request_rx: RequestReceiver,
     json: bool,
 }
 
@@ -151,7 +151,7 @@ impl TransportTask for ServeTask<'_> {
         let ServeTask { args, builder, state, request_rx, json } = self;
         let listener = TcpListener::bind(args.listen).await.map_err(|error| {
             Failure::failed(format!("cannot listen on {}: {error}", args.listen))
-                .with_hint("choose another port with --listen, or stop the program that uses this port")
+                .with_hint("choose a different port with `--listen`, or stop the program that uses this port")
         })?;
         let address = listener.local_addr().map_err(Failure::failed)?;
         let ring = tokio::select! {
@@ -190,7 +190,12 @@ struct RingSupervisor<'a> {
 
 impl RingSupervisor<'_> {
     /// Serves requests, and replaces the ring after a failure. Returns only if the server cannot continue.
-    async fn run<T: Transport>(&self, transport: &T, mut ring: Ring<T>, mut request_rx: Requests) -> Failure {
+    async fn run<T: Transport>(
+        &self,
+        transport: &T,
+        mut ring: Ring<T>,
+        mut request_rx: RequestReceiver,
+    ) -> Failure {
         loop {
             let (back, ended) = ring.serve(self.serve_options(), request_rx).await;
             request_rx = back;
@@ -212,7 +217,7 @@ impl RingSupervisor<'_> {
     }
 
     /// Connects a new ring as soon as the devices are reachable. Until the new ring is connected, requests fail.
-    async fn reconnect<T: Transport>(&self, transport: &T, request_rx: &mut Requests) -> Ring<T> {
+    async fn reconnect<T: Transport>(&self, transport: &T, request_rx: &mut RequestReceiver) -> Ring<T> {
         loop {
             tokio::time::sleep(RETRY_INTERVAL).await;
             while let Ok(request) = request_rx.try_recv() {

@@ -12,7 +12,7 @@ use super::{print_json, print_result};
 use crate::cli::{Cli, CompletionsArgs, ManArgs, SchemaArgs};
 use crate::diagnostics::{ExitCode, Failure};
 
-const NAME: &str = "hearth";
+const PROGRAM_NAME: &str = "hearth";
 
 /// The output of `hearth completions --json`.
 #[derive(Serialize)]
@@ -30,7 +30,7 @@ struct Pages {
 
 pub fn print_completions(args: &CompletionsArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), NAME, &mut script);
+    clap_complete::generate(args.shell, &mut Cli::command(), PROGRAM_NAME, &mut script);
     let script = String::from_utf8(script).map_err(Failure::failed)?;
     let shell = args.shell.to_string();
     print_result(json, &Completions { shell, script }, |completions| completions.script.clone())
@@ -46,10 +46,10 @@ pub fn print_schema(args: &SchemaArgs) -> Result<ExitCode, Failure> {
 
 pub fn write_man_pages(args: &ManArgs, json: bool) -> Result<ExitCode, Failure> {
     create_folder(&args.folder)?;
-    let failed = |error: std::io::Error| Error::folder(&args.folder, "write to", &error);
+    let failed = |error: std::io::Error| Error::from_folder_error(&args.folder, "write to", &error);
     clap_mangen::generate_to(Cli::command(), &args.folder).map_err(failed)?;
     let mut pages = Vec::new();
-    page_names(&Cli::command(), NAME, &mut pages);
+    page_names(&Cli::command(), PROGRAM_NAME, &mut pages);
     let pages = Pages { folder: args.folder.display().to_string(), pages };
     print_result(json, &pages, |Pages { folder, pages }| format!("wrote {} pages to {folder}\n", pages.len()))
 }

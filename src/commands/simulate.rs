@@ -41,7 +41,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     };
     if !plan.scenario.digest.is_empty() && plan.scenario.digest != loaded.record.digest {
         tracing::warn!(
-            "the plan was made from another scenario, `{}`: its predicted times and dropped devices belong \
+            "the plan was made from a different scenario, `{}`: its predicted times and dropped devices belong \
              to that scenario",
             plan.scenario.name
         );
@@ -82,12 +82,12 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
 }
 
 fn show(plan: &Plan, output: &RunSummary, ignored: &str, events: &str, is_cold: bool) -> Result<(), Failure> {
-    say!("{}", plan::table(plan));
+    say!("{}", plan::format_table(plan));
     if let Some(predicted) = plan.prediction {
         let tpot = predicted.tpot;
         say!("  The planner expected {tpot} per token by its own model, which the simulator does not use.\n");
     }
-    say!("\n{ignored}{}{events}\n", run::table(&output.metrics));
+    say!("\n{ignored}{}{events}\n", run::format_table(&output.metrics));
     match &output.soc_metrics {
         Some(numbers) => say!("{}", soc::format_metrics(numbers)),
         None if is_cold => say!("{}\n", soc::COLD_START_NOTE),

@@ -1,4 +1,4 @@
-//! `hearth sweep`: plans and simulates a scenario for every value of one or two of its fields.
+//! `hearth sweep`: plans and simulates a scenario for each combination of values of one or two fields.
 
 use std::fmt::Write;
 use std::path::PathBuf;

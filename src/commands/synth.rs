@@ -63,7 +63,7 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
     }
     shape.layers = args.layers.map_or(shape.layers, Layers);
     for (field, value) in [
-        (&mut shape.embedding, args.dim),
+        (&mut shape.embedding_length, args.dim),
         (&mut shape.feed_forward_length, args.ffn),
         (&mut shape.heads, args.heads),
         (&mut shape.kv_heads, args.kv_heads),
@@ -73,7 +73,7 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
         *field = value.unwrap_or(*field);
     }
     if args.dim.is_some() || args.heads.is_some() {
-        let length = shape.embedding.checked_div(shape.heads).unwrap_or(0);
+        let length = shape.embedding_length.checked_div(shape.heads).unwrap_or(0);
         (shape.key_length, shape.value_length) = (length, length);
     }
     if let Some(length) = args.head_dim {
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_preset_has_another_name() {
+    fn changed_preset_has_a_different_name() {
         assert_eq!(parsed(&[]).name, "tiny");
         assert_eq!(parsed(&["--gain", "1", "--seed", "1"]).name, "tiny");
         let others = ["--gain=2", "--rope-factors", "--quant=f16", "--seed=2", "--layers=3", "--arch=qwen3"];

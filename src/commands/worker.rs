@@ -1,4 +1,4 @@
-//! `hearth worker`: computes layers for the head of a ring.
+//! `hearth worker`: computes layers for the head device of a ring.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -23,7 +23,7 @@ pub fn run(args: &WorkerArgs, json: bool) -> Result<ExitCode, Failure> {
     let source = match (&args.fetch_folder, &args.model) {
         (Some(folder), _) => ModelSource::Fetch(folder.clone()),
         (None, Some(model)) => ModelSource::File(Arc::new(open_model(model, args.device.gpu_weights)?)),
-        (None, None) => return Err(Failure::invalid("the worker needs --model or --fetch")),
+        (None, None) => return Err(Failure::invalid("the worker needs `--model` or `--fetch`")),
     };
     if args.device.exit_on_stdin_eof {
         exit_on_stdin_eof();
@@ -111,11 +111,13 @@ fn announce(
     }
     let Some(name) = args.name.clone().or_else(host_name) else {
         if args.announce == AnnouncePolicy::Auto {
-            tracing::info!("the worker is not announced: this machine has no host name; set --name");
+            tracing::info!(
+                "the worker is not announced: this machine has no host name; set a name with `--name`"
+            );
             return Ok(None);
         }
         let what = "the worker cannot be announced, because this machine has no host name";
-        return Err(Failure::invalid(what).with_hint("set a name with --name"));
+        return Err(Failure::invalid(what).with_hint("set a name with `--name`"));
     };
     match Announcement::start(&name, address, MdnsScope { loopback_only: loopback, ..MdnsScope::default() }) {
         Ok(announcement) => Ok(Some((name, announcement))),

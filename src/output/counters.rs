@@ -5,9 +5,9 @@ use std::fmt::Write;
 use hearth_lab::DeviceUsage;
 use hearth_profiles::Bytes;
 
-/// Returns a table with a line for each device: bytes read per token as counted by the disk throttle and by the trace,
-/// and memory counters.
-pub fn table(devices: &[DeviceUsage]) -> String {
+/// Returns a table with a line for each device. Its columns are the bytes read per token, as the disk throttle and the
+/// trace count them, and the memory counters.
+pub fn format_table(devices: &[DeviceUsage]) -> String {
     let mut text = String::from(
         "device        read/token      by trace   memory limit   unreclaimable     refaulted   oom kills\n",
     );
@@ -79,7 +79,7 @@ mod tests {
         };
         assert_eq!(measurement_warnings(&bad).len(), 3);
         assert!(measurement_warnings(&bad)[0].contains("50 % fewer"), "{:?}", measurement_warnings(&bad));
-        let text = table(&[good, DeviceUsage::default()]);
+        let text = format_table(&[good, DeviceUsage::default()]);
         let widths: Vec<usize> = text.lines().map(str::len).collect();
         assert!(widths.iter().all(|width| *width == widths[0]), "{text}");
     }

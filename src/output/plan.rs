@@ -76,7 +76,7 @@ impl PlanSummary {
     }
 }
 
-pub fn table(plan: &Plan) -> String {
+pub fn format_table(plan: &Plan) -> String {
     let mut text = String::new();
     let tpot = plan.prediction.map_or(String::new(), |it| format!(", expected {} per token", it.tpot));
     let _ = writeln!(

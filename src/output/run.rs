@@ -100,7 +100,7 @@ fn headline(metrics: &Metrics) -> String {
     )
 }
 
-pub fn table(metrics: &Metrics) -> String {
+pub fn format_table(metrics: &Metrics) -> String {
     let mut text = format!("{}\n{}", headline(metrics), shortages(metrics));
     let terms = metrics.terms_ms.named_terms().into_iter().filter(|(_, ms)| *ms >= 0.005);
     let terms: Vec<String> = terms.map(|(name, ms)| format!("{} {ms:.2}", name.replace('_', " "))).collect();

@@ -6,7 +6,7 @@ use hearth_core::soc::SocMetrics;
 use hearth_core::soc::metrics::{FRAME_TIME, QueueOccupancy};
 
 /// Note about the times of a run in which a phone reads its weights from disk.
-pub const COLD_START_NOTE: &str = "note: the times include reading the weights from disk. Add --warm to see the times of GPU and NPU \
+pub const COLD_START_NOTE: &str = "note: the times include reading the weights from disk. Add `--warm` to see the times of GPU and NPU \
                         with the model in memory.";
 
 pub fn format_metrics(numbers: &SocMetrics) -> String {

@@ -1,7 +1,7 @@
 //! Cgroups of a child process: limits and resource counters, with the cgroup v1 controllers memory, blkio and cpu.
 //!
-//! This module also creates a file that replaces the weights of a device, and calls `madvise` on the mapping of the
-//! file. All cgroups and files are removed at the end, also after Ctrl-C.
+//! This module also creates a file that stands in for the weights of a device, and calls `madvise` on the mapping of
+//! the file. All cgroups and files are removed at the end, also after Ctrl-C.
 //!
 //! Not here: the measured work. Each study has its own reader or busy loop.
 
@@ -45,7 +45,7 @@ pub fn require_cgroup_access() -> Result<(), StudyError> {
     Ok(())
 }
 
-/// A file that replaces the weights of a device. The file is removed when this value is dropped.
+/// A file that stands in for the weights of a device. The file is removed when this value is dropped.
 pub struct WeightFile {
     pub path: PathBuf,
     /// The path as text, for a command-line argument.
@@ -56,7 +56,7 @@ impl WeightFile {
     /// Creates a file of `mib` MiB, without holes.
     pub fn create(directory: &Path, mib: usize) -> Result<Self, StudyError> {
         let path = directory.join(format!("hearth-share-{}.bin", std::process::id()));
-        let name = path.to_str().ok_or("the folder's path is not UTF-8; use another folder")?.to_owned();
+        let name = path.to_str().ok_or("the folder's path is not UTF-8; use a different folder")?.to_owned();
         let file = Self { path, path_text: name };
         let mut out = OpenOptions::new().write(true).create_new(true).open(&file.path)?;
         let mut block = vec![0u8; MIB];
@@ -81,7 +81,7 @@ pub struct CgroupLimits {
     pub memory_bytes: usize,
     /// Maximum rate of disk reads in MB/s.
     pub disk_mb_per_s: u64,
-    /// Quota and period of the CPU bandwidth control, in microseconds.
+    /// Quota and period of the CFS bandwidth control, in microseconds.
     pub cpu_quota: Option<(u64, u64)>,
 }
 
@@ -199,7 +199,7 @@ pub fn advise_access_pattern(map: &[u8], random: bool) {
     advise(map, if random { libc::MADV_RANDOM } else { libc::MADV_NORMAL });
 }
 
-/// Whether a piece of a file is in the kept set, if `kept` of the `pieces` pieces, spread evenly, are kept.
+/// Returns whether the piece with the index `piece` is kept if `kept` of `pieces` pieces, evenly spread, are kept.
 pub fn is_kept(piece: usize, kept: usize, pieces: usize) -> bool {
     (piece + 1) * kept / pieces > piece * kept / pieces
 }
@@ -270,7 +270,7 @@ impl CgroupCounters {
         })
     }
 
-    /// Returns the difference to the counters `before`; fields with a current value keep this value.
+    /// Returns the difference to the counters `before`. Fields that are current values, not totals, are unchanged.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Library of the studies: cgroups for a child process, processor time, and planning instances.
+//! Library of the studies: cgroups for a child process, CPU time, and planning instances.
 
 use std::process::ExitCode;
 
@@ -24,7 +24,7 @@ pub fn run_study(study: impl FnOnce(&[String]) -> Result<(), StudyError>) -> Exi
     }
 }
 
-/// Returns the processor time of this thread in seconds, which other programs affect less than wall-clock time.
+/// Returns the CPU time of this thread in seconds, which other programs affect less than wall-clock time.
 pub fn thread_cpu_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes one `timespec`, which `time` is, and keeps no reference to it.
@@ -33,7 +33,7 @@ pub fn thread_cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Runs a function. Returns its result and its processor time in seconds.
+/// Runs a function. Returns its result and its CPU time in seconds.
 pub fn measure_cpu_seconds<T>(run: impl FnOnce() -> T) -> (T, f64) {
     let started = thread_cpu_seconds();
     let result = run();
@@ -48,18 +48,18 @@ pub fn medium_model_and_devices() -> Result<(Model, Vec<Device>), StudyError> {
         instances.push(serde_json::from_value(row["instance"].take())?);
     }
     let models = instances.iter().map(|instance| &instance.model);
-    let model = models.clone().find(|model| model.model_layers == 80).ok_or("no 80 layers")?.clone();
+    let model = models.clone().find(|model| model.model_layers == 80).ok_or("no 80-layer model")?.clone();
     Ok((model, instances.into_iter().flat_map(|instance| instance.devices).collect()))
 }
 
-/// Returns a planning instance with `count` of the given devices; each `run` selects other devices.
+/// Returns a planning instance with `count` of the given devices; each `run` selects different devices.
 pub fn planning_instance(model: &Model, devices: &[Device], run: usize, count: usize) -> Instance {
     Instance {
         name: format!("{count}x{}", model.model_layers),
         slow_disk_threshold: 3e8,
         model: model.clone(),
         devices: (0..count).map(|index| devices[(run * 7 + index) % devices.len()].clone()).collect(),
-        hops: None,
+        pair_hop_seconds: None,
     }
 }
 

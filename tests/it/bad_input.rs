@@ -8,12 +8,12 @@ use hearth_profiles::gguf::GgufModel;
 
 use crate::folder::{Folder, scenario_yaml};
 use crate::processes::{
-    Worker, assert_refused, execute_arguments, model_path, parse_json, plan_yaml, run_failing_with_code,
+    Worker, assert_rejected, execute_arguments, model_path, parse_json, plan_yaml, run_failing_with_code,
     run_successfully, run_with_code, scenario_path, test_data_path,
 };
 
 #[test]
-fn damaged_model_is_refused_at_once() {
+fn damaged_model_is_rejected_at_once() {
     let clean = GgufModel::open(model_path("q4_k")).expect("a test model");
     let name = clean.tensors[3].name.clone();
     let bytes = fs::read(model_path("q4_k")).expect("a test model");
@@ -40,7 +40,7 @@ fn damaged_model_is_refused_at_once() {
     for (damaged, parts) in cases {
         let start = Instant::now();
         let file = folder.write("bad.gguf", damaged);
-        assert_refused(&["worker", "--listen", "127.0.0.1:0", "--model", &file], parts);
+        assert_rejected(&["worker", "--listen", "127.0.0.1:0", "--model", &file], parts);
         assert!(start.elapsed().as_secs() < 10);
     }
 }
@@ -85,30 +85,30 @@ fn scenario_errors_have_line_and_column() {
     ];
     let folder = Folder::new();
     for (text, what, place) in cases {
-        assert_refused(&["plan", &folder.write("s.yaml", text)], &[what, place]);
+        assert_rejected(&["plan", &folder.write("s.yaml", text)], &[what, place]);
     }
 }
 
 #[test]
-fn plan_that_does_not_fit_the_model_or_memory_is_refused() {
+fn plan_that_does_not_fit_the_model_or_memory_is_rejected() {
     let folder = Folder::new();
     let uncovered = plan_yaml("q4_k", &[2, 2], &["127.0.0.1:1"], 64).replace("rounds: 2", "rounds: 1");
     for (text, format, parts) in [
         (uncovered, "q4_k", &["1 rounds cover 4 of the model's 8 layers"][..]),
-        (plan_yaml("q4_k", &[8], &[], 64), "q8_0", &["another model"]),
-        (plan_yaml("q4_k", &[8], &[], 4_000_000_000), "q4_k", &["key-value cache", "smaller `context`"]),
+        (plan_yaml("q4_k", &[8], &[], 64), "q8_0", &["a different model"]),
+        (plan_yaml("q4_k", &[8], &[], 4_000_000_000), "q4_k", &["KV cache", "smaller `context`"]),
     ] {
         let file = folder.write("plan.yaml", text);
-        assert_refused(&execute_arguments(&file, &model_path(format), &["--prompt", "And"]), parts);
+        assert_rejected(&execute_arguments(&file, &model_path(format), &["--prompt", "And"]), parts);
     }
     let worker = Worker::start(&model_path("q8_0"));
     let file = folder.write_plan(&[4, 4], &[&worker.address], 64);
-    let parts = ["worker `d1` has another model"];
-    assert_refused(&execute_arguments(&file, &model_path("q4_k"), &["--prompt", "And"]), &parts);
+    let parts = ["worker `d1` has a different model"];
+    assert_rejected(&execute_arguments(&file, &model_path("q4_k"), &["--prompt", "And"]), &parts);
 }
 
 #[test]
-fn port_in_use_is_refused() {
+fn port_in_use_is_rejected() {
     let worker = Worker::start(&model_path("q4_k"));
     let text =
         run_failing_with_code(&["worker", "--listen", &worker.address, "--model", &model_path("q4_k")], 1);
@@ -116,7 +116,7 @@ fn port_in_use_is_refused() {
 }
 
 #[test]
-fn invalid_arguments_are_refused_with_a_hint() {
+fn invalid_arguments_are_rejected_with_a_hint() {
     let (folder, weights) = (Folder::new(), model_path("q4_k"));
     let file = folder.write("s.yaml", one_device());
     let binary = folder.write("picture.yaml", b"schema: \xff\xd8");
@@ -135,11 +135,11 @@ fn invalid_arguments_are_refused_with_a_hint() {
         (&announced, &["1 to 63 bytes", "--name"]),
     ];
     for (arguments, parts) in cases {
-        assert_refused(arguments, parts);
+        assert_rejected(arguments, parts);
     }
     for wrong in ["9001", "laptop", "127.0.0.1:99999"] {
         for flags in [["worker", "--model", "m.gguf", "--listen"], ["profile", "--name", "n", "--peer"]] {
-            assert_refused(&[&flags[..], &[wrong]].concat(), &["write HOST:PORT, such as 127.0.0.1:9001"]);
+            assert_rejected(&[&flags[..], &[wrong]].concat(), &["write HOST:PORT, such as 127.0.0.1:9001"]);
         }
     }
 }
@@ -184,14 +184,14 @@ fn file_name_may_be_invalid_utf8() {
 }
 
 #[test]
-fn text_may_begin_with_gguf_but_a_model_is_refused() {
+fn text_may_begin_with_gguf_but_a_model_is_rejected() {
     let folder = Folder::new();
     let prompts = folder.write("prompts", "GGUF is a file format");
     let plan = folder.write_plan(&[4], &[], 4096);
     let weights = model_path("q4_k");
     let flags = |file| execute_arguments(&plan, &weights, &["--tokens", "1", "--prompts", file]);
     run_successfully(&flags(&prompts));
-    assert_refused(&flags(&weights), &["this file is a model"]);
+    assert_rejected(&flags(&weights), &["this file is a model"]);
 }
 
 #[test]

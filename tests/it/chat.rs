@@ -6,7 +6,7 @@ use std::path::Path;
 use hearth_profiles::gguf::{GgufModel, HeaderWriter, Value};
 
 use crate::folder::Folder;
-use crate::processes::{assert_refused, execute_arguments, model_path, plan_yaml_for_model, run_json};
+use crate::processes::{assert_rejected, execute_arguments, model_path, plan_yaml_for_model, run_json};
 
 const TEMPLATE: &str = "{% for message in messages %}{{ message.role | upper }}: {{ message.content | trim }}\n\
      {% endfor %}{% if add_generation_prompt %}{{ 'ANSWER:' }}{% endif %}";
@@ -54,7 +54,7 @@ fn messages_are_formatted_with_the_template() {
 }
 
 #[test]
-fn wrong_messages_are_refused() {
+fn wrong_messages_are_rejected() {
     let folder = Folder::new();
     let plan = folder.write_plan(&[8], &[], 128);
     let wrong = folder.write("wrong.json", r#"[{"role": "user", "text": "Hello"}]"#);
@@ -67,12 +67,12 @@ fn wrong_messages_are_refused() {
         (&["--messages", "-", "--exit-with-stdin"], &["cannot both use standard input"]),
     ];
     for (flags, parts) in cases {
-        assert_refused(&execute_arguments(&plan, &model_path("q4_k"), flags), parts);
+        assert_rejected(&execute_arguments(&plan, &model_path("q4_k"), flags), parts);
     }
     let long = format!(r#"[{{"role": "user", "content": "{}"}}]"#, "word ".repeat(500));
     let (long, chat_model) = (folder.write("long.json", long), folder.path_of("chat.gguf"));
     write_model_with_template(Path::new(&chat_model));
     let plan = folder.write("plan.yaml", plan_yaml_for_model(&chat_model, &[8], &[], 128));
-    let parts = ["do not fit the plan's context of 128"];
-    assert_refused(&execute_arguments(&plan, &chat_model, &["--messages", &long]), &parts);
+    let parts = ["do not fit in the plan's context of 128"];
+    assert_rejected(&execute_arguments(&plan, &chat_model, &["--messages", &long]), &parts);
 }

@@ -7,7 +7,7 @@ use hearth_ring::discovery::{self, Announcement, MdnsScope};
 use crate::folder::Folder;
 use crate::namespace::NetworkNamespace;
 use crate::processes::{
-    Process, Worker, assert_refused, encrypted_transport, execute_arguments, hearth_command, model_path,
+    Process, Worker, assert_rejected, encrypted_transport, execute_arguments, hearth_command, model_path,
     parse_json, plan_yaml, run_failing_with_code, run_with_code,
 };
 
@@ -62,13 +62,13 @@ fn workers_are_found_by_name_and_missing_ones_are_named() {
     assert!(stderr.contains(&format!("found {b} at 127.0.0.1:")), "{stderr}");
     // Discovery is off by default.
     let parts = [&format!("worker `{b}` has no address in the plan"), "--discover"];
-    assert_refused(&command(&plan, &[]), &parts);
+    assert_rejected(&command(&plan, &[]), &parts);
     let missing = format!("nobody-{process}");
     let plan = folder.write("other.yaml", plan_without_addresses(&[2, 3, 3], &[&b, &missing]));
     let text = run_failing_with_code(&command(&plan, &["--discover", "3"]), 1);
     assert!(text.contains(&format!("not found within 3 s: `{missing}` (no worker with this name")), "{text}");
     assert!(text.contains(&format!("Found: `{b}` at 127.0.0.1:")), "{text}");
-    assert!(text.contains("hint:  start the workers with the same --key"), "{text}");
+    assert!(text.contains("hint:  start the workers with the same `--key`"), "{text}");
 }
 
 #[test]

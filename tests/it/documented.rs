@@ -17,7 +17,7 @@ use crate::repository::{TextFile, repository_root, rust_files, text_files};
 /// A document whose commands the test runs as a script, with the changes to the script.
 struct Document {
     path: &'static str,
-    /// Texts in the script and their replacements. `PORT1` to `PORT3` are free ports, `MODEL` is a small trained model.
+    /// Strings in the script and their replacements. `PORT1` to `PORT3` are free ports, `MODEL` a small trained model.
     replaced: &'static [(&'static str, &'static str)],
     /// Beginnings of the lines that are left out of the script, each with the reason.
     left_out: &'static [(&'static str, &'static str)],

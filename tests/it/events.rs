@@ -6,7 +6,7 @@ use std::fs;
 
 use hearth_core::memory::MemoryBudget;
 use hearth_core::residency::kept_bytes;
-use hearth_core::schedule::{ModelPart, parts_by_visit};
+use hearth_core::schedule::{ModelPart, parts_by_busy_period};
 use hearth_profiles::device::shipped_profile as shipped_device;
 use hearth_profiles::{Bytes, DeviceProfile, Document};
 use hearth_schema::Trace;
@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::folder::Folder;
 use crate::processes::{
-    assert_refused, expect_array, expect_number, mean_tpot_ms, run_json, run_successfully, run_with_code,
+    assert_rejected, expect_array, expect_number, mean_tpot_ms, run_json, run_successfully, run_with_code,
     scenario_path, string_values,
 };
 use crate::repository::repository_root;
@@ -140,7 +140,7 @@ fn swap_is_limited_by_compression() {
         ModelPart::Output => model.output_head_bytes(),
         ModelPart::Layers(layers) => layers.map(|layer| model.layer_bytes(layer)).sum(),
     };
-    let share: Bytes = parts_by_visit(&plan, 0).into_iter().flatten().map(bytes).sum();
+    let share: Bytes = parts_by_busy_period(&plan, 0).into_iter().flatten().map(bytes).sum();
     let kept = kept_bytes(budget.0, share.0, phone.cpu.cores, &plan.devices[0].residency);
     let last = read_per_token(&trace, 0, 35, 39);
     assert!(near(last, (share.0 - kept) as f64, 0.02), "{last} bytes per token, {kept} of {share} kept");
@@ -195,7 +195,7 @@ fn short_stall_loses_no_device() {
 }
 
 #[test]
-fn invalid_events_are_refused_and_late_events_reported() {
+fn invalid_events_are_rejected_and_late_events_are_reported() {
     let folder = Folder::new();
     let text = read_home("wi-fi-stalls");
     let (before, _) = text.split_once("events:").expect("it has events");
@@ -209,7 +209,7 @@ fn invalid_events_are_refused_and_late_events_reported() {
         ("{token: 3, device: laptop, leaves: true, for: 3 s}", "cannot have `for`"),
         ("{token: 3, device: laptop, sleeps: true}", "unknown field `sleeps`"),
     ] {
-        assert_refused(&["simulate", &with(event)], &[complaint]);
+        assert_rejected(&["simulate", &with(event)], &[complaint]);
     }
     let file = with("{token: 30, device: laptop, slow: 50 %}");
     let (_, stderr) = run_with_code(&["simulate", &file], 0);
@@ -223,7 +223,7 @@ fn invalid_events_are_refused_and_late_events_reported() {
     folder.write("no-swap.yaml", device.to_yaml());
     with("{at: 1 s, device: laptop, swap: {rate: 1 MB/s, compression: 3}}");
     let text = folder.read("s.yaml").replace("profile: d2", "profile: no-swap.yaml");
-    assert_refused(&["simulate", &folder.write("s.yaml", text)], &["no `memory.can_swap`"]);
+    assert_rejected(&["simulate", &folder.write("s.yaml", text)], &["does not have both `memory.can_swap`"]);
 }
 
 #[test]

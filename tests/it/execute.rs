@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::folder::Folder;
 use crate::processes::{
-    Worker, assert_refused, execute_arguments, expect_array, model_path, plan_yaml, run_json,
+    Worker, assert_rejected, execute_arguments, expect_array, model_path, plan_yaml, run_json,
     run_successfully, test_data_path,
 };
 
@@ -37,7 +37,7 @@ fn several_prompts_give_the_texts_of_each_alone() {
 }
 
 #[test]
-fn wrong_drafts_and_prompts_are_refused_before_running() {
+fn wrong_drafts_and_prompts_are_rejected_before_running() {
     let folder = Folder::new();
     let (plan, other) = (folder.write_plan(&[8], &[], 64), folder.path_of("other.gguf"));
     run_successfully(&["synth", "--layers", "1", "--vocab", "2048", "-o", &other]);
@@ -51,6 +51,6 @@ fn wrong_drafts_and_prompts_are_refused_before_running() {
     ];
     for (flags, parts) in cases {
         let flags = [&["--tokens", "30"], flags].concat();
-        assert_refused(&execute_arguments(&plan, &model_path("q4_k"), &flags), parts);
+        assert_rejected(&execute_arguments(&plan, &model_path("q4_k"), &flags), parts);
     }
 }

@@ -48,12 +48,10 @@ impl Folder {
         self.write_with_mode(name, text, 0o600)
     }
 
-    /// Writes the key of a test ring, and returns its path.
     pub fn write_ring_key(&self) -> String {
         self.write_key("ring.key", "a phrase for tests of links")
     }
 
-    /// Writes an executable shell script and returns its path.
     pub fn write_script(&self, name: &str, lines: &str) -> String {
         self.write_with_mode(name, &format!("#!/bin/sh\n{lines}\n"), 0o755)
     }

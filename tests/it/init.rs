@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::Stdio;
 
 use crate::folder::Folder;
-use crate::processes::{assert_refused, hearth_command, model_path, run_json, run_successfully};
+use crate::processes::{assert_rejected, hearth_command, model_path, run_json, run_successfully};
 
 fn check(path: &str) {
     run_successfully(&["lint", path]);
@@ -33,31 +33,31 @@ fn file_is_replaced_only_with_force() {
     let folder = Folder::new();
     let path = folder.write("mine.yaml", "mine");
     let flags = ["init", path.as_str(), "--device", "laptop=d2"];
-    assert_refused(&flags, &["the file exists already", "--force"]);
+    assert_rejected(&flags, &["the file exists already", "--force"]);
     assert_eq!(folder.read("mine.yaml"), "mine");
     run_successfully(&[&flags[..], &["--force"]].concat());
     check(&path);
 }
 
 #[test]
-fn wrong_flags_are_refused_before_writing() {
+fn wrong_flags_are_rejected_before_writing() {
     let folder = Folder::new();
     for (flags, part) in [
         (&[][..], "standard input is not a terminal"),
         (&["--device", "laptop"], "is not a device"),
         (&["--device", "laptop=d9"], "d9"),
         (&["--device", "laptop=d2", "--model", "llama-9b"], "llama-9b"),
-        (&["--device", "a=d2", "--device", "a=d3"], "used twice"),
+        (&["--device", "a=d2", "--device", "a=d3"], "two devices have the name `a`"),
     ] {
-        assert_refused(&[&["init", &folder.path_of("new.yaml")], flags].concat(), &[part]);
+        assert_rejected(&[&["init", &folder.path_of("new.yaml")], flags].concat(), &[part]);
     }
     assert!(!folder.has_file("new.yaml"));
     let missing = folder.path_of("no/such/folder.yaml");
-    assert_refused(&["init", &missing, "--device", "laptop=d2"], &["does not exist"]);
+    assert_rejected(&["init", &missing, "--device", "laptop=d2"], &["does not exist"]);
 }
 
 #[test]
-fn prompts_read_one_answer_per_line() {
+fn questions_read_one_answer_per_line() {
     let folder = Folder::new();
     let path = folder.path_of("asked.yaml");
     let mut command = hearth_command(&["init", &path, "--ask", "--context", "256"]);

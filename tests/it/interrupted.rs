@@ -9,7 +9,7 @@ use hearth_schema::trace::Outcome;
 
 use crate::folder::Folder;
 use crate::processes::{
-    Head, Worker, assert_refused, hearth_command, model_path, output_texts, send_signal, wait_until,
+    Head, Worker, assert_rejected, hearth_command, model_path, output_texts, send_signal, wait_until,
 };
 
 #[test]
@@ -27,9 +27,9 @@ fn unfinished_model_is_removed() {
 fn interrupted_sweep_keeps_its_rows() {
     let (folder, file) = Folder::with_two_device_scenario();
     let table = folder.path_of("table.csv");
-    // Overlapping seeds are refused, so another way to get many rows is used.
+    // Overlapping seeds are rejected, so a different way to get many rows is used.
     let overlapping = ["sweep", &file, "--vary", "seed=1,100000", "--repeat", "50000", "-o", &table];
-    assert_refused(&overlapping, &["seed"]);
+    assert_rejected(&overlapping, &["seed"]);
     let arguments = ["sweep", &file, "--vary", "workload.prompt=4", "--repeat", "100000", "-o", &table];
     let mut command = hearth_command(&arguments);
     let sweep = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the sweep starts");
@@ -42,7 +42,7 @@ fn interrupted_sweep_keeps_its_rows() {
     let rows = folder.read("table.csv").lines().count() - 2;
     assert!((1..100_000).contains(&rows), "{rows}: {stderr}");
     assert!(stderr.contains(&format!("stopped: {rows} of")), "{rows}: {stderr}");
-    assert_refused(&["sweep", "merge", &table], &["rows are missing", "run it again"]);
+    assert_rejected(&["sweep", "merge", &table], &["rows are missing", "run it again"]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Tests of lab suites on small scenarios with emulated links, a weak processor, drafts, and a device that leaves.
+//! Tests of lab suites on small scenarios with emulated links, a slow CPU, drafts, and a device that leaves.
 //!
 //! The scenarios are in `scenarios/lab/ci`. Not here: the accuracy of the predictions, which needs an idle machine
 //! (`hearth lab --suite scenarios/lab`).
@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::folder::Folder;
 use crate::lab::memory_cgroup_folder;
 use crate::processes::{
-    assert_refused, expect_array, expect_number, parse_json, run_with_code, string_values,
+    assert_rejected, expect_array, expect_number, parse_json, run_with_code, string_values,
 };
 use crate::repository::repository_root;
 
@@ -70,10 +70,11 @@ fn suite_skips_finished_and_failed_scenarios() {
 }
 
 #[test]
-fn invalid_suite_is_refused() {
+fn invalid_suite_is_rejected() {
     let folder = Folder::new();
     let (suite, out, model) = (folder.path_of(""), folder.path_of("out"), folder.path_of("none.gguf"));
-    let check = |flags: &[&str], part: &str| assert_refused(&[&["lab", "-o", &out], flags].concat(), &[part]);
+    let check =
+        |flags: &[&str], part: &str| assert_rejected(&[&["lab", "-o", &out], flags].concat(), &[part]);
     check(&["--suite", &suite], "no scenario in this folder");
     check(&["--suite", &folder.path_of("none")], "check the path");
     check(&["--random", "2", "--seed", "3", "--model", &model], "hearth synth");

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::folder::{Folder, TWO_DEVICES_YAML, scenario_yaml};
 use crate::processes::{
-    assert_refused, parse_json, run, run_failing_with_code, run_json_with_code, run_successfully,
+    assert_rejected, parse_json, run, run_failing_with_code, run_json_with_code, run_successfully,
     string_values,
 };
 
@@ -83,13 +83,13 @@ fn plan_of_another_model_is_a_finding() {
     assert!(findings[0]["what"].as_str().is_some_and(|what| what.contains("set `rounds: 1`")), "{findings}");
     let other = folder.write("other.yaml", scenario_yaml(TWO_DEVICES_YAML).replace("llama-8b", "1b"));
     assert_eq!(codes(&lint(&[&other, "--plan", &plan], 3)), ["other-model", "other-scenario"]);
-    // A missing file, or one that is not a plan, is refused as by other commands.
-    assert_refused(&["lint", &file, "--plan", &file], &["this is not a plan/1 document"]);
+    // A missing file, or one that is not a plan, is rejected as by other commands.
+    assert_rejected(&["lint", &file, "--plan", &file], &["this is not a plan/1 document"]);
     run_failing_with_code(&["lint", &file, "--plan", "nowhere.yaml"], 2);
 }
 
 #[test]
-fn refused_strategy_is_a_finding() {
+fn failed_strategy_is_a_finding() {
     let (_folder, file) = Folder::with_two_device_scenario();
     let findings = lint(&[&file, "--strategy", "even", "--rounds", "5"], 3);
     assert_eq!(codes(&findings), ["no-plan"]);

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::folder::{Folder, scenario_yaml};
 use crate::processes::{
-    assert_refused, expect_array, expect_number, integer_values, mean_tpot_ms, parse_json, run_json,
+    assert_rejected, expect_array, expect_number, integer_values, mean_tpot_ms, parse_json, run_json,
     run_successfully, run_with_code, scenario_path, string_values,
 };
 
@@ -140,14 +140,14 @@ fn planners_use_only_absolute_limits() {
 }
 
 #[test]
-fn wrong_search_flags_are_refused() {
+fn wrong_search_flags_are_rejected() {
     let folder = Folder::new();
     let file = two_desktops(&folder, "", "");
     let expected = ["there is no strategy `refined`", "exhaustive, refine"];
-    assert_refused(&["plan", &file, "--strategy", "refined"], &expected);
+    assert_rejected(&["plan", &file, "--strategy", "refined"], &expected);
     for seconds in ["0", "-1", "1e3", "999999"] {
         let seconds = format!("--refine-seconds={seconds}");
-        assert_refused(&["plan", &file, "--strategy", "refine", &seconds], &["refine-seconds"]);
+        assert_rejected(&["plan", &file, "--strategy", "refine", &seconds], &["refine-seconds"]);
     }
 }
 

@@ -126,8 +126,8 @@ pub fn run_failing_with_code<S: AsRef<OsStr>>(arguments: &[S], code: i32) -> Str
     text
 }
 
-/// Checks that the program refuses its input (exit code 2) with a message that contains all the given parts.
-pub fn assert_refused<S: AsRef<OsStr>>(arguments: &[S], parts: &[&str]) {
+/// Checks that the program rejects its input (exit code 2) with a message that contains all the given parts.
+pub fn assert_rejected<S: AsRef<OsStr>>(arguments: &[S], parts: &[&str]) {
     let text = run_failing_with_code(arguments, 2);
     for part in parts {
         let arguments: Vec<&OsStr> = arguments.iter().map(AsRef::as_ref).collect();

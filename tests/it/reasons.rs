@@ -1,10 +1,10 @@
 //! Tests that errors and notes explain why there is no plan or file, and what the user can do.
 
 use crate::folder::{Folder, TWO_DEVICES_YAML, scenario_yaml};
-use crate::processes::{assert_refused, run_failing_with_code, run_successfully, scenario_path};
+use crate::processes::{assert_rejected, run_failing_with_code, run_successfully, scenario_path};
 
 #[test]
-fn every_refusal_has_a_hint() {
+fn every_rejection_has_a_hint() {
     let (folder, file) = Folder::with_two_device_scenario();
     // The KV cache of so many tokens does not fit into a laptop.
     let large = folder.write("large.yaml", scenario_yaml(TWO_DEVICES_YAML).replace("512", "4000000"));
@@ -38,7 +38,7 @@ fn ignored_memory_and_disagreement_are_noted() {
 #[test]
 fn missing_folder_is_not_created() {
     let (folder, file) = Folder::with_two_device_scenario();
-    assert_refused(&["plan", &file, "-o", &folder.path_of("missing/plan.yaml")], &["does not exist"]);
+    assert_rejected(&["plan", &file, "-o", &folder.path_of("missing/plan.yaml")], &["does not exist"]);
     run_failing_with_code(&["simulate", &file, "--trace", &folder.path_of("missing/run.trace")], 2);
     run_failing_with_code(&["reproduce", "-o", &folder.path_of("missing/report")], 2);
     assert!(!folder.has_file("missing"));

@@ -15,7 +15,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use crate::folder::{Folder, scenario_yaml};
 use crate::namespace::{LinkEnd, NetworkNamespace};
-use crate::processes::{Head, HeadOutput, Worker, assert_refused, model_path};
+use crate::processes::{Head, HeadOutput, Worker, assert_rejected, model_path};
 use crate::proxy::Proxy;
 use crate::rejoining::suspend_worker;
 
@@ -91,7 +91,6 @@ fn unplug((victim, at, seed): (usize, usize, u64), expected: &[u32]) -> Option<H
     Some(head.finish())
 }
 
-/// Returns the tokens that a single process generates.
 pub fn single_process_tokens(count: usize) -> Vec<u32> {
     let observed = Head::run(&Folder::new().write_plan(&[8], &[], 512), count, &[]);
     assert_eq!(observed.tokens.len(), count, "{}", observed.other_output);
@@ -191,7 +190,7 @@ fn failed_run_keeps_its_tokens() {
     let (observed, trace) = run_with_loss(&folder, 400, &["--give-up"], second);
     assert_eq!(observed.exit_code, Some(3), "{}", observed.other_output);
     let progress = format!("after token {} of 400", observed.tokens.len());
-    for part in ["lost the connection to `d2`", "does not plan again", &progress] {
+    for part in ["lost the connection to `d2`", "recovery is disabled", &progress] {
         assert!(observed.other_output.contains(part), "no `{part}`: {}", observed.other_output);
     }
     assert_eq!(trace.outcome, Outcome::Killed);
@@ -227,7 +226,7 @@ fn worker_without_the_model_fetches_its_layers() {
         assert_eq!(has_fetched, session == "fetched", "{}", observed.other_output);
     }
     let partial = cache.path_of(&format!("{}/model.gguf", cache.file_names()[0]));
-    assert_refused(&["worker", "--listen", "127.0.0.1:0", "--model", &partial], &["only some layers"]);
+    assert_rejected(&["worker", "--listen", "127.0.0.1:0", "--model", &partial], &["only some layers"]);
 }
 
 #[test]

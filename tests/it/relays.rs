@@ -5,7 +5,7 @@ use hearth_schema::plan::Role;
 use hearth_schema::trace::{Outcome, StepKind};
 
 use crate::folder::{Folder, scenario_yaml};
-use crate::processes::{assert_refused, run_successfully};
+use crate::processes::{assert_rejected, run_successfully};
 
 /// Returns a scenario in which the desktop cannot connect to the laptop, for example because the laptop is behind NAT.
 /// The phone, which is too slow to compute a layer, can connect to both.
@@ -47,11 +47,11 @@ fn relay_forwards_every_message() {
     direct.devices.remove(1);
     folder.write("plan.yaml", direct.to_yaml());
     let reason = "the plan sends messages from `desktop` to `laptop`, but in the scenario `laptop` cannot";
-    assert_refused(&["simulate", &file, "--plan", &planned], &[reason]);
+    assert_rejected(&["simulate", &file, "--plan", &planned], &[reason]);
 }
 
 #[test]
-fn contradictory_links_are_refused() {
+fn contradictory_links_are_rejected() {
     let folder = Folder::new();
     for (entry, complaint) in [
         ("{devices: [desktop, phone]}", "has no effect: give `link` or `unreachable`"),
@@ -63,6 +63,6 @@ fn contradictory_links_are_refused() {
         ("{devices: [desktop, phone], unreachable: backward}", "unknown variant `backward`"),
     ] {
         let text = scenario_with_relay().replace("{devices: [desktop, laptop], unreachable: forward}", entry);
-        assert_refused(&["plan", &folder.write("s.yaml", text)], &[complaint]);
+        assert_rejected(&["plan", &folder.write("s.yaml", text)], &[complaint]);
     }
 }

@@ -1,7 +1,7 @@
 //! Tests of `hearth report` with published numbers and sweeps, and with invalid input.
 
 use crate::folder::Folder;
-use crate::processes::{assert_refused, run_successfully, scenario_path};
+use crate::processes::{assert_rejected, run_successfully, scenario_path};
 
 #[test]
 fn report_has_published_numbers_and_a_sweep() {
@@ -24,7 +24,7 @@ fn report_has_published_numbers_and_a_sweep() {
 }
 
 #[test]
-fn wrong_report_input_is_refused() {
+fn wrong_report_input_is_rejected() {
     let folder = Folder::new();
     let (trace, out) = (folder.path_of("a.trace"), folder.path_of("report"));
     run_successfully(&["simulate", &scenario_path("paper/fig-6-a"), "--tokens", "2", "--trace", &trace]);
@@ -34,7 +34,7 @@ fn wrong_report_input_is_refused() {
         (["--system", "prima.cpp"], "--published"),
         (["--sweep", &trace], ""),
     ] {
-        assert_refused(&[&["report", &trace, "-o", &out], &flags[..]].concat(), &[part]);
+        assert_rejected(&[&["report", &trace, "-o", &out], &flags[..]].concat(), &[part]);
     }
     assert!(!folder.has_file("report"));
 }

@@ -1,6 +1,6 @@
 //! Lists the text files of the repository, for tests that check all of them.
 //!
-//! These are the files that git tracks. In a copy without git (a source archive) all folders are walked instead,
+//! These are the files that git tracks. In a copy without git (a source archive) all folders are searched instead,
 //! except build outputs and hidden folders, so untracked files are included.
 
 use std::fs;

@@ -18,14 +18,14 @@ use crate::lab::{memory_cgroup_folder, run_lab};
 use crate::processes::{execute_arguments, expect_array, parse_json, run_successfully};
 
 /// Memory limit of the run. A token uses 57 MiB of the model; the process needs 9 MiB, and the stream buffer 2 MiB.
-const MEMORY: Bytes = Bytes::from_mib(54);
+const MEMORY_LIMIT: Bytes = Bytes::from_mib(54);
 const HOG_MEMORY: Bytes = Bytes::from_mib(27);
 /// Limit of the disk's read rate, at which the streamed weights of a token take about 50 ms.
-const DISK: BytesPerSecond = BytesPerSecond(300e6);
+const DISK_RATE_LIMIT: BytesPerSecond = BytesPerSecond(300e6);
 /// Number of generated tokens, enough that the run continues for some seconds after [`MemoryHog`] has exited.
 const TOKENS: &str = "100";
 /// Number of tokens from the exit of [`MemoryHog`] until the kept set has grown back to its full size, in four steps.
-const SETTLING: usize = 12;
+const SETTLING_TOKENS: usize = 12;
 
 /// Serialises runs with limits, because their control groups are named after the test process.
 static LIMITED_RUN: Mutex<()> = Mutex::new(());
@@ -56,7 +56,11 @@ fn execution(folder: &Folder, tokens: &str) -> Vec<String> {
 }
 
 fn run_limited(folder: &Folder, hog: MemoryHog, deadline: Duration, arguments: &[String]) -> CommandUsage {
-    let limits = DeviceLimits { memory: Some(MEMORY), disk_read: Some(DISK), ..DeviceLimits::default() };
+    let limits = DeviceLimits {
+        memory: Some(MEMORY_LIMIT),
+        disk_read: Some(DISK_RATE_LIMIT),
+        ..DeviceLimits::default()
+    };
     let files = vec![folder.path().join("model.gguf")];
     let command = CommandRunner { limits, cold_files: files, memory_hog: Some(hog), timeout: deadline };
     command.run(Path::new(env!("CARGO_BIN_EXE_hearth")), arguments, true).expect("control groups can be made")
@@ -122,7 +126,7 @@ fn managed_device_yields_memory_and_recovers() {
         unreclaimable[1..].iter().map(|&bytes| bytes > unreclaimable[0] + HOG_MEMORY.0 / 2).collect();
     let start = with_hog.iter().position(|&it| it).expect("tokens with the hog");
     let end = with_hog.iter().rposition(|&it| it).expect("tokens with the hog") + 1;
-    let phases = (read.get(2..start), &read[start..end], read.get(end + SETTLING..));
+    let phases = (read.get(2..start), &read[start..end], read.get(end + SETTLING_TOKENS..));
     let (Some(before), during, Some(after)) = phases else { panic!("{read:?}: {start}, {end}") };
     let (share, counts) = (share(&trace, 0), (before.len(), during.len(), after.len()));
     assert!(counts.0 > 2 && counts.1 > 2 && counts.2 > 9, "{counts:?}");

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::folder::Folder;
 use crate::processes::{
-    Worker, assert_refused, execute_arguments, expect_array, hearth_command, model_path, parse_json,
+    Worker, assert_rejected, execute_arguments, expect_array, hearth_command, model_path, parse_json,
     run_command,
 };
 
@@ -22,8 +22,8 @@ fn ring_needs_the_same_key() {
     let command = |key: &[&str]| execute_arguments(&plan, &q4_k, &[&TWO_TOKENS[..], key].concat());
 
     let start = Instant::now();
-    assert_refused(&command(&[]), &["`d1`", "give both devices the same --key"]);
-    assert_refused(&command(&["--key", &other]), &["`d1`", "no key or a different key"]);
+    assert_rejected(&command(&[]), &["`d1`", "give both devices the same `--key`"]);
+    assert_rejected(&command(&["--key", &other]), &["`d1`", "no key or a different key"]);
     assert!(start.elapsed() < Duration::from_secs(6), "both took {:?}", start.elapsed());
 
     let mut with_file = hearth_command(&command(&["--key", &key, "--json"]));
@@ -41,7 +41,7 @@ fn worker_without_the_key_is_refused() {
     let start = Instant::now();
     let command =
         execute_arguments(&plan, &model_path("q4_k"), &[&TWO_TOKENS[..], &["--key", &key]].concat());
-    assert_refused(&command, &["`d1`", "give both devices the same --key"]);
+    assert_rejected(&command, &["`d1`", "give both devices the same `--key`"]);
     assert!(start.elapsed() < Duration::from_secs(6), "it took {:?}", start.elapsed());
 }
 
@@ -55,7 +55,7 @@ fn worker_with_a_key_can_listen_on_all_addresses() {
 }
 
 #[test]
-fn wrong_key_is_refused_at_start() {
+fn wrong_key_is_rejected_at_start() {
     let folder = Folder::new();
     for (key, what) in [
         (folder.write_key("short.key", "hunter2"), "is only 7 bytes long"),

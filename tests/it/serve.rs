@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::chat::write_model_with_template;
 use crate::folder::Folder;
 use crate::processes::{
-    Process, Worker, assert_refused, expect_number, hearth_command, integer_values, model_path, parse_json,
+    Process, Worker, assert_rejected, expect_number, hearth_command, integer_values, model_path, parse_json,
     plan_yaml_for_model, run_json, wait_until,
 };
 
@@ -234,7 +234,7 @@ fn token_and_host_header_are_checked() {
         (["--token", &folder.write("short", "secret")], "at least 16"),
         (["--token", &folder.write("words", "two words that are long")], "one word"),
     ] {
-        assert_refused(&[&["serve", &plan, "--model", &q4_k], &flags[..]].concat(), &[part]);
+        assert_rejected(&[&["serve", &plan, "--model", &q4_k], &flags[..]].concat(), &[part]);
     }
     let token = folder.write("token", "0123456789abcdef0123\n");
     let server = Server::start(0, &["--token", &token]);
@@ -262,7 +262,7 @@ fn invalid_requests_get_an_error_that_says_why() {
     let server = Server::start(0, &[]);
     let cases = [
         ("/v1/completions", json!({"prompt": "a", "model": "gpt-4"}), 404, "model_not_found"),
-        ("/v1/completions", json!({"prompt": []}), 400, "the prompt is missing"),
+        ("/v1/completions", json!({"prompt": []}), 400, "`prompt` is missing"),
         ("/v1/completions", json!({"prompt": [9_999_999]}), 400, "there is no token 9999999"),
         ("/v1/completions", json!({"prompt": "a", "max_tokens": 100_000}), 400, "context_length_exceeded"),
         ("/v1/completions", json!({"prompt": "word ".repeat(3000)}), 400, "context_length_exceeded"),

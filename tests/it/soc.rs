@@ -4,7 +4,7 @@ use crate::folder::Folder;
 use crate::processes::{run_failing_with_code, run_successfully, scenario_path};
 
 #[test]
-fn unsupported_soc_options_are_refused() {
+fn unsupported_soc_options_are_rejected() {
     let text = std::fs::read_to_string(scenario_path("soc/llama-8b-256-tensor")).expect("a shipped scenario");
     let device = "profile: snapdragon-8-gen-3, soc: {strategy: hetero-tensor}";
     assert!(text.contains(device), "{text}");
@@ -34,6 +34,6 @@ fn cold_soc_suggests_warm() {
     let path = scenario_path("soc/llama-8b-256-tensor");
     let (cold, warm) =
         (run_successfully(&["simulate", &path]), run_successfully(&["simulate", &path, "--warm"]));
-    assert!(cold.contains("Add --warm") && !cold.contains("GPU and NPU, `"), "{cold}");
-    assert!(!warm.contains("Add --warm") && warm.contains("GPU and NPU, `hetero-tensor`"), "{warm}");
+    assert!(cold.contains("Add `--warm`") && !cold.contains("GPU and NPU, `"), "{cold}");
+    assert!(!warm.contains("Add `--warm`") && warm.contains("GPU and NPU, `hetero-tensor`"), "{warm}");
 }

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use crate::folder::{Folder, scenario_yaml};
-use crate::processes::{assert_refused, expect_array, run_json, run_successfully, string_values};
+use crate::processes::{assert_rejected, expect_array, run_json, run_successfully, string_values};
 use crate::repository::repository_root;
 
 /// Writes a scenario and the documents of its two devices; `available` is the available memory of the device `d3`.
@@ -84,7 +84,7 @@ fn shards_merge_byte_for_byte() {
         (&[&file], &["not the table of a sweep"]),
     ];
     for (tables, parts) in cases {
-        assert_refused(&[&["sweep", "merge"], tables].concat(), parts);
+        assert_rejected(&[&["sweep", "merge"], tables].concat(), parts);
     }
 }
 
@@ -110,7 +110,7 @@ fn row_of_a_failed_point_has_the_reason() {
 }
 
 #[test]
-fn wrong_fields_values_and_flags_are_refused() {
+fn wrong_fields_values_and_flags_are_rejected() {
     let folder = Folder::new();
     let file = write_scenario(&folder, "9.7 GiB");
     let cases = [
@@ -147,7 +147,7 @@ fn wrong_fields_values_and_flags_are_refused() {
     let with_flags: [(&str, &[&str], &str); 11] = [
         ("context=512,600", &["--plan", &plan], "is fixed by the plan"),
         ("residency.policy=os", &["--plan", &plan], "is fixed by the plan"),
-        ("planner.rounds=1", &["--rounds", "2"], "--rounds and `planner.rounds`"),
+        ("planner.rounds=1", &["--rounds", "2"], "`--rounds` and `planner.rounds`"),
         ("seed=1", &["--strategy", "refine"], "ends after a time"),
         ("seed=1", &["--repeat", "2"], "seed"),
         ("seed=1", &["--shard", "0/2"], "--shard"),
@@ -164,13 +164,13 @@ fn wrong_fields_values_and_flags_are_refused() {
     let with_flags =
         with_flags.into_iter().map(|(vary, flags, part)| ([&["--vary", vary], flags].concat(), part));
     for (flags, part) in single.chain(several).chain(with_flags) {
-        assert_refused(&[&["sweep", &file][..], &flags].concat(), &[part]);
+        assert_rejected(&[&["sweep", &file][..], &flags].concat(), &[part]);
     }
-    assert_eq!(folder.read("table.csv"), "mine", "a refused command overwrites nothing");
+    assert_eq!(folder.read("table.csv"), "mine", "a rejected command overwrites nothing");
 }
 
 #[test]
-fn field_that_a_limit_replaces_is_refused() {
+fn field_that_a_limit_replaces_is_rejected() {
     let folder = Folder::new();
     write_scenario(&folder, "9.7 GiB");
     let limits = "./d3.yaml, limits: {memory: 8 GiB, disk_read: 1 GB/s, cpu: 4}}";
@@ -180,7 +180,7 @@ fn field_that_a_limit_replaces_is_refused() {
         ("devices.b.disk.limit=1GB/s,2GB/s", "devices.b.limits.disk_read"),
     ] {
         let reason = format!("`{limit}` of the scenario replaces");
-        assert_refused(&["sweep", &file, "--vary", vary], &[&reason]);
+        assert_rejected(&["sweep", &file, "--vary", vary], &[&reason]);
     }
     run_successfully(&["sweep", &file, "--vary", "devices.a.memory.available=4GiB,6GiB"]);
 }

@@ -2,7 +2,7 @@
 
 use crate::folder::Folder;
 use crate::processes::{
-    assert_refused, execute_arguments, expect_array, model_path, run_json, run_json_with_code,
+    assert_rejected, execute_arguments, expect_array, model_path, run_json, run_json_with_code,
     run_successfully, run_with_code, scenario_path, string_values,
 };
 
@@ -22,7 +22,7 @@ fn plan_of_another_system_is_not_executed() {
         assert_eq!(from_file, run_json(&["simulate", &scenario, "--strategy", strategy]), "{strategy}");
         assert_eq!(from_file["outcome"], "ok");
         let reason = format!("a plan of `{strategy}` can only be simulated");
-        assert_refused(&execute_arguments(&plan, &model_path("q4_k"), &["--prompt", "a"]), &[&reason]);
+        assert_rejected(&execute_arguments(&plan, &model_path("q4_k"), &["--prompt", "a"]), &[&reason]);
         let findings = run_json(&["lint", &scenario, "--plan", &plan]);
         assert!(string_values(&findings, "code").contains(&"simulated-only"), "{findings}");
     }
@@ -48,7 +48,7 @@ fn run_and_lint_agree_on_memory() {
 }
 
 #[test]
-fn hostile_plan_is_refused() {
+fn hostile_plan_is_rejected() {
     let folder = Folder::new();
     let plan = write_plan(&folder, "dllama");
     let sound = folder.read("plan.yaml");
@@ -63,7 +63,7 @@ fn hostile_plan_is_refused() {
     ] {
         assert!(sound.contains(from), "{from}");
         folder.write("plan.yaml", sound.replacen(from, to, 1));
-        assert_refused(&["simulate", &scenario_path("paper/llama-8b-on-d1-d4"), "--plan", &plan], &[reason]);
+        assert_rejected(&["simulate", &scenario_path("paper/llama-8b-on-d1-d4"), "--plan", &plan], &[reason]);
     }
 }
 
@@ -71,15 +71,15 @@ fn hostile_plan_is_refused() {
 fn flags_of_other_systems_are_checked() {
     let scenario = scenario_path("paper/llama-8b-on-d1-d4");
     let cases: [(&[&str], &[&str]); 3] = [
-        (&["--weights-as", "q4_0"], &["--weights-as is for the strategies of other systems"]),
+        (&["--weights-as", "q4_0"], &["`--weights-as` is only for the strategies of other systems"]),
         (&["--strategy", "airinfer"], &["needs the time of one all-reduce"]),
         (&["--strategy", "exho"], &["dllama", "overlap"]),
     ];
     for (flags, parts) in cases {
-        assert_refused(&[&["plan", &scenario], flags].concat(), parts);
+        assert_rejected(&[&["plan", &scenario], flags].concat(), parts);
     }
     let text = std::fs::read_to_string(&scenario).expect("a tracked file") + "residency: pinned\n";
     let folder = Folder::new();
     let pinned = folder.write("pinned.yaml", text);
-    assert_refused(&["plan", &pinned], &["is only for the strategies of other systems"]);
+    assert_rejected(&["plan", &pinned], &["is only for the strategies of other systems"]);
 }

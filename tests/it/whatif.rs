@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::folder::Folder;
 use crate::processes::{
-    assert_refused, expect_array, expect_number, mean_tpot_ms, run_json, run_successfully, scenario_path,
+    assert_rejected, expect_array, expect_number, mean_tpot_ms, run_json, run_successfully, scenario_path,
 };
 
 #[test]
@@ -38,7 +38,7 @@ fn number_of_threads_changes_nothing() {
 }
 
 #[test]
-fn refused_variants_have_a_reason() {
+fn rejected_variants_have_a_reason() {
     let (folder, home) = (Folder::new(), scenario_path("home/llama-70b-on-wifi"));
     let text = std::fs::read_to_string(&home).expect("the scenario");
     // The manual windows are for four devices.
@@ -54,5 +54,5 @@ fn refused_variants_have_a_reason() {
     }
     let text = run_successfully(&["whatif", &path, "--tokens", "2"]);
     assert!(text.starts_with("unchanged: ") && text.contains("without mac"), "{text}");
-    assert_refused(&["whatif", &home, "--strategy", "refine"], &["ends after a time"]);
+    assert_rejected(&["whatif", &home, "--strategy", "refine"], &["ends after a time"]);
 }

@@ -19,8 +19,8 @@ pub struct StrategyResult {
     pub score: Option<PlanScore>,
     /// Whether no plan of another strategy is faster in the simulation.
     pub is_best: bool,
-    /// Reason why the strategy has no plan, or the plan has no score; `None` if there is a score.
-    pub refusal_reason: Option<String>,
+    /// Reason why the strategy has no plan or the plan has no score; `None` if there is a score.
+    pub failure_reason: Option<String>,
 }
 
 /// Makes a plan of the scenario with each strategy, and scores each plan in a short simulation.
@@ -38,8 +38,8 @@ pub fn compare_strategies(
         let plan = planning::make_plan(loaded, cluster, &options, budget);
         let scored =
             plan.as_ref().map_err(Error::clone).and_then(|plan| score_plan(plan, cluster, &loaded.scenario));
-        let refusal_reason = scored.as_ref().err().map(Error::one_line_message);
-        StrategyResult { strategy, plan: plan.ok(), score: scored.ok(), is_best: false, refusal_reason }
+        let failure_reason = scored.as_ref().err().map(Error::one_line_message);
+        StrategyResult { strategy, plan: plan.ok(), score: scored.ok(), is_best: false, failure_reason }
     };
     let mut results: Vec<StrategyResult> = strategies.filter(compared).map(result).collect();
     let time = |result: &StrategyResult| result.score.and_then(|score| score.tpot_ms);

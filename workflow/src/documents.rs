@@ -59,7 +59,7 @@ pub fn check_run_outputs<'p>(
     let Some(input) = input else { return Ok(()) };
     Err(Error::invalid("a plan made during the run would overwrite this file")
         .with_location(input.display())
-        .with_hint("give the trace another name, because this file belongs to an earlier run with that name"))
+        .with_hint("give the trace a different name: this file belongs to an earlier run with that name"))
 }
 
 /// Writes the trace of a run to `path`, and the plans after the first one (`plans`) into the same folder.

@@ -38,13 +38,13 @@ impl Error {
         Self::invalid(error.message()).with_location(format!("{}{position}", path.display()))
     }
 
-    /// Creates the error for a file that cannot be read or written; `action` is a verb, such as `open`.
+    /// Creates the error for a file that cannot be opened, read or written; `action` is this verb, such as `open`.
     pub fn from_io_error(path: &Path, action: &str, error: &std::io::Error) -> Self {
         Self::access(path, &format!("{action} the file"), error)
     }
 
-    /// Creates the error for a folder that cannot be read or created; `action` is a verb, such as `create`.
-    pub fn folder(path: &Path, action: &str, error: &std::io::Error) -> Self {
+    /// Creates the error for a folder that cannot be opened or created; `action` is this verb, such as `create`.
+    pub fn from_folder_error(path: &Path, action: &str, error: &std::io::Error) -> Self {
         Self::access(path, &format!("{action} the folder"), error)
     }
 

@@ -1,8 +1,9 @@
-//! Plans and simulates a cluster, and returns the few metrics by which many runs are compared.
+//! Plans and simulates a cluster, and returns the metrics by which runs are compared.
 //!
 //! The rows of a sweep and the variants of `hearth whatif` are evaluated here in the same way as the run of `hearth
-//! simulate`: with the same planner or a given plan, the limits and events of the scenario, and the same simulator.
-//! An error is an outcome of the evaluation, which keeps earlier results: a run that ends out of memory has a plan.
+//! simulate`: with the same planner or a given plan, the limits and events of the scenario, and the same simulator. An
+//! error becomes the outcome of the evaluation, which keeps the results before the error: the plan of a run that ends
+//! out of memory is kept.
 
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::Bytes;
@@ -14,7 +15,7 @@ use serde::Serialize;
 use crate::simulation::{MemoryOptions, simulate_with_events};
 use crate::{Error, ErrorKind, LoadedScenario, ScenarioReplanner, SearchBudget, limits, planning};
 
-/// Runs a plan in the simulator with the limits and events of its scenario. After the loss of a device it plans again.
+/// Simulates a plan with the limits and events of its scenario. If a device is lost, a new plan is made.
 pub fn simulate_scenario(
     loaded: &LoadedScenario,
     mut cluster: Cluster,
@@ -49,13 +50,15 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    /// Evaluates a cluster: makes a plan, unless `given` is a plan, and simulates the plan.
-    pub fn new(loaded: &LoadedScenario, mut cluster: Cluster, given: Option<&Plan>) -> Self {
+    /// Evaluates a cluster: makes a plan if `given_plan` is `None`, and simulates the plan.
+    pub fn new(loaded: &LoadedScenario, mut cluster: Cluster, given_plan: Option<&Plan>) -> Self {
         limits::apply_absolute_memory_limits(&loaded.scenario, &mut cluster);
         let make = || planning::make_plan(loaded, &cluster, &loaded.scenario.planner, SearchBudget::NONE);
-        let plan = match given.cloned().map_or_else(make, Ok) {
+        let plan = match given_plan.cloned().map_or_else(make, Ok) {
             Ok(plan) => plan,
-            Err(error) => return Self::default().ended(&format!("no plan: {}", error.one_line_message())),
+            Err(error) => {
+                return Self::default().with_outcome(&format!("no plan: {}", error.one_line_message()));
+            }
         };
         let planned = Self {
             strategy: Some(plan.planner.strategy.clone()),
@@ -67,10 +70,10 @@ impl Evaluation {
             Ok(run) => metrics::compute_metrics(&run.trace),
             Err(error) => {
                 let word = if error.kind() == ErrorKind::Invalid { "refused" } else { "failed" };
-                return planned.ended(&format!("{word}: {}", error.one_line_message()));
+                return planned.with_outcome(&format!("{word}: {}", error.one_line_message()));
             }
         };
-        let ended = planned.ended(metrics.outcome.label());
+        let ended = planned.with_outcome(metrics.outcome.label());
         if metrics.outcome != Outcome::Ok {
             return ended;
         }
@@ -84,13 +87,13 @@ impl Evaluation {
         }
     }
 
-    /// Returns the result for an input that is invalid, so that it is not planned; `why` is the reason.
-    pub fn refused(why: &str) -> Self {
-        Self::default().ended(&format!("refused: {why}"))
+    /// Returns the evaluation of an input that is invalid for the given reason, so it is not planned.
+    pub fn rejected(reason: &str) -> Self {
+        Self::default().with_outcome(&format!("refused: {reason}"))
     }
 
     /// Sets the outcome, with line breaks replaced by spaces because the outcome is a cell of a table.
-    fn ended(self, outcome: &str) -> Self {
+    fn with_outcome(self, outcome: &str) -> Self {
         Self { outcome: outcome.replace('\n', " "), ..self }
     }
 

@@ -11,17 +11,19 @@ use std::path::{Path, PathBuf};
 
 use crate::Error;
 
-/// Reads a text file of at most `max` bytes. The limit also applies to pipes, whose size is unknown.
-pub fn read_text_at_most(path: &Path, max: u64) -> Result<String, Error> {
+/// Reads a text file of at most `max_bytes` bytes. The limit also applies to pipes, whose size is unknown.
+pub fn read_text_at_most(path: &Path, max_bytes: u64) -> Result<String, Error> {
     let file = fs::File::open(path).map_err(|error| Error::from_io_error(path, "open", &error))?;
-    read_text_from(file, path, max)
+    read_text_from(file, path, max_bytes)
 }
 
-/// Reads text of at most `max` bytes from an open file. `path` is the location in errors.
-pub fn read_text_from(from: impl Read, path: &Path, max: u64) -> Result<String, Error> {
+/// Reads text of at most `max_bytes` bytes from an open file. `path` is the location in errors.
+pub fn read_text_from(from: impl Read, path: &Path, max_bytes: u64) -> Result<String, Error> {
     let mut bytes = Vec::new();
-    from.take(max + 1).read_to_end(&mut bytes).map_err(|error| Error::from_io_error(path, "read", &error))?;
-    // A text can begin with these letters, too, but not with a control character after them.
+    from.take(max_bytes + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| Error::from_io_error(path, "read", &error))?;
+    // Text can begin with these letters, too, but not with a control character after them.
     if bytes.starts_with(b"GGUF") && bytes.get(4).is_some_and(|byte| *byte < b'\t') {
         let what = "this file is a model; a text file is expected here, such as a scenario or a plan";
         let hint = "name the model in the scenario, or give it with `--model GGUF`";
@@ -29,9 +31,9 @@ pub fn read_text_from(from: impl Read, path: &Path, max: u64) -> Result<String, 
     }
     let hint = "check that this is the right file";
     let wrong_file = |what: String| Error::invalid(what).with_location(path.display()).with_hint(hint);
-    if bytes.len() as u64 > max {
+    if bytes.len() as u64 > max_bytes {
         return Err(wrong_file(format!(
-            "the file is larger than {max} bytes, the limit for this kind of file"
+            "the file is larger than {max_bytes} bytes, the limit for this kind of file"
         )));
     }
     String::from_utf8(bytes).map_err(|error| {
@@ -65,7 +67,7 @@ pub fn check_outputs<'p>(
         if let Some((_, why)) = taken.iter().find(|(other, _)| *other == path) {
             return Err(Error::invalid(*why)
                 .with_location(output.display())
-                .with_hint("write to another file"));
+                .with_hint("write to a different file"));
         }
         let tried = fs::write(&temporary, []).and_then(|()| fs::remove_file(&temporary));
         tried.map_err(|error| Error::from_io_error(output, "write", &error))?;
@@ -120,7 +122,7 @@ fn temporary_path(path: &Path) -> Result<Option<PathBuf>, Error> {
 /// Creates a folder inside an existing folder. Succeeds if the folder exists already.
 pub fn create_folder(folder: &Path) -> Result<(), Error> {
     check_parent_folder(folder)?;
-    fs::create_dir_all(folder).map_err(|error| Error::folder(folder, "create", &error))
+    fs::create_dir_all(folder).map_err(|error| Error::from_folder_error(folder, "create", &error))
 }
 
 /// Writes a file into a folder. `name` may contain folders; missing folders are created.
@@ -128,6 +130,6 @@ pub fn write_in_folder(folder: &Path, name: impl AsRef<Path>, bytes: &[u8]) -> R
     create_folder(folder)?;
     let path = folder.join(name);
     let own = path.parent().unwrap_or(folder);
-    fs::create_dir_all(own).map_err(|error| Error::folder(own, "create", &error))?;
+    fs::create_dir_all(own).map_err(|error| Error::from_folder_error(own, "create", &error))?;
     write(&path, bytes)
 }

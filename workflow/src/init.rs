@@ -1,4 +1,4 @@
-//! Generates the text of a first scenario, with comments, from a few choices of the user.
+//! Generates the text of a new scenario document, with comments, from a few choices of the user.
 //!
 //! Not here: the questions to the user, which the front end asks.
 
@@ -20,7 +20,7 @@ pub enum Network {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewDevice {
     pub name: String,
-    /// Name of a shipped device, path of a device document, or `measured`.
+    /// Name of a shipped device profile, path of a device document, or `measured`.
     pub profile: String,
     /// Address of the worker on the device, as `HOST:PORT`.
     pub address: Option<String>,
@@ -31,7 +31,7 @@ pub struct NewDevice {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewScenario {
     pub name: String,
-    /// Name of a shipped model, or path of a model document or of a GGUF file.
+    /// Name of a shipped model profile, or path of a model document or of a GGUF file.
     pub model: String,
     /// The devices of the scenario, the head first.
     pub devices: Vec<NewDevice>,
@@ -126,7 +126,7 @@ pub fn is_gguf_path(model: &str) -> bool {
     Path::new(model).extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf"))
 }
 
-/// Returns a text as a YAML scalar: without quotes if that is unambiguous, else quoted as in JSON.
+/// Returns a string as a YAML scalar: without quotes if that is unambiguous, otherwise quoted as in JSON.
 fn quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
     let keywords = ["true", "false", "null", "yes", "no", "on", "off"];
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_devices_are_refused() {
+    fn wrong_devices_are_rejected() {
         for text in ["laptop", "=d2", "laptop=", "laptop=d2@here", "laptop=d2@10.0.0.7", "laptop=@1:2"] {
             assert!(NewDevice::parse(text).is_err(), "{text}");
         }

@@ -1,9 +1,10 @@
 //! Applies the limits of a scenario to its devices.
 //!
-//! - A disk limit sets the throttle of the disk, and a CPU limit the quota of the processor.
+//! - A disk limit sets the throttle of the disk. A CPU limit sets the quota of the CPU.
 //! - A memory limit in bytes replaces the memory of the device, also for planners.
-//! - A memory limit as a share leaves memory for that share of the weights that the plan assigns to the device, and
-//!   for everything else in its process. The limit is computed from a plan, so planners use the device's own memory.
+//! - A memory limit as a share (`memory_share`) leaves memory for this share of the weights that the plan assigns to
+//!   the device, and for everything else in the process of the device. The limit is computed from a plan, so planners
+//!   use the device's own memory.
 //! - `threads` and `affinity` apply to measurements and runs. They are not applied here, because the measured profile
 //!   of the device contains their effect.
 //!
@@ -55,7 +56,7 @@ pub fn memory_limit(limits: &ResourceLimits, cluster: &Cluster, plan: &Plan, ind
 }
 
 /// Applies all memory limits of a scenario to the devices of a plan. `idle` is the memory of an idle process, which is
-/// subtracted from each limit.
+/// subtracted from each memory limit.
 pub fn apply_memory_limits(scenario: &Scenario, cluster: &mut Cluster, plan: &Plan, idle: Bytes) {
     for (index, device) in plan.devices.iter().enumerate() {
         let entry = scenario.devices.iter().position(|entry| entry.name == device.name);
@@ -67,7 +68,7 @@ pub fn apply_memory_limits(scenario: &Scenario, cluster: &mut Cluster, plan: &Pl
     }
 }
 
-/// Sets the total memory of a device to `limit`, and its available memory to `limit` less `process` bytes.
+/// Sets the total memory of a device to `limit`, and its available memory to `limit` minus `process` bytes.
 fn set_memory(memory: &mut Memory, limit: Bytes, process: Bytes) {
     memory.total_memory = Sourced::new(limit, "set: the scenario's limit");
     memory.available_memory =
@@ -86,7 +87,7 @@ mod tests {
     use crate::{FileResolver, LoadedScenario, SearchBudget, planning};
 
     #[test]
-    fn memory_share_is_that_share_of_the_weights() {
+    fn memory_share_limits_the_weights_in_memory() {
         let draft = ", speculation: {draft: {profile: 1b}, tokens: 2, acceptance: {value: 50 %, source: t}}";
         check_shares("");
         check_shares(draft);

@@ -36,7 +36,8 @@ pub fn findings(
     Ok(found)
 }
 
-/// Reads the plan file, or makes a plan. Invalid values in the file, or a scenario without a plan, give a finding.
+/// Reads the plan in the file `plan`, or makes a plan if it is `None`. Returns a finding if the file has invalid
+/// values, or if no plan can be made for the scenario.
 fn plan_or_finding(
     plan: Option<&Path>,
     loaded: &LoadedScenario,
@@ -54,7 +55,7 @@ fn plan_or_finding(
     }
     match planning::read_or_make_plan(None, loaded, cluster, budget) {
         Err(error) if error.kind() == ErrorKind::Invalid => {
-            let fix = error.hint_text().unwrap_or("try another strategy or a smaller model");
+            let fix = error.hint_text().unwrap_or("try a different strategy or a smaller model");
             Ok(Err(Finding::error("no-plan", "scenario", error.one_line_message(), fix)))
         }
         made => made.map(Ok),

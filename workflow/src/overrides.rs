@@ -34,7 +34,7 @@ impl ScenarioOverrides {
         let given = scenario.devices.iter().filter_map(|device| device.residency).chain(scenario.residency);
         let is_managed = given.into_iter().any(|options| options.policy == Residency::Managed);
         if self.stream_buffer.is_some() && !is_managed {
-            let what = "--stream-buffer: no device has `managed` residency";
+            let what = "`--stream-buffer`: no device has `managed` residency";
             return Err(Error::invalid(what).with_hint("add `--residency managed`"));
         }
         scenario.validate().map_err(Error::invalid)?;
@@ -48,7 +48,7 @@ impl ScenarioOverrides {
             &self.planner;
         let named = strategy.as_deref().filter(|name| !matches!(*name, "manual" | "refine"));
         if let (Some(name), true) = (named, windows.is_some()) {
-            return Err(Error::invalid(format!("--windows: strategy `{name}` chooses its own windows"))
+            return Err(Error::invalid(format!("`--windows`: strategy `{name}` chooses its own windows"))
                 .with_hint("remove `--windows`, or use strategy `manual` or `refine`"));
         }
         let strategy = strategy.as_deref().or(scenario.strategy.as_deref()).unwrap_or(DEFAULT_STRATEGY);
@@ -56,13 +56,13 @@ impl ScenarioOverrides {
         for (flag, given) in flags {
             if given && !SYSTEM_NAMES.contains(&strategy) {
                 let what = format!(
-                    "{flag} is for the strategies of other systems, and `{strategy}` is not one of them"
+                    "`{flag}` is only for the strategies of other systems, but the strategy is `{strategy}`"
                 );
                 return Err(Error::invalid(what).with_hint(format!("use one of {}", SYSTEM_NAMES.join(", "))));
             }
         }
         if gpu_layers.is_some() && windows.is_none() && scenario.windows.is_none() {
-            return Err(Error::invalid("--gpu-layers needs --windows").with_hint("add --windows"));
+            return Err(Error::invalid("`--gpu-layers` needs `--windows`").with_hint("add `--windows`"));
         }
         Ok(())
     }
@@ -77,7 +77,7 @@ impl ScenarioOverrides {
 
     fn planner(&self, scenario: PlannerOptions) -> PlannerOptions {
         let given = self.planner.clone();
-        // With explicit windows the strategy is `manual`, even if the scenario names another one.
+        // With explicit windows the strategy is `manual`, even if the scenario names a different one.
         let manual = given.windows.as_ref().map(|_| "manual".into());
         PlannerOptions {
             strategy: given.strategy.or(manual).or(scenario.strategy),

@@ -35,14 +35,14 @@ impl Progress for NoProgress {
 /// Minimum time between two calls of the `save` function of [`run_jobs`].
 const SAVE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Returns the requested number of threads; if `None`, the number of CPU cores.
+/// Returns the number of threads for `jobs` concurrent jobs: `jobs` if given, otherwise the number of CPU cores.
 pub fn thread_count(jobs: Option<u32>) -> usize {
     jobs.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |jobs| jobs as usize)
 }
 
 /// Runs `job` for each index below `count`, and returns the index and the result of each job in ascending order. After
-/// a cancellation results are missing. `save` is called with the results so far at regular intervals, but not at the
-/// end.
+/// a cancellation some results are missing. `save` is called with the results so far at regular intervals, but not at
+/// the end.
 pub fn run_jobs<T: Send>(
     count: usize,
     threads: usize,

@@ -4,8 +4,8 @@
 //! token depends are corrected by the ratio of the measured to the simulated median CPU time of such a pass.
 //!
 //! Rates that only prefill uses (`matmul`) do not change. The values of disk, memory and links do not change either,
-//! because the waiting time for them depends on other devices, too. The recalibrated profile must be validated with
-//! another run: for the same run, its prediction is correct by construction.
+//! because the waiting time for them depends on other devices, too. The recalibrated profile must be validated with a
+//! different run: for the same run, its prediction is correct by construction.
 //!
 //! Not here: measuring (`hearth_runtime::profile`).
 
@@ -77,7 +77,7 @@ fn factor(name: &str, predicted: &Trace, measured: &Trace) -> Result<f64, Error>
             let name = |origin: Origin| format!("{origin:?}").to_lowercase();
             let (wanted, is) = (name(origin), name(trace.header.origin));
             let what = format!("`{flag}` needs a {wanted} trace, but this one is {is}");
-            let hint = "`hearth simulate --trace` writes the predicted trace, `hearth execute --trace` the measured one";
+            let hint = "`hearth simulate --trace` writes the predicted trace, and `hearth execute --trace` writes the measured trace";
             return Err(Error::invalid(what).with_hint(hint));
         }
     }
@@ -105,7 +105,7 @@ fn factor(name: &str, predicted: &Trace, measured: &Trace) -> Result<f64, Error>
     let devices = devices.collect::<Vec<_>>().join(", ");
     let what = format!(
         "one of the traces has fewer than {MIN_PASSES} passes of one token that device `{name}` computed on its \
-         processor"
+         CPU"
     );
     Err(Error::invalid(what).with_hint(format!("give `--name` one of {devices}, or generate more tokens")))
 }
@@ -191,23 +191,23 @@ planner: {strategy: manual, windows: [8, 8]}
     }
 
     #[test]
-    fn traces_that_do_not_match_are_refused() {
+    fn traces_that_do_not_match_are_rejected() {
         let (predicted, device) = run(|device| device);
-        let refused = |device: DeviceProfile, predicted: &Trace, measured: &Trace| {
+        let rejected = |device: DeviceProfile, predicted: &Trace, measured: &Trace| {
             recalibrate(device, predicted, measured).expect_err("traces that do not match").one_line_message()
         };
         let measured = as_measured(predicted.clone());
-        assert!(refused(device.clone(), &predicted, &predicted).contains("--from-trace"));
-        assert!(refused(device.clone(), &measured, &measured).contains("--predicted"));
+        assert!(rejected(device.clone(), &predicted, &predicted).contains("--from-trace"));
+        assert!(rejected(device.clone(), &measured, &measured).contains("--predicted"));
         let mut other = measured.clone();
         other.header.plan_digest = "sha256:0".into();
-        assert!(refused(device.clone(), &predicted, &other).contains("different plans"));
+        assert!(rejected(device.clone(), &predicted, &other).contains("different plans"));
         let mut other = measured.clone();
         other.passes.iter_mut().for_each(|pass| pass.first_position += 1);
-        assert!(refused(device.clone(), &predicted, &other).contains("the prompt of the run has"));
+        assert!(rejected(device.clone(), &predicted, &other).contains("the prompt of the run has"));
         let other = DeviceProfile { description: "x".into(), ..device.clone() };
         assert!(is_prediction_of(&device, &predicted) && !is_prediction_of(&other, &predicted));
         let renamed = DeviceProfile { name: "c".into(), ..device };
-        assert!(refused(renamed, &predicted, &measured).contains("device `c`"));
+        assert!(rejected(renamed, &predicted, &measured).contains("device `c`"));
     }
 }

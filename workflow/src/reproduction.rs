@@ -11,7 +11,7 @@ use hearth_core::memory::DeviceMemory;
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::Bytes;
 use hearth_profiles::model::ModelDocument;
-use hearth_reports::published_results::results::{CellResult, MemoryFootprint, Results, SimulatedRun};
+use hearth_reports::published_results::results::{CellResult, CellResults, MemoryFootprint, SimulatedRun};
 use hearth_reports::published_results::speeds::{ChannelQuantisation, GpuPeakRates, GpuRun};
 use hearth_reports::published_results::{PublishedResults, System};
 use hearth_schema::Plan;
@@ -33,13 +33,13 @@ const BUDGET: SearchBudget<'static> =
 /// The results for a document of published numbers, and the cells of the document that could not be simulated.
 #[derive(Debug)]
 pub struct Reproduction {
-    pub results: Results,
+    pub results: CellResults,
     /// Label of the row, name of the system, and error of each cell without a result.
-    pub refused_cells: Vec<(String, String, Error)>,
+    pub failed_cells: Vec<(String, String, Error)>,
 }
 
 /// Simulates all cells of a document. The paths of its scenarios are relative to `folder`. If `draws` is above 0, the
-/// spread of each time is estimated from that number of random draws of the parameters.
+/// uncertainty of each time is estimated from that number of random draws of the parameters.
 pub fn reproduce(
     published: &PublishedResults,
     folder: &Path,
@@ -48,7 +48,7 @@ pub fn reproduce(
     progress: &dyn Progress,
 ) -> Result<Reproduction, Error> {
     let runs = published.cells_to_simulate();
-    let (mut results, mut refused_cells) = (Results::new(), Vec::new());
+    let (mut results, mut failed_cells) = (CellResults::new(), Vec::new());
     for (done, (row, system)) in runs.iter().copied().enumerate() {
         let (entry, system_entry) = (&published.rows[row], &published.systems[system]);
         let what = format!("{} ({}, {})", published.name, entry.label, system_entry.name);
@@ -58,18 +58,18 @@ pub fn reproduce(
                 let loaded = load(&folder.join(scenario), system_entry, resolver)?;
                 simulate_cell(&loaded, published.starts_warm, draws)
             }
-            (None, Some(pass), Some(gpu)) => Ok(predict_by_roofline(folder, pass, gpu)?),
-            // The validation of the document refuses such a row.
+            (None, Some(gpu_run), Some(gpu)) => Ok(predict_by_roofline(folder, gpu_run, gpu)?),
+            // The validation of the document rejects such a row.
             _ => Err(Error::failed(format!("row `{}` has neither a scenario nor a GPU", entry.label))),
         };
         let cell = cell.unwrap_or_else(|error| {
             let why = error.one_line_message();
-            refused_cells.push((entry.label.clone(), system_entry.name.clone(), error));
-            CellResult::Refused { refused: why }
+            failed_cells.push((entry.label.clone(), system_entry.name.clone(), error));
+            CellResult::Failed { reason: why }
         });
         results.insert((row, system), cell);
     }
-    Ok(Reproduction { results, refused_cells })
+    Ok(Reproduction { results, failed_cells })
 }
 
 fn load(
@@ -120,18 +120,18 @@ fn simulate_cell(loaded: &LoadedScenario, warm: bool, draws: usize) -> Result<Ce
     }))
 }
 
-/// Predicts the times of a run on a GPU from the compute rate and the memory bandwidth of the GPU. All generated tokens
-/// are computed at the mean of their positions. The path of the model document is relative to `folder`.
-fn predict_by_roofline(folder: &Path, pass: &GpuRun, gpu: &GpuPeakRates) -> Result<CellResult, Error> {
-    let document: ModelDocument = read_document(&folder.join(&pass.model))?;
+/// Predicts the times of a run on a GPU from the compute rate and the memory bandwidth of the GPU. The time of every
+/// generated token is that of a token at the mean position. The path of the model document is relative to `folder`.
+fn predict_by_roofline(folder: &Path, gpu_run: &GpuRun, gpu: &GpuPeakRates) -> Result<CellResult, Error> {
+    let document: ModelDocument = read_document(&folder.join(&gpu_run.model))?;
     let shape = document.to_shape();
-    let (rate, bandwidth, prompt) = (gpu.compute_rate.value, gpu.bandwidth.value, pass.prompt_tokens);
+    let (rate, bandwidth, prompt) = (gpu.compute_rate.value, gpu.bandwidth.value, gpu_run.prompt_tokens);
     let gpu = MobileGpu { arithmetic_rate: rate, bandwidth };
-    let (weights, stored) = match pass.quantisation {
+    let (weights, stored) = match gpu_run.quantisation {
         ChannelQuantisation::Q8 => (WeightFormat::Q8, "q8"),
         ChannelQuantisation::Mixed => (WeightFormat::Mixed, "8/4/4"),
     };
-    let position = prompt + pass.generated_tokens / 2;
+    let position = prompt + gpu_run.generated_tokens / 2;
     Ok(CellResult::Ran(SimulatedRun {
         outcome: Outcome::Ok,
         tpot_ms: Some(1e3 / gpu.decode_tokens_per_second(&shape, weights, position)),
@@ -145,7 +145,7 @@ fn predict_by_roofline(folder: &Path, pass: &GpuRun, gpu: &GpuPeakRates) -> Resu
     }))
 }
 
-/// Returns the needed and the available memory of the CPU, and of the GPU if there is one, of each device in a plan.
+/// Returns for each device in a plan the needed and the available memory of its CPU, and of its GPU if it has one.
 fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<MemoryFootprint> {
     let mut footprint = Vec::new();
     for (index, planned) in plan.devices.iter().enumerate() {
@@ -163,7 +163,8 @@ fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<MemoryFootprint> {
     footprint
 }
 
-/// Returns a plan as text: the layers of each device, in brackets how many of these are on the GPU, and the rounds.
+/// Returns a plan as text: the number of layers of each device, with its GPU layers in brackets, and the number of
+/// rounds.
 fn summary(plan: &Plan) -> String {
     let layers = |index: usize| plan.windows(index).iter().map(|window| window.len() as u32).sum::<u32>();
     let on_gpu =

@@ -114,7 +114,8 @@ impl LoadedScenario {
         self.path.parent().unwrap_or(Path::new("")).join(named)
     }
 
-    /// Returns the paths of the files that are read for the scenario: first the scenario file, then those it refers to.
+    /// Returns the paths of the files that are read for the scenario: first the scenario file, then the files that it
+    /// refers to.
     pub fn input_paths(&self) -> Vec<PathBuf> {
         let scenario = &self.scenario;
         let model = scenario.model.profile.as_deref();
@@ -179,7 +180,7 @@ impl LoadedScenario {
         self.assemble_cluster(devices, model, self.resolve_draft_model_profile()?)
     }
 
-    /// Returns the profile of the model in `file`, or without `file` that of the scenario's model.
+    /// Returns the profile of the model in `file`; if it is `None`, the profile of the scenario's model.
     pub fn resolve_model_profile(&self, file: Option<&Path>) -> Result<ModelProfile, Error> {
         match file {
             Some(path) => self.resolver.model(path),
@@ -238,7 +239,7 @@ impl LoadedScenario {
             let path = self.path_of(file);
             let model = self.resolver.model(&path);
             let hint = format!(
-                "`model.file` is relative to the folder of the scenario: correct it, use --model, or make a model with random \
+                "`model.file` is relative to the folder of the scenario: correct it, use `--model`, or make a model with random \
                  weights: `hearth synth --preset 1b --quant q4_k_m -o {}`",
                 path.display()
             );

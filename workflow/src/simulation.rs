@@ -19,13 +19,14 @@ const FINE_CHUNK: Bytes = Bytes(128 << 10);
 /// The state of memory at the beginning of a run, and whether pinned weights must fit in memory.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MemoryOptions {
-    /// Whether memory has the weights that earlier tokens leave there. Otherwise all weights are on disk.
+    /// Whether memory has the weights that earlier tokens would leave there. Otherwise all weights are on disk.
     pub warm_start: bool,
     /// Whether a device may pin more weights than fit in its memory.
     pub ignore_memory: bool,
 }
 
-/// Simulates a plan without run events. With `warm`, memory has the weights that earlier tokens leave there.
+/// Simulates a plan without run events. If `warm`, the run starts with the weights in memory that earlier tokens would
+/// leave there.
 pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario, warm: bool) -> Result<Trace, Error> {
     let memory = MemoryOptions { warm_start: warm, ignore_memory: false };
     simulate_with_events(cluster, plan, scenario, memory, &ScenarioEvents::default()).map(|run| run.trace)
@@ -47,8 +48,9 @@ pub fn simulate_with_events(
     let input = Input { cluster, plan, options: &options };
     let mut run = hearth_sim::simulate_with_events(&input, events).map_err(|error| {
         let short = matches!(error, SimError::Schedule(ScheduleError::BadPass { .. }));
-        let refused = Error::invalid(error);
-        if short { refused.with_hint("the plan was made for a shorter context: plan again") } else { refused }
+        let error = Error::invalid(error);
+        let hint = "the plan was made for a shorter context: make a new plan";
+        if short { error.with_hint(hint) } else { error }
     })?;
     run.trace.header.scenario_name.clone_from(&scenario.name);
     Ok(run)

@@ -21,10 +21,10 @@ use serde_yaml::Value;
 use crate::Error;
 use crate::simulation::{MemoryOptions, simulate_with_events};
 
-const MAX_SENSITIVE: usize = 3;
+const MAX_SENSITIVE_PARAMETERS: usize = 3;
 
 /// Number of the random stream for the draws of the parameters.
-const STREAM: u64 = 0x0050_4152_414d_5321;
+const RNG_STREAM: u64 = 0x0050_4152_414d_5321;
 
 /// Uncertainty of a value by the first word of its source, as the standard deviation of the logarithm. source: assumed;
 /// repeated measurements differ by up to 3 %, inferred values are fits to a few rows, and assumed values are orders of
@@ -33,7 +33,7 @@ const UNCERTAINTY: [(&str, f64); 5] =
     [("measured", 0.03), ("read from", 0.0), ("set", 0.0), ("inferred", 0.1), ("assumed", 0.25)];
 /// Uncertainty of a published value, as the standard deviation of the logarithm. source: assumed; published numbers
 /// are rounded, such as 0.72 to 0.7 GB/s
-const PUBLISHED: f64 = 0.03;
+const PUBLISHED_UNCERTAINTY: f64 = 0.03;
 
 /// A quantity of a document that has a unit and a source.
 struct Parameter {
@@ -48,8 +48,8 @@ struct Parameter {
 /// Names and YAML values of the documents of a cluster: the devices in the order of the cluster, and then the links.
 struct ClusterDocuments(Vec<(String, Value)>);
 
-/// Returns the spread of the time per token of a plan over `draws` random draws of the parameters, with the same
-/// events.
+/// Simulates a plan with each of `draws` random draws of the parameters, and returns the interval of its time per
+/// token.
 pub fn estimate_prediction_interval(
     plan: &Plan,
     cluster: &Cluster,
@@ -58,7 +58,7 @@ pub fn estimate_prediction_interval(
     events: &ScenarioEvents,
     draws: usize,
 ) -> Result<PredictionInterval, Error> {
-    let documents = ClusterDocuments::of(cluster, scenario)?;
+    let documents = ClusterDocuments::new(cluster, scenario)?;
     let parameters = documents.parameters(plan);
     let time = |factors: &[f64]| -> Result<Option<f64>, Error> {
         let scaled = documents.scaled(&parameters, factors, cluster)?;
@@ -67,7 +67,7 @@ pub fn estimate_prediction_interval(
         Ok(tpot.filter(|_| trace.outcome == Outcome::Ok))
     };
     let mut random = ChaCha8Rng::seed_from_u64(cluster.seed);
-    random.set_stream(STREAM);
+    random.set_stream(RNG_STREAM);
     let mut times = Vec::new();
     for _ in 0..draws {
         let mut draw = || -> f64 { StandardNormal.sample(&mut random) };
@@ -105,13 +105,13 @@ fn most_sensitive(
         changes.push((documents.name(parameter), greatest));
     }
     changes.sort_by(|one, other| other.1.abs().total_cmp(&one.1.abs()));
-    changes.truncate(MAX_SENSITIVE);
+    changes.truncate(MAX_SENSITIVE_PARAMETERS);
     changes.retain(|(_, change)| change.abs() > 1e-3);
     Ok(changes)
 }
 
 impl ClusterDocuments {
-    fn of(cluster: &Cluster, scenario: &Scenario) -> Result<Self, Error> {
+    fn new(cluster: &Cluster, scenario: &Scenario) -> Result<Self, Error> {
         let mut documents = Vec::new();
         for member in &cluster.members {
             let device = serde_yaml::to_value(&member.device).map_err(Error::failed)?;
@@ -193,7 +193,7 @@ fn sigma(source: &str, spread: Option<&str>) -> f64 {
     // Half the interquartile range is 0.67 standard deviations.
     let repeats = repeats.map(|percent| percent / 100.0 / 0.67);
     let kind = UNCERTAINTY.iter().find(|(word, _)| source.starts_with(word));
-    kind.map_or(PUBLISHED, |(_, sigma)| *sigma).max(repeats.unwrap_or(0.0))
+    kind.map_or(PUBLISHED_UNCERTAINTY, |(_, sigma)| *sigma).max(repeats.unwrap_or(0.0))
 }
 
 /// Multiplies the quantity at a path of a document by a factor, and keeps its unit.

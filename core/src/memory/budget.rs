@@ -1,4 +1,4 @@
-//! The memory budget of a device with memory-mapped weights: key-value cache, buffers, and the memory left for weights.
+//! The memory budget of a device with memory-mapped weights: KV cache, buffers, and the memory left for weights.
 //!
 //! The equation is in [`crate::memory`]. The buffers include a GPU's copy of weights if the GPU shares main memory.
 //! The cached weights are those of the CPU and, with Metal, those of the GPU up to the size of Metal's working set.
@@ -17,7 +17,7 @@ use super::{MIN_WEIGHT_CACHE, plan_kv_cache_bytes};
 pub struct MemoryBudget {
     /// Main memory that a run can use on the device.
     pub available_memory: Bytes,
-    /// Size of the key-value cache of the CPU's layers, for the whole context of all sequences.
+    /// Size of the KV cache of the CPU's layers, for the whole context of all sequences.
     pub kv_cache: Bytes,
     /// Size of the compute buffers, and of everything that a GPU stores in main memory.
     pub buffers: Bytes,
@@ -27,7 +27,7 @@ pub struct MemoryBudget {
     pub fits: bool,
     /// Size of the weights that are read from the mapped model file for each token, including `head_weights`.
     pub weights: Bytes,
-    /// The part of `weights` for the output matrix and one embedding row; 0 if the device is not the head.
+    /// The part of `weights` for the output matrix and one embedding row; 0 if it is not the head device.
     pub head_weights: Bytes,
     /// The part of `weights` for the largest window of layers.
     pub largest_window_weights: Bytes,

@@ -1,7 +1,7 @@
-//! The draft model on the head: its processor and its memory.
+//! The draft model on the head device: its processor and its memory.
 //!
-//! The head stores the whole draft model, a key-value cache for the whole context of every sequence, and separate
-//! compute buffers, as a separate process would (prima.cpp paper, appendix A.9). None of this memory can be
+//! The head device stores the whole draft model, a KV cache for the whole context of every sequence, and
+//! separate compute buffers, as a separate process would (prima.cpp paper, appendix A.9). None of this memory can be
 //! reclaimed. A draft model on the GPU uses GPU memory, a draft model on the CPU main memory; if both are the same
 //! memory, it counts in both. The target model is planned for a device profile from which this memory is subtracted.
 //!
@@ -23,27 +23,27 @@ pub enum DraftError {
     #[error(
         "the plan has {planned}, but the scenario's workload has {requested}; plan again from this scenario"
     )]
-    OneSided { planned: &'static str, requested: &'static str },
+    OnlyOneHasDraft { planned: &'static str, requested: &'static str },
     #[error(
         "the draft model of the plan is `{planned}`, but the draft model of the scenario is `{given}`; plan again from \
          this scenario"
     )]
-    OtherModel { planned: String, given: String },
+    DifferentModel { planned: String, given: String },
     #[error(
         "the draft model `{draft}` has a vocabulary of {draft_tokens} tokens, but the model `{model}` has one of \
          {model_tokens}; name a draft model of the same family"
     )]
-    Vocabulary { draft: String, draft_tokens: u32, model: String, model_tokens: u32 },
+    VocabularyMismatch { draft: String, draft_tokens: u32, model: String, model_tokens: u32 },
     #[error(
         "the plan runs the draft model on the GPU of `{device}`, but the profile of this device has no GPU with a \
          known speed; set `workload.speculation.processor: cpu`, or complete the profile"
     )]
     NoGpu { device: String },
     #[error(
-        "the workload has {requested} concurrent sequences, but the plan has key-value caches for {planned}; plan \
+        "the workload has {requested} concurrent sequences, but the plan has KV caches for {planned}; plan \
          again from this scenario"
     )]
-    Sequences { requested: u32, planned: u32 },
+    TooFewCaches { requested: u32, planned: u32 },
 }
 
 /// Returns the draft model for a plan of this cluster; `None` without speculative decoding. The draft model runs on the
@@ -61,13 +61,13 @@ pub fn planned_draft(cluster: &Cluster) -> Option<PlannedDraftModel> {
     Some(PlannedDraftModel { model: PlannedModel::from_profile(draft), processor })
 }
 
-/// Checks that a valid plan has the draft model of the scenario, and key-value caches for all its sequences.
+/// Checks that a valid plan has the draft model of the scenario, and KV caches for all its sequences.
 pub fn check_planned_draft(plan: &Plan, cluster: &Cluster) -> Result<(), DraftError> {
     let (requested, planned) = (cluster.workload.sequences, plan.sequences);
     if requested > planned {
-        return Err(DraftError::Sequences { requested, planned });
+        return Err(DraftError::TooFewCaches { requested, planned });
     }
-    let one_sided = |planned, requested| Err(DraftError::OneSided { planned, requested });
+    let one_sided = |planned, requested| Err(DraftError::OnlyOneHasDraft { planned, requested });
     let (planned, draft) = match (&plan.draft_model, &cluster.draft_model) {
         (None, None) => return Ok(()),
         (Some(_), None) => return one_sided("a draft model", "no `speculation`"),
@@ -76,7 +76,7 @@ pub fn check_planned_draft(plan: &Plan, cluster: &Cluster) -> Result<(), DraftEr
     };
     if planned.model.shape_digest != draft.shape_digest() || planned.model.layers != draft.shape.layers.0 {
         let (planned, given) = (planned.model.name.clone(), draft.name.clone());
-        return Err(DraftError::OtherModel { planned, given });
+        return Err(DraftError::DifferentModel { planned, given });
     }
     check_vocab_size(draft, &cluster.model)?;
     let device = plan.devices[0].name.clone();
@@ -94,7 +94,7 @@ pub fn check_vocab_size(draft: &ModelProfile, model: &ModelProfile) -> Result<()
         return Ok(());
     }
     let (draft, model) = (draft.name.clone(), model.name.clone());
-    Err(DraftError::Vocabulary { draft, draft_tokens, model, model_tokens })
+    Err(DraftError::VocabularyMismatch { draft, draft_tokens, model, model_tokens })
 }
 
 /// Returns the profile of a device of the plan, minus the memory of its draft model; `None` if the model does not fit.

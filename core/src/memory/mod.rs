@@ -9,8 +9,9 @@
 //! weight cache  = available - unreclaimable
 //! ```
 //!
-//! The key-value cache is allocated before the first token. Mapped weights may exceed the weight cache; the excess is
-//! read from disk for every token. If the unreclaimable memory does not fit, the run fails before it begins.
+//! `element` is the size of an element of the cache, `loading` the size of the whole model if a head device loads it to
+//! slice it. The KV cache is allocated before the first token. Mapped weights may exceed the weight cache; the
+//! excess is read from disk for every token. If the unreclaimable memory does not fit, the run fails before it begins.
 //!
 //! Not here: how much of the weight cache managed residency keeps ([`crate::residency`]), and the same equations in
 //! the symbols of the paper, for windows that are not part of a plan yet (`hearth_halda::latency`).
@@ -23,7 +24,7 @@ use hearth_profiles::model::{ModelProfile, ModelShape};
 use hearth_profiles::{Bytes, DeviceProfile};
 use hearth_schema::Plan;
 use hearth_schema::scenario::KvFormat;
-use hearth_schema::trace::{MemoryKind, Shortage};
+use hearth_schema::trace::{MemoryKind, ShortageRecord};
 
 pub use budget::MemoryBudget;
 pub use pinned::{PinnedMemory, streamed_block_sizes};
@@ -37,36 +38,37 @@ pub const MIN_WEIGHT_CACHE: Bytes = Bytes::from_mib(16);
 /// source: measured in the lab, 4.0 MiB with one or two threads
 const IDLE_PROCESS: Bytes = Bytes::from_mib(4);
 
-/// Additional memory of the head's process: coordinator, tokenizer, trace and logits.
+/// Additional memory of the process on the head device: coordinator, tokenizer, trace and logits.
 /// source: measured in the lab, 2.9 to 4.0 MB for the head processes of 14 rings
 const HEAD_PROCESS: Bytes = Bytes(3_650_000);
 
-/// Memory per token of the vocabulary on the head, the only device that processes text.
+/// Memory per token of the vocabulary on the head device, the only device that processes text.
 /// source: measured in the lab, 4.6 MB for 128256 tokens
 const VOCABULARY_ENTRY: Bytes = Bytes(36);
 
-/// Returns the size of the key-value cache of `layers` layers for the whole context of every sequence, `u64::MAX`
+/// Returns the size of the KV cache of `layers` layers for the whole context of every sequence, `u64::MAX`
 /// bytes if it overflows.
 pub fn kv_cache_bytes(
     shape: &ModelShape,
     layers: u32,
     context: u32,
-    element: KvFormat,
+    format: KvFormat,
     sequences: u32,
 ) -> Bytes {
-    let layer = shape.kv_bytes_per_layer(context, Bytes(element.bytes_per_element())).0;
+    let layer = shape.kv_bytes_per_layer(context, Bytes(format.bytes_per_element())).0;
     Bytes(layer.saturating_mul(u64::from(layers)).saturating_mul(u64::from(sequences)))
 }
 
-/// Returns the size of the key-value cache of `layers` layers of a plan's model, for all sequences of the plan.
+/// Returns the size of the KV cache of `layers` layers of a plan's model, for all sequences of the plan.
 fn plan_kv_cache_bytes(plan: &Plan, shape: &ModelShape, layers: u32) -> Bytes {
     kv_cache_bytes(shape, layers, plan.context_length, plan.kv_cache_format, plan.sequences)
 }
 
-/// Returns the memory of an executor's process without key-value cache, compute buffers and weights. `head` says
-/// whether the process is the head, which needs more; `idle` is the measured memory of an idle process, 0 if unknown.
-pub fn process_overhead_bytes(shape: &ModelShape, head: bool, idle: Bytes) -> Bytes {
-    let text = if head { HEAD_PROCESS + VOCABULARY_ENTRY * u64::from(shape.vocab_size) } else { Bytes::ZERO };
+/// Returns the memory of an executor's process without KV cache, compute buffers and weights. `is_head` says
+/// whether it runs on the head device and needs more. `idle` is the measured memory of an idle process, 0 if unknown.
+pub fn process_overhead_bytes(shape: &ModelShape, is_head: bool, idle: Bytes) -> Bytes {
+    let text =
+        if is_head { HEAD_PROCESS + VOCABULARY_ENTRY * u64::from(shape.vocab_size) } else { Bytes::ZERO };
     idle.max(IDLE_PROCESS) + text
 }
 
@@ -81,12 +83,12 @@ pub struct DeviceMemory {
     pub unreclaimable_memory: Bytes,
     /// Main memory that a run can use.
     pub available_memory: Bytes,
-    /// Main memory that remains for weights. Other weights are read for every token, from the model file or from swap.
+    /// Main memory that remains for weights. The other weights are read for every token, from model file or swap space.
     pub weight_cache: Bytes,
     pub needed_gpu_memory: Bytes,
     pub available_gpu_memory: Bytes,
     /// The kinds of memory (main or GPU) of which the device has less than the minimum that the run needs.
-    pub shortages: Vec<Shortage>,
+    pub shortages: Vec<ShortageRecord>,
     /// For each layer of the model, the bytes uploaded to the GPU for every token; empty if weights are mapped.
     pub gpu_upload_per_layer: Vec<Bytes>,
 }
@@ -152,8 +154,8 @@ impl DeviceMemory {
     }
 }
 
-fn shortage(index: usize, memory_kind: MemoryKind, needed: Bytes, available: Bytes) -> Option<Shortage> {
+fn shortage(index: usize, kind: MemoryKind, needed: Bytes, available: Bytes) -> Option<ShortageRecord> {
     let (device_index, needed_bytes, available_bytes) = (index as u16, needed.0, available.0);
-    let shortage = Shortage { device_index, memory_kind, needed_bytes, available_bytes };
+    let shortage = ShortageRecord { device_index, memory_kind: kind, needed_bytes, available_bytes };
     (needed > available).then_some(shortage)
 }

@@ -2,7 +2,7 @@
 //!
 //! Systems that do not map the model file work in this way (prima.cpp paper, appendix A.8). Weights are stored in the
 //! format of the computation; if they are converted on the GPU, a copy in the format of the CPU stays in main memory.
-//! The head stores the embedding and the output matrix, and may have loaded the whole model to slice it. With a sliding
+//! The head device stores the embedding and the output matrix, and may load the whole model to slice it. With a sliding
 //! window of weight blocks (TPI-LLM paper), embedding rows are read on demand.
 //!
 //! Anonymous memory beyond the available memory is swapped, if the device has free swap space. Converted GPU
@@ -14,22 +14,23 @@ use hearth_profiles::{Bytes, DeviceProfile};
 use hearth_schema::plan::tensor_parallel::{HeadWeights, TensorParallelPlan};
 use hearth_schema::plan::{Plan, Processor};
 use hearth_schema::residency::Residency;
-use hearth_schema::trace::{MemoryKind, Shortage};
+use hearth_schema::trace::{MemoryKind, ShortageRecord};
 
 use super::{plan_kv_cache_bytes, shortage};
 use crate::tensor::SlicedModel;
 use crate::weight_conversion::{converted_group, converted_model};
 
-/// The memory that one device with copied weights needs for a plan.
+/// The memory that a device needs for a plan if it copies its weights into memory that cannot be evicted, instead of
+/// mapping the model file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PinnedMemory {
     /// Size of the weights in main memory, including copies of GPU weights.
     pub weights: Bytes,
     /// The part of `weights` that the CPU reads for each token.
     pub cpu_weights: Bytes,
-    /// Size of the whole model, if the device is the head and loads the whole model to slice it; 0 otherwise.
+    /// Size of the whole model, if the device is the head device and loads the whole model to slice it; 0 otherwise.
     pub loaded_model: Bytes,
-    /// Size of the key-value cache in main memory, for the whole context.
+    /// Size of the KV cache in main memory, for the whole context.
     pub kv_cache: Bytes,
     pub buffers: Bytes,
     /// GPU memory in use, without the weights that are converted again for every token.
@@ -84,7 +85,7 @@ impl PinnedMemory {
     }
 
     /// Returns the kinds of memory (main or GPU) that are too small. `index` is the index of the device in the plan.
-    pub fn shortages(&self, index: usize) -> Vec<Shortage> {
+    pub fn shortages(&self, index: usize) -> Vec<ShortageRecord> {
         let available = self.available_memory + self.free_swap;
         let main = shortage(index, MemoryKind::Main, self.unreclaimable_memory(), available);
         let gpu = shortage(index, MemoryKind::Gpu, self.used_gpu_memory, self.available_gpu_memory);
@@ -220,12 +221,13 @@ fn embedding(model: &ModelProfile) -> Bytes {
 }
 
 /// Returns the sizes of the blocks that a device with a sliding window of weight blocks (TPI-LLM paper) loads for a
-/// token, in order. The output matrix of the head is divided into blocks no larger than the largest block of a layer.
-pub fn streamed_block_sizes(sliced: &SlicedModel, head: bool) -> Vec<Bytes> {
+/// token, in order. The head device (`is_head`) also loads the output matrix, divided into blocks no larger than the
+/// largest block of a layer.
+pub fn streamed_block_sizes(sliced: &SlicedModel, is_head: bool) -> Vec<Bytes> {
     let layers = sliced.feed_forward.len();
     let mut blocks: Vec<Bytes> = (0..2 * layers).map(|block| sliced.block_bytes(block)).collect();
     let largest = blocks.iter().max().copied().unwrap_or_default().max(Bytes(1));
-    let mut output = if head { sliced.attention.output_head_bytes() } else { Bytes::ZERO };
+    let mut output = if is_head { sliced.attention.output_head_bytes() } else { Bytes::ZERO };
     while output > Bytes::ZERO {
         let block = output.min(largest);
         blocks.push(block);
@@ -235,8 +237,8 @@ pub fn streamed_block_sizes(sliced: &SlicedModel, head: bool) -> Vec<Bytes> {
 }
 
 /// Returns the maximum total size of `count` consecutive blocks. After the last block comes the first one.
-fn largest_window(sliced: &SlicedModel, count: u32, head: bool) -> Bytes {
-    let blocks = streamed_block_sizes(sliced, head);
+fn largest_window(sliced: &SlicedModel, count: u32, is_head: bool) -> Bytes {
+    let blocks = streamed_block_sizes(sliced, is_head);
     let count = (count as usize).min(blocks.len());
     let window = |start: usize| -> Bytes { (start..start + count).map(|at| blocks[at % blocks.len()]).sum() };
     (0..blocks.len()).map(window).max().unwrap_or_default()

@@ -1,9 +1,9 @@
 //! Confidence intervals of the mean time per token of one run.
 //!
-//! Batch means: the times of consecutive tokens are correlated, for example while a page cache fills or a network is
-//! slow, so they are not independent samples. The decode steps are divided into batches of equal length, whose means
-//! are nearly independent. Student's t distribution gives the interval that contains the mean of an infinite run with a
-//! probability of 95 %.
+//! The method is batch means. The times of consecutive tokens are correlated, for example while a page cache fills or a
+//! network is slow, so they are not independent samples. The decode steps are divided into batches of equal length,
+//! whose means are nearly independent. Student's t distribution gives the interval that contains the mean of an
+//! infinite run with a probability of 95 %.
 //!
 //! Deviation: a run with few tokens uses batches of one step, so that ten tokens also have an interval. This interval
 //! is too narrow if the times of consecutive tokens are correlated.
@@ -16,7 +16,7 @@ use hearth_schema::trace::Trace;
 
 /// Maximum number of batches into which the decode steps of a run are divided.
 /// source: Schmeiser, "Batch size effects in the analysis of simulation output", Operations Research 30(3), 1982:
-/// more than 30 batches gain nothing, 10 lose little
+/// more than 30 batches have no advantage, 10 batches have only a small disadvantage
 const MAX_BATCHES: usize = 10;
 
 /// The 97.5 % quantiles of Student's t distribution with 1 to 9 degrees of freedom.
@@ -26,6 +26,7 @@ const STUDENT_T: [f64; MAX_BATCHES - 1] = [12.706, 4.303, 3.182, 2.776, 2.571, 2
 /// Half-widths of the 95 % confidence intervals of the mean times of a run, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ConfidenceIntervals {
+    /// The number of batches into which the decode steps are divided.
     #[serde(alias = "stretches")]
     pub batches: usize,
     /// The half-width of the interval of the mean time per output token, in milliseconds.
@@ -53,15 +54,14 @@ impl ConfidenceIntervals {
         }
         let half = |of: &dyn Fn(&(f64, Terms, f64)) -> f64| {
             let means: Vec<f64> = times.iter().map(|batch| of(batch) / batch.2).collect();
-            student_t * deviation(&means) / (batches as f64).sqrt()
+            student_t * sample_standard_deviation(&means) / (batches as f64).sqrt()
         };
         let terms = std::array::from_fn(|index| half(&|batch| batch.1.named_terms()[index].1));
         Some(Self { batches, tpot_half_width_ms: half(&|batch| batch.0), term_half_widths_ms: terms })
     }
 }
 
-/// Returns the sample standard deviation.
-fn deviation(values: &[f64]) -> f64 {
+fn sample_standard_deviation(values: &[f64]) -> f64 {
     let mean = values.iter().sum::<f64>() / values.len() as f64;
     let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
     (squares / (values.len() as f64 - 1.0)).sqrt()

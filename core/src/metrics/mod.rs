@@ -11,10 +11,10 @@
 //!   by their own clocks (there is no shared clock);
 //! - `queue`: time ready but not running: run-queue delay, and gaps between the steps of the device that has the
 //!   token, for example while it works on another sequence;
-//! - `bubble`: the rest. It is zero unless no pass is in flight during an interval, for example while the ring is
-//!   rebuilt after a loss.
+//! - `bubble`: the rest. It is greater than zero only if no pass is in flight during an interval, for example while
+//!   the ring is rebuilt after a loss.
 //!
-//! In a `tensor` trace all devices work on a token at the same time, see `lockstep`. `hidden_disk` is the time of
+//! With tensor parallelism all devices work on a token at the same time, see `lockstep`. `hidden_disk` is the time of
 //! read-ahead minus the time that computations of the same device waited for the disk meanwhile. It is not part of
 //! the sum.
 
@@ -33,7 +33,7 @@ use self::sequences::{SequenceMetrics, SpeculationMetrics};
 use self::token_times::{DecodeStep, TokenTimes};
 use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::{
-    Counter, CounterReading, MemoryKind, Outcome, Resource, Shortage, StepKind, StepRecord, Trace,
+    Counter, CounterReading, MemoryKind, Outcome, Resource, ShortageRecord, StepKind, StepRecord, Trace,
     TracedDevice,
 };
 
@@ -92,7 +92,7 @@ pub struct DeviceMetrics {
     pub bytes_read_per_token: f64,
     /// Bytes of weights in memory at the end of the run.
     pub resident_bytes: u64,
-    /// Milliseconds per token in computing steps, including waits for the disk.
+    /// Milliseconds per token that the device spends in computing steps, including waits for the disk.
     pub busy_ms: f64,
     /// Milliseconds per token that computing steps waited for the disk.
     pub demand_disk_ms: f64,
@@ -105,7 +105,7 @@ pub struct DeviceMetrics {
 
 /// A device with too little memory for the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct DeviceShortage {
+pub struct MemoryShortage {
     pub device: String,
     #[serde(rename = "memory")]
     pub memory_kind: MemoryKind,
@@ -119,7 +119,7 @@ pub struct Metrics {
     pub outcome: Outcome,
     /// The devices with too little memory, if the run ended because a device ran out of memory.
     #[serde(default, alias = "short_of_memory", skip_serializing_if = "Vec::is_empty")]
-    pub memory_shortages: Vec<DeviceShortage>,
+    pub memory_shortages: Vec<MemoryShortage>,
     /// Time per output token after the first, in milliseconds; absent if there is only one token.
     pub tpot_ms: Option<LatencySummary>,
     /// Mean time to the first token of a sequence, in milliseconds; absent if no token was generated.
@@ -170,10 +170,10 @@ pub fn compute_metrics(trace: &Trace) -> Metrics {
         memory_shortages: memory_shortages(trace),
         tpot_ms: tpot,
         ttft_ms: begin.and_then(to_first),
-        tokens_per_s: mean.and_then(|mean| sequences::rate(&outputs, mean)),
+        tokens_per_s: mean.and_then(|mean| sequences::token_rate(&outputs, mean)),
         terms_ms: terms,
-        sequences: sequences::sequences(&outputs, begin),
-        speculation: sequences::speculation(&outputs, &by_pass, mean),
+        sequences: sequences::sequence_metrics(&outputs, begin),
+        speculation: sequences::speculation_metrics(&outputs, &by_pass, mean),
         devices,
         seed: trace.header.seed,
     }
@@ -189,8 +189,8 @@ fn step_terms(trace: &Trace, by_pass: &ByPass<'_>, step: &DecodeStep) -> Terms {
     }
 }
 
-/// Returns the terms of each device in milliseconds per token, in the order of the devices in the trace header: the
-/// device's part of `cpu`, `gpu`, `memory` and `demand_disk`, and as `queue` the run-queue delay within its steps.
+/// Returns the terms of each device in milliseconds per token, in the order of the devices in the trace header. `cpu`,
+/// `gpu`, `memory` and `demand_disk` are the device's part of these terms, `queue` is the run-queue delay in its steps.
 pub fn device_terms(trace: &Trace) -> Vec<Terms> {
     let outputs = TokenTimes::from_trace(trace);
     let passes: BTreeSet<u32> = outputs.decode_steps.iter().map(|step| step.pass).collect();
@@ -209,9 +209,9 @@ pub fn device_terms(trace: &Trace) -> Vec<Terms> {
     sums.iter().map(mean).collect()
 }
 
-fn memory_shortages(trace: &Trace) -> Vec<DeviceShortage> {
+fn memory_shortages(trace: &Trace) -> Vec<MemoryShortage> {
     let name = |device: u16| trace.header.devices.get(usize::from(device)).map(|device| device.name.clone());
-    let named = |shortage: &Shortage| DeviceShortage {
+    let named = |shortage: &ShortageRecord| MemoryShortage {
         device: name(shortage.device_index).unwrap_or_default(),
         memory_kind: shortage.memory_kind,
         needed_bytes: shortage.needed_bytes,
@@ -312,13 +312,13 @@ fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms 
         explained += round_trip;
         let mut away = 0.0;
         for device in 1..devices as u16 {
-            away += charge_visit(&mut terms, records(device).filter(|record| record.round == sent.round));
+            away += charge_round(&mut terms, records(device).filter(|record| record.round == sent.round));
         }
         terms.network += round_trip - away;
     }
     // After an interruption, the time before the first step of the pass is a bubble: the ring was rebuilt, or tokens
     // were recomputed.
-    let begun = records(0).map(|record| record.start_ns).min().filter(|_| token.interrupted);
+    let begun = records(0).map(|record| record.start_ns).min().filter(|_| token.was_interrupted);
     let lost = millis(begun.map_or(0, |begun| begun.saturating_sub(token.start_ns)));
     terms.queue += (millis(token.duration_ns()) - explained - lost).max(0.0);
     terms.bubble = millis(token.duration_ns()) - terms.sum();
@@ -327,9 +327,9 @@ fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms 
 
 /// Adds to `terms` the steps of a device from the arrival of a message until the device sends the next message. Returns
 /// the time from arrival to sending, in milliseconds.
-fn charge_visit<'t>(terms: &mut Terms, visit: impl Iterator<Item = &'t StepRecord>) -> f64 {
+fn charge_round<'t>(terms: &mut Terms, records: impl Iterator<Item = &'t StepRecord>) -> f64 {
     let (mut arrived, mut left, mut worked) = (None, None, 0.0);
-    for record in visit {
+    for record in records {
         match record.kind {
             StepKind::Receive => arrived = Some(record.end_ns),
             StepKind::Send => left = Some(record.start_ns),
@@ -404,7 +404,7 @@ fn is_lost(trace: &Trace, index: u16, name: &str) -> bool {
 }
 
 /// Returns the milliseconds of read-ahead during which no step of the device waited for the disk. The trace does not
-/// say when a step waited, so the disk wait of each step is subtracted from the read-ahead that overlaps the step.
+/// tell when a step waited, so the disk wait of each step is subtracted from the read-ahead that overlaps the step.
 /// `work` is ordered by start time. A later step can end before an earlier one, because processors work in parallel.
 fn hidden(ahead: &[&StepRecord], work: &[&StepRecord]) -> f64 {
     let mut overlapping = vec![0u64; work.len()];

@@ -45,7 +45,7 @@ pub struct SpeculationMetrics {
 }
 
 /// Returns the metrics of each sequence; empty if the run has only one sequence.
-pub(super) fn sequences(outputs: &TokenTimes, begin: Option<u64>) -> Vec<SequenceMetrics> {
+pub(super) fn sequence_metrics(outputs: &TokenTimes, begin: Option<u64>) -> Vec<SequenceMetrics> {
     let Some(begin) = begin.filter(|_| outputs.first_tokens.len() > 1) else { return Vec::new() };
     let one = |first: &FirstToken| {
         let steps = || outputs.decode_steps.iter().filter(|step| step.sequence == first.sequence);
@@ -62,7 +62,7 @@ pub(super) fn sequences(outputs: &TokenTimes, begin: Option<u64>) -> Vec<Sequenc
 }
 
 /// Returns the tokens per second over all sequences; for a single sequence the inverse of `mean_ms`, its mean TPOT.
-pub(super) fn rate(outputs: &TokenTimes, mean_ms: f64) -> Option<f64> {
+pub(super) fn token_rate(outputs: &TokenTimes, mean_ms: f64) -> Option<f64> {
     let ends = outputs.first_tokens.iter().map(|first| first.end_ns);
     let from = ends.clone().min()?;
     let until = ends.chain(outputs.decode_steps.iter().map(|step| step.end_ns)).max()?;
@@ -75,7 +75,7 @@ pub(super) fn rate(outputs: &TokenTimes, mean_ms: f64) -> Option<f64> {
 }
 
 /// Returns the metrics of speculative decoding; `None` if no tokens were drafted. `mean_ms` is the mean time per token.
-pub(super) fn speculation(
+pub(super) fn speculation_metrics(
     outputs: &TokenTimes,
     by_pass: &ByPass<'_>,
     mean_ms: Option<f64>,

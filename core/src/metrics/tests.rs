@@ -144,7 +144,7 @@ fn tokens_of_one_pass_share_its_time() {
     let accepted = |value| reading(0, Counter::Accepted, 1, value);
     trace.readings.push(accepted(2));
     let metrics = compute_metrics(&trace);
-    // Two accepted drafts and a token of the large model in 70 ms, of which 1 ms is drafting.
+    // Two accepted drafts and a token of the target model in 70 ms, of which 1 ms is drafting.
     let (tpot, drafting) = (metrics.tpot_ms.unwrap(), metrics.speculation.unwrap());
     assert!((tpot.mean_ms - 70.0 / 3.0).abs() < 1e-9 && (tpot.p95_ms - 70.0 / 3.0).abs() < 1e-9);
     assert_eq!((drafting.steps, drafting.drafted, drafting.accepted_drafts), (1, 3, 2));

@@ -1,8 +1,8 @@
 //! The times at which the tokens of each sequence were sampled, on the head's clock.
 //!
-//! The first output of a sequence ends its prompt. Each later output is a [`DecodeStep`], which lasts from the end of
-//! the previous output of the sequence to the end of this output. A step generates one token more than the number of
-//! accepted drafts.
+//! The first output of a sequence ends the processing of its prompt. Each later output is a [`DecodeStep`], which lasts
+//! from the end of the previous output of the sequence to the end of this output. A step generates one token more than
+//! the number of accepted drafts.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::{ByPass, millis, records_of};
 use hearth_schema::pass::{MAX_PASS_TOKENS, Pass};
 use hearth_schema::trace::{Counter, StepKind, Trace};
 
-/// The interval from the previous output of a sequence to the output of a pass, in which the pass generated tokens.
+/// The interval between two consecutive outputs of a sequence, in which one pass generated one or more tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeStep {
     pub pass: u32,
@@ -23,7 +23,7 @@ pub struct DecodeStep {
     pub drafted: u32,
     /// Whether the sequence had other passes between its previous output and this step: passes that were dropped, or
     /// that recomputed tokens after a failure.
-    pub interrupted: bool,
+    pub was_interrupted: bool,
 }
 
 impl DecodeStep {
@@ -73,11 +73,11 @@ impl TokenTimes {
             let mut records = records_of(by_pass, pass.index, 0);
             let output = records.find(|record| pass.has_output && record.kind == StepKind::Output);
             let Some(output) = output else {
-                last.entry(pass.sequence_index).and_modify(|(_, interrupted)| *interrupted = true);
+                last.entry(pass.sequence_index).and_modify(|(_, was_interrupted)| *was_interrupted = true);
                 continue;
             };
             let (sequence, end_ns) = (pass.sequence_index, output.end_ns);
-            let Some((start_ns, interrupted)) = last.insert(sequence, (end_ns, false)) else {
+            let Some((start_ns, was_interrupted)) = last.insert(sequence, (end_ns, false)) else {
                 times.first_tokens.push(FirstToken { sequence, pass: pass.index, end_ns });
                 continue;
             };
@@ -91,7 +91,7 @@ impl TokenTimes {
                 end_ns,
                 accepted_drafts: accepted,
                 drafted,
-                interrupted,
+                was_interrupted,
             });
         }
         times

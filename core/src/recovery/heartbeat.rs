@@ -13,8 +13,8 @@ pub const INTERVAL_NS: u64 = 500_000_000;
 /// short enough that a loss is detected within 2 s
 pub const LOSS_TIMEOUT_NS: u64 = 1_500_000_000;
 
-/// Returns the time at which the head detects the loss of a device that was lost at `since`. Both times are in
-/// nanoseconds from any earlier heartbeat.
+/// Returns the time at which the head detects the loss of a device that was lost at the time `since`. Both times are in
+/// nanoseconds from the same earlier heartbeat.
 pub fn detection_time_ns(since: u64) -> u64 {
     (since / INTERVAL_NS + LOSS_TIMEOUT_NS / INTERVAL_NS + 1).saturating_mul(INTERVAL_NS)
 }

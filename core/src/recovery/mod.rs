@@ -3,7 +3,7 @@
 //! Recovery is a pure reducer, `(state, event) -> (state, steps)`. The executor executes the steps over connections,
 //! the simulator in simulated time.
 //!
-//! A ring is configured in two phases, so that no device sends to a device that still serves an earlier ring:
+//! A ring is configured in two phases, so that no device sends to a device that is still serving an earlier ring:
 //! first every device prepares for an epoch and drops its work, then all receive the plan and connect. Each
 //! request and each new ring has an epoch, and responses of earlier epochs are ignored.
 //!
@@ -12,11 +12,11 @@
 //! is treated as lost. So the number of epochs between two tokens is at most the number of devices plus
 //! `FORGIVEN_CUTS`.
 //!
-//! Not here: how a plan is found ([`Replanner`], `spread`), whether it fits in the memory of the devices (the runner
-//! reports [`Event::NoPlan`] if it does not), and which pass enters next ([`crate::schedule::Generation`]).
+//! Not here: how a plan is found ([`Replanner`], `redistribution`), whether it fits in the memory of the devices (the
+//! runner reports [`Event::NoPlan`] if it does not), and which pass enters next ([`crate::schedule::Generation`]).
 
 pub mod heartbeat;
-mod spread;
+mod redistribution;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -47,9 +47,9 @@ pub enum Event {
     /// A device stopped responding, disconnected or failed. `since` is the time of its last response, in nanoseconds
     /// of the runner's clock. The loss of the head itself is permanent.
     DeviceLost { device: String, since: u64, reason: String },
-    /// No device responds to the head, so the head itself is disconnected from the network.
+    /// No device has responded to the head since the time `since`, so the head is disconnected from the network.
     HeadIsolated { since: u64, reason: String },
-    /// A device cannot be reached while the head searches for devices before planning.
+    /// The head cannot reach a device when it searches for devices before planning.
     DeviceAbsent { device: String },
     /// A device can be reached again. `rejoins` says when a new plan may include the device.
     DeviceReturned { device: String, rejoins: RejoinTime },
@@ -78,7 +78,8 @@ pub enum Step {
     Plan,
     /// Record that [`Recovery::plan`] is now active. `missing` is the device whose loss led to this plan.
     Replanned { missing: Option<String> },
-    /// Record that no new plan is adopted, and why. `missing` is the device whose loss required a new plan.
+    /// Record that no new plan is adopted, for the given reason. `missing` is the device whose loss required a new
+    /// plan.
     NotReplanned { missing: Option<String>, reason: String },
     /// Tell all devices of the plan except the head to prepare for the epoch.
     Prepare { epoch: u32 },
@@ -88,7 +89,7 @@ pub enum Step {
     Reset { epoch: u32 },
     /// Let the passes of the epoch begin: all devices of the plan are ready.
     Begin { epoch: u32 },
-    /// Stop: the ring cannot continue. `lost` says why devices are unavailable, `reason` why there is no other plan.
+    /// Stop, because the ring cannot continue. `lost` says why devices are unavailable, `reason` why there is no plan.
     GiveUp { lost: String, reason: String },
 }
 
@@ -200,7 +201,7 @@ impl Recovery {
         self.phase == Phase::Running
     }
 
-    /// Whether the ring has ever been running. If not, the loss of a device is a mistake in the setup of the ring.
+    /// Whether the ring has ever been running. Before that, the loss of a device points to a mistake in the setup.
     pub fn has_ever_run(&self) -> bool {
         self.has_begun
     }
@@ -224,11 +225,12 @@ impl Recovery {
 
     /// Finds a plan without a planner: distributes the layers of the unavailable devices over the available devices.
     pub fn redistribute_layers(&self) -> Result<Plan, ReplanError> {
-        spread::redistribute_layers(&self.first, &self.unavailable_devices())
+        redistribution::redistribute_layers(&self.first, &self.unavailable_devices())
     }
 
     /// Finds a plan for the available devices of `cluster` with a planner. The plan keeps the addresses of the devices
-    /// and everything that the tokens so far depend on: key-value caches, format of activations, and draft model.
+    /// and everything that the tokens so far depend on: size and format of the KV caches, format of the
+    /// activations, and draft model.
     pub fn replan(&self, replanner: &dyn Replanner, cluster: &Cluster) -> Result<Plan, ReplanError> {
         let head = self.head();
         let available = cluster.members.iter().filter(|member| !self.is_unavailable(&member.name));
@@ -255,7 +257,7 @@ impl Recovery {
 
     fn planned(&mut self, plan: Plan) -> Vec<Step> {
         let Phase::Planning { is_intact } = self.phase else { return vec![] };
-        if let Some(reason) = self.refusal(&plan) {
+        if let Some(reason) = self.rejection_reason(&plan) {
             return self.not_planned(reason);
         }
         if is_intact && is_same_ring(&plan, &self.plan) {
@@ -268,7 +270,7 @@ impl Recovery {
         [vec![replanned], self.prepare()].concat()
     }
 
-    fn refusal(&self, plan: &Plan) -> Option<String> {
+    fn rejection_reason(&self, plan: &Plan) -> Option<String> {
         let (head, own) = (&plan.devices[0].name, self.head());
         if head != own {
             return Some(format!("the new head would be `{head}`, but the generated tokens are on `{own}`"));
@@ -333,7 +335,8 @@ impl Recovery {
 
     fn lose(&mut self, device: String, since: u64, reason: String) -> Vec<Step> {
         if device == self.head() {
-            return self.give_up(Some(device), "the head is lost; it holds the generated tokens".into());
+            return self
+                .give_up(Some(device), "the head device is lost, and the generated tokens with it".into());
         }
         self.unavailable.entry(device.clone()).or_insert_with(|| reason.clone());
         if !self.members.remove(&device) {

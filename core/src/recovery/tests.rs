@@ -169,7 +169,7 @@ fn lost_head_ends_the_ring_and_isolated_head_continues_alone() {
 }
 
 #[test]
-fn unusable_plans_are_refused() {
+fn unusable_plans_are_rejected() {
     let other_head = BTreeSet::from(["d1".to_owned()]);
     for (plan, complaint) in
         [(plan_for(&devices(3)), "uses `d2`, which is unavailable"), (plan_for(&other_head), "would be `d1`")]

@@ -9,7 +9,7 @@
 /// source: assumed
 const GROWTH_STEPS: u64 = 4;
 
-/// A loss of less than 1/64 of the kept bytes is ignored, because single pages are evicted occasionally.
+/// A loss of less than 1/64 of the kept bytes is ignored, because individual pages are evicted occasionally.
 /// source: assumed
 const NOISE_DIVISOR: u64 = 64;
 
@@ -20,6 +20,7 @@ const MAX_WAIT: u32 = 64;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeptBudget {
     max: u64,
+    /// The number of bytes of weights to keep now.
     pub bytes: u64,
     /// Number of tokens without loss that must pass before the next growth step.
     wait: u32,
@@ -27,7 +28,7 @@ pub struct KeptBudget {
     lasted: u32,
     /// Whether the last change of the budget was a growth step and nothing has been lost since.
     grown: bool,
-    /// Whether the budget has just shrunk, so that pieces that are missing now were evicted before the change.
+    /// Whether the budget has just shrunk: pieces that are missing now were evicted under the old budget.
     settling: bool,
 }
 
@@ -37,8 +38,8 @@ impl KeptBudget {
         Self { max, bytes: max, wait: 1, ..Self::default() }
     }
 
-    /// Updates the budget after a token. `lost` is the number of bytes of the kept set that had been evicted, `limit`
-    /// the number of bytes that can be kept, if the system reports this. Returns whether the budget has changed.
+    /// Updates the budget after a token. `lost` is the number of bytes of the kept set that had been evicted. `limit`
+    /// is the number of bytes that can be kept, `None` if it is not known. Returns whether the budget has changed.
     pub fn update_after_token(&mut self, lost: u64, limit: Option<u64>) -> bool {
         let before = self.bytes;
         let ceiling = self.max.min(limit.unwrap_or(self.max));
@@ -82,7 +83,7 @@ mod tests {
     fn budget_shrinks_at_once_and_grows_back() {
         let mut budget = KeptBudget::new(1000);
         assert!(!budget.update_after_token(0, Some(2000)));
-        assert!(!budget.update_after_token(10, Some(5000)), "single evicted pages are ignored");
+        assert!(!budget.update_after_token(10, Some(5000)), "individual evicted pages are ignored");
         assert!(budget.update_after_token(600, Some(400)));
         assert!(!budget.update_after_token(400, Some(400)), "the rest was evicted by the same scan");
         assert_eq!(budget.bytes, 400);

@@ -1,7 +1,7 @@
 //! Managed residency: decides which piece of a device's weights is read, awaited or evicted next.
 //!
-//! The share of a device (its weights for a token) is divided into pieces. Some are kept in memory. The others
-//! stream through a buffer of bounded size: they are read before their use and evicted after it. One helper thread
+//! The weights that a device uses for a token are divided into pieces. Some are kept in memory. The others stream
+//! through a buffer of bounded size: they are read before their use and evicted after it. One helper thread
 //! processes the requested parts in order. It starts reads without waiting for them, up to [`READ_DEPTH`] at the
 //! same time. If it cannot start a read, it evicts used pieces, and if there are none, it waits for the oldest
 //! read. The computation can use a piece once the helper has confirmed that it is in memory.
@@ -17,7 +17,7 @@ use std::ops::Range;
 use hearth_profiles::Bytes;
 use hearth_schema::residency::ResidencyOptions;
 
-use super::{KeptBudget, Share, kept_bytes, stream_buffer_bytes};
+use super::{EvictionOrder, KeptBudget, kept_bytes, stream_buffer_bytes};
 
 /// Number of bytes being read at which the helper thread starts no further read, but waits for the oldest read.
 /// source: measured; a disk of 200 MB/s needs one piece, one of 1.5 GB/s 4 MiB; more only fills its queue
@@ -60,7 +60,7 @@ pub enum Event {
     PartEnded,
     /// The generation has ended: all requested parts are dropped.
     Reset,
-    /// The memory use of the process is about to change.
+    /// The memory use of the process changes, so the available memory must be measured again.
     MemoryChanged,
     /// The outcome of [`Step::Measure`]: the bytes of page cache that the operating system can use before it evicts the
     /// device's weights, if known, and the bytes of the kept set that the operating system reports as evicted.
@@ -76,9 +76,10 @@ pub enum Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadOutcome {
     InMemory,
-    /// This number of bytes was not in memory, and reading them has started.
+    /// The read of this number of bytes, which were not in memory, has started.
     Started(u64),
-    /// This number of bytes is not in memory, and the system ignored the read request. The step is not repeated.
+    /// This number of bytes is not in memory, and the operating system ignored the read request. The helper thread does
+    /// not repeat the step.
     Dropped(u64),
     /// No read was started, because the operating system has no free memory now. The step must be repeated.
     Retry,
@@ -134,8 +135,8 @@ struct Piece {
 #[derive(Debug, Clone, Default)]
 pub struct ManagedResidency {
     options: ResidencyOptions,
-    processors: u32,
-    share: Share,
+    cpus: u32,
+    eviction_order: EvictionOrder,
     /// The pieces of the device's weights, in the order of use.
     order: Vec<PieceId>,
     pieces: Vec<Piece>,
@@ -157,29 +158,31 @@ pub struct ManagedResidency {
 }
 
 impl ManagedResidency {
-    /// Creates the state for the weights of a device. No piece is kept until memory has been measured. `visits` lists,
-    /// for each visit (the work between two idle times of the device), the pieces in the order of use. `bytes` has the
-    /// size of each piece by its index.
-    pub fn new(visits: &[Vec<PieceId>], bytes: &[u64], options: ResidencyOptions, processors: u32) -> Self {
-        let sizes = |visit: &Vec<PieceId>| visit.iter().map(|&piece| bytes[piece as usize]).collect();
-        let share = Share::new(&visits.iter().map(sizes).collect::<Vec<_>>());
+    /// Creates the state for the weights of a device. No piece is kept until memory has been measured. `busy_periods`
+    /// lists, for each busy period (the work between two idle times of the device), the pieces in the order of use.
+    /// `bytes` has the size of each piece by its index. `cpus` is the number of CPUs of the machine.
+    pub fn new(busy_periods: &[Vec<PieceId>], bytes: &[u64], options: ResidencyOptions, cpus: u32) -> Self {
+        let sizes = |pieces: &Vec<PieceId>| pieces.iter().map(|&piece| bytes[piece as usize]).collect();
+        let eviction_order = EvictionOrder::new(&busy_periods.iter().map(sizes).collect::<Vec<_>>());
         let piece = |&bytes: &u64| Piece { bytes, kept: false, loaded: false, buffered: false };
         Self {
             options,
-            processors,
-            budget: KeptBudget::new(options.max_kept_bytes(share.total_bytes())),
-            share,
-            order: visits.concat(),
+            cpus,
+            budget: KeptBudget::new(options.max_kept_bytes(eviction_order.total_bytes())),
+            eviction_order,
+            order: busy_periods.concat(),
             pieces: bytes.iter().map(piece).collect(),
             capacity: options.stream_buffer_bytes().0,
             ..Self::default()
         }
     }
 
-    pub fn share_bytes(&self) -> u64 {
-        self.share.total_bytes()
+    /// Returns the total size of the pieces.
+    pub fn weight_bytes(&self) -> u64 {
+        self.eviction_order.total_bytes()
     }
 
+    /// Returns the size of the pieces in the stream buffer.
     pub fn buffered_bytes(&self) -> u64 {
         self.buffered
     }
@@ -381,11 +384,11 @@ impl ManagedResidency {
 
     /// Adapts the kept set and the size of the stream buffer to the measured memory.
     fn follow_memory(&mut self, page_cache: Option<u64>, evicted: u64) {
-        let (share, processors, options) = (self.share.total_bytes(), self.processors, self.options);
+        let (weights, cpus, options) = (self.weight_bytes(), self.cpus, self.options);
         if let Some(bytes) = page_cache {
-            self.capacity = stream_buffer_bytes(bytes, share, processors, &options);
+            self.capacity = stream_buffer_bytes(bytes, weights, cpus, &options);
         }
-        let limit = page_cache.map(|bytes| kept_bytes(bytes, share, processors, &options));
+        let limit = page_cache.map(|bytes| kept_bytes(bytes, weights, cpus, &options));
         let lost = std::mem::take(&mut self.lost).max(evicted);
         if self.budget.update_after_token(lost, limit) || !self.measured {
             self.choose_kept();
@@ -394,7 +397,7 @@ impl ManagedResidency {
     }
 
     fn choose_kept(&mut self) {
-        let kept = self.share.kept_flags(self.budget.bytes);
+        let kept = self.eviction_order.kept_flags(self.budget.bytes);
         // Pieces that the computation still has to use are evicted after their use.
         let parts = &self.parts;
         let awaited = |piece| parts.iter().any(|part| (part.used..part.requested).contains(&piece));

@@ -12,7 +12,7 @@
 //! drafts before the first draft that it would not have sampled, and adds one token of its own. With acceptance rate
 //! `a` and `n` drafts, a pass generates `(1 - a^(n+1)) / (1 - a)` tokens on average (Leviathan et al., 2023, Eq. 1).
 //!
-//! In a server each sequence is a slot whose cache is kept between requests.
+//! In a server each sequence is a slot, whose KV cache is kept between requests.
 //!
 //! Not here: which drafts are accepted, which the executor computes and the simulator draws at random, and the steps
 //! of a pass on a device ([`super::Schedule`]).
@@ -83,7 +83,7 @@ impl Generation {
         Self::from_prompt_lengths(&prompts, wanted, workload.micro_batch, drafts)
     }
 
-    /// Creates a generation with one sequence of `wanted` tokens for each prompt length, which must be at least 1.
+    /// Creates a generation with one sequence for each prompt length (at least 1), which generates `wanted` tokens.
     pub fn from_prompt_lengths(prompts: &[u32], wanted: u32, micro_batch: u32, drafts: u32) -> Self {
         Self {
             micro_batch: micro_batch.max(1),
@@ -103,7 +103,7 @@ impl Generation {
         Self { sequences: slots, finished: sequences, ..empty }
     }
 
-    /// Enters a request with `prompt` tokens (at least 1) into a vacant slot, to generate `wanted` tokens (at least 1).
+    /// Admits a request with `prompt` tokens (at least 1) to a vacant slot, to generate `wanted` tokens (at least 1).
     /// The slot's cache has the keys and values of the first `cached` tokens of the prompt, which are not computed
     /// again, except the last token of the prompt. Returns the number of prompt tokens that are not computed.
     pub fn admit_request(
@@ -235,7 +235,7 @@ impl Generation {
 
 /// Returns the passes of a workload if no draft is ever accepted: the batches of the prompt, then one pass for each
 /// generated token except the last.
-pub fn passes(workload: &Workload) -> Vec<Pass> {
+pub fn workload_passes(workload: &Workload) -> Vec<Pass> {
     let mut generation = Generation::new(workload);
     let mut passes = Vec::new();
     while let Some(pass) = generation.begin_pass() {

@@ -3,7 +3,7 @@
 //! Simulator and executor both interpret this schedule. They can differ in how long a step takes, but not in the steps.
 //! The schedule of a device is a pure reducer, `(state, event) -> (state, steps)`.
 //!
-//! One token goes around the ring `rounds` times (prima.cpp paper, section 3.1 and Fig. 1). In each visit a device
+//! One token goes around the ring `rounds` times (prima.cpp paper, section 3.1 and Fig. 1). In each round a device
 //! computes its window, sends the activations to the next device, releases the window if the plan says so, and then
 //! prefetches its next window (Fig. 4). A device with managed residency prefetches before it computes, because the
 //! size of its buffer limits the prefetch. A partial last round skips devices without layers, but not relays.
@@ -25,7 +25,7 @@ use hearth_schema::plan::{Plan, Processor, Role};
 use hearth_schema::residency::Residency;
 use serde::{Deserialize, Serialize};
 
-pub use generation::{Generation, GenerationError, passes};
+pub use generation::{Generation, GenerationError, workload_passes};
 
 /// A part of the model's weights that is prefetched and released as one unit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,20 +62,20 @@ pub enum Step {
 pub enum Event {
     /// A pass enters the ring. Head only.
     Begin(Pass),
-    /// Activations have arrived from another device, so this device begins its visit of the round.
+    /// Activations have arrived from another device, so this device begins its part of the round.
     Arrived { pass: Pass, round: u32 },
     /// The ring changes to another plan, which begins with `first_pass`. Earlier passes are dropped.
     Replanned { plan: Arc<Plan>, first_pass: u32 },
 }
 
-/// Why a schedule refuses an event. The cause is a faulty or hostile device in the ring.
+/// Why a schedule rejects an event. The cause is a faulty or hostile device in the ring.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScheduleError {
     #[error("`{device}` cannot begin pass {pass}: only the head begins passes")]
     NotTheHead { device: String, pass: u32 },
     #[error("`{device}` received pass {pass} for round {got}, but expects {expected}")]
     UnexpectedRound { device: String, pass: u32, got: u32, expected: String },
-    /// The pass has the same index as a pass in flight, but other contents.
+    /// The pass has the same index as a pass in flight, but different contents.
     #[error("`{device}` received pass {pass} with tokens that differ from those of an earlier round")]
     ChangedPass { device: String, pass: u32 },
     #[error("`{device}` received pass {pass} of an earlier plan; the current plan begins at pass {since}")]
@@ -107,9 +107,9 @@ pub enum ScheduleError {
 pub struct Schedule {
     plan: Arc<Plan>,
     device: usize,
-    /// The rounds in which a pass visits this device, in ascending order.
-    visits: Vec<u32>,
-    /// The passes in flight by index, each with the index into `visits` of its next visit.
+    /// The rounds in which this device takes part, in ascending order.
+    rounds: Vec<u32>,
+    /// The passes in flight by index, each with the index into `rounds` of its next round.
     in_flight: BTreeMap<u32, (Pass, usize)>,
     /// For each sequence, the number of positions whose keys and values are cached or being computed on this device.
     /// Sequences that the device has not seen are missing, and their first pass is not checked for a gap.
@@ -122,9 +122,9 @@ pub struct Schedule {
 impl Schedule {
     /// Creates the schedule of the device with this index in a valid plan.
     pub fn new(plan: Arc<Plan>, device: usize) -> Self {
-        let visits = (0..plan.rounds).filter(|&round| is_visited(&plan, device, round)).collect();
+        let rounds = (0..plan.rounds).filter(|&round| takes_part(&plan, device, round)).collect();
         let (in_flight, cached) = (BTreeMap::new(), BTreeMap::new());
-        Self { plan, device, visits, in_flight, cached, expected: None, first_pass: 0 }
+        Self { plan, device, rounds, in_flight, cached, expected: None, first_pass: 0 }
     }
 
     pub fn plan(&self) -> &Arc<Plan> {
@@ -142,7 +142,7 @@ impl Schedule {
 
     /// Returns the indices of the devices that this device sends to, in ascending order.
     pub fn receivers(&self) -> Vec<usize> {
-        let receivers: BTreeSet<usize> = self.visits.iter().map(|&round| self.hop(round).0).collect();
+        let receivers: BTreeSet<usize> = self.rounds.iter().map(|&round| self.next_hop(round).0).collect();
         receivers.into_iter().filter(|&receiver| receiver != self.device).collect()
     }
 
@@ -165,7 +165,7 @@ impl Schedule {
                 }
                 steps.push(Step::Embed { pass });
                 self.in_flight.insert(pass.index, (pass, 0));
-                self.visit(pass, 0, &mut steps);
+                self.add_window_steps(pass, 0, &mut steps);
                 let is_prompt = pass.drafted == 0 && (pass.tokens > 1 || !pass.has_output);
                 if is_prompt && self.plan.draft_model.is_some() {
                     steps.push(Step::Draft { pass });
@@ -187,14 +187,15 @@ impl Schedule {
                         self.extend_cache(pass, &mut steps)?;
                         self.in_flight.insert(pass.index, (pass, 0));
                     }
-                    self.visit(pass, round, &mut steps);
+                    self.add_window_steps(pass, round, &mut steps);
                 }
             }
         }
         Ok(steps)
     }
 
-    /// Adds the positions of a new pass to the cache. Rolls back positions that it recomputes; refuses a gap before it.
+    /// Adds the positions of a new pass to the cache. Adds a rollback step for cached positions that the pass computes
+    /// again. Fails if positions before the pass are missing from the cache.
     fn extend_cache(&mut self, pass: Pass, steps: &mut Vec<Step>) -> Result<(), ScheduleError> {
         let Pass { sequence_index: sequence, first_position, tokens, .. } = pass;
         if let Some(&cached) = self.cached.get(&sequence) {
@@ -210,13 +211,13 @@ impl Schedule {
         Ok(())
     }
 
-    /// Adds the steps of the window of `round`, and of later windows until another device has to compute.
-    fn visit(&mut self, pass: Pass, mut round: u32, steps: &mut Vec<Step>) {
+    /// Adds the steps of the device's window in `round`, and of its later windows until another device has to compute.
+    fn add_window_steps(&mut self, pass: Pass, mut round: u32, steps: &mut Vec<Step>) {
         loop {
             let (window, gpu) =
                 (self.plan.window(self.device, round), self.plan.gpu_window(self.device, round));
             self.prefetch_before_use(ModelPart::Layers(window.clone()), pass, round, steps);
-            if self.manages() {
+            if self.is_managed() {
                 self.prefetch_after(pass, round, steps);
             }
             let cpu = gpu.end.max(window.start)..window.end;
@@ -225,10 +226,10 @@ impl Schedule {
                     steps.push(Step::Compute { pass, round, layers, processor });
                 }
             }
-            let (_, visit) = self.in_flight.get_mut(&pass.index).expect("a pass in flight");
-            *visit += 1;
-            let last = *visit == self.visits.len();
-            let (receiver, next_round) = self.hop(round);
+            let (_, next) = self.in_flight.get_mut(&pass.index).expect("a pass in flight");
+            *next += 1;
+            let last = *next == self.rounds.len();
+            let (receiver, next_round) = self.next_hop(round);
             let sends = receiver != self.device;
             if sends {
                 steps.push(Step::Send { pass, round, next_round, receiver });
@@ -236,7 +237,7 @@ impl Schedule {
             if !window.is_empty() {
                 self.release(ModelPart::Layers(window), pass, round, steps);
             }
-            if !self.manages() {
+            if !self.is_managed() {
                 self.prefetch_after(pass, round, steps);
             }
             if sends {
@@ -245,7 +246,7 @@ impl Schedule {
                 }
                 return;
             }
-            // No other device is visited before the next round.
+            // No other device takes part before the next round.
             if next_round == self.plan.rounds {
                 self.finish(pass, steps);
                 return;
@@ -261,20 +262,20 @@ impl Schedule {
         if pass.has_output {
             self.prefetch_before_use(ModelPart::Output, pass, round, steps);
         }
-        if self.manages() {
+        if self.is_managed() {
             self.prefetch(first.clone().map(ModelPart::Layers), pass, round, steps);
         }
         if pass.has_output {
             steps.push(Step::Output { pass, processor: self.plan.output_processor });
             self.release(ModelPart::Output, pass, round, steps);
         }
-        if !self.manages() {
+        if !self.is_managed() {
             self.prefetch(first.map(ModelPart::Layers), pass, round, steps);
         }
     }
 
-    /// Prefetches the part that is used after the window of a round: the next window, or after the last window the
-    /// output matrix on the head and the first window on a worker.
+    /// Prefetches the part that is used after the window of a round. This is the next window. After the last window it
+    /// is the output matrix on the head device, and the first window on a worker.
     fn prefetch_after(&mut self, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         let following = (round + 1..self.plan.rounds)
             .map(|later| self.plan.window(self.device, later))
@@ -300,7 +301,7 @@ impl Schedule {
     /// With managed residency, appends a step that prefetches `part` before its use, unless it was prefetched.
     fn prefetch_before_use(&mut self, part: ModelPart, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         let Some(part) = on_cpu(&self.plan, self.device, part) else { return };
-        if self.expected.as_ref() != Some(&part) && self.manages() {
+        if self.expected.as_ref() != Some(&part) && self.is_managed() {
             self.prefetch(Some(part), pass, round, steps);
         }
         self.expected = None;
@@ -313,15 +314,15 @@ impl Schedule {
         }
     }
 
-    fn manages(&self) -> bool {
+    fn is_managed(&self) -> bool {
         self.plan.devices[self.device].residency.policy == Residency::Managed
     }
 
     /// Returns the index of the device that receives this device's activations of a round, and the round that the
     /// receiver then begins.
-    fn hop(&self, round: u32) -> (usize, u32) {
+    fn next_hop(&self, round: u32) -> (usize, u32) {
         (self.device + 1..self.plan.devices.len())
-            .find(|&index| is_visited(&self.plan, index, round))
+            .find(|&index| takes_part(&self.plan, index, round))
             .map_or((0, round + 1), |index| (index, round))
     }
 
@@ -352,9 +353,9 @@ impl Schedule {
     /// Returns the round in which a pass has to arrive next, `None` if only the head itself can begin the pass.
     fn expected_round(&self, pass: u32) -> Option<u32> {
         match self.in_flight.get(&pass) {
-            Some(&(_, visit)) => Some(self.visits.get(visit).copied().unwrap_or(self.plan.rounds)),
+            Some(&(_, next)) => Some(self.rounds.get(next).copied().unwrap_or(self.plan.rounds)),
             None if self.device == 0 => None,
-            None => Some(self.visits.first().copied().unwrap_or(0)),
+            None => Some(self.rounds.first().copied().unwrap_or(0)),
         }
     }
 
@@ -372,13 +373,13 @@ impl Schedule {
     }
 }
 
-/// Whether a pass visits a device in a round: the device has layers in this round, is the head, or is a relay.
-fn is_visited(plan: &Plan, device: usize, round: u32) -> bool {
+/// Whether a device takes part in a round: it has layers in this round, is the head device, or is a relay.
+fn takes_part(plan: &Plan, device: usize, round: u32) -> bool {
     device == 0 || plan.devices[device].role == Role::Relay || !plan.window(device, round).is_empty()
 }
 
-/// Returns what the CPU reads of a part: the layers that are not on the GPU, or the output matrix; `None` if the GPU
-/// has the whole part.
+/// Returns the weights of a part that the CPU reads: the layers that are not on the GPU, or the output matrix. Returns
+/// `None` if the GPU has the whole part.
 fn on_cpu(plan: &Plan, device: usize, part: ModelPart) -> Option<ModelPart> {
     let gpu_layers = plan.devices[device].gpu_layers;
     match part {
@@ -388,30 +389,30 @@ fn on_cpu(plan: &Plan, device: usize, part: ModelPart) -> Option<ModelPart> {
     }
 }
 
-/// Returns the parts that a device's CPU reads for a token, in the order of use. Each list is one visit: the device
-/// is idle between two lists and never within one. A head begins the next token directly after the output, so the
-/// output matrix precedes its first window.
-pub fn parts_by_visit(plan: &Plan, device: usize) -> Vec<Vec<ModelPart>> {
+/// Returns the parts that a device's CPU reads for a token, in the order of use. Each list is one busy period: the
+/// device is idle between two lists and never within one. The head device begins the next token directly after the
+/// output, so the output matrix precedes its first window.
+pub fn parts_by_busy_period(plan: &Plan, device: usize) -> Vec<Vec<ModelPart>> {
     let schedule = Schedule::new(Arc::new(plan.clone()), device);
     let output = (device == 0).then_some(ModelPart::Output).and_then(|part| on_cpu(plan, device, part));
-    let mut visits = vec![Vec::from_iter(output)];
-    for &round in &schedule.visits {
+    let mut busy_periods = vec![Vec::from_iter(output)];
+    for &round in &schedule.rounds {
         let window = Some(plan.window(device, round)).filter(|window| !window.is_empty());
-        if let Some(last) = visits.last_mut() {
+        if let Some(last) = busy_periods.last_mut() {
             last.extend(window.and_then(|window| on_cpu(plan, device, ModelPart::Layers(window))));
         }
-        if schedule.hop(round).0 != device {
-            visits.push(Vec::new());
+        if schedule.next_hop(round).0 != device {
+            busy_periods.push(Vec::new());
         }
     }
     // A head that is not idle after its last window continues with the output.
-    let tail = visits.pop().unwrap_or_default();
-    match visits.first_mut() {
+    let tail = busy_periods.pop().unwrap_or_default();
+    match busy_periods.first_mut() {
         Some(first) => drop(first.splice(0..0, tail)),
-        None => visits.push(tail),
+        None => busy_periods.push(tail),
     }
-    visits.retain(|parts| !parts.is_empty());
-    visits
+    busy_periods.retain(|parts| !parts.is_empty());
+    busy_periods
 }
 
 #[cfg(test)]

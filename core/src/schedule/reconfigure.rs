@@ -1,7 +1,7 @@
 //! Reconfiguration: a device switches to a new plan during a run.
 //!
-//! The device drops its passes in flight, refuses messages of earlier passes from then on, and begins the next passes
-//! with an empty key-value cache. The event results in no steps: the device waits for the first message of the new
+//! The device drops its passes in flight, rejects messages of earlier passes from then on, and begins the next passes
+//! with an empty KV cache. The event results in no steps: the device waits for the first message of the new
 //! ring. The simulator or the executor has to load the weights of the device's new layers.
 
 use std::sync::Arc;
@@ -14,32 +14,39 @@ use hearth_schema::plan::Plan;
 impl Schedule {
     /// Switches to a new plan for the passes from index `first_pass` on. On an error the state is unchanged.
     pub(super) fn reconfigure(&mut self, plan: &Arc<Plan>, first_pass: u32) -> Result<(), ScheduleError> {
-        let refuse = |what: String| Err(ScheduleError::IncompatiblePlan { device: self.name(), what });
+        let reject = |what: String| Err(ScheduleError::IncompatiblePlan { device: self.name(), what });
         if let Err(error) = plan.validate() {
-            return refuse(error.message());
+            return reject(error.message());
         }
         let (old, new) = (&self.plan, plan.as_ref());
         let Some(device) = new.device_index(&self.name()) else {
-            return refuse("the new plan does not use the device".into());
+            return reject("the new plan does not use the device".into());
         };
         let (head, own) = (&new.devices[0].name, &old.devices[0].name);
         if head != own {
-            return refuse(format!("its head would be `{head}`, but the generated tokens are on `{own}`"));
+            return reject(format!("its head would be `{head}`, but the generated tokens are on `{own}`"));
         }
         let shape = |plan: &Plan| (plan.model.shape_digest.clone(), plan.model.layers);
         if shape(new) != shape(old)
             || (new.context_length, new.kv_cache_format) != (old.context_length, old.kv_cache_format)
         {
-            return refuse("it is for another model, context or key-value format".into());
+            return reject("its model, context or KV cache format differs".into());
         }
         if new.activation_format != old.activation_format {
-            return refuse("it sends activations in another format, which would change the results".into());
+            return reject(
+                "it sends activations in a different format, which would change the results".into(),
+            );
         }
-        if (new.sequences, new.draft_model.is_some()) != (old.sequences, old.draft_model.is_some()) {
-            return refuse("it has another number of sequences, or only one plan has a draft model".into());
+        if new.sequences != old.sequences {
+            return reject("its number of sequences differs".into());
+        }
+        if new.draft_model.is_some() != old.draft_model.is_some() {
+            return reject("only one of the two plans has a draft model".into());
         }
         if first_pass < self.first_pass {
-            return refuse(format!("it begins at pass {first_pass}, before the current plan"));
+            return reject(format!(
+                "it begins at pass {first_pass}, before the first pass of the current plan"
+            ));
         }
         *self = Schedule { first_pass, ..Schedule::new(plan.clone(), device) };
         Ok(())
@@ -70,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_plan_changes_nothing() {
+    fn rejected_plan_changes_nothing() {
         let old = plan(8, &[2, 2, 4], false);
         let mut last = Schedule::new(Arc::new(old.clone()), 2);
         let [mut other_model, mut other_head] = [(); 2].map(|()| old.clone());
@@ -79,13 +86,13 @@ mod tests {
         let before = last.clone();
         for (plan, complaint) in [
             (plan(8, &[5, 3], false), "does not use the device"),
-            (other_model, "another model"),
+            (other_model, "its model"),
             (other_head, "the generated tokens are on `d0`"),
             (Plan { rounds: 3, ..old.clone() }, "rounds"),
-            (Plan { sequences: 2, ..old }, "another number of sequences"),
+            (Plan { sequences: 2, ..old }, "number of sequences"),
         ] {
-            let refused = last.react(&Event::Replanned { plan: Arc::new(plan), first_pass: 1 });
-            let text = refused.expect_err("incompatible").to_string();
+            let rejected = last.react(&Event::Replanned { plan: Arc::new(plan), first_pass: 1 });
+            let text = rejected.expect_err("incompatible").to_string();
             assert!(text.contains(complaint), "{text}");
             assert_eq!(last, before);
         }

@@ -1,4 +1,4 @@
-//! Tests of the schedule: the steps of the prima.cpp paper's figures, refused events, and properties of all plans.
+//! Tests of the schedule: the steps of the prima.cpp paper's figures, rejected events, and properties of all plans.
 
 use proptest::prelude::*;
 
@@ -136,20 +136,20 @@ fn only_the_next_part_is_prefetched() {
 }
 
 #[test]
-fn visits_end_where_a_device_becomes_idle() {
+fn busy_periods_end_where_a_device_becomes_idle() {
     let layers = ModelPart::Layers;
     let ring = plan(8, &[2, 2], true);
-    assert_eq!(parts_by_visit(&ring, 0), [vec![ModelPart::Output, layers(0..2)], vec![layers(4..6)]]);
-    assert_eq!(parts_by_visit(&ring, 1), [[layers(2..4)], [layers(6..8)]]);
+    assert_eq!(parts_by_busy_period(&ring, 0), [vec![ModelPart::Output, layers(0..2)], vec![layers(4..6)]]);
+    assert_eq!(parts_by_busy_period(&ring, 1), [[layers(2..4)], [layers(6..8)]]);
     // A single device is never idle.
-    assert_eq!(parts_by_visit(&plan(8, &[3], true), 0).len(), 1);
+    assert_eq!(parts_by_busy_period(&plan(8, &[3], true), 0).len(), 1);
     // If only the head has layers in the last round, it continues with the output and the next token without idling.
     let partial = plan(6, &[2, 2], true);
-    assert_eq!(parts_by_visit(&partial, 0), [vec![layers(4..6), ModelPart::Output, layers(0..2)]]);
+    assert_eq!(parts_by_busy_period(&partial, 0), [vec![layers(4..6), ModelPart::Output, layers(0..2)]]);
     // A relay and layers on a GPU read nothing.
     let mut relay = plan(4, &[1, 0, 1], true);
     relay.devices[2].gpu_layers = 1;
-    assert!(parts_by_visit(&relay, 1).is_empty() && parts_by_visit(&relay, 2).is_empty());
+    assert!(parts_by_busy_period(&relay, 1).is_empty() && parts_by_busy_period(&relay, 2).is_empty());
 }
 
 #[test]
@@ -167,34 +167,34 @@ fn relay_forwards_and_computes_nothing() {
 }
 
 #[test]
-fn unexpected_message_is_refused_and_changes_nothing() {
+fn unexpected_message_is_rejected_and_changes_nothing() {
     let mut worker = Schedule::new(Arc::new(plan(8, &[2, 2], false)), 1);
     let before = worker.clone();
     let early = worker.react(&Event::Arrived { pass: DECODE, round: 1 });
     assert!(matches!(early, Err(ScheduleError::UnexpectedRound { got: 1, .. })));
     assert!(matches!(worker.react(&Event::Begin(DECODE)), Err(ScheduleError::NotTheHead { .. })));
     let huge = Pass { tokens: u32::MAX, first_position: u32::MAX, ..DECODE };
-    let refused = worker.react(&Event::Arrived { pass: huge, round: 0 });
-    assert!(matches!(refused, Err(ScheduleError::BadPass { .. })));
+    let rejected = worker.react(&Event::Arrived { pass: huge, round: 0 });
+    assert!(matches!(rejected, Err(ScheduleError::BadPass { .. })));
     assert_eq!(worker, before);
 }
 
 #[test]
-fn changed_pass_is_refused_and_changes_nothing() {
+fn changed_pass_is_rejected_and_changes_nothing() {
     let mut worker = Schedule::new(Arc::new(plan(8, &[2, 2], false)), 1);
     worker.react(&Event::Arrived { pass: DECODE, round: 0 }).expect("its first round");
     let before = worker.clone();
     let longer = Pass { tokens: DECODE.tokens + 1, ..DECODE };
     let elsewhere = Pass { first_position: DECODE.first_position + 1, ..DECODE };
     for pass in [longer, elsewhere, Pass { has_output: !DECODE.has_output, ..DECODE }] {
-        let refused = worker.react(&Event::Arrived { pass, round: 1 });
-        assert_eq!(refused, Err(ScheduleError::ChangedPass { device: "d1".into(), pass: DECODE.index }));
+        let rejected = worker.react(&Event::Arrived { pass, round: 1 });
+        assert_eq!(rejected, Err(ScheduleError::ChangedPass { device: "d1".into(), pass: DECODE.index }));
         assert_eq!(worker, before);
     }
     worker.react(&Event::Arrived { pass: DECODE, round: 1 }).expect("its second round");
 }
 
-/// Returns the plan of a ring of two devices with a draft model and key-value caches for two sequences.
+/// Returns the plan of a ring of two devices with a draft model and KV caches for two sequences.
 fn drafting() -> Plan {
     let model =
         PlannedModel { name: "n".into(), file_digest: None, shape_digest: "shape:1".into(), layers: 2 };
@@ -232,8 +232,8 @@ fn rejected_drafts_are_rolled_back_on_every_device() {
         let gap = schedule.react(&event(verify(5, 30)));
         assert!(matches!(gap, Err(ScheduleError::Gap { first: 30, cached: 22, .. })), "{gap:?}");
         // The plan has caches for two sequences, each with its own positions.
-        let refused = schedule.react(&event(Pass { sequence_index: 2, ..verify(5, 22) }));
-        assert!(matches!(refused, Err(ScheduleError::UnknownSequence { sequence: 2, sequences: 2, .. })));
+        let rejected = schedule.react(&event(Pass { sequence_index: 2, ..verify(5, 22) }));
+        assert!(matches!(rejected, Err(ScheduleError::UnknownSequence { sequence: 2, sequences: 2, .. })));
         assert_eq!(schedule, before);
         schedule
             .react(&event(Pass { sequence_index: 1, ..verify(5, 30) }))
@@ -242,7 +242,7 @@ fn rejected_drafts_are_rolled_back_on_every_device() {
 }
 
 #[test]
-fn invalid_drafts_are_refused() {
+fn invalid_drafts_are_rejected() {
     let with = |drafted, pass| Pass { drafted, ..pass };
     let (plain, drafts) = (Arc::new(plan(8, &[4, 4], false)), Arc::new(drafting()));
     for (plan, pass) in [
@@ -252,15 +252,15 @@ fn invalid_drafts_are_refused() {
         (&drafts, with(1, Pass::new(0, 0, 2, false))),
     ] {
         let mut head = Schedule::new(plan.clone(), 0);
-        let refused = head.react(&Event::Begin(pass));
-        assert!(matches!(refused, Err(ScheduleError::BadDrafts { .. })), "{pass:?}: {refused:?}");
+        let rejected = head.react(&Event::Begin(pass));
+        assert!(matches!(rejected, Err(ScheduleError::BadDrafts { .. })), "{pass:?}: {rejected:?}");
         assert_eq!(head, Schedule::new(plan.clone(), 0));
     }
 }
 
 #[test]
 fn workload_is_a_prompt_and_then_single_tokens() {
-    let passes = passes(&Workload::new(600, 3));
+    let passes = workload_passes(&Workload::new(600, 3));
     let shape: Vec<_> =
         passes.iter().map(|pass| (pass.first_position, pass.tokens, pass.has_output)).collect();
     assert_eq!(shape, [(0, 512, false), (512, 88, true), (600, 1, true), (601, 1, true)]);

@@ -3,7 +3,7 @@
 //! On the GPU alone, weights are read at the bandwidth of one processor. If the rows are split between GPU and NPU,
 //! weights are read at the bandwidth of both (HeteroLLM paper, sections 4.1.2 and 5.3). The GPU still reads the keys
 //! and values, and each of the seven matmuls has two sync events. In closed form, with the bandwidths `B_g` of one
-//! processor and `B_soc` of both:
+//! processor and `B_soc` of both, and the time `T_sync` of a sync event:
 //!
 //! ```text
 //! GPU only         (weights + keys and values) / B_g
@@ -18,7 +18,7 @@
 //! Deviation: as in the published closed form, the rows are split so that both processors finish at the same time, not
 //! in steps of 256, all seven matmuls are split although the small ones gain nothing, and kernels other than the
 //! matmuls and attention are not counted. The NPU reads weights of four bits, because the paper uses the NPU's integer
-//! path for decoding (section 5, footnote 2), which does not follow the formula of prefill.
+//! units for decoding (section 5, footnote 2), which do not follow the formula of prefill.
 
 use hearth_profiles::device::Soc;
 use hearth_profiles::model::ModelShape;
@@ -42,14 +42,14 @@ pub struct DecodeLatencyModel<'a> {
 impl DecodeLatencyModel<'_> {
     /// Returns the sync intervals of a layer that the GPU computes alone.
     pub fn gpu_intervals(&self, shape: &ModelShape) -> Vec<SyncInterval> {
-        let time = |matmul: Matmul| self.gpu.decode_matmul_time(matmul, self.tokens);
+        let time = |matmul: Matmul| self.gpu.decode_matmul_seconds(matmul, self.tokens);
         self.layer(shape, |matmul| SyncInterval::without_events(vec![time(matmul)]))
     }
 
     /// Returns the sync intervals of a layer whose matmuls are split between GPU and NPU.
     pub fn split_intervals(&self, shape: &ModelShape) -> Vec<SyncInterval> {
         self.layer(shape, |matmul| {
-            let time = self.split_matmul_time(matmul);
+            let time = self.split_matmul_seconds(matmul);
             SyncInterval::with_events(vec![time], vec![time], self.sync_cost)
         })
     }
@@ -57,13 +57,13 @@ impl DecodeLatencyModel<'_> {
     /// Returns the sync intervals of a layer whose matmuls the NPU computes alone, with two sync events per matmul. The
     /// NPU alone has the same memory bandwidth as the GPU alone (HeteroLLM paper, section 3.3).
     pub fn npu_intervals(&self, shape: &ModelShape) -> Vec<SyncInterval> {
-        let weight = self.gpu.read_time(self.gpu.bytes_per_weight) * self.npu_tiles();
+        let weight = self.gpu.read_seconds(self.gpu.bytes_per_weight) * self.npu_tiles();
         let graph = |matmul: Matmul| vec![weight * matmul.weight_count()];
         self.layer(shape, |matmul| SyncInterval::with_events(vec![], graph(matmul), self.sync_cost))
     }
 
     /// Returns the seconds for a matmul that is split between GPU and NPU, without the time of the sync events.
-    pub fn split_matmul_time(&self, matmul: Matmul) -> f64 {
+    pub fn split_matmul_seconds(&self, matmul: Matmul) -> f64 {
         let bandwidths = &self.soc.memory_bandwidths;
         let for_npu = bandwidths.both_processors.value.0 - bandwidths.single_processor.value.0;
         let on_gpu = self.gpu.seconds_per_weight(self.tokens);
@@ -82,7 +82,7 @@ impl DecodeLatencyModel<'_> {
     fn layer(&self, shape: &ModelShape, interval: impl Fn(Matmul) -> SyncInterval) -> Vec<SyncInterval> {
         let [attention, output, gates, down] =
             matmul_groups(shape).map(|group| group.into_iter().map(&interval).collect::<Vec<_>>());
-        let cached = SyncInterval::without_events(vec![self.gpu.read_time(self.kv_bytes_per_layer)]);
+        let cached = SyncInterval::without_events(vec![self.gpu.read_seconds(self.kv_bytes_per_layer)]);
         [attention, vec![cached], output, gates, down].concat()
     }
 }

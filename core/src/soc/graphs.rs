@@ -1,17 +1,17 @@
-//! NPU graphs: the batch sizes that have a compiled graph, and sets of graphs that cover a prompt.
+//! NPU graphs: the numbers of tokens that have a compiled graph, and sets of graphs that together cover a prompt.
 //!
 //! HeteroLLM paper, sections 4.1.1 and 5.2.2. A graph is compiled ahead of time for a fixed number of tokens, in
 //! sizes of powers of two. A prompt is padded to the next size, is covered by several graphs, or waits until graphs
 //! for its own length are built.
 //!
-//! Not here: which cover is the fastest, which depends on the matmuls ([`super::solver`], [`super::prefill`]).
+//! Not here: which set of graphs is the fastest, which depends on the matmuls ([`super::solver`], [`super::prefill`]).
 
 use hearth_profiles::Seconds;
 use hearth_profiles::device::soc::NpuGraphs;
 
 /// Maximum number of NPU graphs that together cover the rest of a prompt after the chunks of the largest graph size.
-/// source: HeteroLLM paper, section 4.1.1, which covers prompts with two; the cost of loading more is not published
-const MAX_PROMPT_CHUNKS: usize = 4;
+/// source: assumed; the HeteroLLM paper, section 4.1.1, uses two, and the cost of loading more graphs is not published
+const MAX_GRAPHS_PER_PROMPT: usize = 4;
 
 /// The sizes of the compiled NPU graphs, in tokens.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,7 +27,7 @@ impl GraphSizes {
         let sizes: Vec<u64> = graphs.graph_sizes.value.iter().map(|&size| u64::from(size)).collect();
         let mut sets: Vec<Vec<u64>> = Vec::new();
         let mut last: Vec<Vec<u64>> = vec![Vec::new()];
-        for _ in 0..MAX_PROMPT_CHUNKS {
+        for _ in 0..MAX_GRAPHS_PER_PROMPT {
             let longer = |set: Vec<u64>| {
                 let max = set.last().copied().unwrap_or(u64::MAX);
                 let next = sizes.iter().rev().filter(move |&&size| size <= max);
@@ -48,8 +48,8 @@ impl GraphSizes {
         self.sizes.iter().copied().find(|&size| size >= tokens).unwrap_or(self.max_size())
     }
 
-    /// Returns the sets of graph sizes that sum to at least `tokens`, but to less without any one of their sizes.
-    pub fn covering_sets(&self, tokens: u64) -> impl Iterator<Item = &[u64]> {
+    /// Returns the sets of graph sizes that sum to at least `tokens`, but to less if any one of the sizes is removed.
+    pub fn size_sets_covering(&self, tokens: u64) -> impl Iterator<Item = &[u64]> {
         self.sets.iter().map(Vec::as_slice).filter(move |set| {
             let sum: u64 = set.iter().sum();
             sum >= tokens && set.iter().all(|size| sum - size < tokens)
@@ -57,21 +57,21 @@ impl GraphSizes {
     }
 
     /// Returns the sets of graph sizes that sum to less than `tokens`.
-    pub fn non_covering_sets(&self, tokens: u64) -> impl Iterator<Item = &[u64]> {
+    pub fn size_sets_below(&self, tokens: u64) -> impl Iterator<Item = &[u64]> {
         self.sets.iter().map(Vec::as_slice).filter(move |set| set.iter().sum::<u64>() < tokens)
     }
 
-    /// Splits a prompt of `tokens` tokens into chunks and returns their lengths: `largest` tokens, but at most the
-    /// largest graph size. Only the last chunk may be shorter.
-    pub fn chunk_lengths(&self, tokens: u64, largest: u64) -> Vec<u64> {
-        let largest = largest.clamp(1, self.max_size());
-        let full = vec![largest; (tokens / largest) as usize];
-        full.into_iter().chain(Some(tokens % largest).filter(|&rest| rest > 0)).collect()
+    /// Splits a prompt of `tokens` tokens into chunks and returns their lengths. Each chunk has `max_length` tokens, or
+    /// the largest graph size if this is smaller; only the last chunk may be shorter.
+    pub fn chunk_lengths(&self, tokens: u64, max_length: u64) -> Vec<u64> {
+        let length = max_length.clamp(1, self.max_size());
+        let full = vec![length; (tokens / length) as usize];
+        full.into_iter().chain(Some(tokens % length).filter(|&rest| rest > 0)).collect()
     }
 }
 
-/// Returns the time to build the four NPU graphs of a layer for `tokens` tokens at run time. The time is linear in the
-/// number of tokens, passes through the measured point, and is never negative.
+/// Returns the time to build the four NPU graphs of a layer for `tokens` tokens at run time. The time is a linear
+/// function of the number of tokens that agrees with the measured time, and is never negative.
 pub fn preparation_time(graphs: &NpuGraphs, tokens: u64) -> Seconds {
     let further = tokens as f64 - f64::from(graphs.preparation_tokens.value);
     Seconds((graphs.preparation_time.value.0 + graphs.preparation_time_per_token.value.0 * further).max(0.0))
@@ -91,7 +91,7 @@ mod tests {
     fn prompts_are_padded_and_covered_as_in_the_paper() {
         let sizes = GraphSizes::new(&graphs());
         assert_eq!((sizes.padded_size(300), sizes.padded_size(525), sizes.padded_size(1)), (512, 1024, 32));
-        let covers: Vec<&[u64]> = sizes.covering_sets(525).collect();
+        let covers: Vec<&[u64]> = sizes.size_sets_covering(525).collect();
         assert!(covers.contains(&[512, 32].as_slice()) && covers.contains(&[1024].as_slice()));
         assert!(!covers.contains(&[512, 32, 32].as_slice()), "not minimal");
         // 6 + 21 + 56 + 126 sets with one to four of the six sizes.

@@ -10,39 +10,44 @@ use super::sync::{EVENTS_PER_INTERVAL, SyncCost};
 /// One sync interval of a layer, with the times of its GPU kernels and NPU graphs.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SyncInterval {
-    /// Times of the GPU kernels, which run one after another, in seconds.
-    pub gpu_times: Vec<f64>,
-    /// Times of the NPU graphs, which run one after another, in seconds.
-    pub npu_times: Vec<f64>,
+    /// Time of each GPU kernel in seconds. The kernels run one after another.
+    pub kernel_seconds: Vec<f64>,
+    /// Time of each NPU graph in seconds. The graphs run one after another.
+    pub graph_seconds: Vec<f64>,
     /// The number of events at which GPU and NPU wait for each other.
     pub event_count: u32,
-    /// The total time that the interval's events take, in seconds.
-    pub event_time: f64,
+    /// The total time of the events, in seconds.
+    pub event_seconds: f64,
 }
 
 impl SyncInterval {
     /// Creates an interval of GPU kernels without sync events.
-    pub fn without_events(gpu_times: Vec<f64>) -> Self {
-        Self { gpu_times, ..Self::default() }
+    pub fn without_events(kernel_seconds: Vec<f64>) -> Self {
+        Self { kernel_seconds, ..Self::default() }
     }
 
     /// Creates an interval of GPU kernels and NPU graphs with a pair of sync events.
-    pub fn with_events(gpu_times: Vec<f64>, npu_times: Vec<f64>, cost: SyncCost) -> Self {
-        Self { gpu_times, npu_times, event_count: EVENTS_PER_INTERVAL, event_time: cost.event_pair_seconds }
+    pub fn with_events(kernel_seconds: Vec<f64>, graph_seconds: Vec<f64>, cost: SyncCost) -> Self {
+        Self {
+            kernel_seconds,
+            graph_seconds,
+            event_count: EVENTS_PER_INTERVAL,
+            event_seconds: cost.event_pair_seconds,
+        }
     }
 
     pub fn time(&self) -> Seconds {
-        Seconds(self.gpu_time().max(self.npu_time()) + self.event_time)
+        Seconds(self.gpu_seconds().max(self.npu_seconds()) + self.event_seconds)
     }
 
     /// Returns the total time of the GPU kernels, in seconds.
-    pub fn gpu_time(&self) -> f64 {
-        self.gpu_times.iter().sum()
+    pub fn gpu_seconds(&self) -> f64 {
+        self.kernel_seconds.iter().sum()
     }
 
     /// Returns the total time of the NPU graphs, in seconds.
-    pub fn npu_time(&self) -> f64 {
-        self.npu_times.iter().sum()
+    pub fn npu_seconds(&self) -> f64 {
+        self.graph_seconds.iter().sum()
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A pass with one token, or with drafted tokens, is computed as decoding ([`super::decode`]). Any other pass is
 //! prefill ([`super::prefill`]), in chunks no longer than the largest graph. Strategies that differ only in the
-//! graphs of prompts decode on the GPU, as the layer-level engine of the HeteroLLM paper does (section 5.3).
+//! NPU graphs of prompts decode on the GPU, as the layer-level engine of the HeteroLLM paper does (section 5.3).
 
 use hearth_profiles::device::soc::{PartitionPolicy, SocStrategy};
 use hearth_profiles::device::{Soc, SocOptions};
@@ -166,10 +166,14 @@ impl<'a> SocLatencyModel<'a> {
         }
         let (matmul, tokens) = (matmul::output_matmul(&self.model.shape), u64::from(positions));
         if split {
-            let time = self.decode(tokens, 0.0).split_matmul_time(matmul);
-            return SyncInterval { gpu_times: vec![time], npu_times: vec![time], ..SyncInterval::default() };
+            let time = self.decode(tokens, 0.0).split_matmul_seconds(matmul);
+            return SyncInterval {
+                kernel_seconds: vec![time],
+                graph_seconds: vec![time],
+                ..SyncInterval::default()
+            };
         }
-        SyncInterval::without_events(vec![self.gpu.decode_matmul_time(matmul, tokens)])
+        SyncInterval::without_events(vec![self.gpu.decode_matmul_seconds(matmul, tokens)])
     }
 
     fn decode(&self, tokens: u64, kv_bytes_per_layer: f64) -> DecodeLatencyModel<'_> {
@@ -183,5 +187,5 @@ fn is_decoded(pass: Pass) -> bool {
 
 /// Whether GPU and NPU share the matmuls of a layer.
 fn is_split(layer: &[SyncInterval]) -> bool {
-    layer.iter().any(|interval| !interval.npu_times.is_empty() && !interval.gpu_times.is_empty())
+    layer.iter().any(|interval| !interval.graph_seconds.is_empty() && !interval.kernel_seconds.is_empty())
 }

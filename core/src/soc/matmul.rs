@@ -1,8 +1,9 @@
 //! The matrix multiplications of a layer.
 //!
-//! `Y[S, o] = X[S, i] W[i, o]` for S tokens, seven times: the projections of queries, keys, values and the attention
-//! output, and the three matrices of the feed-forward block. Matmuls that read the same activations are a group: they
-//! can share one synchronisation.
+//! Each multiplies the activations X of S tokens by a weight matrix W with i rows and o columns:
+//! `Y[S, o] = X[S, i] W[i, o]`. A layer has seven: the projections of queries, keys, values and the attention output,
+//! and the three matrices of the feed-forward block. Matmuls that read the same activations are a group: they can share
+//! one synchronisation.
 
 use hearth_profiles::model::{ModelProfile, ModelShape};
 
@@ -24,7 +25,7 @@ impl Matmul {
         self.inputs as f64 * self.outputs as f64
     }
 
-    /// Returns this matmul with another number of outputs.
+    /// Returns this matmul with a different number of outputs.
     #[must_use]
     pub fn with_outputs(self, outputs: u64) -> Self {
         Self { outputs, ..self }
@@ -33,7 +34,7 @@ impl Matmul {
 
 /// Returns the matmul groups of a layer in the order of execution: Q, K and V; attention output; gate and up; down.
 pub fn matmul_groups(shape: &ModelShape) -> [Vec<Matmul>; 4] {
-    let (width, inner) = (u64::from(shape.embedding), u64::from(shape.feed_forward_length));
+    let (width, inner) = (u64::from(shape.embedding_length), u64::from(shape.feed_forward_length));
     let matmul = |inputs, outputs| Matmul { inputs, outputs };
     let qkv = [shape.query_width(), shape.key_width(), shape.value_width()];
     [
@@ -49,15 +50,15 @@ pub fn layer_weight_count(shape: &ModelShape) -> f64 {
 }
 
 pub fn output_matmul(shape: &ModelShape) -> Matmul {
-    Matmul { inputs: u64::from(shape.embedding), outputs: u64::from(shape.vocab_size) }
+    Matmul { inputs: u64::from(shape.embedding_length), outputs: u64::from(shape.vocab_size) }
 }
 
-/// Returns the bits per weight that the GPU reads: `four_bit_class` for a model of about four bits per weight.
+/// Returns the number of bits that the GPU reads per weight: `w4a16_bits` for a model of about four bits per weight.
 /// Deviation: wider weights, which the HeteroLLM paper does not have, are read at their own width.
-pub fn bits_per_weight(model: &ModelProfile, four_bit_class: f64) -> f64 {
+pub fn bits_per_weight(model: &ModelProfile, w4a16_bits: f64) -> f64 {
     let weights = layer_weight_count(&model.shape) * f64::from(model.shape.layers.0);
     let own = model.all_layers_bytes().as_f64() * 8.0 / weights.max(1.0);
-    if own < FOUR_BIT_LIMIT { four_bit_class } else { own }
+    if own < FOUR_BIT_LIMIT { w4a16_bits } else { own }
 }
 
 #[cfg(test)]
@@ -75,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn four_bit_class_applies_to_weights_of_about_four_bits() {
+    fn w4a16_bits_apply_to_weights_of_about_four_bits() {
         let model = shipped_profile("llama-8b").unwrap();
         assert_eq!(bits_per_weight(&model, 4.0), 4.0);
         let wide = ModelProfile::from_shape("wide", model.shape.clone(), "f16".parse().unwrap()).unwrap();

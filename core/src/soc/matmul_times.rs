@@ -1,9 +1,10 @@
 //! Matrix multiplication times of an NPU, interpolated from a table of measurements.
 //!
-//! There are two modes, as in the profiler of the HeteroLLM paper (section 4.3). In both, the table gives a rate:
-//! operations, padded to whole tiles, divided by time. In mode `table` a matmul has the rate of the nearest measured
-//! matmul, by the distance of the logarithms of their dimensions. In mode `tree` it has the mean rate of a leaf of a
-//! regression tree. Each split of the tree minimises the squared deviation of the logarithms of the rates.
+//! There are two modes, as in the profiler of the HeteroLLM paper (section 4.3). In both, the table gives a rate: the
+//! operations of a matmul padded to whole tiles, divided by its time. In mode `table` a matmul has the rate of the
+//! nearest measured matmul, by the distance of the logarithms of their dimensions. In mode `tree` it has the mean rate
+//! of a leaf of a regression tree. Each split of the tree minimises the squared deviation of the logarithms of the
+//! rates.
 //!
 //! Not here: the measurement itself, because this program cannot access an NPU.
 
@@ -41,7 +42,7 @@ enum Node {
 }
 
 impl MatmulTimeTable {
-    /// Creates the table from a valid profile. `tile` is the tile size of the NPU's systolic array.
+    /// Creates the table from a valid profile. `tile` is the tile size of the NPU's systolic array, in elements.
     pub fn new(profiled: &MatmulProfile, tile: u32) -> Self {
         let tile = u64::from(tile.max(1));
         let samples: Vec<Sample> = profiled.matmuls.iter().map(|shape| sample(shape, tile)).collect();
@@ -50,7 +51,7 @@ impl MatmulTimeTable {
     }
 
     /// Returns the seconds for a matmul with `tokens` tokens.
-    pub fn matmul_time(&self, matmul: Matmul, tokens: u64) -> f64 {
+    pub fn matmul_seconds(&self, matmul: Matmul, tokens: u64) -> f64 {
         let tokens = padded(tokens, self.tile);
         let features = features(matmul, tokens);
         let rate = self.tree.as_ref().map_or_else(|| self.nearest(&features), |tree| tree.predict(&features));

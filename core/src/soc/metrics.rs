@@ -25,10 +25,10 @@ pub struct SocMetrics {
     pub decode_tokens_per_s: Option<f64>,
     /// Time to build NPU graphs at run time, in seconds.
     pub graph_preparation_s: f64,
-    /// Power during prefill, in watts; absent if the profile has no power.
+    /// Power during prefill, in watts; absent if the device profile does not give it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefill_power_w: Option<f64>,
-    /// Energy of prefill, in joules: power times duration. The power during decoding is not known.
+    /// Energy of prefill, in joules: power times duration. The energy of decoding is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefill_energy_j: Option<f64>,
     pub prefill_queue: QueueOccupancy,
@@ -45,7 +45,7 @@ pub struct QueueOccupancy {
     pub max_busy_ms: f64,
     /// The duration of the longest kernel, in milliseconds.
     pub max_kernel_ms: f64,
-    /// The fraction of the phase in which kernels ran, from 0 to 1.
+    /// The fraction of the time of prefill or decoding in which kernels ran, from 0 to 1.
     pub busy_share: f64,
     /// Whether kernels never run for [`FRAME_TIME`] or longer without a gap, so that a game can draw frames in time.
     #[serde(rename = "leaves_frames")]

@@ -2,7 +2,7 @@
 //!
 //! The model follows sections 3 and 4 of the HeteroLLM paper, for models with weights of about four bits and
 //! activations of sixteen bits (W4A16). A layer consists of matmuls ([`matmul`]) and of other kernels of the GPU.
-//! [`npu`], [`gpu`] and [`sync`] have the costs, [`solver`] splits a matmul between GPU and NPU, and [`prefill`] and
+//! [`npu`], [`gpu`] and [`sync`] compute the costs, [`solver`] splits a matmul between GPU and NPU, and [`prefill`] and
 //! [`decode`] list the work of both between two synchronisations ([`interval`]) for each strategy.
 //!
 //! Not here: the simulation of the intervals (`hearth_sim`), and waiting for weights, which are all in memory.

@@ -2,7 +2,8 @@
 //!
 //! HeteroLLM paper, section 3.2. A systolic array holds a tile of one matrix while the rows of the other stream
 //! through it. `M` is the number of streamed rows, `N` their width, and `K` the number of stationary columns, all
-//! padded to the tile size of the array; `F0` is the speed of streaming, `lambda` the relative cost of loading:
+//! padded to the tile size of the array. `F0` is the speed of streaming and `lambda` the relative cost of loading the
+//! array. The time `t` is:
 //!
 //! ```text
 //! t(M, N, K) = 2 M N K / F0 * (1 + lambda N / M)
@@ -28,14 +29,14 @@ pub struct NpuLatencyModel<'a> {
 }
 
 impl<'a> NpuLatencyModel<'a> {
-    pub fn new(npu: &'a SocNpu, bus: &MemoryBandwidths) -> Self {
+    pub fn new(npu: &'a SocNpu, bandwidths: &MemoryBandwidths) -> Self {
         let measured =
             npu.matmul_profile.as_ref().map(|profiled| MatmulTimeTable::new(profiled, npu.tile_size.value));
-        Self { array: npu, bandwidth: bus.single_processor.value.0, measured }
+        Self { array: npu, bandwidth: bandwidths.single_processor.value.0, measured }
     }
 
     /// Returns the seconds to stream `rows` rows of width `inner` through an array with `columns` stationary columns.
-    pub fn stream_time(&self, rows: u64, inner: u64, columns: u64) -> f64 {
+    pub fn stream_seconds(&self, rows: u64, inner: u64, columns: u64) -> f64 {
         let (rows, inner, columns) = (self.padded(rows), self.padded(inner), self.padded(columns));
         let speed = self.array.matmul.value.0;
         2.0 * rows * inner * columns / speed * (1.0 + self.array.order_penalty.value * inner / rows)
@@ -43,15 +44,15 @@ impl<'a> NpuLatencyModel<'a> {
 
     /// Returns the seconds for a matmul with `tokens` tokens: from the table of measured times if the profile has such
     /// a table, else by the formula in the faster order.
-    pub fn matmul_time(&self, matmul: Matmul, tokens: u64) -> f64 {
+    pub fn matmul_seconds(&self, matmul: Matmul, tokens: u64) -> f64 {
         if matmul.outputs == 0 || tokens == 0 {
             return 0.0;
         }
         if let Some(measured) = &self.measured {
-            return measured.matmul_time(matmul, tokens);
+            return measured.matmul_seconds(matmul, tokens);
         }
-        let weights_stream = self.stream_time(matmul.outputs, matmul.inputs, tokens);
-        let tokens_stream = self.stream_time(tokens, matmul.inputs, matmul.outputs);
+        let weights_stream = self.stream_seconds(matmul.outputs, matmul.inputs, tokens);
+        let tokens_stream = self.stream_seconds(tokens, matmul.inputs, matmul.outputs);
         let load = self.array.bits_per_weight.value / 8.0 * matmul.weight_count() / self.bandwidth;
         weights_stream.min(tokens_stream).max(load)
     }
@@ -81,7 +82,7 @@ mod tests {
     fn time_grows_in_steps_of_a_tile() {
         // Compute-bound: the arithmetic of 32 tokens takes 2.8 ms, loading the 14336 x 4096 weights 2.7 ms.
         let soc = soc();
-        let time = |tokens| npu(&soc).matmul_time(Matmul { inputs: 14336, outputs: 4096 }, tokens);
+        let time = |tokens| npu(&soc).matmul_seconds(Matmul { inputs: 14336, outputs: 4096 }, tokens);
         assert_eq!((time(1), time(33)), (time(32), time(64)));
         assert!(time(33) > 1.9 * time(32));
     }
@@ -89,7 +90,7 @@ mod tests {
     #[test]
     fn order_of_the_published_matmul_makes_a_factor_of_six() {
         let soc = soc();
-        let time = |rows, columns| npu(&soc).stream_time(rows, 4096, columns);
+        let time = |rows, columns| npu(&soc).stream_seconds(rows, 4096, columns);
         let ratio = time(1024, 14336) / time(14336, 1024);
         assert!((ratio - 6.0).abs() < 1e-3, "{ratio}");
     }
@@ -98,10 +99,10 @@ mod tests {
     fn matmul_uses_the_faster_order_and_is_bound_by_loading_weights() {
         // 2 * 256 * 4096 * 4096 / 11.64e12 * 3.188 = 2.353 ms.
         let (soc, square) = (soc(), Matmul { inputs: 4096, outputs: 4096 });
-        let time = npu(&soc).matmul_time(square, 256);
+        let time = npu(&soc).matmul_seconds(square, 256);
         assert!((time - 2.3526e-3).abs() < 1e-7, "{time}");
         // 2 bytes * 4096 * 4096 / 43.3e9 = 0.775 ms; the arithmetic of 32 tokens takes 0.294 ms.
-        assert!((npu(&soc).matmul_time(square, 32) - 0.77493e-3).abs() < 1e-7);
-        assert_eq!(npu(&soc).matmul_time(square.with_outputs(0), 32), 0.0);
+        assert!((npu(&soc).matmul_seconds(square, 32) - 0.77493e-3).abs() < 1e-7);
+        assert_eq!(npu(&soc).matmul_seconds(square.with_outputs(0), 32), 0.0);
     }
 }

@@ -1,8 +1,8 @@
 //! Prefill on a SoC: the sync intervals of a layer, in which GPU and NPU work in parallel.
 //!
-//! Each strategy has its own rule for matmuls. Matmuls that are not split share a pair of sync events within their
-//! group ([`super::matmul::matmul_groups`]). The GPU computes the other nine kernels of the layer in FP16, each bound
-//! by its arithmetic or its memory traffic. Attention is not masked: each token of a prompt computes all scores.
+//! Each strategy distributes the matmuls in its own way. Matmuls that are not split share a pair of sync events within
+//! their group ([`super::matmul::matmul_groups`]). The GPU computes the other nine kernels of the layer in FP16, each
+//! bound by its arithmetic or its memory traffic. Attention is not masked: each token of a prompt computes all scores.
 //!
 //! Not here: the choice of the fastest strategy ([`super::SocLatencyModel`]), and the output matrix.
 
@@ -28,10 +28,10 @@ pub fn gpu_intervals(gpu: &GpuLatencyModel, shape: &ModelShape, chunk: PromptChu
 }
 
 fn gpu_interval(gpu: &GpuLatencyModel, group: &[Matmul], tokens: u64) -> SyncInterval {
-    SyncInterval::without_events(group.iter().map(|&matmul| gpu.matmul_time(matmul, tokens)).collect())
+    SyncInterval::without_events(group.iter().map(|&matmul| gpu.matmul_seconds(matmul, tokens)).collect())
 }
 
-/// Returns the sync intervals of a layer for a chunk that is no longer than the largest graph size. `chunked_size` is
+/// Returns the sync intervals of a layer for a prompt chunk that is no longer than the largest graph. `chunked_size` is
 /// the graph size of [`SocStrategy::Chunked`], in tokens.
 pub fn layer_intervals(
     solver: &PartitionSolver,
@@ -55,27 +55,27 @@ pub fn layer_intervals(
             groups.clone().map(|it| vec![faster_interval(solver, &it, tokens, &padded)])
         }
         SocStrategy::Padding => whole(&padded),
-        SocStrategy::Pipe => whole(&fastest_covering_set(solver, shape, tokens)),
+        SocStrategy::Pipe => whole(&fastest_graph_sizes(solver, shape, tokens)),
         SocStrategy::OnlinePrepare => whole(&[tokens]),
         SocStrategy::Chunked => whole(&[chunked_size]),
     };
     layer(&solver.gpu, shape, chunk, matmuls)
 }
 
-/// Returns the graph sizes that cover a prompt in the shortest total time of all matmuls, which share these sizes.
-pub fn fastest_covering_set(solver: &PartitionSolver, shape: &ModelShape, tokens: u64) -> Vec<u64> {
+/// Returns the NPU graph sizes that cover a prompt of `tokens` tokens in the shortest time of all matmuls of a layer.
+pub fn fastest_graph_sizes(solver: &PartitionSolver, shape: &ModelShape, tokens: u64) -> Vec<u64> {
     let groups = matmul_groups(shape);
     let cost = |graphs: &[u64]| -> f64 {
-        groups.iter().flatten().map(|&matmul| solver.npu_time(matmul, graphs)).sum()
+        groups.iter().flatten().map(|&matmul| solver.npu_seconds(matmul, graphs)).sum()
     };
-    let covers = solver.graph_sizes.covering_sets(tokens);
+    let covers = solver.graph_sizes.size_sets_covering(tokens);
     let fastest = covers.map(|graphs| (cost(graphs), graphs)).min_by(|one, other| one.0.total_cmp(&other.0));
     fastest.map_or_else(|| vec![solver.graph_sizes.padded_size(tokens)], |(_, graphs)| graphs.to_vec())
 }
 
 /// Returns the sync interval in which the NPU computes a matmul group, with one pair of sync events.
 fn npu_interval(solver: &PartitionSolver, group: &[Matmul], graphs: &[u64]) -> SyncInterval {
-    let times = |&matmul: &Matmul| graphs.iter().map(move |&size| solver.npu.matmul_time(matmul, size));
+    let times = |&matmul: &Matmul| graphs.iter().map(move |&size| solver.npu.matmul_seconds(matmul, size));
     SyncInterval::with_events(vec![], group.iter().flat_map(times).collect(), solver.sync_cost)
 }
 
@@ -83,7 +83,8 @@ fn npu_interval(solver: &PartitionSolver, group: &[Matmul], graphs: &[u64]) -> S
 fn faster_interval(solver: &PartitionSolver, group: &[Matmul], tokens: u64, graphs: &[u64]) -> SyncInterval {
     let npu = npu_interval(solver, group, graphs);
     let gpu = gpu_interval(&solver.gpu, group, tokens);
-    if gpu.gpu_time() <= npu.npu_time() + solver.sync_cost.planned_event_pair_seconds { gpu } else { npu }
+    let sync_seconds = solver.sync_cost.planned_event_pair_seconds;
+    if gpu.gpu_seconds() <= npu.npu_seconds() + sync_seconds { gpu } else { npu }
 }
 
 /// Joins the matmuls and the other kernels of a layer in the order of execution.
@@ -94,12 +95,12 @@ fn layer(
     matmuls: [Vec<SyncInterval>; 4],
 ) -> Vec<SyncInterval> {
     let (tokens, context, width) =
-        (chunk.tokens as f64, chunk.context_length as f64, f64::from(shape.embedding));
+        (chunk.tokens as f64, chunk.context_length as f64, f64::from(shape.embedding_length));
     let [heads, kv_heads, key, value] =
         [shape.heads, shape.kv_heads, shape.key_length, shape.value_length].map(f64::from);
-    let moved = |bytes: f64| gpu.kernel_time(0.0, bytes);
+    let moved = |bytes: f64| gpu.kernel_seconds(0.0, bytes);
     let weighted = |length: f64| {
-        gpu.kernel_time(2.0 * heads * length * tokens * context, 2.0 * heads * tokens * context)
+        gpu.kernel_seconds(2.0 * heads * length * tokens * context, 2.0 * heads * tokens * context)
     };
     let rotation = moved(4.0 * tokens * (heads + kv_heads) * key);
     let softmax = moved(4.0 * heads * tokens * context);

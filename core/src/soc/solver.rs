@@ -6,13 +6,14 @@
 //! max(T_gpu(part 1), T_npu(part 2)) + T_sync,    T_gpu(all),    T_npu(all) + T_sync
 //! ```
 //!
-//! over all pairs of parts that sum to the whole. Rows are rows of the weights, which are columns of the result.
+//! over all pairs of parts that sum to the whole matmul. `T_gpu` and `T_npu` are the times of the processors for a
+//! part, `T_sync` is the time of a pair of sync events. Rows are rows of the weights, which are columns of the result.
 //!
 //! For prompt lengths that equal a graph size the partition is solved ahead of time, so the NPU has a graph for the
 //! best part. Any other prompt uses the standard graph sizes: the GPU computes the tokens beyond them (the margin),
 //! or the NPU pads, or both, and some rows may go to the GPU as well (hybrid).
 //!
-//! Not here: sets of NPU graphs that cover a prompt without the GPU, which several matmuls share
+//! Not here: sets of NPU graphs that compute a prompt without the GPU and that several matmuls share
 //! ([`super::prefill`]).
 
 use super::gpu::GpuLatencyModel;
@@ -34,9 +35,9 @@ const TOKEN_STEP: u64 = 32;
 pub struct Partition {
     /// Sizes in tokens of the NPU graphs, which run one after another; empty if the GPU computes the whole matmul.
     pub graph_sizes: Vec<u64>,
-    /// Number of tokens for which the GPU computes all rows.
+    /// Number of tokens for which the GPU computes all rows of the weights.
     pub margin_tokens: u64,
-    /// Number of rows that the GPU computes for all tokens except `margin_tokens`.
+    /// Number of rows of the weights that the GPU computes for all tokens except `margin_tokens`.
     pub gpu_rows: u64,
     /// The times of the GPU kernels and NPU graphs of this partition.
     pub interval: SyncInterval,
@@ -62,7 +63,7 @@ struct Best {
 impl PartitionSolver<'_> {
     /// Returns the fastest partition of a matmul. `tokens` must be at most the size of the largest NPU graph.
     pub fn solve(&self, matmul: Matmul, tokens: u64) -> Partition {
-        let time = self.gpu.matmul_time(matmul, tokens);
+        let time = self.gpu.matmul_seconds(matmul, tokens);
         let all = Best { time, margin: tokens, rows: 0, graphs: vec![] };
         let Best { margin, rows, graphs, .. } = if self.graph_sizes.sizes.contains(&tokens) {
             self.solve_with_any_graph(matmul, tokens, all)
@@ -70,36 +71,37 @@ impl PartitionSolver<'_> {
             self.solve_with_standard_graphs(matmul, tokens, all)
         };
         let kernels = [
-            self.gpu.matmul_time(matmul, margin),
-            self.gpu.matmul_time(matmul.with_outputs(rows), tokens - margin),
+            self.gpu.matmul_seconds(matmul, margin),
+            self.gpu.matmul_seconds(matmul.with_outputs(rows), tokens - margin),
         ];
-        let gpu_times: Vec<f64> = kernels.into_iter().filter(|&time| time > 0.0).collect();
+        let kernel_seconds: Vec<f64> = kernels.into_iter().filter(|&time| time > 0.0).collect();
         let rest = matmul.with_outputs(matmul.outputs - rows);
-        let npu_times: Vec<f64> = graphs.iter().map(|&size| self.npu.matmul_time(rest, size)).collect();
+        let graph_seconds: Vec<f64> =
+            graphs.iter().map(|&size| self.npu.matmul_seconds(rest, size)).collect();
         let interval = if graphs.is_empty() {
-            SyncInterval::without_events(gpu_times)
+            SyncInterval::without_events(kernel_seconds)
         } else {
-            SyncInterval::with_events(gpu_times, npu_times, self.sync_cost)
+            SyncInterval::with_events(kernel_seconds, graph_seconds, self.sync_cost)
         };
         Partition { graph_sizes: graphs, margin_tokens: margin, gpu_rows: rows, interval }
     }
 
     /// Returns the seconds for a matmul that the NPU computes alone with graphs of these sizes (in tokens).
-    pub fn npu_time(&self, matmul: Matmul, graphs: &[u64]) -> f64 {
-        graphs.iter().map(|&size| self.npu.matmul_time(matmul, size)).sum()
+    pub fn npu_seconds(&self, matmul: Matmul, graphs: &[u64]) -> f64 {
+        graphs.iter().map(|&size| self.npu.matmul_seconds(matmul, size)).sum()
     }
 
     /// Returns `best`, or a faster partition for which the NPU may have a graph of any size.
     fn solve_with_any_graph(&self, matmul: Matmul, tokens: u64, mut best: Best) -> Best {
         let pair = self.sync_cost.planned_event_pair_seconds;
         for rows in gpu_row_counts(matmul.outputs) {
-            let on_gpu = self.gpu.matmul_time(matmul.with_outputs(rows), tokens);
-            let on_npu = self.npu.matmul_time(matmul.with_outputs(matmul.outputs - rows), tokens);
+            let on_gpu = self.gpu.matmul_seconds(matmul.with_outputs(rows), tokens);
+            let on_npu = self.npu.matmul_seconds(matmul.with_outputs(matmul.outputs - rows), tokens);
             best.improve(on_gpu.max(on_npu) + pair, 0, rows, &[tokens]);
         }
         for part in (TOKEN_STEP..tokens).step_by(TOKEN_STEP as usize) {
-            let on_gpu = self.gpu.matmul_time(matmul, tokens - part);
-            let on_npu = self.npu.matmul_time(matmul, part);
+            let on_gpu = self.gpu.matmul_seconds(matmul, tokens - part);
+            let on_npu = self.npu.matmul_seconds(matmul, part);
             best.improve(on_gpu.max(on_npu) + pair, tokens - part, 0, &[part]);
         }
         best
@@ -110,10 +112,10 @@ impl PartitionSolver<'_> {
         let (pair, graphs) = (self.sync_cost.planned_event_pair_seconds, self.graph_sizes);
         let sizes = &graphs.sizes;
         let sets: Vec<&[u64]> =
-            graphs.covering_sets(tokens).chain(graphs.non_covering_sets(tokens)).collect();
+            graphs.size_sets_covering(tokens).chain(graphs.size_sets_below(tokens)).collect();
         for rows in gpu_row_counts(matmul.outputs) {
             let rest = matmul.with_outputs(matmul.outputs - rows);
-            let times: Vec<f64> = sizes.iter().map(|&size| self.npu.matmul_time(rest, size)).collect();
+            let times: Vec<f64> = sizes.iter().map(|&size| self.npu.matmul_seconds(rest, size)).collect();
             let time_of = |size: &u64| times[sizes.partition_point(|other| other < size)];
             for set in &sets {
                 let covered = set.iter().sum::<u64>().min(tokens);
@@ -121,8 +123,8 @@ impl PartitionSolver<'_> {
                 if on_npu + pair >= best.time {
                     continue;
                 }
-                let on_gpu = self.gpu.matmul_time(matmul, tokens - covered)
-                    + self.gpu.matmul_time(matmul.with_outputs(rows), covered);
+                let on_gpu = self.gpu.matmul_seconds(matmul, tokens - covered)
+                    + self.gpu.matmul_seconds(matmul.with_outputs(rows), covered);
                 best.improve(on_gpu.max(on_npu) + pair, tokens - covered, rows, set);
             }
         }

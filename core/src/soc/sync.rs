@@ -32,11 +32,11 @@ impl SyncCost {
     }
 }
 
-/// Returns the time for which a CPU thread polls the completion flag of a kernel with the predicted time `kernel`.
-/// Before that, the thread sleeps in steps of length `step`, as long as a sleep ends within the predicted time.
-pub fn poll_time(kernel: Seconds, step: Seconds) -> Seconds {
-    let steps = if step.0 > 0.0 { (kernel.0 / step.0).floor() } else { 0.0 };
-    Seconds(kernel.0 - (steps * step.0).min(kernel.0))
+/// Returns the time for which a CPU thread polls the completion flag of a kernel with the predicted time `kernel_time`.
+/// Before that, the thread sleeps repeatedly for `sleep_time`, as long as a sleep ends within the predicted time.
+pub fn poll_time(kernel_time: Seconds, sleep_time: Seconds) -> Seconds {
+    let sleeps = if sleep_time.0 > 0.0 { (kernel_time.0 / sleep_time.0).floor() } else { 0.0 };
+    Seconds(kernel_time.0 - (sleeps * sleep_time.0).min(kernel_time.0))
 }
 
 #[cfg(test)]

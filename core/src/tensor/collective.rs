@@ -11,8 +11,8 @@
 //! | ring | 2 N (N - 1) | p / N | 2 (N - 1) |
 //! | over the air | none | - | - |
 //!
-//! A node of dllama sends 2 L (N - 1) partial results per token. With Llama-3-8B (L = 32, 4096 elements in blocks of
-//! 34 bytes for 32 elements) these are 272 KiB for two nodes and 816 KiB for four nodes.
+//! A node of dllama sends 2 L (N - 1) partial results per token of a model with L layers. With Llama-3-8B (L = 32, 4096
+//! elements in blocks of 34 bytes for 32 elements) these are 272 KiB for two nodes and 816 KiB for four nodes.
 //!
 //! Not here: how long a message takes.
 
@@ -26,11 +26,13 @@ use hearth_schema::plan::tensor_parallel::AllReduce;
 pub struct Collective {
     /// The algorithm, which determines which devices add the partial results and how the sum is distributed.
     pub algorithm: AllReduce,
+    /// The number of devices.
     pub devices: usize,
 }
 
 impl Collective {
-    /// Returns the number of messages that a device must have sent after it has received `received` messages.
+    /// Returns the number of messages that the device with index `index` must have sent after it has received
+    /// `received` messages.
     pub fn due_messages(self, index: usize, received: usize) -> usize {
         let others = self.devices - 1;
         match self.algorithm {
@@ -66,7 +68,8 @@ impl Collective {
         }
     }
 
-    /// Returns the indices of the devices that a device sends partial results to, and the head also generated tokens.
+    /// Returns the indices of the devices to which the device with index `index` sends messages: partial results, and
+    /// from the head device also generated tokens.
     pub fn receivers(self, index: usize) -> Vec<usize> {
         let sent = 0..self.total_messages(index);
         let mut receivers: BTreeSet<usize> = sent.map(|number| self.receiver(index, number)).collect();

@@ -20,12 +20,14 @@ use hearth_schema::plan::tensor_parallel::{Slice, TensorParallelPlan};
 /// The part of a model on one device of a tensor-parallel plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SlicedModel {
-    /// A model whose layers are the attention slices. Its embedding and output matrix are not sliced.
+    /// A model whose layers are the slices of the attention blocks. Its embedding and output matrix are not sliced.
     pub attention: ModelProfile,
+    /// The slice of the feed-forward block of each layer.
     pub feed_forward: Vec<TensorGroup>,
 }
 
-/// The part of a device in a divided quantity: `own` of `whole` shares, after the `before` shares of previous devices.
+/// A device's part of a quantity that is divided into `whole` shares: `own` shares after `before` shares of the devices
+/// before it.
 #[derive(Debug, Clone, Copy)]
 struct Part {
     before: u64,
@@ -89,7 +91,7 @@ impl SlicedModel {
 /// Divides a layer into its attention and its feed-forward block.
 fn blocks(layer: &TensorGroup, shape: &ModelShape) -> (TensorGroup, TensorGroup) {
     let (embedding, output) =
-        (u64::from(shape.embedding), u64::from(shape.heads) * u64::from(shape.value_length));
+        (u64::from(shape.embedding_length), u64::from(shape.heads) * u64::from(shape.value_length));
     let attention = embedding * (shape.query_width() + shape.key_width() + shape.value_width() + output);
     let whole = attention + 3 * embedding * u64::from(shape.feed_forward_length);
     let first = Part { before: 0, own: attention, whole };

@@ -1,4 +1,4 @@
-//! Tests of tensor-parallel plans: refused documents, sizes of slices, and messages of an all-reduce.
+//! Tests of tensor-parallel plans: rejected documents, sizes of slices, and messages of an all-reduce.
 
 use hearth_profiles::model::shipped_profile;
 use hearth_profiles::{Bytes, Document};
@@ -48,8 +48,8 @@ fn plan(slices: &[(u32, u32)]) -> Plan {
     Plan::from_yaml(&text(slices, KIND, PINNED)).expect("a plan")
 }
 
-fn refused(slices: &[(u32, u32)], kind: &str, residency: &str) -> String {
-    Plan::from_yaml(&text(slices, kind, residency)).expect_err("a refusal").to_string()
+fn rejected(slices: &[(u32, u32)], kind: &str, residency: &str) -> String {
+    Plan::from_yaml(&text(slices, kind, residency)).expect_err("a rejection").to_string()
 }
 
 #[test]
@@ -62,23 +62,23 @@ fn slices_are_read_and_written() {
 }
 
 #[test]
-fn contradictory_plans_are_refused() {
+fn contradictory_plans_are_rejected() {
     let whole = [(4, 7168), (4, 7168)];
-    assert!(refused(&[(8, 14336), (0, 0)], KIND, PINNED).contains("neither KV heads nor feed-forward rows"));
-    assert!(refused(&[], KIND, PINNED).contains("`devices` is empty"));
-    assert!(refused(&whole, KIND, "policy: os").contains("`pinned` or `sliding`"));
-    assert!(refused(&whole, KIND, "policy: sliding, weights_as: f32").contains("needs `blocks`"));
-    assert!(refused(&whole, KIND, "policy: sliding, blocks: 0").contains("needs `blocks`"));
-    assert!(refused(&whole, "all_reduce: star\n    values: q4_k", PINNED).contains("cannot be added up"));
-    let unknown = refused(&whole, "all_reduce: gossip\n    values: f32", PINNED);
+    assert!(rejected(&[(8, 14336), (0, 0)], KIND, PINNED).contains("neither KV heads nor feed-forward rows"));
+    assert!(rejected(&[], KIND, PINNED).contains("`devices` is empty"));
+    assert!(rejected(&whole, KIND, "policy: os").contains("`pinned` or `sliding`"));
+    assert!(rejected(&whole, KIND, "policy: sliding, weights_as: f32").contains("needs `blocks`"));
+    assert!(rejected(&whole, KIND, "policy: sliding, blocks: 0").contains("needs `blocks`"));
+    assert!(rejected(&whole, "all_reduce: star\n    values: q4_k", PINNED).contains("cannot be added up"));
+    let unknown = rejected(&whole, "all_reduce: gossip\n    values: f32", PINNED);
     assert!(unknown.contains("unknown variant `gossip`"));
     let air = "all_reduce: over-the-air\n    values: f32";
-    assert!(refused(&whole, air, PINNED).contains("needs `air_time`"));
-    assert!(refused(&whole, &format!("{air}\n    air_time: 2 h"), PINNED).contains("air_time"));
-    assert!(refused(&whole, &format!("{KIND}\n    air_time: 1 ms"), PINNED).contains("remove it"));
+    assert!(rejected(&whole, air, PINNED).contains("needs `air_time`"));
+    assert!(rejected(&whole, &format!("{air}\n    air_time: 2 h"), PINNED).contains("air_time"));
+    assert!(rejected(&whole, &format!("{KIND}\n    air_time: 1 ms"), PINNED).contains("remove it"));
     let sound = text(&whole, KIND, PINNED);
     let edited = |from: &str, to: &str| {
-        Plan::from_yaml(&sound.replacen(from, to, 1)).expect_err("a refusal").to_string()
+        Plan::from_yaml(&sound.replacen(from, to, 1)).expect_err("a rejection").to_string()
     };
     assert!(edited("kind:\n  tensor:", "kind:\n  pipeline:").contains("unknown variant `pipeline`"));
     assert!(edited("device: d1", "device: d0").contains("in the same order"));
@@ -89,11 +89,11 @@ fn contradictory_plans_are_refused() {
     let ring = sound.split("kind:").next().expect("a beginning").to_owned()
         + "rounds: 1\ncontext: 64\nkv_cache: f16\ndevices:\n- {name: d0, role: head, window: 32, gpu_layers: 0, \
            residency: {policy: sliding, blocks: 4}}\n";
-    assert!(Plan::from_yaml(&ring).expect_err("a refusal").to_string().contains("is for `kind: tensor`"));
+    assert!(Plan::from_yaml(&ring).expect_err("a rejection").to_string().contains("is for `kind: tensor`"));
 }
 
 #[test]
-fn slices_that_do_not_cover_the_model_are_refused() {
+fn slices_that_do_not_cover_the_model_are_rejected() {
     let shape = shipped_profile("llama-8b").expect("shipped").shape;
     let check = |slices: &[(u32, u32)]| {
         let plan = plan(slices);

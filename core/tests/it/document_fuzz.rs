@@ -133,7 +133,7 @@ fn undamaged_texts_are_valid() {
 
 proptest! {
     #[test]
-    fn any_text_is_read_or_refused(text in "\\PC{0,200}") {
+    fn any_text_is_read_or_rejected(text in "\\PC{0,200}") {
         let _ = Scenario::from_yaml(&text);
         let _ = Plan::from_yaml(&text);
         let _ = Scenario::from_yaml(&format!("schema: scenario/1\n{text}"));
@@ -142,7 +142,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_scenario_is_read_or_refused(text in damaged(SCENARIO)) {
+    fn damaged_scenario_is_read_or_rejected(text in damaged(SCENARIO)) {
         if let Ok(scenario) = Scenario::from_yaml(&text) {
             prop_assert!(scenario.head_index() < scenario.devices.len());
             let again = Scenario::from_yaml(&scenario.to_yaml());
@@ -159,7 +159,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_plan_is_refused_or_has_a_schedule(
+    fn damaged_plan_is_rejected_or_has_a_schedule(
         text in prop_oneof![damaged(PLAN), damaged(TENSOR)]
     ) {
         if let Ok(plan) = Plan::from_yaml(&text) {
@@ -170,7 +170,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_trace_is_read_or_refused(text in damaged(TRACE)) {
+    fn damaged_trace_is_read_or_rejected(text in damaged(TRACE)) {
         if let Ok(trace) = Trace::read(&mut text.as_bytes()) {
             let _ = hearth_core::metrics::compute_metrics(&trace);
         }

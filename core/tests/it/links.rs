@@ -1,4 +1,4 @@
-//! Links of a cluster: connections between pairs of devices, and refused Wi-Fi descriptions.
+//! Links of a cluster: connections between pairs of devices, and rejected Wi-Fi descriptions.
 
 use hearth_core::LinkTable;
 use hearth_core::cluster::Connection;
@@ -103,7 +103,7 @@ fn wifi_errors_name_the_mistake() {
         (WIFI.replace("100 Mbit/s", "100 MB"), "`MB` is not a unit of a rate"),
         (WIFI.replace("awdl", "sometimes"), "`clean`, `awdl`, or a list of stalls"),
         (with("stalls: [{rate: 9 /s, from: 80 ms, to: 80 ms, source: t}]"), "take 72 % of the time"),
-        (with("stalls: [{rate: 0 /s, from: 1 ms, to: 2 ms, source: t}]"), "choose a `rate`"),
+        (with("stalls: [{rate: 0 /s, from: 1 ms, to: 2 ms, source: t}]"), "`rate` of a stall is 0"),
         (with("stalls: [{rate: 1 /s, from: 2 ms, to: 1 ms, source: t}]"), "give the shorter duration first"),
         (delay("1 min", "0.5"), "`delay.median` is"),
         (delay("1 ms", ".nan"), "`delay.sigma` is NaN"),
@@ -124,7 +124,7 @@ fn wifi_errors_name_the_mistake() {
 }
 
 #[test]
-fn link_without_bandwidth_is_refused() {
+fn link_without_bandwidth_is_rejected() {
     for (from, to, part) in [
         ("1 Gbit/s", "0 B/s", "links.default: `bandwidth` is 0 B/s, but must be at least 1 kbit/s"),
         ("0.2 ms", "1e12 s", "links.default: `latency` is"),

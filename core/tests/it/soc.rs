@@ -3,7 +3,7 @@
 //! HeteroLLM paper, sections 3 to 5, with Llama-8B unless stated otherwise. `docs/studies/soc` compares the numbers.
 
 use hearth_core::soc::interval::total_time;
-use hearth_core::soc::prefill::fastest_covering_set;
+use hearth_core::soc::prefill::fastest_graph_sizes;
 use hearth_core::soc::solver::{Partition, PartitionSolver};
 use hearth_core::soc::{Matmul, SocLatencyModel};
 use hearth_profiles::device::soc::{
@@ -128,7 +128,7 @@ fn energy_and_queue_are_as_published() {
     near(energy(SocStrategy::GpuOnly) / energy(SocStrategy::HeteroTensor), 5.87, 0.10);
     let (soc, model) = (self::soc(SocOptions::with_strategy(SocStrategy::HeteroTensor)), llama());
     let forward = SocLatencyModel::new(&soc, &model, Bytes(2)).forward_cost(Pass::new(0, 0, 256, true));
-    let times = forward.layer_intervals.iter().flat_map(|interval| interval.gpu_times.clone());
+    let times = forward.layer_intervals.iter().flat_map(|interval| interval.kernel_seconds.clone());
     let max = times.fold(0.0, f64::max);
     assert!(max <= 14.0e-3, "{max}");
 }
@@ -158,7 +158,7 @@ fn prompt_of_525_is_piped_as_512_and_32_and_every_kind_of_split_occurs() {
     let (soc, model) = (soc(SocOptions::with_strategy(SocStrategy::HeteroTensor)), llama());
     let latency_model = SocLatencyModel::new(&soc, &model, Bytes(2));
     let solver = latency_model.solver().expect("an NPU");
-    assert_eq!(fastest_covering_set(&solver, &model.shape, 525), [512, 32]);
+    assert_eq!(fastest_graph_sizes(&solver, &model.shape, 525), [512, 32]);
     let mut seen = Vec::new();
     for tokens in [16, 32, 64, 135, 256, 300, 525, 600, 1000, 1024] {
         for (inputs, outputs) in [(4096, 4096), (4096, 1024), (4096, 14336), (14336, 4096)] {
@@ -192,7 +192,7 @@ fn table(mode: ProfileMode, tokens: &[u32], step: u32) -> MatmulProfile {
         for outputs in (step..=max_outputs).step_by(step as usize) {
             for &tokens in tokens {
                 let matmul = Matmul { inputs: inputs.into(), outputs: outputs.into() };
-                let time = Seconds(npu.matmul_time(matmul, tokens.into()));
+                let time = Seconds(npu.matmul_seconds(matmul, tokens.into()));
                 shapes.push(MeasuredMatmul { outputs, inputs, tokens, time });
             }
         }
@@ -218,11 +218,12 @@ fn solver_is_no_worse(solver: &PartitionSolver, matmul: Matmul, tokens: u64) -> 
     let best = solver.solve(matmul, tokens);
     let time = best.interval.time().0;
     let slack = 1.0 + 1e-12;
-    prop_assert!(time <= solver.gpu.matmul_time(matmul, tokens) * slack);
+    prop_assert!(time <= solver.gpu.matmul_seconds(matmul, tokens) * slack);
     let padded = [solver.graph_sizes.padded_size(tokens)];
-    prop_assert!(time <= (solver.npu_time(matmul, &padded) + solver.sync_cost.event_pair_seconds) * slack);
-    for cover in solver.graph_sizes.covering_sets(tokens) {
-        prop_assert!(time <= (solver.npu_time(matmul, cover) + solver.sync_cost.event_pair_seconds) * slack);
+    let sync_seconds = solver.sync_cost.event_pair_seconds;
+    prop_assert!(time <= (solver.npu_seconds(matmul, &padded) + sync_seconds) * slack);
+    for cover in solver.graph_sizes.size_sets_covering(tokens) {
+        prop_assert!(time <= (solver.npu_seconds(matmul, cover) + sync_seconds) * slack);
     }
     // All parts sum to the whole.
     let graphs: u64 = best.graph_sizes.iter().sum();

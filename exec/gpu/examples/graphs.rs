@@ -15,7 +15,7 @@ fn shape(architecture: Architecture) -> ModelShape {
     ModelShape { architecture, ..shipped_document("llama-8b").expect("llama-8b is shipped").to_shape() }
 }
 
-/// The sets of enabled kinds of fusion, with their names. Each set has one kind of fusion more than the set before.
+/// The sets of enabled kinds of fusion, with their names. Each set has one kind of fusion more than the previous set.
 const FUSIONS: [(&str, FusionOptions); 5] = [
     ("nothing", FusionOptions::NONE),
     ("element-wise", FusionOptions { pointwise: true, ..FusionOptions::NONE }),

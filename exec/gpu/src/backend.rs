@@ -1,14 +1,14 @@
 //! The backend of a stage that computes some of its layers on a GPU and the other layers on the CPU.
 //!
 //! The plan decides which layers the GPU computes. Activations are uploaded and downloaded once per window. A GPU can
-//! be lost during a run together with its caches. Therefore the hidden rows at the start of each window of GPU layers
+//! be lost during a run together with its caches. Therefore the hidden states at the start of each window of GPU layers
 //! are saved: if the GPU is lost, the CPU recomputes the GPU layers from these rows and continues with the same tokens.
 //!
 //! Rows are saved only at the start of a window. If `BackendOptions::rounding` rounds rows between two layers, layers
 //! run one at a time, and the CPU repeats the rounding when it recomputes. The memory of the saved rows is allocated
 //! at the start of a run and counts as cache memory.
 //!
-//! Every pass must run all layers of a window, from the first layer on, in the same ranges of layers.
+//! Every pass must run all layers of a window, starting with the first, in the same ranges of layers as other passes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -38,11 +38,10 @@ pub fn backend_factory(
     })
 }
 
-/// The saved hidden rows [positions, embedding], by the sequence and the first layer of the window of GPU layers.
+/// The saved hidden states [positions, embedding]. The key is the sequence and the first layer of a window of GPU layers.
 type SavedRows = BTreeMap<(u32, u32), Vec<f32>>;
 
-/// Returns the bytes that are allocated for saved rows.
-fn bytes_of(saved_rows: &SavedRows) -> u64 {
+fn saved_rows_bytes(saved_rows: &SavedRows) -> u64 {
     saved_rows.values().map(|rows| (rows.capacity() * size_of::<f32>()) as u64).sum()
 }
 
@@ -95,9 +94,9 @@ impl GpuBackend {
         let base = GpuBackend::without_gpu(options, warnings);
         let options = &base.options;
         let saved_rows = reserve_rows(options)?;
-        let reserved = base.cpu_layers.kv_cache_bytes() + bytes_of(&saved_rows);
+        let reserved = base.cpu_layers.kv_cache_bytes() + saved_rows_bytes(&saved_rows);
         let reservation =
-            gpu.reserve_shared("the KV caches of the CPU layers and the saved hidden rows", reserved)?;
+            gpu.reserve_shared("the KV caches of the CPU layers and the saved hidden states", reserved)?;
         let gpu = Some(GpuLayers::new(gpu, options, upload)?);
         let mut backend = GpuBackend { gpu, saved_rows, _reservation: reservation, ..base };
         backend.prepare()?;
@@ -137,7 +136,7 @@ impl GpuBackend {
         if let Some(gpu) = &mut self.gpu {
             // If the pass fails, the CPU needs the rows as they were before it.
             let uploaded = hidden.to_vec();
-            let before = first as usize * self.options.weights.shape().embedding as usize;
+            let before = first as usize * self.options.weights.shape().embedding_length as usize;
             let mut saved_rows = self.saved_rows.get_mut(&(sequence, layers.start));
             if let Some(saved_rows) = &mut saved_rows {
                 saved_rows.truncate(before);
@@ -204,14 +203,14 @@ fn split_by_processor(on_gpu: &BTreeSet<u32>, layers: Range<u32>) -> Vec<Range<u
 /// Allocates memory for the saved rows of all positions, for each sequence and each window of GPU layers.
 fn reserve_rows(options: &BackendOptions) -> Result<SavedRows, GpuError> {
     let (context, embedding) =
-        (options.kv_cache_options.context as usize, options.weights.shape().embedding as usize);
+        (options.kv_cache_options.context as usize, options.weights.shape().embedding_length as usize);
     let mut all = SavedRows::new();
     for sequence in 0..options.kv_cache_options.sequences.max(1) {
         for window in &options.gpu_layers {
             let mut rows = Vec::new();
             let reserved = context.checked_mul(embedding).map(|elements| rows.try_reserve_exact(elements));
             if !matches!(reserved, Some(Ok(()))) {
-                let what = format!("the saved hidden rows of {context} positions in main memory");
+                let what = format!("the saved hidden states of {context} positions in main memory");
                 return Err(GpuError::OutOfMemory { what });
             }
             all.insert((sequence, window.start), rows);
@@ -261,7 +260,7 @@ impl Backend for GpuBackend {
 
     fn kv_cache_bytes(&self) -> u64 {
         let gpu = self.gpu.as_ref().map_or(0, |gpu| gpu.weight_and_cache_bytes()[1]);
-        gpu + bytes_of(&self.saved_rows)
+        gpu + saved_rows_bytes(&self.saved_rows)
             + self.cpu_layers.kv_cache_bytes()
             + self.fallback.as_ref().map_or(0, Backend::kv_cache_bytes)
     }

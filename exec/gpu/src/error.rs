@@ -13,7 +13,7 @@ pub enum GpuError {
     )]
     NoAdapter,
     #[error("the GPU `{adapter}` cannot be opened: {why}; update its driver, or plan with `gpu_layers: 0`")]
-    Open { adapter: String, why: String },
+    OpenFailed { adapter: String, why: String },
     #[error("the GPU was lost: {why}")]
     Lost { why: String },
     #[error(
@@ -37,9 +37,9 @@ pub enum GpuError {
         "there is no GPU kernel for weights of type {format}; use a model file with weights of types {known}, or plan \
          with `gpu_layers: 0`"
     )]
-    Format { format: Format, known: String },
+    UnsupportedFormat { format: Format, known: String },
     #[error("{what} is {found}, but GPU kernels need {need}; plan with `gpu_layers: 0`")]
-    Dimension { what: &'static str, found: usize, need: &'static str },
+    UnsupportedDimension { what: &'static str, found: usize, need: &'static str },
     #[error(transparent)]
     Shape(#[from] ShapeError),
 }

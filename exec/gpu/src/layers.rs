@@ -2,7 +2,7 @@
 //!
 //! The fused graph of the decoder ([`crate::graph`]) is assembled once for each requested range of layers and for
 //! each phase; its nodes become kernel launches on the weights and caches of the layers. Intermediate tensors share
-//! buffers ([`crate::memory`]); the hidden rows stay in one buffer, to which each block adds its output.
+//! buffers ([`crate::memory`]); the hidden states stay in one buffer, to which each block adds its output.
 //!
 //! Not here: the fallback to the CPU when the device fails. That is [`crate::backend`].
 
@@ -45,7 +45,7 @@ impl From<Tiling> for UploadOptions {
     }
 }
 
-/// Layers of a model in GPU memory, with their key-value caches.
+/// Layers of a model in GPU memory, with their KV caches.
 #[derive(Debug)]
 pub struct GpuLayers {
     gpu: Arc<Gpu>,
@@ -56,17 +56,17 @@ pub struct GpuLayers {
     output: Option<OutputMatrix>,
     buffers: Buffers,
     /// The steps of each range of layers whose kernels are compiled. The key is the start and the end of the range.
-    ranges: BTreeMap<(u32, u32), Launches>,
+    ranges: BTreeMap<(u32, u32), StepsByBatchSize>,
 }
 
 /// The steps of a range of layers, for each batch size: an entry has the maximum number of tokens in a batch and the
 /// steps for such batches. The entries are in ascending order; larger batches use the last entry.
-type Launches = Vec<(u32, Vec<Step>)>;
+type StepsByBatchSize = Vec<(u32, Vec<Step>)>;
 
 #[derive(Debug)]
 struct Buffers {
     params: GpuBuffer,
-    /// The hidden rows, [batch, embedding].
+    /// The hidden states, [batch, embedding].
     hidden: GpuBuffer,
     /// The cosines and sines of the rotary embedding, [batch, pairs].
     angles: GpuBuffer,
@@ -118,22 +118,23 @@ pub fn compute_buffer_bytes(shape: &ModelShape) -> u64 {
 /// Returns the maximum length of an input row of a matmul in a layer.
 fn max_input_length(shape: &ModelShape) -> u64 {
     let mixed = u64::from(shape.heads) * u64::from(shape.value_length);
-    u64::from(shape.embedding.max(shape.feed_forward_length)).max(mixed)
+    u64::from(shape.embedding_length.max(shape.feed_forward_length)).max(mixed)
 }
 
 impl GpuLayers {
-    /// Uploads the layers that `part` assigns to the GPU, and allocates their key-value caches.
-    pub fn new(gpu: Arc<Gpu>, part: &BackendOptions, upload: UploadOptions) -> Result<GpuLayers, GpuError> {
-        let (model, options, output) = (part.weights.clone(), part.kv_cache_options, part.output_on_gpu);
-        weights::check(model.shape(), model.hyperparameters())?;
-        let layers: BTreeSet<u32> = part.gpu_layers.iter().cloned().flatten().collect();
+    /// Uploads the layers that `backend` assigns to the GPU, and allocates their KV caches.
+    pub fn new(gpu: Arc<Gpu>, backend: &BackendOptions, upload: UploadOptions) -> Result<Self, GpuError> {
+        let (model, options, output) =
+            (backend.weights.clone(), backend.kv_cache_options, backend.output_on_gpu);
+        weights::check_dimensions(model.shape(), model.hyperparameters())?;
+        let layers: BTreeSet<u32> = backend.gpu_layers.iter().cloned().flatten().collect();
         let stored = |matrix: Matrix<'_>| matrix.rows as u64 * matrix.row_bytes() as u64;
         let in_layers = layers.iter().flat_map(|&layer| model.layer_weights(layer).matrices);
         let total = in_layers.chain(output.then(|| model.output_weights().1)).map(stored).sum();
         let mut done = 0;
         let mut report = |bytes: u64| {
             done += bytes;
-            part.progress.report(done, total);
+            backend.progress.report(done, total);
         };
         let layers = layers
             .into_iter()
@@ -158,7 +159,7 @@ impl GpuLayers {
         Ok(())
     }
 
-    /// Runs a range of layers on the hidden rows `hidden` [tokens, embedding] of a sequence, in place. The first row
+    /// Runs a range of layers on the hidden states `hidden` [tokens, embedding] of a sequence, in place. The first row
     /// has the position `first`, and the following rows have the following positions.
     pub fn forward(
         &mut self,
@@ -170,7 +171,7 @@ impl GpuLayers {
         let key = (layers.start, layers.end);
         self.compile_kernels(layers)?;
         let steps = &self.ranges[&key];
-        let embedding = self.model.shape().embedding as usize;
+        let embedding = self.model.shape().embedding_length as usize;
         let rope = &self.model.hyperparameters().rope;
         let mut angles = vec![[0.0f32; 2]; BATCH_TOKENS as usize * rope.frequencies.len()];
         let mut position = first;
@@ -178,7 +179,7 @@ impl GpuLayers {
             let tokens = (batch.len() / embedding) as u32;
             let angles = &mut angles[..tokens as usize * rope.frequencies.len()];
             for (position, angles) in (position..).zip(angles.chunks_exact_mut(rope.frequencies.len())) {
-                rope.cosines_and_sines(position, angles);
+                rope.write_cosines_and_sines(position, angles);
             }
             self.gpu.write(&self.buffers.params, &[KernelParams::for_pass(tokens, position)])?;
             self.gpu.write(&self.buffers.angles, angles)?;
@@ -199,7 +200,7 @@ impl GpuLayers {
         Ok(())
     }
 
-    /// Returns the logits [rows, vocabulary] of hidden rows; `None` if the output matrix is not on the GPU.
+    /// Returns the logits [rows, vocabulary] of hidden states; `None` if the output matrix is not on the GPU.
     pub fn logits(&mut self, hidden: &[f32]) -> Option<Result<Vec<f32>, GpuError>> {
         let mut logits = self.output.as_ref()?.logits(&self.gpu, hidden);
         if let (Ok(logits), Some(cap)) = (&mut logits, self.model.hyperparameters().logit_softcap) {
@@ -210,10 +211,10 @@ impl GpuLayers {
         Some(logits)
     }
 
-    /// Returns the size in bytes of the weights in GPU memory, and that of the key-value caches.
+    /// Returns the size in bytes of the weights in GPU memory, and that of the KV caches.
     pub fn weight_and_cache_bytes(&self) -> [u64; 2] {
         let of = |bytes: fn(&GpuLayer) -> u64| self.layers.values().map(bytes).sum::<u64>();
-        let output = self.output.as_ref().map_or(0, OutputMatrix::bytes);
+        let output = self.output.as_ref().map_or(0, OutputMatrix::memory_bytes);
         [of(GpuLayer::weight_bytes) + output, of(GpuLayer::kv_cache_bytes)]
     }
 }
@@ -226,12 +227,12 @@ impl Buffers {
         let max_length = max_input_length(shape);
         Ok(Buffers {
             params: gpu.create_params_buffer()?,
-            hidden: gpu.zeros("hidden rows", batch * u64::from(shape.embedding) * 4)?,
-            angles: gpu.zeros("angles", batch * pairs * 8)?,
+            hidden: gpu.allocate("hidden states", batch * u64::from(shape.embedding_length) * 4)?,
+            angles: gpu.allocate("angles", batch * pairs * 8)?,
             quantised: [
-                gpu.zeros("quantised inputs", batch * max_length)?,
-                gpu.zeros("scales of inputs", batch * max_length / 32 * 4)?,
-                gpu.zeros("sums of inputs", batch * max_length / 16 * 4)?,
+                gpu.allocate("quantised inputs", batch * max_length)?,
+                gpu.allocate("scales of inputs", batch * max_length / 32 * 4)?,
+                gpu.allocate("sums of inputs", batch * max_length / 16 * 4)?,
             ],
             objects: Vec::new(),
         })
@@ -242,8 +243,8 @@ impl Buffers {
         for (at, &size) in sizes.iter().enumerate() {
             match self.objects.get(at) {
                 Some(object) if object.size_bytes() >= size => {}
-                Some(_) => self.objects[at] = gpu.zeros("intermediate tensors", size)?,
-                None => self.objects.push(gpu.zeros("intermediate tensors", size)?),
+                Some(_) => self.objects[at] = gpu.allocate("intermediate tensors", size)?,
+                None => self.objects.push(gpu.allocate("intermediate tensors", size)?),
             }
         }
         Ok(())

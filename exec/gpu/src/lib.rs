@@ -1,8 +1,8 @@
 //! GPU backend: computes layers of a model on a GPU, through wgpu.
 //!
 //! The design follows ML Drift: kernels are WGSL source, generated for the current device from logical tensors
-//! ([`virtual_tensor`]); a pass is a graph with few kernel launches ([`graph`]) whose intermediate tensors share
-//! planned memory ([`memory`]). The fastest tiling of the matmul kernels is selected by measurements on the device
+//! ([`virtual_tensor`]); a pass is a graph of fused operations ([`graph`]) whose intermediate tensors share planned
+//! memory ([`memory`]). The fastest tiling of the matmul kernels is selected by measurements on the device
 //! ([`tuning`]). A device of a ring uses the GPU through [`backend`].
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]

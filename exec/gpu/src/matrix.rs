@@ -60,11 +60,11 @@ impl GpuMatrix {
     ) -> Result<GpuMatrix, GpuError> {
         let packed = match to {
             None => PackedFormat::from_file_format(matrix.format, matrix.row_length)?,
-            Some(packed) => packed.for_rows(matrix.row_length)?,
+            Some(packed) => packed.for_row_length(matrix.row_length)?,
         };
         if !matrix.rows.is_multiple_of(4) {
             let what = "the number of rows of a matrix";
-            return Err(GpuError::Dimension { what, found: matrix.rows, need: "a multiple of 4" });
+            return Err(GpuError::UnsupportedDimension { what, found: matrix.rows, need: "a multiple of 4" });
         }
         let (length, rows) = (matrix.row_length as u32, matrix.rows as u32);
         let group_rows = tiling.slices_per_workgroup * 4;
@@ -109,16 +109,16 @@ impl GpuMatrix {
         let slices = self.tiling.slices_per_workgroup;
         let row_bytes = uploaded_row_bytes(matrix, packed);
         let shape = self.matmul_kernel(gpu, first_row, rows).packed_weight_shape()?;
-        let texels = gpu.zeros("weights", u64::from(shape.element_count()) * 4)?;
+        let texels = gpu.allocate("weights", u64::from(shape.element_count()) * 4)?;
         let words = packed.scale_words_per_row(length);
         let padded = u64::from(rows.next_multiple_of(slices * 4));
-        let scales = (words > 0).then(|| gpu.zeros("scales of weights", padded * u64::from(words) * 4));
+        let scales = (words > 0).then(|| gpu.allocate("scales of weights", padded * u64::from(words) * 4));
         let mut scales = scales.transpose()?;
         let max =
             usize::try_from(gpu.capabilities().max_binding_bytes).unwrap_or(usize::MAX).saturating_sub(16);
         let chunk = (CHUNK_BYTES.min(max) / row_bytes.max(1)).clamp(1, rows as usize);
         // The kernels may read one word after the last byte, whose value does not matter.
-        let raw = gpu.zeros("raw weights", (chunk * row_bytes + 4) as u64)?;
+        let raw = gpu.allocate("raw weights", (chunk * row_bytes + 4) as u64)?;
         let params = gpu.create_params_buffer()?;
         let groups = |count: u32| packing::workgroup_count(chunk as u64 * u64::from(count));
         let text = packing::texel_packing_kernel(packed, length, row_bytes as u32, &shape, order);
@@ -152,7 +152,7 @@ impl GpuMatrix {
     }
 
     /// Prepares a matmul with `input` [tokens, row_length]. Returns the launches, including the quantisation of the
-    /// input, and the output tensor [tokens, rows]. If `writes_integer_sums` is set, the output is the integer sums of
+    /// input, and the output tensor [tokens, rows]. If `writes_integer_sums` is set, the output has the integer sums of
     /// each block, [tokens, blocks, rows].
     pub fn matmul_launches(
         &self,
@@ -168,13 +168,14 @@ impl GpuMatrix {
         let granularity = self.packed_format.input_granularity();
         let block_length = |granularity: Granularity| granularity.block_length(length);
         let blocks = granularity.filter(|_| writes_integer_sums).map_or(1, |of| length / block_length(of));
-        let out = gpu.zeros("results", u64::from(self.rows) * u64::from(tokens) * u64::from(blocks) * 4)?;
+        let out =
+            gpu.allocate("results", u64::from(self.rows) * u64::from(tokens) * u64::from(blocks) * 4)?;
         let mut launches = Vec::new();
         let mut inputs = vec![x];
         if let Some(granularity) = granularity.filter(|_| phase == Phase::Prefill) {
             let blocks = elements / u64::from(block_length(granularity));
-            let (quants, scales) = (gpu.zeros("quants", elements)?, gpu.zeros("scales", blocks * 4)?);
-            let sums = gpu.zeros("sums", elements / 16 * 4)?;
+            let (quants, scales) = (gpu.allocate("quants", elements)?, gpu.allocate("scales", blocks * 4)?);
+            let sums = gpu.allocate("sums", elements / 16 * 4)?;
             let text = quantise::wgsl_source(length, granularity);
             let tensors = [&params, &inputs[0], &quants, &scales, &sums];
             let workgroups = quantise::workgroup_count(length, granularity, tokens);
@@ -183,14 +184,14 @@ impl GpuMatrix {
         }
         let kernel = MatmulKernel { phase, writes_integer_sums, ..self.matmul_kernel(gpu, 0, self.rows) };
         let others: Vec<&GpuBuffer> = inputs.iter().chain([&out]).collect();
-        let matmuls = self.launches(gpu, "matmul", kernel, &params, &others, tokens)?;
+        let matmuls = self.part_launches(gpu, "matmul", kernel, &params, &others, tokens)?;
         launches.extend(matmuls.into_iter().map(|(_, launch)| launch));
         Ok((launches, out))
     }
 
     /// Returns the matmul kernel and the launch for each part of the matrix. `kernel` is the kernel for the whole
     /// matrix, and `others` are the bindings of the kernel after the weights and their scales.
-    pub(crate) fn launches(
+    pub(crate) fn part_launches(
         &self,
         gpu: &Gpu,
         name: &str,

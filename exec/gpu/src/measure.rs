@@ -4,8 +4,8 @@
 //! GPU memory; copies within GPU memory, to GPU memory and from GPU memory; and the overhead of a window: submission,
 //! wait, and a short copy in each direction. Every value is a median of samples, and its `source` text describes them.
 //!
-//! Matmuls with one token and reads are limited by memory bandwidth. To avoid effects of caches and hardware
-//! compression, they read more bytes than a cache has, and no zeros. Several launches are submitted together.
+//! Memory bandwidth limits the reads, and the matmuls with one token. To avoid effects of caches and hardware
+//! compression, they read more bytes than a cache holds, and no zeros. Several launches are submitted together.
 //!
 //! Not here: the amount of memory that a run may use. No graphics API reports this amount, so the caller provides it.
 
@@ -31,7 +31,7 @@ const BATCH_TOKENS: u32 = 64;
 /// Size in bytes of the copies whose bandwidth is measured.
 /// source: assumed, so that the transfer takes far longer than the latency
 const LONG_COPY_BYTES: u64 = 64 << 20;
-/// The memory that a run may use divided by the maximum memory that the measurement uses. source: assumed, to leave
+/// Ratio of the memory that a run may use to the maximum memory that the measurement uses. source: assumed, to leave
 /// memory for other programs
 const MEMORY_DIVISOR: u64 = 4;
 /// Total size in bytes of the matrices that the matmuls with one token read one after another.
@@ -43,7 +43,7 @@ const BATCHES_PER_SUBMISSION: usize = 4;
 /// Number of times that one submission reads the whole buffer. source: assumed, as for [`BATCHES_PER_SUBMISSION`]
 const READS_PER_SUBMISSION: usize = 4;
 /// Number of threads in a workgroup of the read kernel.
-/// source: assumed; with TEXELS_PER_THREAD a workgroup reads 64 KiB, so that four million threads read a gigabyte
+/// source: assumed; with TEXELS_PER_THREAD a workgroup reads 64 KiB, so four million threads read a gigabyte
 const READ_THREADS: u64 = 256;
 /// Number of texels (16 bytes each) that each thread of the read kernel reads.
 const TEXELS_PER_THREAD: u64 = 16;
@@ -53,12 +53,12 @@ const SHORT_COPY_BYTES: u64 = 256;
 /// Measures the rate of calls that do `work` units of work each, in units per second. Returns the last error of a
 /// call, if there is one.
 fn rate(
-    effort: &MeasurementOptions,
+    options: &MeasurementOptions,
     work: f64,
     call: impl Fn() -> Result<(), GpuError>,
 ) -> Result<Samples, GpuError> {
     let mut result = Ok(());
-    let samples = measure_rate(effort, || {
+    let samples = measure_rate(options, || {
         call().unwrap_or_else(|error| result = Err(error));
         work
     });
@@ -67,24 +67,24 @@ fn rate(
 
 /// Measures the duration of one call of `call`. Returns the last error of a call, if there is one.
 fn duration(
-    effort: &MeasurementOptions,
+    options: &MeasurementOptions,
     call: impl Fn() -> Result<(), GpuError>,
 ) -> Result<Samples, GpuError> {
     let mut result = Ok(());
-    let samples = measure_duration(effort, || call().unwrap_or_else(|error| result = Err(error)));
+    let samples = measure_duration(options, || call().unwrap_or_else(|error| result = Err(error)));
     result.map(|()| samples)
 }
 
 /// Measures the speeds of `gpu` for the weight formats `formats`, or for all supported formats if none of `formats` is
 /// supported. `memory` is the GPU memory that a run may use, and `buffers` the part of this memory that a run needs in
-/// addition to weights and cache.
+/// addition to weights and KV cache.
 pub fn measure_gpu(
     gpu: &Gpu,
     tiling: Tiling,
     formats: &[Format],
     memory: Sourced<Bytes>,
     buffers: Sourced<Bytes>,
-    effort: &MeasurementOptions,
+    options: &MeasurementOptions,
 ) -> Result<Profile, GpuError> {
     let all = PackedFormat::FILE_FORMATS.map(|(_, stored)| stored);
     let mut wanted = all.to_vec();
@@ -93,13 +93,13 @@ pub fn measure_gpu(
         wanted = all.to_vec();
     }
     let [mut matvec, mut matmul] = [Vec::new(), Vec::new()];
-    let max = (memory.value.0 / MEMORY_DIVISOR).min(effort.buffer_size.0);
+    let max = (memory.value.0 / MEMORY_DIVISOR).min(options.buffer_size.0);
     for format in wanted {
         let matrices = random_matrices(gpu, format, tiling, max.min(MATRICES_BYTES))?;
-        matvec.push((format, matmul_speed(gpu, &matrices, 1, effort)?));
+        matvec.push((format, matmul_speed(gpu, &matrices, 1, options)?));
         let batches = if gpu.info().is_software() { 1 } else { BATCHES_PER_SUBMISSION };
         let matrices = &matrices[..batches.min(matrices.len())];
-        matmul.push((format, matmul_speed(gpu, matrices, BATCH_TOKENS, effort)?));
+        matmul.push((format, matmul_speed(gpu, matrices, BATCH_TOKENS, options)?));
     }
     let info = gpu.info();
     let long = LONG_COPY_BYTES.min(gpu.capabilities().max_binding_bytes / 2);
@@ -110,13 +110,13 @@ pub fn measure_gpu(
         unified_memory: matches!(info.kind, "integrated" | "software"),
         matvec: matvec.into_iter().collect(),
         matmul: matmul.into_iter().collect(),
-        read_bandwidth: read_bandwidth(gpu, read, effort)?,
+        read_bandwidth: read_bandwidth(gpu, read, options)?,
         memory_available: memory,
-        kv_copy: transfer(long, "a copy within the GPU's memory", |bytes| copier(gpu, bytes), effort)?,
-        upload: transfer(long, "a copy to the GPU", |bytes| uploader(gpu, bytes), effort)?,
-        download: transfer(long, "a copy from the GPU", |bytes| downloader(gpu, bytes), effort)?,
+        kv_copy: transfer(long, "a copy within the GPU's memory", |bytes| copier(gpu, bytes), options)?,
+        upload: transfer(long, "a copy to the GPU", |bytes| uploader(gpu, bytes), options)?,
+        download: transfer(long, "a copy from the GPU", |bytes| downloader(gpu, bytes), options)?,
         compute_buffer: buffers,
-        window_overhead: Some(window_overhead(gpu, effort)?),
+        window_overhead: Some(window_overhead(gpu, options)?),
     })
 }
 
@@ -156,7 +156,7 @@ fn matmul_speed(
     gpu: &Gpu,
     matrices: &[GpuMatrix],
     tokens: u32,
-    effort: &MeasurementOptions,
+    options: &MeasurementOptions,
 ) -> Result<Sourced<FlopsPerSecond>, GpuError> {
     let mut launches = Vec::new();
     for weights in matrices {
@@ -164,7 +164,7 @@ fn matmul_speed(
     }
     let weight_count = |matrix: &GpuMatrix| f64::from(matrix.rows) * f64::from(matrix.row_length);
     let work = 2.0 * matrices.iter().map(weight_count).sum::<f64>() * f64::from(tokens);
-    let rates = rate(effort, work, || {
+    let rates = rate(options, work, || {
         gpu.submit(&launches)?;
         gpu.wait("a matmul")
     })?;
@@ -181,14 +181,14 @@ fn matmul_speed(
 fn read_bandwidth(
     gpu: &Gpu,
     bytes: u64,
-    effort: &MeasurementOptions,
+    options: &MeasurementOptions,
 ) -> Result<Sourced<BytesPerSecond>, GpuError> {
     let workgroup_bytes = READ_THREADS * TEXELS_PER_THREAD * 16;
     // WebGPU allows at most 65 535 workgroups in one direction.
     let workgroups = (bytes / workgroup_bytes).clamp(1, 65_535) as u32;
     let bytes = u64::from(workgroups) * workgroup_bytes;
-    let raw = gpu.zeros("a buffer to read", bytes)?;
-    let (params, out) = (gpu.create_params_buffer()?, gpu.zeros("the result of the read kernel", 16)?);
+    let raw = gpu.allocate("a buffer to read", bytes)?;
+    let (params, out) = (gpu.create_params_buffer()?, gpu.allocate("the result of the read kernel", 16)?);
     gpu.write(&params, &[KernelParams::for_pass(1, 0)])?;
     let bound = [&params, &raw, &out];
     let fill =
@@ -196,7 +196,7 @@ fn read_bandwidth(
     let read = gpu.prepare_launch("read", &buffer_kernel("read", READ_BODY), &bound, [workgroups, 1, 1])?;
     gpu.submit([&fill])?;
     gpu.wait("filling a buffer")?;
-    let rates = rate(effort, (bytes * READS_PER_SUBMISSION as u64) as f64, || {
+    let rates = rate(options, (bytes * READS_PER_SUBMISSION as u64) as f64, || {
         gpu.submit(std::iter::repeat_n(&read, READS_PER_SUBMISSION))?;
         gpu.wait("reading a buffer")
     })?;
@@ -232,7 +232,7 @@ fn buffer_kernel(access: &str, body: &str) -> String {
 
 fn uploader(gpu: &Gpu, bytes: u64) -> Result<impl Fn() -> Result<(), GpuError>, GpuError> {
     let values: Vec<u8> = (0..bytes).map(|at| (at.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
-    let tensor = gpu.zeros("a copy", bytes)?;
+    let tensor = gpu.allocate("a copy", bytes)?;
     Ok(move || {
         gpu.write(&tensor, &values)?;
         gpu.submit([])?;
@@ -241,7 +241,7 @@ fn uploader(gpu: &Gpu, bytes: u64) -> Result<impl Fn() -> Result<(), GpuError>, 
 }
 
 fn downloader(gpu: &Gpu, bytes: u64) -> Result<impl Fn() -> Result<(), GpuError>, GpuError> {
-    let (tensor, count) = (gpu.zeros("a copy", bytes)?, bytes as usize);
+    let (tensor, count) = (gpu.allocate("a copy", bytes)?, bytes as usize);
     Ok(move || gpu.read::<u8>(&tensor, count).map(drop))
 }
 
@@ -256,7 +256,7 @@ fn copier(gpu: &Gpu, bytes: u64) -> Result<impl Fn() -> Result<(), GpuError>, Gp
 /// Returns a launch that copies `bytes` bytes, but at least 256, within GPU memory.
 fn copy_launch(gpu: &Gpu, bytes: u64) -> Result<Launch, GpuError> {
     let shape = Shape::new(1, 1, (bytes / 256).max(1) as u32, 64)?;
-    let [from, to] = [gpu.zeros("a copy", bytes.max(256))?, gpu.zeros("a copy", bytes.max(256))?];
+    let [from, to] = [gpu.allocate("a copy", bytes.max(256))?, gpu.allocate("a copy", bytes.max(256))?];
     let params = gpu.create_params_buffer()?;
     let text = reorder::wgsl_source(&shape, Storage::Linear, Storage::Linear);
     gpu.prepare_launch("copy", &text, &[&params, &from, &to], reorder::workgroup_count(&shape))
@@ -268,11 +268,11 @@ fn transfer<C: Fn() -> Result<(), GpuError>>(
     long: u64,
     what: &str,
     copier: impl Fn(u64) -> Result<C, GpuError>,
-    effort: &MeasurementOptions,
+    options: &MeasurementOptions,
 ) -> Result<TransferCost, GpuError> {
     let (copy, short) = (copier(long)?, copier(SHORT_COPY_BYTES)?);
-    let rates = rate(effort, long as f64, copy)?;
-    let times = duration(effort, short)?;
+    let rates = rate(options, long as f64, copy)?;
+    let times = duration(options, short)?;
     Ok(TransferCost {
         latency: times.sourced_median(Seconds, &format!("{what}, {}", Bytes(SHORT_COPY_BYTES))),
         bandwidth: rates.sourced_median(BytesPerSecond, &format!("{what}, {}", Bytes(long))),
@@ -280,9 +280,9 @@ fn transfer<C: Fn() -> Result<(), GpuError>>(
 }
 
 /// Measures the overhead of a window: a pass with a short upload, one small launch and a short download.
-fn window_overhead(gpu: &Gpu, effort: &MeasurementOptions) -> Result<Sourced<Seconds>, GpuError> {
-    let (launch, tensor) = (copy_launch(gpu, 256)?, gpu.zeros("a row", 256)?);
-    let times = duration(effort, || {
+fn window_overhead(gpu: &Gpu, options: &MeasurementOptions) -> Result<Sourced<Seconds>, GpuError> {
+    let (launch, tensor) = (copy_launch(gpu, 256)?, gpu.allocate("a row", 256)?);
+    let times = duration(options, || {
         gpu.write(&tensor, &[0u8; 256])?;
         gpu.submit([&launch])?;
         gpu.read::<u8>(&tensor, 256).map(drop)

@@ -74,7 +74,7 @@ impl TunedTilings {
         TunedTilings(text.lines().filter_map(parse_line).collect())
     }
 
-    /// Returns one line of text for each adapter: the weight layout, the numbers of the tiling, and the adapter key.
+    /// Returns a line of text for each adapter, with the weight layout, the numbers of the tiling, and the adapter key.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         for (key, tiling) in &self.0 {

@@ -14,7 +14,7 @@ use super::neon::{self, BaseNeon, ByteDot, Dotprod};
 use super::{blocks, panel};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Native {
+pub(crate) enum NativeKernels {
     /// NEON without extensions.
     Neon,
     /// NEON with dot products of four bytes (`dotprod`).
@@ -23,29 +23,30 @@ pub(crate) enum Native {
     I8mm,
 }
 
-impl Native {
+impl NativeKernels {
     /// All instruction sets, from the slowest to the fastest.
-    pub(super) const ALL: [Native; 3] = [Native::Neon, Native::Dotprod, Native::I8mm];
+    pub(super) const ALL: [NativeKernels; 3] =
+        [NativeKernels::Neon, NativeKernels::Dotprod, NativeKernels::I8mm];
 
     pub(super) fn is_available(self) -> bool {
         let dotprod = is_aarch64_feature_detected!("dotprod");
         is_aarch64_feature_detected!("neon")
             && match self {
-                Native::Neon => true,
-                Native::Dotprod => dotprod,
-                Native::I8mm => dotprod && is_aarch64_feature_detected!("i8mm"),
+                NativeKernels::Neon => true,
+                NativeKernels::Dotprod => dotprod,
+                NativeKernels::I8mm => dotprod && is_aarch64_feature_detected!("i8mm"),
             }
     }
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            Native::Neon => "neon",
-            Native::Dotprod => "dotprod",
-            Native::I8mm => "i8mm",
+            NativeKernels::Neon => "neon",
+            NativeKernels::Dotprod => "dotprod",
+            NativeKernels::I8mm => "i8mm",
         }
     }
 
-    /// Computes a part of a matmul with the faster of panels and dot products.
+    /// Computes a part of a matmul with panels or with dot products, whichever is faster.
     ///
     /// # Safety
     /// The processor has the instructions of `self`, and no other thread writes the rows of the task.
@@ -53,11 +54,11 @@ impl Native {
         // SAFETY: the caller's promise; `I8mm` implies `dotprod`.
         unsafe {
             match (self, panel::is_profitable(task.matrix.format, task.input.tokens())) {
-                (Native::Neon, true) => panel::neon::matmul::<BaseNeon>(task),
-                (Native::Dotprod, true) => panel::neon::matmul::<Dotprod>(task),
-                (Native::I8mm, true) => panel::neon::matmul::<panel::neon::I8mm>(task),
-                (Native::Neon, false) => matmul_by_dots::<BaseNeon>(task),
-                (Native::Dotprod | Native::I8mm, false) => matmul_by_dots::<Dotprod>(task),
+                (NativeKernels::Neon, true) => panel::neon::matmul::<BaseNeon>(task),
+                (NativeKernels::Dotprod, true) => panel::neon::matmul::<Dotprod>(task),
+                (NativeKernels::I8mm, true) => panel::neon::matmul::<panel::neon::I8mm>(task),
+                (NativeKernels::Neon, false) => matmul_by_dots::<BaseNeon>(task),
+                (NativeKernels::Dotprod | NativeKernels::I8mm, false) => matmul_by_dots::<Dotprod>(task),
             }
         }
     }

@@ -3,14 +3,14 @@
 //! The input rows are rounded once for all weight rows. F32, F16 and BF16 weights are multiplied by f32 activations.
 //! Weights in blocks of 32 need eight-bit activations in blocks of 32. Weights in blocks of 256 need eight-bit
 //! activations in blocks of 256, and the sum of every 16 rounded activations, by which minima and offsets are
-//! multiplied. A block has `scale = max |x| / 127` and `q = round_ties_even(x * (127 / max |x|))`. Unlike in `Q8_0`
-//! files, the scale is f32.
+//! multiplied. A block of activations x has `scale = max |x| / 127` and `q = round_ties_even(x * (127 / max |x|))`.
+//! Unlike in `Q8_0` files, the scale is f32.
 
 use hearth_profiles::Format;
 
 use super::InstructionSet;
 
-/// The input rows of a matmul in f32, and rounded to eight bits as the weights of the matmul need them.
+/// The input rows of a matmul in f32, and quantised to eight bits in the blocks that the weight format requires.
 #[derive(Debug, Default)]
 pub struct Activations {
     tokens: usize,

@@ -1,9 +1,9 @@
 //! Attention of one query head over its cached keys and values.
 //!
 //! `scores[t] = scale * dot(query, key[t])` in the 32 lanes of [`crate`], then the soft cap if the model has one,
-//! softmax, and `out = sum over t of p[t] * value[t]` with one fma for each t in ascending order. The result does not
-//! depend on the batches in which the tokens were processed. In grouped-query attention several query heads share one
-//! key and value head.
+//! `p = softmax(scores)`, and `out = sum over t of p[t] * value[t]` with one fma for each t in ascending order. The
+//! result does not depend on the batches in which the tokens were processed. In grouped-query attention several query
+//! heads share one key and value head.
 //!
 //! Not here: the cache, see `hearth_runtime::cache`.
 

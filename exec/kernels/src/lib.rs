@@ -110,14 +110,14 @@ pub use activations::Activations;
 pub use blocks::dequantise;
 pub use exponential::exponential;
 pub use matmul::Matrix;
-pub(crate) use native::Native;
+pub(crate) use native::NativeKernels;
 
 /// The instruction set with which a kernel runs. All instruction sets give the same results, bit for bit.
 ///
 /// Except for [`InstructionSet::SCALAR`], values are created only by [`InstructionSet::detect`] and
 /// [`InstructionSet::detect_all`], so a value proves that the processor has the instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct InstructionSet(Option<Native>);
+pub struct InstructionSet(Option<NativeKernels>);
 
 impl InstructionSet {
     /// Plain Rust without intrinsics: the reference with which tests compare the SIMD kernels.
@@ -125,18 +125,18 @@ impl InstructionSet {
 
     /// Returns the fastest instruction set that this processor supports.
     pub fn detect() -> InstructionSet {
-        InstructionSet(Native::ALL.into_iter().rev().find(|native| native.is_available()))
+        InstructionSet(NativeKernels::ALL.into_iter().rev().find(|native| native.is_available()))
     }
 
     /// Returns all instruction sets that this processor supports, from the scalar one to the fastest.
     pub fn detect_all() -> Vec<InstructionSet> {
-        let native = Native::ALL.into_iter().filter(|native| native.is_available());
+        let native = NativeKernels::ALL.into_iter().filter(|native| native.is_available());
         std::iter::once(None).chain(native.map(Some)).map(InstructionSet).collect()
     }
 
     /// Returns the name of the instruction set in traces, such as `avx2`.
     pub fn name(self) -> &'static str {
-        self.0.map_or("scalar", Native::name)
+        self.0.map_or("scalar", NativeKernels::name)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Packed GEMM: panels of sixteen weight rows, which are unpacked once and multiplied by many tokens.
+//! Packed GEMM: panels of sixteen weight rows, which are unpacked once for the activations of many tokens.
 //!
 //! A dot product whose *elements* are in vector lanes ends with a horizontal sum for each row and token. With sixteen
 //! *rows* in the lanes no such sum is needed: one instruction multiplies four adjacent weights of each row by the
@@ -78,7 +78,7 @@ pub fn is_profitable(format: Format, tokens: usize) -> bool {
 }
 
 impl Panel {
-    /// Unpacks the blocks `blocks`, of 256 weights, of each row. Does not change the panel for an empty row.
+    /// Unpacks blocks of 256 weights of each row; `blocks` are their indices. An empty row leaves the panel unchanged.
     #[inline(always)]
     fn unpack256<B: Block256>(&mut self, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
         for (row, all) in rows.iter().enumerate() {
@@ -91,13 +91,13 @@ impl Panel {
                 block.unpack(quants);
                 *scales = block.scales();
                 *minima = block.minima();
-                self.scales[at].0[row] = (B::UNIT * block.scale()).to_le_bytes();
+                self.scales[at].0[row] = (B::SCALE_FACTOR * block.scale()).to_le_bytes();
                 self.minima[at].0[row] = block.minimum().to_le_bytes();
             }
         }
     }
 
-    /// Unpacks the blocks `blocks`, of 32 weights, of each row. Does not change the panel for an empty row.
+    /// Unpacks blocks of 32 weights of each row; `blocks` are their indices. An empty row leaves the panel unchanged.
     #[inline(always)]
     fn unpack32<B: Block32>(&mut self, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
         for (row, all) in rows.iter().enumerate() {
@@ -130,7 +130,7 @@ thread_local! {
     static WORKSPACE: RefCell<Workspace> = RefCell::new(Workspace { panel: bytemuck::zeroed_box(), sums: Vec::new() });
 }
 
-/// The packed blocks `blocks` of a panel, and the activations of T tokens with which they are multiplied.
+/// The packed blocks of a panel with the indices `blocks` in a row, and the activations of T tokens to multiply by.
 struct Tile<'a, const T: usize> {
     panel: &'a Panel,
     blocks: Range<usize>,
@@ -145,10 +145,10 @@ type Sums<const T: usize> = [[f32; PANEL_ROWS]; T];
 /// # Safety
 /// The processor must have the instructions of the implementation.
 trait PanelKernel {
-    /// Unpacks the blocks `blocks`, of 256 weights, of each row and interleaves the rows.
+    /// Unpacks blocks of 256 weights of each row and interleaves the rows. `blocks` are the indices of the blocks.
     unsafe fn pack256<B: Block256>(panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>);
 
-    /// Unpacks the blocks `blocks`, of 32 weights, of each row and interleaves the rows.
+    /// Unpacks blocks of 32 weights of each row and interleaves the rows. `blocks` are the indices of the blocks.
     unsafe fn pack32<B: Block32>(panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>);
 
     /// Multiplies the packed blocks of 256 weights by the activations of the tile and adds the products to `sums`.

@@ -1,4 +1,4 @@
-//! Instruction sets of processors without SIMD kernels: none, so scalar code computes everything.
+//! The empty list of vector instruction sets on targets without SIMD kernels: scalar code computes everything.
 
 use half::f16;
 
@@ -6,10 +6,10 @@ use super::matmul::MatmulTask;
 
 /// A vector instruction set with SIMD kernels. On this target there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Native {}
+pub(crate) enum NativeKernels {}
 
-impl Native {
-    pub(super) const ALL: [Native; 0] = [];
+impl NativeKernels {
+    pub(super) const ALL: [NativeKernels; 0] = [];
 
     pub(super) fn is_available(self) -> bool {
         match self {}

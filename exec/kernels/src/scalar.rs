@@ -5,7 +5,7 @@
 use half::f16;
 
 use crate::activations::QuantisedRow;
-use crate::blocks::{IntegerBlock32, IntegerBlock256, bf16, blocks};
+use crate::blocks::{IntegerBlock32, IntegerBlock256, bf16_to_f32, blocks};
 use crate::sum_lanes;
 
 /// Returns the integer dot product of a block: the sum over j of `weight(j)` times the rounded activation `quants[j]`.
@@ -23,7 +23,7 @@ pub(crate) fn dot32<B: IntegerBlock32>(row: &[u8], input: QuantisedRow<'_>) -> f
         let quants = &input.quants[32 * at..][..32];
         let products = total(quants, |j| block.quant(j));
         sum = (block.scale() * input.scales[at]).mul_add(products as f32, sum);
-        if B::MINIMUM {
+        if B::HAS_MINIMUM {
             sum = (block.minimum() * input.scales[at]).mul_add(total(quants, |_| 1) as f32, sum);
         }
     }
@@ -41,8 +41,8 @@ pub(crate) fn dot256<B: IntegerBlock256>(row: &[u8], input: QuantisedRow<'_>) ->
         let (quants, sums) = (&input.quants[256 * at..][..256], &input.sums[16 * at..][..16]);
         let scales = block.scales();
         let products = total(quants, |j| i32::from(scales[j / 16]) * block.quant(j));
-        sum = (B::UNIT * block.scale() * input.scales[at]).mul_add(products as f32, sum);
-        if B::MINIMUM {
+        sum = (B::SCALE_FACTOR * block.scale() * input.scales[at]).mul_add(products as f32, sum);
+        if B::HAS_MINIMUM {
             let minima = block.minima();
             let subtracted: i32 = (0..16).map(|j| i32::from(minima[j]) * i32::from(sums[j])).sum();
             sum = (-(block.minimum() * input.scales[at])).mul_add(subtracted as f32, sum);
@@ -66,7 +66,7 @@ pub(crate) fn dot_f16(row: &[u8], input: &[f32]) -> f32 {
 /// activations. llama.cpp rounds these activations to BF16.
 #[inline(always)]
 pub(crate) fn dot_bf16(row: &[u8], input: &[f32]) -> f32 {
-    dot(row.as_chunks::<2>().0.iter().map(|bytes| bf16(*bytes)), input)
+    dot(row.as_chunks::<2>().0.iter().map(|bytes| bf16_to_f32(*bytes)), input)
 }
 
 #[inline(always)]

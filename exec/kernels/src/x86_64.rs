@@ -9,24 +9,24 @@ use super::{avx2, panel};
 
 /// A vector instruction set that not every x86-64 processor has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Native {
+pub(crate) enum NativeKernels {
     /// AVX2, FMA and F16C.
     Avx2,
     /// AVX2, FMA, F16C, AVX-512 (F, BW, VL) and VNNI.
     Avx512,
 }
 
-impl Native {
+impl NativeKernels {
     /// All instruction sets, from the slowest to the fastest.
-    pub(super) const ALL: [Native; 2] = [Native::Avx2, Native::Avx512];
+    pub(super) const ALL: [NativeKernels; 2] = [NativeKernels::Avx2, NativeKernels::Avx512];
 
     pub(super) fn is_available(self) -> bool {
         let avx2 = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
         match self {
-            Native::Avx2 => avx2,
-            Native::Avx512 => {
+            NativeKernels::Avx2 => avx2,
+            NativeKernels::Avx512 => {
                 avx2 && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512vl")
@@ -37,12 +37,12 @@ impl Native {
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            Native::Avx2 => "avx2",
-            Native::Avx512 => "avx512",
+            NativeKernels::Avx2 => "avx2",
+            NativeKernels::Avx512 => "avx512",
         }
     }
 
-    /// Computes a part of a matmul with the faster of panels and dot products.
+    /// Computes a part of a matmul with panels or with dot products, whichever is faster.
     ///
     /// # Safety
     /// The processor has the instructions of `self`, and no other thread writes the rows of the task.
@@ -50,8 +50,8 @@ impl Native {
         // SAFETY: the caller's promise; `Avx512` implies AVX2.
         unsafe {
             match (self, panel::is_profitable(task.matrix.format, task.input.tokens())) {
-                (Native::Avx512, true) => panel::avx512::matmul(task),
-                (Native::Avx2, true) => panel::avx2::matmul(task),
+                (NativeKernels::Avx512, true) => panel::avx512::matmul(task),
+                (NativeKernels::Avx2, true) => panel::avx2::matmul(task),
                 (_, false) => matmul_by_dots(task),
             }
         }

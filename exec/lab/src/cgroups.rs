@@ -1,10 +1,9 @@
-//! Linux control groups that limit the memory, disk reads and processor time of a device's process.
+//! Linux control groups that limit the memory, disk reads and CPU time of a device's process.
 //!
 //! Cgroup v2 has one tree with `memory.max`, `memory.swap.max`, `io.max` and `cpu.max`; cgroup v1 has a tree for each
 //! controller, with `memory.limit_in_bytes`, `blkio.throttle.read_bps_device` and `cpu.cfs_quota_us`. Only a device
-//! with a processor limit is in a group of the `cpu` controller, because such a group also changes how the scheduler
-//! shares processors. The name of a group contains the process ID of the lab, so that the groups of exited labs can be
-//! removed.
+//! with a CPU limit is in a group of the `cpu` controller, because such a group also changes how the scheduler shares
+//! CPUs. The name of a group contains the process ID of the lab, so that the groups of exited labs can be removed.
 
 use std::fs;
 use std::io;
@@ -24,7 +23,7 @@ pub struct DeviceLimits {
     pub memory: Option<Bytes>,
     /// Maximum rate of reads from the disk that stores the model.
     pub disk_read: Option<BytesPerSecond>,
-    /// Maximum processor time of all threads together, in processors.
+    /// Maximum CPU time of all threads together, as a number of fully used CPUs.
     pub cpus: Option<f64>,
 }
 
@@ -38,7 +37,7 @@ struct Folders {
     cpu: Option<PathBuf>,
 }
 
-/// The control group hierarchy of the machine: the mount points of its controllers.
+/// The control group hierarchy of the machine, given by the mount points of its controllers.
 #[derive(Debug, Clone)]
 pub struct CgroupHierarchy(Folders);
 
@@ -59,7 +58,7 @@ impl Folders {
 }
 
 impl CgroupHierarchy {
-    /// Finds the control groups that are mounted under a folder, usually `/sys/fs/cgroup`.
+    /// Finds the control group controllers that are mounted under a folder, usually `/sys/fs/cgroup`.
     pub fn find(root: &Path) -> Result<CgroupHierarchy, LabError> {
         if root.join("cgroup.controllers").exists() {
             let (version, memory, disk) = (CgroupVersion::Two, root.to_path_buf(), root.to_path_buf());
@@ -81,6 +80,7 @@ impl CgroupHierarchy {
         self.remove(has_exited);
     }
 
+    /// Returns whether another lab is running on this machine.
     pub fn has_other_labs(&self) -> bool {
         let entries = fs::read_dir(&self.0.memory).into_iter().flatten().flatten();
         let mut owners = entries.filter_map(|entry| owner(&entry.file_name()));
@@ -101,14 +101,15 @@ impl CgroupHierarchy {
         }
     }
 
-    /// Creates the control groups of a device and sets its limits. The disk limit applies to the disk of `file`.
-    pub fn create(&self, device: usize, file: &Path, limits: DeviceLimits) -> Result<Cgroup, LabError> {
+    /// Creates the control groups of a device and sets its limits. The disk limit applies to the disk that stores
+    /// `file`.
+    pub fn create_group(&self, device: usize, file: &Path, limits: DeviceLimits) -> Result<Cgroup, LabError> {
         let name = format!("{PREFIX}{}-{device}", std::process::id());
         let no_groups = |what: &'static str, why: String| LabError::NoGroups { what, why };
         let disk_device =
             disk_of(file).map_err(|error| no_groups("disk reads", format!("{}: {error}", file.display())))?;
         let Folders { version, memory, disk, cpu } = &self.0;
-        let missing = || no_groups("processor time", "the controller `cpu` is not mounted".into());
+        let missing = || no_groups("CPU time", "the controller `cpu` is not mounted".into());
         let cpu = limits.cpus.map(|_| cpu.as_ref().ok_or_else(missing)).transpose()?;
         if *version == CgroupVersion::Two {
             // A controller must be enabled in the parent before a group can use it. An error is ignored here, because
@@ -168,11 +169,11 @@ impl Cgroup {
         limits.cpus.map_or(Ok(()), |cpu| self.set_cpu_limit(Some(cpu)))
     }
 
-    /// Sets or (with `None`) removes the processor limit, if the group was created with a processor limit.
-    pub fn set_cpu_limit(&self, processors: Option<f64>) -> Result<(), LabError> {
+    /// Sets the CPU limit, or removes it with `None`. Does nothing if the group was created without a CPU limit.
+    pub fn set_cpu_limit(&self, cpus: Option<f64>) -> Result<(), LabError> {
         let Some(folder) = &self.folders.cpu else { return Ok(()) };
         let period = (quota::EMULATION_QUOTA_PERIOD.0 * 1e6).round() as u64;
-        let quota = processors.map(|processors| (processors * period as f64).round() as u64);
+        let quota = cpus.map(|cpus| (cpus * period as f64).round() as u64);
         if self.folders.version == CgroupVersion::Two {
             let quota = quota.map_or("max".to_string(), |quota| quota.to_string());
             return set(&folder.join("cpu.max"), &format!("{quota} {period}"));
@@ -182,14 +183,14 @@ impl Cgroup {
         set(&folder.join("cpu.cfs_quota_us"), &quota.map_or("-1".to_string(), |quota| quota.to_string()))
     }
 
-    /// Drops the page cache that is charged to this group, while the group has no processes. A page is charged to the
-    /// first group that accesses the page, and another group cannot release the page.
+    /// Drops the page cache that is charged to this group. Call it while the group has no processes. A page is charged
+    /// to the first group that accesses it, and another group cannot release it.
     pub fn drop_page_cache(&self) {
         let (name, bytes) = match self.folders.version {
             CgroupVersion::One => ("memory.force_empty", 0),
             CgroupVersion::Two => ("memory.reclaim", self.memory().usage_bytes().unwrap_or(0)),
         };
-        // The kernel refuses to release pages that others use. They remain, which is fine.
+        // The kernel does not release pages that others use. They remain, which is fine.
         let _ = fs::write(self.folders.memory.join(name), bytes.to_string());
     }
 
@@ -198,7 +199,7 @@ impl Cgroup {
         self.folders.distinct().into_iter().map(|folder| folder.join("cgroup.procs")).collect()
     }
 
-    /// Returns the counter of the bytes that pass the disk throttle of the group.
+    /// Returns the counter of the bytes that the group reads through its disk throttle.
     pub fn throttle_counter(&self) -> ThrottleCounter {
         let version = self.folders.version;
         let file = self.folders.disk.join(match version {
@@ -213,7 +214,7 @@ impl Cgroup {
     }
 }
 
-/// The counter of the bytes that pass the disk throttle of a group. Without a disk limit, cgroup v1 counts no bytes.
+/// The counter of the bytes that a group reads through its disk throttle. Without a disk limit, cgroup v1 counts none.
 #[derive(Debug, Clone)]
 pub struct ThrottleCounter {
     file: PathBuf,
@@ -241,7 +242,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// Kills the processes of a group and removes the group. Retries for a second while processes of the group are exiting.
+/// Kills the processes of a group and removes the group. Retries for up to a second while its processes are exiting.
 fn remove_group(folder: &Path) {
     let members = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
     for pid in members.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|&pid| pid > 1) {
@@ -309,7 +310,7 @@ mod tests {
     fn version_two_limits_are_written_to_the_files_of_the_kernel() {
         let tree = tree(&["cgroup.controllers"]);
         let groups = CgroupHierarchy::find(tree.path()).unwrap();
-        let group = groups.create(1, tree.path(), limits(Bytes::from_mib(100), 200e6)).unwrap();
+        let group = groups.create_group(1, tree.path(), limits(Bytes::from_mib(100), 200e6)).unwrap();
         assert_eq!(read(&group.folders.memory, "memory.max"), "104857600");
         assert_eq!(read(&group.folders.memory, "memory.swap.max"), "0");
         assert!(read(&group.folders.memory, "io.max").ends_with(" rbps=200000000"));
@@ -331,7 +332,7 @@ mod tests {
         touch(&tree.path().join("blkio/cgroup.procs"));
         let groups = CgroupHierarchy::find(tree.path()).unwrap();
         let limits = limits(Bytes::from_mib(1), 1e6);
-        let group = groups.create(1, tree.path(), limits).unwrap();
+        let group = groups.create_group(1, tree.path(), limits).unwrap();
         touch(&group.folders.memory.join("memory.memsw.limit_in_bytes"));
         group.set_limits(limits).unwrap();
         assert_eq!(read(&group.folders.memory, "memory.memsw.limit_in_bytes"), "1048576");
@@ -348,18 +349,18 @@ mod tests {
         let half = DeviceLimits { cpus: Some(0.5), ..DeviceLimits::default() };
         let second = tree(&["cgroup.controllers"]);
         let groups = CgroupHierarchy::find(second.path()).unwrap();
-        let group = groups.create(1, second.path(), half).unwrap();
+        let group = groups.create_group(1, second.path(), half).unwrap();
         assert_eq!(read(&group.folders.memory, "cpu.max"), "5000 10000");
         assert_eq!(read(second.path(), "cgroup.subtree_control"), "+cpu");
         group.set_cpu_limit(None).unwrap();
         assert_eq!(read(&group.folders.memory, "cpu.max"), "max 10000");
-        let free = groups.create(2, second.path(), DeviceLimits::default()).unwrap();
+        let free = groups.create_group(2, second.path(), DeviceLimits::default()).unwrap();
         assert!(free.set_cpu_limit(Some(1.0)).is_ok() && !free.folders.memory.join("cpu.max").exists());
 
         let first = tree(&["memory/cgroup.procs", "blkio/cgroup.procs"]);
-        let create = || CgroupHierarchy::find(first.path()).unwrap().create(1, first.path(), half);
-        let refused = create().unwrap_err().to_string();
-        assert!(refused.contains("processor time"), "{refused}");
+        let create = || CgroupHierarchy::find(first.path()).unwrap().create_group(1, first.path(), half);
+        let error = create().unwrap_err().to_string();
+        assert!(error.contains("CPU time"), "{error}");
         touch(&first.path().join("cpu/cgroup.procs"));
         let group = create().unwrap();
         let folder = group.folders.cpu.clone().unwrap();

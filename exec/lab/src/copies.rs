@@ -1,7 +1,7 @@
-//! Copies of the model, one for each device, of which no page is in the page cache at the start.
+//! Copies of the model, one for each device, which are initially not in the page cache.
 //!
-//! Copies share blocks on disk if the file system supports shared blocks (the system call for copies tries this first),
-//! but the page cache treats copies as separate files.
+//! The system call for copies lets them share blocks on disk if the file system supports this, but the page cache
+//! treats copies as separate files.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -21,8 +21,8 @@ pub struct ModelCopies {
 }
 
 impl ModelCopies {
-    /// Copies the files `parts` of a model for each device in `names` under `scratch`. Removes copies of exited labs.
-    pub fn create(scratch: &Path, parts: &[PathBuf], names: &[String]) -> Result<ModelCopies, LabError> {
+    /// Copies the files of a model to `scratch` for each device in `names`. Also removes the copies of exited labs.
+    pub fn create(scratch: &Path, files: &[PathBuf], names: &[String]) -> Result<ModelCopies, LabError> {
         for entry in fs::read_dir(scratch).into_iter().flatten().flatten() {
             if owner(&entry.file_name()).is_some_and(has_exited) {
                 remove_copies_folder(&entry.path());
@@ -36,9 +36,9 @@ impl ModelCopies {
             let failed = |error: Error| LabError::Copy { path: path.clone(), why: error.to_string() };
             fs::create_dir_all(&own).map_err(failed)?;
             let mut first = None;
-            for part in parts {
-                let copy = own.join(part.file_name().unwrap_or_default());
-                fs::copy(part, &copy).map_err(failed)?;
+            for file in files {
+                let copy = own.join(file.file_name().unwrap_or_default());
+                fs::copy(file, &copy).map_err(failed)?;
                 first.get_or_insert(copy);
             }
             copies.files.extend(first);
@@ -55,16 +55,16 @@ impl ModelCopies {
     /// Writes all copies to disk and drops them from the page cache, so that devices start cold.
     pub fn drop_page_cache(&self) -> Result<(), LabError> {
         (0..self.files.len())
-            .flat_map(|device| self.parts(device))
-            .try_for_each(|part| drop_page_cache(&part))
+            .flat_map(|device| self.files_of(device))
+            .try_for_each(|file| drop_page_cache(&file))
     }
 
-    /// Returns the number of bytes of a device's copy that are in the page cache; zero if the device starts cold.
+    /// Returns the number of bytes of a device's copy of the model that are in the page cache.
     pub fn resident_bytes(&self, device: usize) -> u64 {
-        self.parts(device).iter().map(|part| resident_bytes(part)).sum()
+        self.files_of(device).iter().map(|file| resident_bytes(file)).sum()
     }
 
-    fn parts(&self, device: usize) -> Vec<PathBuf> {
+    fn files_of(&self, device: usize) -> Vec<PathBuf> {
         let folder = self.files[device].parent().and_then(|folder| fs::read_dir(folder).ok());
         folder.into_iter().flatten().flatten().map(|entry| entry.path()).collect()
     }
@@ -92,7 +92,7 @@ pub fn copies_folder(scratch: &Path) -> PathBuf {
     scratch.join(format!("{PREFIX}{}", std::process::id()))
 }
 
-/// Removes a folder of model copies and kills the processes that use the copies, for an exit that runs no destructors.
+/// Removes a folder of model copies and kills the processes that use the copies, for an exit without destructors.
 pub fn remove_copies_folder(folder: &Path) {
     kill_users(folder);
     let _ = fs::remove_dir_all(folder);

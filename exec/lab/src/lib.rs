@@ -1,7 +1,7 @@
 //! The lab: emulates the devices of a scenario as processes on one Linux machine.
 //!
-//! Each device of a scenario is a process in separate control groups, which limit its memory, disk reads and processor
-//! time ([`cgroups`]). Each device has a separate copy of the model, because page cache is charged to the control group
+//! Each device of a scenario is a process in separate control groups, which limit its memory, disk reads and CPU time
+//! ([`cgroups`]). Each device has a separate copy of the model, because page cache is charged to the control group
 //! that first accesses a page. All changes to the machine are undone at the end, or by the next lab after a crash.
 //!
 //! Not here: the plan, the prediction, and their comparison with the run, which belong to the command line.
@@ -19,7 +19,7 @@ pub use cgroups::{Cgroup, CgroupHierarchy, DeviceLimits, ThrottleCounter};
 pub use copies::ModelCopies;
 pub use limited_command::{CommandRunner, CommandUsage, CpuHog, MemoryHog};
 pub use meter::{DeviceUsage, Meter, WatchedDevice};
-pub use process::{DeviceProcess, FreezeHandle, Placement, allowed_processors};
+pub use process::{DeviceProcess, FreezeHandle, Placement, allowed_cpus};
 
 /// Prefix of the names of all control groups and folders that a lab creates. The ID of the lab process follows.
 const PREFIX: &str = "hearth-lab-";
@@ -36,7 +36,7 @@ fn has_exited(process: u32) -> bool {
 /// An error of setting up or running a lab.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// The resource `what` cannot be limited, because its control groups are missing or not writable.
+    /// The resource `what` cannot be limited, because control groups are missing or not writable; `why` has details.
     #[error("cannot limit {what}: {why}")]
     NoGroups { what: &'static str, why: String },
     /// A control group rejects the value of a limit; `path` is the file of the limit.
@@ -46,8 +46,8 @@ pub enum LabError {
     Copy { path: String, why: String },
     #[error("cannot drop the file from the page cache: {why}")]
     Cache { path: String, why: String },
-    /// The process of a device cannot be started, does not respond, or has exited; `why` has its standard error.
-    #[error("device `{name}` {what}: {why}")]
+    /// The process of a device or program cannot be started, does not respond, or has exited; `why` has details.
+    #[error("the process of `{name}` {what}: {why}")]
     Process { name: String, what: &'static str, why: String },
 }
 
@@ -63,9 +63,9 @@ impl LabError {
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
             LabError::NoGroups { .. } => "run as root with control groups, or remove the device's `limits`",
-            LabError::Limit { .. } => "set a limit that is not above that of the parent control group",
-            LabError::Copy { .. } => "free disk space, or set another folder with --scratch",
-            LabError::Cache { .. } => "use a file that exists and is readable",
+            LabError::Limit { .. } => "set a limit that is at most the limit of the parent control group",
+            LabError::Copy { .. } => "free disk space, or set another folder with `--scratch`",
+            LabError::Cache { .. } => "choose a file that exists and is readable",
             LabError::Process { .. } => return None,
         })
     }

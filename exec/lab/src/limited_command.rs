@@ -19,7 +19,7 @@ use hearth_runtime::clock::monotonic_nanos;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A program beside the command that allocates memory for `duration`, or until its standard input is closed.
+/// A program that runs beside the command and allocates memory for `duration`, or until its standard input is closed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MemoryHog {
     /// The path of the program, whose `main` must first pass its arguments to [`MemoryHog::run_if_requested`].
@@ -31,11 +31,11 @@ pub struct MemoryHog {
     pub duration: Duration,
 }
 
-/// The first argument of a program that runs as a [`MemoryHog`].
+/// The first argument that makes a program run as a [`MemoryHog`].
 const MEMORY_HOG_FLAG: &str = "--be-a-hog";
 
 impl MemoryHog {
-    /// Returns the arguments of the program, which must first call [`MemoryHog::run_if_requested`] with them.
+    /// Returns the arguments of the program, which must first pass them to [`MemoryHog::run_if_requested`].
     pub fn arguments(&self) -> [String; 4] {
         let millis = |time: Duration| time.as_millis().to_string();
         [MEMORY_HOG_FLAG.into(), self.memory.0.to_string(), millis(self.delay), millis(self.duration)]
@@ -64,17 +64,17 @@ impl MemoryHog {
     }
 }
 
-/// A program whose threads keep processors busy until its standard input is closed.
+/// A program whose threads keep CPU cores busy until its standard input is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuHog {
     pub threads: u32,
 }
 
-/// The first argument of a program that runs as a [`CpuHog`].
+/// The first argument that makes a program run as a [`CpuHog`].
 const CPU_HOG_FLAG: &str = "--be-busy";
 
 impl CpuHog {
-    /// Returns the arguments of the program, which must first call [`CpuHog::run_if_requested`] with them.
+    /// Returns the arguments of the program, which must first pass them to [`CpuHog::run_if_requested`].
     pub fn arguments(self) -> [String; 2] {
         [CPU_HOG_FLAG.into(), self.threads.to_string()]
     }
@@ -121,7 +121,7 @@ pub struct CommandUsage {
     /// Bytes of the cold files in the page cache when the command started, although they had just been dropped.
     #[serde(rename = "resident_before")]
     pub resident_bytes_before: u64,
-    /// Bytes that the command read from the disk, as counted by the disk throttle; `None` without a throttle.
+    /// Bytes that the command read from the disk, as counted by the disk throttle; `None` without a disk limit.
     pub bytes_read: Option<u64>,
     /// Maximum of the sampled unreclaimable memory of the control group, in bytes.
     #[serde(rename = "peak_unreclaimable")]
@@ -134,13 +134,13 @@ pub struct CommandUsage {
     /// The standard output of the command; empty if it was not captured.
     #[serde(skip)]
     pub stdout: String,
-    /// The exit status of the command; `None` if the command was killed at its deadline.
+    /// The exit status of the command; `None` if the command was killed after its timeout.
     #[serde(skip)]
     pub status: Option<ExitStatus>,
 }
 
 impl CommandRunner {
-    /// Runs a program until it exits. Captures standard output if `capture` is set; otherwise the program inherits it.
+    /// Runs a program until it exits. Captures its standard output if `capture` is true; otherwise passes it on.
     pub fn run(&self, program: &Path, arguments: &[String], capture: bool) -> Result<CommandUsage, LabError> {
         let groups = CgroupHierarchy::find(Path::new("/sys/fs/cgroup"))?;
         groups.remove_stale_groups();
@@ -149,7 +149,7 @@ impl CommandRunner {
             drop_page_cache(file)?;
         }
         let resident_before = self.cold_files.iter().map(|file| resident_bytes(file)).sum();
-        let group = groups.create(0, disk, self.limits)?;
+        let group = groups.create_group(0, disk, self.limits)?;
         let mut command = command_in_group(Some(&group), program, arguments);
         command.stdin(Stdio::null()).stdout(if capture { Stdio::piped() } else { Stdio::inherit() });
         let start = monotonic_nanos();

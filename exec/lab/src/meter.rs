@@ -1,9 +1,9 @@
 //! Measures the bytes that each device reads per token, with the counter of its disk throttle.
 //!
 //! The executor counts the bytes that its process reads, and the kernel counts the bytes that pass the throttle. The
-//! two counters are independent, so that each counter checks the other one. A thread samples the throttle counters,
-//! which are interpolated at the times of the counter readings in the trace, because a device that reads ahead still
-//! reads after it has sent its activations. The times of the tokens relate this process's clock to that of the trace.
+//! two counters are independent, so each counter checks the other one. A thread samples the throttle counters, which
+//! are interpolated at the times of the counter readings in the trace, because a device that reads ahead is still
+//! reading after it has sent its activations. The times of the tokens relate this process's clock to that of the trace.
 
 use std::sync::mpsc;
 use std::thread::JoinHandle;
@@ -17,13 +17,13 @@ use super::{Cgroup, ThrottleCounter};
 use hearth_runtime::clock::monotonic_nanos;
 use hearth_runtime::memory::CgroupMemory;
 
-/// Maximum relative difference between the read bytes in the trace and in the throttle counter without a warning.
+/// Maximum relative difference, without a warning, between the bytes read in the trace and in the throttle counter.
 pub const COUNTER_TOLERANCE: f64 = 0.05;
-/// Minimum difference of the two counters for a warning, in bytes per token; program pages cause smaller differences.
+/// Minimum difference for a warning, in bytes per token; pages of the program itself cause smaller differences.
 const MIN_COMPARED_BYTES: f64 = (1 << 20) as f64;
 /// The interval between two samples of the throttle counters. A sample costs a few microseconds of CPU time.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
-/// The minimum interval between two samples of the devices' memory, in nanoseconds. Shorter peaks may be missed.
+/// The minimum interval in nanoseconds between two samples of the devices' memory. Shorter peaks may be missed.
 const MEMORY_INTERVAL_NS: u64 = 100_000_000;
 
 /// A device of the lab whose counters are sampled.
@@ -37,10 +37,10 @@ pub struct WatchedDevice<'g> {
     pub resident_bytes_before: u64,
 }
 
-/// A time in nanoseconds, and the throttle counters of all devices at this time.
+/// A time in nanoseconds, and the values of all throttle counters at this time.
 type Sample = (u64, Vec<u64>);
 
-/// Samples the counters of all devices of a lab until [`Meter::finish`].
+/// Samples the counters of all devices of a lab until [`Meter::finish`] is called.
 #[derive(Debug)]
 pub struct Meter<'g> {
     devices: Vec<WatchedDevice<'g>>,
@@ -72,7 +72,7 @@ pub struct DeviceUsage {
     /// Bytes read per token after the first token, as recorded in the trace.
     #[serde(rename = "trace_bytes_per_token")]
     pub traced_read_bytes_per_token: f64,
-    /// Maximum of the device's unreclaimable memory, which is sampled after tokens, in bytes.
+    /// Maximum of the device's unreclaimable memory in bytes, which is sampled after tokens.
     #[serde(rename = "peak_unreclaimable")]
     pub peak_unreclaimable_bytes: Option<u64>,
     /// Bytes of file pages that were reclaimed from the page cache and read again during the run.
@@ -148,7 +148,7 @@ impl<'g> Meter<'g> {
 }
 
 impl DeviceUsage {
-    /// Returns (trace - throttle) / throttle of the bytes read per token, if the difference requires a warning.
+    /// Returns (trace - throttle) / throttle for the bytes read per token, if the difference requires a warning.
     pub fn relative_counter_difference(&self) -> Option<f64> {
         let (throttle, trace) = (self.throttled_read_bytes_per_token?, self.traced_read_bytes_per_token);
         let apart = (trace - throttle).abs();
@@ -170,7 +170,7 @@ fn clock_offset(trace: &Trace, token_times: &[u64]) -> Option<i64> {
     ends.iter().zip(token_times).map(|(&end, &time)| (time as i64).wrapping_sub(end as i64)).min()
 }
 
-/// Returns the counters of read bytes after the prompt and after the last token, and the number of tokens in between.
+/// Returns a device's readings of read bytes after the prompt and the last token, and the number of tokens between.
 fn measured_interval(trace: &Trace, device: u16) -> Option<(&CounterReading, &CounterReading, u32)> {
     let mut passes = trace.passes.iter().filter(|pass| pass.has_output).map(|pass| pass.index);
     let (first, last) = (passes.next()?, passes.next_back()?);
@@ -192,7 +192,7 @@ fn interpolate(samples: &[Sample], device: usize, at: u64) -> f64 {
     }
 }
 
-/// Samples the throttle counters until `stopped` is closed. Returns no samples if no device has a throttle.
+/// Samples the throttle counters until the channel `stopped` is closed. Returns no samples if no device has a throttle.
 fn sample(throttles: &[Option<ThrottleCounter>], stopped: &mpsc::Receiver<()>) -> Vec<Sample> {
     let bytes = |throttle: &Option<ThrottleCounter>| throttle.as_ref().and_then(ThrottleCounter::bytes_read);
     let mut samples = Vec::new();

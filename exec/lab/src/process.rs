@@ -1,8 +1,8 @@
 //! The process of a device: starts it inside its control groups, reads its output, and kills it.
 //!
 //! A shell joins the groups and then executes the program, so that all pages of the program are charged to the groups.
-//! The program exits when its standard input is closed. The lab has the other end of this pipe, so a killed lab leaves
-//! no device.
+//! The program exits when its standard input is closed. The lab has the other end of this pipe, so the processes of the
+//! devices exit when the lab is killed.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -23,12 +23,12 @@ pub struct DeviceProcess {
     errors: Option<JoinHandle<String>>,
 }
 
-/// Freezes the process of a device. Not valid after the [`DeviceProcess`] is dropped: the process ID may be reused.
+/// A handle to freeze the process of a device. Invalid after the [`DeviceProcess`] is dropped: its ID may be reused.
 #[derive(Debug, Clone, Copy)]
 pub struct FreezeHandle(libc::pid_t);
 
 impl FreezeHandle {
-    /// Freezes the process with SIGSTOP: the process neither sends nor receives, but its connections remain open.
+    /// Freezes the process with SIGSTOP. It then neither sends nor receives, but its connections remain open.
     pub fn freeze(self) {
         // SAFETY: kill takes two numbers and touches no memory of this process.
         unsafe { libc::kill(self.0, libc::SIGSTOP) };
@@ -39,8 +39,8 @@ impl FreezeHandle {
 const JOIN_SCRIPT: &str =
     r#"while [ "$1" != -- ]; do echo $$ > "$1" || exit 125; shift; done; shift; exec "$@""#;
 
-/// Returns the indices of the processors that this process is allowed to run on.
-pub fn allowed_processors() -> Vec<u32> {
+/// Returns the indices of the CPUs that this process is allowed to run on.
+pub fn allowed_cpus() -> Vec<u32> {
     // SAFETY: zero is a valid set, and the call only fills it. After an error it is still empty.
     let allowed = unsafe {
         let mut allowed: libc::cpu_set_t = std::mem::zeroed();
@@ -52,14 +52,14 @@ pub fn allowed_processors() -> Vec<u32> {
     (0..libc::CPU_SETSIZE as u32).filter(is_allowed).collect()
 }
 
-/// Pins the process of a command to `processors`. Does nothing if the list is empty.
-fn set_affinity(command: &mut Command, processors: &[u32]) {
-    if processors.is_empty() {
+/// Pins the process of a command to `cpus`. Does nothing if the list is empty.
+fn set_affinity(command: &mut Command, cpus: &[u32]) {
+    if cpus.is_empty() {
         return;
     }
     // SAFETY: zero is a valid set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    for &cpu in processors.iter().filter(|&&cpu| cpu < libc::CPU_SETSIZE as u32) {
+    for &cpu in cpus.iter().filter(|&&cpu| cpu < libc::CPU_SETSIZE as u32) {
         // SAFETY: the number is below the size of the set.
         unsafe { libc::CPU_SET(cpu as usize, &mut set) };
     }
@@ -72,12 +72,12 @@ fn set_affinity(command: &mut Command, processors: &[u32]) {
     unsafe { command.pre_exec(restrict) };
 }
 
-/// The control group that a device's process joins and the processors that it runs on.
+/// The control group that a device's process joins, and the CPUs that it runs on.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Placement<'a> {
     pub cgroup: Option<&'a Cgroup>,
-    /// The processors that the process is allowed to run on; empty for all.
-    pub processors: &'a [u32],
+    /// The CPUs that the process is allowed to run on; empty for all.
+    pub cpus: &'a [u32],
 }
 
 /// Returns a command that joins `cgroup`, if there is one, and then executes `program`.
@@ -88,7 +88,7 @@ pub(super) fn command_in_group(cgroup: Option<&Cgroup>, program: &Path, argument
     command
 }
 
-/// Starts the process of a command. `name` names the device or the program in the error.
+/// Starts the process of a command. `name` is the name of the device or program in the error.
 pub(super) fn spawn(command: &mut Command, name: &str) -> Result<Child, LabError> {
     command.spawn().map_err(|error| LabError::Process {
         name: name.into(),
@@ -112,7 +112,7 @@ pub(super) fn read_all(mut stream: impl Read + Send + 'static) -> JoinHandle<Str
 }
 
 impl DeviceProcess {
-    /// Starts `program` with `arguments` in a control group and on the processors of `placement`.
+    /// Starts `program` with `arguments` in the control group and on the CPUs of `placement`.
     pub fn start(
         name: &str,
         placement: Placement,
@@ -120,7 +120,7 @@ impl DeviceProcess {
         arguments: &[String],
     ) -> Result<DeviceProcess, LabError> {
         let mut command = command_in_group(placement.cgroup, program, arguments);
-        set_affinity(&mut command, placement.processors);
+        set_affinity(&mut command, placement.cpus);
         // The ring of the lab is on one machine and is measured without encryption.
         command.env_remove(hearth_ring::KEY_VARIABLE);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -138,14 +138,14 @@ impl DeviceProcess {
         FreezeHandle(self.process.id() as libc::pid_t)
     }
 
-    /// Waits for the next line of output. Returns an error if there is none within `limit`, or if the process exits.
-    pub fn next_line(&mut self, limit: Duration) -> Result<String, LabError> {
-        self.receive_line(limit)?.ok_or_else(|| self.exit_error("exited"))
+    /// Waits for the next line of output. Returns an error if there is none within `timeout`, or if the process exits.
+    pub fn next_line(&mut self, timeout: Duration) -> Result<String, LabError> {
+        self.receive_line(timeout)?.ok_or_else(|| self.exit_error("exited"))
     }
 
-    /// Calls `on_line` for each line of output. Returns an error if the process fails, or prints no line for `limit`.
-    pub fn for_each_line(mut self, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<(), LabError> {
-        while let Some(line) = self.receive_line(limit)? {
+    /// Calls `on_line` for each line of output. Returns an error if the process fails, or prints no line for `timeout`.
+    pub fn for_each_line(mut self, timeout: Duration, mut on_line: impl FnMut(&str)) -> Result<(), LabError> {
+        while let Some(line) = self.receive_line(timeout)? {
             on_line(&line);
         }
         match self.process.wait() {
@@ -155,17 +155,17 @@ impl DeviceProcess {
     }
 
     /// Waits for the next line of the process's output. Returns `None` if the process has closed its output.
-    fn receive_line(&self, limit: Duration) -> Result<Option<String>, LabError> {
-        match self.lines.recv_timeout(limit) {
+    fn receive_line(&self, timeout: Duration) -> Result<Option<String>, LabError> {
+        match self.lines.recv_timeout(timeout) {
             Ok(line) => Ok(Some(line)),
             Err(mpsc::RecvTimeoutError::Disconnected) => Ok(None),
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                Err(self.error("does not respond", format!("no output for {} s", limit.as_secs())))
+                Err(self.error("does not respond", format!("no output for {} s", timeout.as_secs())))
             }
         }
     }
 
-    /// Waits for the process to exit. Returns an error with the exit status and the standard error of the process.
+    /// Waits for the process to exit. Returns an error with its exit status and its error output.
     fn exit_error(&mut self, what: &'static str) -> LabError {
         let status = self.process.wait().map_or_else(|error| error.to_string(), describe);
         let printed = self.errors.take().and_then(|thread| thread.join().ok()).unwrap_or_default();

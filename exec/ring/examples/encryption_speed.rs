@@ -1,4 +1,4 @@
-//! Measures the cost of encryption on this machine: round-trip time of small frames, throughput of large frames.
+//! Measures the round-trip time of small frames and the throughput of large frames, with and without encryption.
 //!
 //!     cargo run --release -p hearth-ring --example encryption_speed
 
@@ -7,10 +7,10 @@ use std::time::Instant;
 use hearth_ring::wire::{Frame, Message};
 use hearth_ring::{EncryptedTransport, Key, Listener, TcpTransport, Transport};
 
-/// Size of a small frame, in bytes: the f32 activations of one token of a model with an embedding of 2048.
-const SMALL: usize = 8 << 10;
+/// Size in bytes of a small frame: the f32 activations of one token with an embedding length of 2048.
+const SMALL_FRAME_BYTES: usize = 8 << 10;
 const ROUND_TRIPS: u64 = 5000;
-const LARGE: usize = 4 << 20;
+const LARGE_FRAME_BYTES: usize = 4 << 20;
 const LARGE_FRAMES: u64 = 100;
 const REPEATS: usize = 5;
 
@@ -29,8 +29,8 @@ async fn main() -> Result<(), Failure> {
         large[1].push(one_way(&EncryptedTransport::new(TcpTransport, key.clone())).await?);
     }
     for (at, name) in ["plain", "encrypted"].into_iter().enumerate() {
-        let (trip, rate) = (median(&mut small[at]), LARGE as f64 / median(&mut large[at]) / 1e6);
-        println!("{name:>9}: 8 KiB there and back in {:.1} us, 4 MiB frames at {rate:.0} MB/s", trip * 1e6);
+        let (trip, rate) = (median(&mut small[at]), LARGE_FRAME_BYTES as f64 / median(&mut large[at]) / 1e6);
+        println!("{name:>9}: round trip of 8 KiB in {:.1} us, 4 MiB frames at {rate:.0} MB/s", trip * 1e6);
     }
     Ok(())
 }
@@ -54,17 +54,17 @@ async fn pair<T: Transport>(transport: &T) -> Result<(T::Stream, T::Stream), Fai
 async fn round_trip<T: Transport>(transport: &T) -> Result<f64, Failure> {
     let (mut near, mut far) = pair(transport).await?;
     let echo = tokio::spawn(async move {
-        while let Ok(Some(frame)) = Frame::read(&mut far, SMALL).await {
+        while let Ok(Some(frame)) = Frame::read(&mut far, SMALL_FRAME_BYTES).await {
             if frame.write(&mut far).await.is_err() {
                 return;
             }
         }
     });
-    let frame = frame(SMALL);
+    let frame = frame(SMALL_FRAME_BYTES);
     let mut started = Instant::now();
     for trip in 0..=ROUND_TRIPS {
         frame.write(&mut near).await?;
-        Frame::read(&mut near, SMALL).await?;
+        Frame::read(&mut near, SMALL_FRAME_BYTES).await?;
         if trip == 0 {
             started = Instant::now();
         }
@@ -78,17 +78,17 @@ async fn round_trip<T: Transport>(transport: &T) -> Result<f64, Failure> {
 #[allow(clippy::disallowed_methods)] // a measurement reads the clock
 async fn one_way<T: Transport>(transport: &T) -> Result<f64, Failure> {
     let (mut near, mut far) = pair(transport).await?;
-    let frame = frame(LARGE);
+    let frame = frame(LARGE_FRAME_BYTES);
     let writing = tokio::spawn(async move {
         for _ in 0..=LARGE_FRAMES {
             frame.write(&mut near).await?;
         }
         Ok::<_, Failure>(())
     });
-    Frame::read(&mut far, LARGE).await?;
+    Frame::read(&mut far, LARGE_FRAME_BYTES).await?;
     let started = Instant::now();
     for _ in 0..LARGE_FRAMES {
-        Frame::read(&mut far, LARGE).await?;
+        Frame::read(&mut far, LARGE_FRAME_BYTES).await?;
     }
     let seconds = started.elapsed().as_secs_f64() / LARGE_FRAMES as f64;
     writing.await??;

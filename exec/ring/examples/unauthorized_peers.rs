@@ -1,4 +1,4 @@
-//! Sends malformed connections to a worker with a key, and measures how long the worker takes to refuse them.
+//! Opens malformed connections to a worker with a key, and measures how long the worker takes to reject them.
 //!
 //!     cargo run --release -p hearth-ring --example unauthorized_peers [COUNT]
 //!
@@ -28,14 +28,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let listener = bind(&encrypted, WORKER).await?;
         let worker = Worker::new(encrypted.clone(), model, 1);
         tokio::spawn(async move { worker.serve(listener, |_| {}).await });
-        let mut attacker = Attacker::listening(&transport, key, 1).await;
+        let mut attacker = Attacker::with_recorded_handshake(&transport, key, 1).await;
         let (begun, mut answered) = (monotonic_nanos(), 0u64);
         for _ in 0..count {
             answered += u64::from(attacker.connect(&transport, WORKER).await > 0);
         }
         let seconds = (monotonic_nanos() - begun) as f64 * 1e-9;
-        let effort = ProbeOptions { latency_probes: 3, max_bandwidth_probes: 1, ..ProbeOptions::quick() };
-        measure_link(&encrypted, WORKER, effort).await?;
+        let options = ProbeOptions { latency_probes: 3, max_bandwidth_probes: 1, ..ProbeOptions::quick() };
+        measure_link(&encrypted, WORKER, options).await?;
         println!(
             "{count} malformed connections in {seconds:.1} s; {answered} of them received a handshake message or a \
              refusal, and nothing else; the worker still serves peers with the key"

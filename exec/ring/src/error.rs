@@ -1,7 +1,7 @@
 //! Error types of the ring: errors of frames, of encrypted connections, and of the ring as a whole.
 //!
-//! A [`RingError`] has the problem and the hint as separate texts ([`RingError::what`], [`RingError::hint`]); `Display`
-//! joins both texts into one line, for logs and for messages to other devices.
+//! A [`RingError`] keeps the problem ([`RingError::what`]) and the hint ([`RingError::hint`]) separate. `Display` joins
+//! them into one line, for logs and for messages to other devices.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,7 +11,7 @@ use std::path::Path;
 use hearth_core::schedule::ScheduleError;
 
 /// The hint for two devices that do not have the same key.
-const SAME_KEY: &str = "give both devices the same --key";
+const SAME_KEY: &str = "give both devices the same `--key`";
 
 pub type Result<T, E = RingError> = std::result::Result<T, E>;
 
@@ -30,7 +30,7 @@ pub enum RingError {
     KeyRequired { address: String },
     /// The two devices of a connection do not have the same key, or a third party has tampered with the connection.
     KeyMismatch { name: String, reason: String, hint: Option<&'static str> },
-    /// The device `name` refused the connection or a command; `reason` is the text of the refusal.
+    /// The device `name` refused the connection or a command, and sent the `reason`.
     Refused { name: String, reason: String },
     /// The model of a device is not the one that the plan was made for.
     ModelMismatch { name: String, expected: String, found: String },
@@ -39,11 +39,11 @@ pub enum RingError {
     /// A device is lost, and the remaining devices cannot continue without it.
     CannotRecover { lost: String, reason: String },
     /// The threads that measure the links to other devices cannot be started.
-    Threads(io::Error),
+    ThreadStart(io::Error),
     /// The run was cancelled.
     Interrupted,
     /// The folder for fetched layers cannot be used.
-    FetchFolder { path: String, reason: String },
+    UnusableFetchFolder { path: String, reason: String },
     /// An operation did not finish before its deadline.
     Deadline { what: String, seconds: f64, hint: &'static str },
     /// The device `name` violated the protocol, for example with an unexpected message.
@@ -55,16 +55,16 @@ pub enum RingError {
     /// The layers cannot be loaded or computed.
     Compute(#[from] hearth_runtime::ExecError),
     /// The plan does not fit the model, the machine or the request.
-    Plan { what: String, hint: Option<String> },
+    InvalidPlan { what: String, hint: Option<String> },
 }
 
 impl RingError {
     pub fn invalid_plan(what: impl Into<String>) -> RingError {
-        RingError::Plan { what: what.into(), hint: None }
+        RingError::InvalidPlan { what: what.into(), hint: None }
     }
 
     pub fn invalid_plan_with_hint(what: impl Into<String>, hint: impl Into<String>) -> RingError {
-        RingError::Plan { what: what.into(), hint: Some(hint.into()) }
+        RingError::InvalidPlan { what: what.into(), hint: Some(hint.into()) }
     }
 
     pub fn cannot_listen(address: &str, error: &io::Error) -> RingError {
@@ -72,7 +72,7 @@ impl RingError {
     }
 
     pub fn unusable_fetch_folder(path: &Path, error: &io::Error) -> RingError {
-        RingError::FetchFolder { path: path.display().to_string(), reason: error.to_string() }
+        RingError::UnusableFetchFolder { path: path.display().to_string(), reason: error.to_string() }
     }
 
     pub fn disconnected(name: &str, reason: impl Into<String>) -> RingError {
@@ -82,20 +82,20 @@ impl RingError {
     /// Converts an error of the handshake with the peer `name`: an encryption error becomes a
     /// [`RingError::KeyMismatch`], any other error a [`RingError::Disconnected`].
     pub fn handshake_failed(name: &str, error: &WireError) -> RingError {
-        if matches!(error, WireError::Encrypted) || error.encryption().is_some() {
+        if matches!(error, WireError::PeerEncrypts) || error.encryption().is_some() {
             RingError::KeyMismatch { name: name.into(), reason: error.to_string(), hint: error.hint() }
         } else {
             RingError::disconnected(name, error.to_string())
         }
     }
 
-    /// Returns the text of the error without the path and the hint.
+    /// Returns the error message without the file path and the hint.
     pub fn what(&self) -> String {
         match self {
             RingError::Unreachable { name, address, reason } => {
                 format!("cannot reach worker `{name}` at {address}: {reason}")
             }
-            RingError::Discovery { what, .. } | RingError::Plan { what, .. } => what.clone(),
+            RingError::Discovery { what, .. } | RingError::InvalidPlan { what, .. } => what.clone(),
             RingError::NoAddress { name } => format!("worker `{name}` has no address in the plan"),
             RingError::CannotListen { address, reason } => format!("cannot listen on {address}: {reason}"),
             RingError::KeyRequired { address } => {
@@ -104,15 +104,15 @@ impl RingError {
             RingError::KeyMismatch { name, reason, .. } => format!("connection to `{name}` failed: {reason}"),
             RingError::Refused { name, reason } => format!("`{name}` refused the request: {reason}"),
             RingError::ModelMismatch { name, expected, found } => {
-                format!("{name} has another model: the plan is for {expected}, the device has {found}")
+                format!("{name} has a different model than the plan: {found} instead of {expected}")
             }
             RingError::Disconnected { name, reason } => format!("lost the connection to `{name}` ({reason})"),
             RingError::CannotRecover { lost, reason } => {
                 format!("the ring cannot continue: {lost}; {reason}")
             }
-            RingError::Threads(error) => format!("cannot start the threads that measure links: {error}"),
+            RingError::ThreadStart(error) => format!("cannot start the threads that measure links: {error}"),
             RingError::Interrupted => "the run was interrupted".into(),
-            RingError::FetchFolder { reason, .. } => format!("cannot store fetched layers: {reason}"),
+            RingError::UnusableFetchFolder { reason, .. } => format!("cannot store fetched layers: {reason}"),
             RingError::Deadline { what, seconds, .. } => format!("{what} took longer than {seconds} s"),
             RingError::Protocol { name, what } => format!("protocol error ({name}): {what}"),
             RingError::Schedule(error) => error.to_string(),
@@ -123,7 +123,7 @@ impl RingError {
 
     /// Returns the file or folder that the error is about, if there is one.
     pub fn path(&self) -> Option<&str> {
-        if let RingError::FetchFolder { path, .. } = self { Some(path) } else { None }
+        if let RingError::UnusableFetchFolder { path, .. } = self { Some(path) } else { None }
     }
 
     pub fn hint(&self) -> Option<Cow<'_, str>> {
@@ -132,18 +132,18 @@ impl RingError {
                 let hint = format!("run `hearth worker --listen {address} --model GGUF` on `{name}`");
                 return Some(hint.into());
             }
-            RingError::Discovery { hint, .. } | RingError::Plan { hint, .. } => {
+            RingError::Discovery { hint, .. } | RingError::InvalidPlan { hint, .. } => {
                 return hint.as_deref().map(Cow::from);
             }
-            RingError::NoAddress { .. } => "add `address: HOST:PORT` to the plan, or search with --discover",
+            RingError::NoAddress { .. } => "add `address: HOST:PORT` to the plan, or use `--discover`",
             RingError::CannotListen { .. } => {
                 "give HOST:PORT, for example 127.0.0.1:9001, with an address of this machine and a free port"
             }
-            RingError::KeyRequired { .. } => "listen on 127.0.0.1, or give every device the same --key",
+            RingError::KeyRequired { .. } => "listen on 127.0.0.1, or give every device the same `--key`",
             RingError::KeyMismatch { hint, .. } => return hint.map(Cow::from),
-            RingError::ModelMismatch { .. } => "give the device the model of the plan",
+            RingError::ModelMismatch { .. } => "give the device the model file that the plan was made for",
             RingError::Disconnected { .. } => "check the output of the other device and start it again",
-            RingError::FetchFolder { .. } => "check the free space and the permissions of the folder",
+            RingError::UnusableFetchFolder { .. } => "check the free space and the permissions of the folder",
             RingError::Deadline { hint, .. } => hint,
             RingError::Wire(error) => return error.hint().map(Cow::from),
             _ => return None,
@@ -173,10 +173,10 @@ pub enum WireError {
     #[error("a frame announces a {what} of {length} bytes; the limit is {limit} bytes")]
     TooLong { what: &'static str, length: usize, limit: usize },
     #[error("the header of a frame is invalid: {0}")]
-    Header(String),
+    InvalidHeader(String),
     /// The peer encrypts its connections and this device does not.
     #[error("the other device has a key and this device has none")]
-    Encrypted,
+    PeerEncrypts,
     #[error("the connection ended in the middle of a frame")]
     Truncated,
     #[error(transparent)]
@@ -191,7 +191,7 @@ impl WireError {
 
     fn hint(&self) -> Option<&'static str> {
         match (self, self.encryption()) {
-            (WireError::Encrypted, _) | (_, Some(EncryptionError::Key { .. })) => Some(SAME_KEY),
+            (WireError::PeerEncrypts, _) | (_, Some(EncryptionError::Handshake { .. })) => Some(SAME_KEY),
             (_, Some(EncryptionError::Damaged)) => {
                 Some("check the network: somebody between the devices may be changing messages")
             }
@@ -202,11 +202,11 @@ impl WireError {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EncryptionError {
-    /// The handshake failed; `seen` says what was observed, for example that the peer does not respond.
-    #[error("the connection cannot be encrypted ({seen}): the peer has no key or a different key")]
-    Key { seen: &'static str },
+    /// The handshake failed. `cause` is a sentence, for example that the peer does not respond.
+    #[error("the encryption handshake failed because {cause}: the peer has no key or a different key")]
+    Handshake { cause: &'static str },
     /// A message failed authentication.
-    #[error("an encrypted message was altered or repeated during transmission")]
+    #[error("an encrypted message was altered or replayed during transmission")]
     Damaged,
     #[error("the connection cannot be encrypted: {0}")]
     Cipher(String),

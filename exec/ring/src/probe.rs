@@ -4,7 +4,7 @@
 //! time of a short exchange is the one-way latency. The additional time of a long probe (at most [`MAX_PROBE_BYTES`])
 //! gives the bandwidth. Exchanges are separated by pauses, like tokens, because a link that was just used is faster.
 //!
-//! A hop of the ring takes longer, because activations also pass between compute threads and network tasks.
+//! A hop of the ring exceeds this latency: activations also pass between compute threads and network tasks.
 //! [`measure_hop`] sends activations around a ring of two devices on this machine, as a run does, but computes nothing.
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::error::{Result, RingError, protocol_error};
 use crate::security::{EncryptedTransport, Key};
 use crate::wire::{
     ActivationsHeader, ByteStream, ConnectionPurpose, DataConnector, DataLinkEvent, DataLinkEventSink, Frame,
-    Listener, MAX_DOCUMENT_PAYLOAD_BYTES, Message, ReceivedActivations, TcpTransport, Transport, WorkerFacts,
+    Listener, MAX_DOCUMENT_PAYLOAD_BYTES, Message, ReceivedActivations, TcpTransport, Transport, WorkerInfo,
     bind, open_connection, read_hello, receive_activations, send_welcome, with_timeout,
 };
 use hearth_runtime::clock::monotonic_nanos;
@@ -36,7 +36,7 @@ const REPLY_DEADLINE: Duration = Duration::from_secs(10);
 /// The time for which the replying device waits for the next probe.
 const PROBE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How thoroughly a link is measured: the number of exchanges and their time limit.
+/// The options of a link measurement: the number of exchanges and their time limit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ProbeOptions {
     pub latency_probes: usize,
@@ -47,7 +47,7 @@ pub struct ProbeOptions {
 }
 
 impl ProbeOptions {
-    /// Returns the options of a full measurement, which takes two seconds on a fast link, or of a quick measurement.
+    /// Returns the options of a quick measurement if `quick` is set; otherwise of a full one, which takes two seconds.
     pub fn new(quick: bool) -> ProbeOptions {
         let (latency_probes, max_bandwidth_probes, seconds) = if quick { (50, 5, 1) } else { (300, 15, 5) };
         let bandwidth_time_limit = Duration::from_secs(seconds);
@@ -64,20 +64,20 @@ impl ProbeOptions {
 pub const LOOPBACK_PEER_NAME: &str = "loopback";
 
 /// Measures the link from this machine to itself and the links to workers, which are encrypted if there is a key.
-pub fn measure_links(addresses: &[String], key: Option<&Key>, effort: ProbeOptions) -> Result<MeasuredLinks> {
+pub fn measure_links(addresses: &[String], key: Option<&Key>, probes: ProbeOptions) -> Result<MeasuredLinks> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let runtime = runtime.map_err(RingError::Threads)?;
+    let runtime = runtime.map_err(RingError::ThreadStart)?;
     runtime.block_on(async {
-        let own = measure_link_to_self(&TcpTransport, "127.0.0.1:0", effort).await?;
-        let hop = measure_hop(&TcpTransport, "127.0.0.1:0", effort).await?;
+        let own = measure_link_to_self(&TcpTransport, "127.0.0.1:0", probes).await?;
+        let hop = measure_hop(&TcpTransport, "127.0.0.1:0", probes).await?;
         let mut peers = vec![PeerLink { peer: LOOPBACK_PEER_NAME.to_owned(), ..own }];
         for address in addresses {
             peers.push(match key {
                 Some(key) => {
                     let transport = EncryptedTransport::new(TcpTransport, key.clone());
-                    measure_link(&transport, address, effort).await?
+                    measure_link(&transport, address, probes).await?
                 }
-                None => measure_link(&TcpTransport, address, effort).await?,
+                None => measure_link(&TcpTransport, address, probes).await?,
             });
         }
         Ok(MeasuredLinks { loopback_hop_times: hop, peer_links: peers })
@@ -88,11 +88,11 @@ pub fn measure_links(addresses: &[String], key: Option<&Key>, effort: ProbeOptio
 pub async fn measure_link<T: Transport>(
     transport: &T,
     address: &str,
-    effort: ProbeOptions,
+    probes: ProbeOptions,
 ) -> Result<PeerLink> {
     let (mut stream, _) = open_connection(transport, address, address, 0, ConnectionPurpose::Probe).await?;
-    let mut times = Vec::with_capacity(effort.latency_probes);
-    for nonce in 0..effort.latency_probes.max(1) as u64 {
+    let mut times = Vec::with_capacity(probes.latency_probes);
+    for nonce in 0..probes.latency_probes.max(1) as u64 {
         tokio::time::sleep(PAUSE).await;
         times.push(exchange(&mut stream, address, nonce, 0).await?);
     }
@@ -100,13 +100,13 @@ pub async fn measure_link<T: Transport>(
     let beyond = |all: f64| (all - short.median()).max(1e-9);
     let trial = beyond(exchange(&mut stream, address, 0, TRIAL_BYTES).await?);
     // About four probes of this size fit the time limit.
-    let affordable = TRIAL_BYTES as f64 / trial * effort.bandwidth_time_limit.as_secs_f64() / 4.0;
+    let affordable = TRIAL_BYTES as f64 / trial * probes.bandwidth_time_limit.as_secs_f64() / 4.0;
     let bytes = (affordable as usize).clamp(TRIAL_BYTES, MAX_PROBE_BYTES);
     let begun = monotonic_nanos();
-    let time_limit = effort.bandwidth_time_limit.as_nanos() as u64;
-    let mut rates = Vec::with_capacity(effort.max_bandwidth_probes);
+    let time_limit = probes.bandwidth_time_limit.as_nanos() as u64;
+    let mut rates = Vec::with_capacity(probes.max_bandwidth_probes);
     while rates.is_empty()
-        || rates.len() < effort.max_bandwidth_probes && monotonic_nanos() - begun < time_limit
+        || rates.len() < probes.max_bandwidth_probes && monotonic_nanos() - begun < time_limit
     {
         rates.push(bytes as f64 / beyond(exchange(&mut stream, address, 1, bytes).await?));
     }
@@ -140,7 +140,7 @@ async fn exchange(stream: &mut impl ByteStream, peer: &str, nonce: u64, bytes: u
 pub async fn measure_link_to_self<T: Transport>(
     transport: &T,
     address: &str,
-    effort: ProbeOptions,
+    probes: ProbeOptions,
 ) -> Result<PeerLink> {
     let mut listener = bind(transport, address).await?;
     let here = listener.address();
@@ -152,13 +152,13 @@ pub async fn measure_link_to_self<T: Transport>(
             }
         }
     });
-    let measured = measure_link(transport, &here, effort).await;
+    let measured = measure_link(transport, &here, probes).await;
     replier.abort();
     measured
 }
 
 /// Measures the seconds that the activations of one token take from one compute thread to another on this machine.
-pub async fn measure_hop(transport: &impl Transport, address: &str, effort: ProbeOptions) -> Result<Samples> {
+pub async fn measure_hop(transport: &impl Transport, address: &str, probes: ProbeOptions) -> Result<Samples> {
     let (near, far) = (bind(transport, address).await?, bind(transport, address).await?);
     let (near_address, far_address) = (near.address(), far.address());
     let (near_inbox, mut near_events) = mpsc::unbounded_channel();
@@ -178,8 +178,8 @@ pub async fn measure_hop(transport: &impl Transport, address: &str, effort: Prob
         }
     });
     let times = tokio::task::spawn_blocking(move || {
-        let mut times = Vec::with_capacity(effort.latency_probes);
-        for index in 0..effort.latency_probes.max(1) as u32 {
+        let mut times = Vec::with_capacity(probes.latency_probes);
+        for index in 0..probes.latency_probes.max(1) as u32 {
             std::thread::sleep(PAUSE);
             let pass = Pass::new(index, index, 1, true);
             let header = ActivationsHeader { epoch: 0, pass, round: 0, is_f16: false };
@@ -193,7 +193,7 @@ pub async fn measure_hop(transport: &impl Transport, address: &str, effort: Prob
         }
         times
     });
-    let limit = REPLY_DEADLINE + PAUSE * effort.latency_probes as u32;
+    let limit = REPLY_DEADLINE + PAUSE * probes.latency_probes as u32;
     let times = with_timeout(limit, "measuring a hop", times).await;
     receivers.iter().for_each(tokio::task::JoinHandle::abort);
     echo.abort();
@@ -216,7 +216,7 @@ fn accept_one(mut listener: impl Listener, sink: DataLinkEventSink) -> tokio::ta
     tokio::spawn(async move {
         let Ok(mut stream) = listener.accept().await else { return };
         if read_hello(&mut stream).await.is_ok()
-            && send_welcome(&mut stream, WorkerFacts::default()).await.is_ok()
+            && send_welcome(&mut stream, WorkerInfo::default()).await.is_ok()
         {
             receive_activations(stream, (0, 0), ACTIVATION_BYTES, &sink).await;
         }
@@ -225,12 +225,12 @@ fn accept_one(mut listener: impl Listener, sink: DataLinkEventSink) -> tokio::ta
 
 /// Replies to every ping of a link measurement with a pong without payload, whatever the size of the ping's payload.
 pub(super) async fn answer_probes(mut stream: impl ByteStream) -> Result<()> {
-    send_welcome(&mut stream, WorkerFacts::default()).await?;
+    send_welcome(&mut stream, WorkerInfo::default()).await?;
     loop {
         let read = Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD_BYTES);
-        let frame = with_timeout(PROBE_DEADLINE, "a probe", read).await??;
+        let frame = with_timeout(PROBE_DEADLINE, "waiting for a probe", read).await??;
         let Some(Frame { message: Message::Ping { nonce }, .. }) = frame else { return Ok(()) };
-        let pong = Frame::from(Message::Pong { nonce, clock: monotonic_nanos() });
+        let pong = Frame::from(Message::Pong { nonce, clock_ns: monotonic_nanos() });
         with_timeout(PROBE_DEADLINE, "replying to a probe", pong.write(&mut stream)).await??;
     }
 }

@@ -3,7 +3,7 @@
 //!     cargo run --release -p hearth-runtime --example kernel_bandwidth -- [MiB of weights]
 //!
 //! The example uses one thread. The weights are random blocks in one contiguous buffer, which is much larger than the
-//! processor's caches and is read from start to end. For each format, the example prints the bytes of weights that
+//! CPU's caches and is read from start to end. For each format, the example prints the bytes of weights that
 //! scalar and SIMD kernels process per second, and the ratio of this rate to the rate of only summing the same bytes.
 //! The two measurements alternate. Times are the CPU time of the thread, because the machine may be shared; the best of
 //! several passes counts.
@@ -26,8 +26,8 @@ const COLUMNS: usize = 2048;
 /// Number of passes over the weights; the fastest pass counts.
 const PASSES: usize = 5;
 
-/// The scalar kernels multiply only one part in 16 of the weights, because these kernels are slow.
-const ORACLE_SHARE: usize = 16;
+/// The scalar kernels multiply only 1/16 of the weights, because they are slow.
+const SCALAR_DIVISOR: usize = 16;
 
 /// The value of every byte of float weights; with this value, no f32, f16 or bf16 number is subnormal.
 const FLOAT_BYTE: u8 = 0x1c;
@@ -71,7 +71,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let weights = if format.block_len() == 1 { &plain } else { &random };
         let row = format.row_bytes(COLUMNS as u64).ok_or("a row has a partial block")?.0 as usize;
         let whole = &weights[..weights.len() / row * row];
-        let part = &whole[..whole.len() / row / ORACLE_SHARE * row];
+        let part = &whole[..whole.len() / row / SCALAR_DIVISOR * row];
         let (mut reading, mut slow, mut simd) = (0.0f64, 0.0f64, 0.0f64);
         // The first pass fills buffers and is not counted.
         for pass in 0..=PASSES {

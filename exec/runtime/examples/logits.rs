@@ -12,7 +12,7 @@ use std::sync::Arc;
 use hearth_runtime::{Cpu, Engine, ExecError, KvCacheFormat, ThreadPool, ThreadPoolOptions, Weights};
 
 /// Number of tokens in a pass.
-const PASS: usize = 16;
+const PASS_TOKENS: usize = 16;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cpu = Cpu::new(Arc::new(pool));
     let mut engine = Engine::new(weights, cpu, tokens.len() as u32, KvCacheFormat::F32)?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    for tokens in tokens.chunks(PASS) {
+    for tokens in tokens.chunks(PASS_TOKENS) {
         let hidden = engine.forward(tokens)?;
         for logit in engine.input_output_layers.logits(&hidden)? {
             out.write_all(&logit.to_le_bytes())?;

@@ -49,11 +49,13 @@ impl Arguments {
         while let Some(name) = arguments.next() {
             let value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
             match name.as_str() {
-                "--rows" => parsed.rows = positive(&value)?,
-                "--columns" => parsed.columns = positive(&value)?,
+                "--rows" => parsed.rows = parse_count(&value)?,
+                "--columns" => parsed.columns = parse_count(&value)?,
                 "--format" => parsed.format = Some(value),
-                "--tokens" => parsed.tokens = value.split(',').map(positive).collect::<Result<_, _>>()?,
-                "--instructions" => parsed.instructions = named(&value)?,
+                "--tokens" => {
+                    parsed.tokens = value.split(',').map(parse_count).collect::<Result<_, _>>()?;
+                }
+                "--instructions" => parsed.instructions = instruction_set_by_name(&value)?,
                 _ => return Err(format!("unknown argument {name}; use {OPTIONS}").into()),
             }
         }
@@ -61,15 +63,15 @@ impl Arguments {
     }
 }
 
-fn positive(text: &str) -> Result<usize, String> {
+fn parse_count(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&number| number > 0).ok_or_else(|| format!("{text} is not a positive integer"))
 }
 
-fn named(name: &str) -> Result<InstructionSet, String> {
+fn instruction_set_by_name(name: &str) -> Result<InstructionSet, String> {
     let available = InstructionSet::detect_all();
     available.iter().copied().find(|instructions| instructions.name() == name).ok_or_else(|| {
         let names: Vec<&str> = available.iter().map(|instructions| instructions.name()).collect();
-        format!("this processor does not support {name}; use one of {}", names.join(", "))
+        format!("this CPU does not support {name}; use one of {}", names.join(", "))
     })
 }
 
@@ -83,7 +85,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut formats = kernels.formats();
     formats.retain(|format| only.as_ref().is_none_or(|only| only == format.name()));
     if formats.is_empty() {
-        return Err(format!("there are no kernels for {}", only.unwrap_or_default()).into());
+        return Err(format!("there are no kernels for the format {}", only.unwrap_or_default()).into());
     }
     let name = instructions.name();
     println!("billions of multiplications per second of CPU time, {rows} rows of {columns}, {name}");

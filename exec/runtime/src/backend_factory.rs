@@ -36,7 +36,7 @@ pub struct BackendOptions {
     pub weights: Arc<Weights>,
     /// All layers that the device computes, as one range for each window.
     pub owned_layers: Vec<Range<u32>>,
-    /// The layers that the GPU computes, as one range for each window with such layers.
+    /// The layers that the GPU computes, as one range for each window that has layers on the GPU.
     pub gpu_layers: Vec<Range<u32>>,
     pub output_on_gpu: bool,
     pub kv_cache_options: KvCacheOptions,
@@ -51,11 +51,11 @@ pub struct BackendOptions {
 
 impl BackendOptions {
     /// Returns the maximum size of the hidden states that a backend saves to recover from the loss of its GPU, in
-    /// bytes: the inputs of `windows` windows for all positions of all sequences.
-    pub fn max_saved_hidden_bytes(windows: usize, cache: KvCacheOptions, embedding: u32) -> u64 {
+    /// bytes: the inputs of `window_count` windows for all positions of all sequences.
+    pub fn max_saved_hidden_bytes(window_count: usize, cache: KvCacheOptions, embedding_length: u32) -> u64 {
         let positions = u64::from(cache.sequences.max(1)) * u64::from(cache.context);
-        let row_bytes = u64::from(embedding) * size_of::<f32>() as u64;
-        (windows as u64).saturating_mul(positions).saturating_mul(row_bytes)
+        let row_bytes = u64::from(embedding_length) * size_of::<f32>() as u64;
+        (window_count as u64).saturating_mul(positions).saturating_mul(row_bytes)
     }
 }
 

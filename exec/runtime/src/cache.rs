@@ -32,9 +32,9 @@ pub enum KvCacheFormat {
 /// The cached keys, or the cached values, of one layer and sequence.
 #[derive(Debug, Clone)]
 pub(crate) struct HeadRows {
-    store: Store, // [kv_heads, context, length]
+    store: Store, // [kv_heads, context, head_length]
     context: usize,
-    pub(crate) length: usize,
+    pub(crate) head_length: usize,
 }
 
 #[derive(Debug, Clone)]
@@ -52,10 +52,10 @@ pub(crate) struct LayerCache {
 
 impl LayerCache {
     /// Writes the keys `[kv_heads, key_length]` and values `[kv_heads, value_length]` of the token at `position`.
-    pub(crate) fn set(&mut self, position: usize, keys: &[f32], values: &[f32]) {
+    pub(crate) fn write(&mut self, position: usize, keys: &[f32], values: &[f32]) {
         for (rows, heads) in [(&mut self.keys, keys), (&mut self.values, values)] {
-            for (head, row) in heads.chunks_exact(rows.length).enumerate() {
-                rows.set(head, position, row);
+            for (head, row) in heads.chunks_exact(rows.head_length).enumerate() {
+                rows.write(head, position, row);
             }
         }
     }
@@ -66,7 +66,7 @@ impl LayerCache {
 }
 
 /// Creates the KV caches of the layers `layers` of a model, keyed by sequence and layer.
-pub(crate) fn caches(
+pub(crate) fn create_kv_caches(
     layers: impl IntoIterator<Item = u32>,
     options: KvCacheOptions,
     model: &ModelShape,
@@ -79,31 +79,31 @@ pub(crate) fn caches(
 }
 
 impl HeadRows {
-    pub(crate) fn new(format: KvCacheFormat, heads: usize, context: usize, length: usize) -> HeadRows {
-        let count = heads * context * length;
+    pub(crate) fn new(format: KvCacheFormat, heads: usize, context: usize, head_length: usize) -> HeadRows {
+        let count = heads * context * head_length;
         let store = match format {
             KvCacheFormat::F16 => Store::F16(vec![f16::ZERO; count]),
             KvCacheFormat::F32 => Store::F32(vec![0.0; count]),
         };
-        HeadRows { store, context, length }
+        HeadRows { store, context, head_length }
     }
 
-    /// Writes the key or value `row`, `[length]`, of one head and position.
-    pub(crate) fn set(&mut self, head: usize, position: usize, row: &[f32]) {
-        let at = (head * self.context + position) * self.length;
+    /// Writes the key or value `row`, `[head_length]`, of one head and position.
+    pub(crate) fn write(&mut self, head: usize, position: usize, row: &[f32]) {
+        let at = (head * self.context + position) * self.head_length;
         match &mut self.store {
             Store::F16(store) => {
-                for (to, &from) in store[at..][..self.length].iter_mut().zip(row) {
+                for (to, &from) in store[at..][..self.head_length].iter_mut().zip(row) {
                     *to = f16::from_f32(from);
                 }
             }
-            Store::F32(store) => store[at..][..self.length].copy_from_slice(row),
+            Store::F32(store) => store[at..][..self.head_length].copy_from_slice(row),
         }
     }
 
     pub(crate) fn rows(&self, head: usize, positions: Range<usize>) -> CachedRows<'_> {
-        let at = (head * self.context + positions.start) * self.length;
-        let count = positions.len() * self.length;
+        let at = (head * self.context + positions.start) * self.head_length;
+        let count = positions.len() * self.head_length;
         match &self.store {
             Store::F16(store) => CachedRows::F16(&store[at..][..count]),
             Store::F32(store) => CachedRows::F32(&store[at..][..count]),
@@ -125,8 +125,8 @@ mod tests {
     #[test]
     fn a_head_reads_the_rows_it_wrote() {
         let mut keys = HeadRows::new(KvCacheFormat::F16, 2, 3, 2);
-        keys.set(1, 0, &[1.0, 2.0]);
-        keys.set(1, 1, &[3.0, 0.1]);
+        keys.write(1, 0, &[1.0, 2.0]);
+        keys.write(1, 1, &[3.0, 0.1]);
         let CachedRows::F16(rows) = keys.rows(1, 0..2) else { panic!("stored as f16") };
         assert_eq!(rows, [1.0, 2.0, 3.0, 0.1].map(f16::from_f32));
         let CachedRows::F16(rows) = keys.rows(1, 1..2) else { panic!("stored as f16") };

@@ -3,16 +3,16 @@
 //! A model file has a Jinja template (`tokenizer.chat_template`), which adds the control tokens of the model to the
 //! messages. Control tokens written by the template are recognised; control tokens in a message are treated as text, so
 //! that a user cannot end a turn. For this purpose, a Unicode noncharacter is inserted into messages before the
-//! template runs (`Tokenizer::guard`) and removed after the rendered text is split at control tokens. A role that
-//! contains a control token is refused.
+//! template runs (`Tokenizer::escape_control_tokens`) and removed after the rendered text is split at control tokens. A
+//! role that contains a control token is rejected.
 //!
 //! Templates come from the model file and may be malicious. They can access only the messages. They have no clock, so
 //! that the same messages give the same tokens. Their length, their interpreter steps and their output are limited, and
 //! they run on a thread whose stack is large enough for the deepest expression of the maximum length.
 //!
-//! Deviation: the memory of values is not limited, because the interpreter has no such limit. A text that is
+//! Deviation: the memory of values is not limited, because the interpreter has no such limit. A string that is
 //! concatenated with itself 30 times (`~`, `+`, `join`, `replace`) exhausts memory and terminates the process. A
-//! capture (`{% set x %}`) of values is limited; text of the template itself adds at most 64 KiB per step. Run models
+//! capture (`{% set x %}`) of values is limited; literal text of the template adds at most 64 KiB per step. Run models
 //! that you do not trust inside limits of the operating system.
 
 use std::fmt::{self, Write as _};
@@ -44,9 +44,9 @@ const MAX_TEMPLATE_BYTES: usize = 1 << 16;
 /// least one byte of the template.
 /// source: assumed, 4 KiB per level; only used pages are allocated
 const STACK_BYTES: usize = MAX_TEMPLATE_BYTES * 4096;
-/// Maximum number of texts that the template may search for in messages.
+/// Maximum number of strings for which a template may search in messages.
 /// source: assumed; published templates have a few dozen
-const MAX_SEARCHED: usize = 1000;
+const MAX_NEEDLES: usize = 1000;
 const NAME: &str = "chat";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,8 +62,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     bos: String,
     eos: String,
-    /// The texts that the template may search for in messages.
-    searched: Vec<String>,
+    /// The strings for which the template may search in messages.
+    needles: Vec<String>,
 }
 
 impl ChatTemplate {
@@ -72,7 +72,7 @@ impl ChatTemplate {
         let source = metadata.get_str("tokenizer.chat_template")?;
         let source = source.ok_or_else(|| {
             let hint =
-                "use an instruction-tuned model, or complete plain text (omit --chat or use /v1/completions)";
+                "use an instruction-tuned model, or complete plain text (omit `--chat` or use `/v1/completions`)";
             failed("the model has no chat template (key `tokenizer.chat_template`)", hint)
         })?;
         if source.len() > MAX_TEMPLATE_BYTES {
@@ -94,15 +94,15 @@ impl ChatTemplate {
             failed(format!("the model's chat template is not valid: {}", summary(&error)), CONVERT)
         };
         with_large_stack(|| environment.add_template_owned(NAME, source.to_owned()).map_err(broken))??;
-        let mut searched: Vec<String> = literals(source)
+        let mut needles: Vec<String> = literals(source)
             .iter()
-            .flat_map(|text| tokenizer.unguarded_parts(text))
-            .take(MAX_SEARCHED)
+            .flat_map(|text| tokenizer.unescaped_suffixes(text))
+            .take(MAX_NEEDLES)
             .collect();
-        searched.sort();
-        searched.dedup();
+        needles.sort();
+        needles.dedup();
         let text = |id: Option<u32>| id.map(|id| tokenizer.text_of(id)).unwrap_or_default();
-        Ok(ChatTemplate { environment, bos: text(tokenizer.bos()), eos: text(tokenizer.eos()), searched })
+        Ok(ChatTemplate { environment, bos: text(tokenizer.bos()), eos: text(tokenizer.eos()), needles })
     }
 
     /// Renders `messages` and returns the tokens of the prompt.
@@ -110,16 +110,17 @@ impl ChatTemplate {
         if messages.is_empty() {
             return Err(failed("there are no messages", "send at least one message"));
         }
-        if let Some(message) = messages.iter().find(|message| tokenizer.is_dangerous_role(&message.role)) {
+        if let Some(message) = messages.iter().find(|message| tokenizer.imitates_control_token(&message.role))
+        {
             let what = format!("role `{}` could be a control token of the model", sanitize(&message.role));
-            return Err(failed(what, "use a role that the model knows, such as user"));
+            return Err(failed(what, "use a role that the model knows, such as `user`"));
         }
-        let guarded = |message: &ChatMessage| {
-            let content = tokenizer.guard(&message.content, &self.searched);
+        let escape = |message: &ChatMessage| {
+            let content = tokenizer.escape_control_tokens(&message.content, &self.needles);
             ChatMessage { role: message.role.clone(), content }
         };
-        let guarded: Vec<ChatMessage> = messages.iter().map(guarded).collect();
-        tokenizer.encode_template(&self.render(&guarded)?)
+        let escaped: Vec<ChatMessage> = messages.iter().map(escape).collect();
+        tokenizer.encode_template(&self.render(&escaped)?)
     }
 
     fn render(&self, messages: &[ChatMessage]) -> Result<String, ExecError> {
@@ -349,7 +350,7 @@ mod tests {
         let (metadata, tokenizer) = model(None);
         let missing = ChatTemplate::new(&metadata, &tokenizer).unwrap_err();
         let expected = "the model has no chat template (key `tokenizer.chat_template`); \
-                        use an instruction-tuned model, or complete plain text (omit --chat or use /v1/completions)";
+                        use an instruction-tuned model, or complete plain text (omit `--chat` or use `/v1/completions`)";
         assert_eq!(missing.to_string(), expected);
         let unclosed = written("{% if messages %}", &[say("user", "x")]).unwrap_err().to_string();
         assert!(unclosed.starts_with("the model's chat template is not valid: "), "{unclosed}");
@@ -361,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_finds_its_search_texts_in_messages() {
+    fn a_template_finds_its_search_strings_in_messages() {
         let searching = "{% for m in messages %}{% set c = m.content %}{% if '</think>' in c %}\
             {% set c = c.split('</think>')[-1].lstrip('\\n') %}{% endif %}\
             {{ '<|im_start|>' + m.role + '\n' + c + '<|im_end|>' }}{% endfor %}";
@@ -373,7 +374,7 @@ mod tests {
         };
         assert_eq!(text("<think>hm</think>\n\nYes"), "assistant\nYes");
         assert_eq!(text("a</think><|im_end|>b"), "assistant\n<|im_end|>b");
-        // The text that remains when a template removes a search text is no control token either.
+        // The text that remains when a template removes a search string is no control token either.
         let removing = searching.replace("c.split('</think>')[-1]", "c.replace('</think>', '')");
         let (tokenizer, template) = open(&removing);
         let ids = template.encode(&tokenizer, &[say("user", "<</think>|im_end|>")]).unwrap();

@@ -56,7 +56,7 @@ thread_local! {
 
 /// Returns the total run-queue delay of the calling thread since its start, in nanoseconds.
 fn run_queue_nanos() -> u64 {
-    SCHEDSTAT.with(|file| file.number(|text| text.split_ascii_whitespace().nth(1)?.parse().ok()))
+    SCHEDSTAT.with(|file| file.read_number(|text| text.split_ascii_whitespace().nth(1)?.parse().ok()))
 }
 
 /// How one thread spent an interval of wall time, in nanoseconds.

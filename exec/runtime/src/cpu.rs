@@ -1,6 +1,6 @@
 //! The CPU backend: all threads of a device compute a layer together.
 //!
-//! A layer has several phases of the thread pool: norms (divided by tokens), matmuls (divided into chunks of weight
+//! A layer runs several jobs on the thread pool: norms (divided by tokens), matmuls (divided into chunks of weight
 //! rows) and attention (divided by pairs of token and head). Threads take chunks of work from a shared counter, so that
 //! an interrupted thread does not delay the other threads for long. The result of a chunk does not depend on the
 //! thread.
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use hearth_profiles::model::ModelShape;
 
-use crate::cache::{LayerCache, caches};
+use crate::cache::{LayerCache, create_kv_caches};
 use crate::hyperparameters::GateActivation;
 use crate::residency::ResidencyBarrier;
 use crate::rope::PairLayout;
@@ -28,8 +28,8 @@ use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
 
 /// Target size of a chunk of weight rows, in bytes; a chunk has at least one row.
 const CHUNK_BYTES: usize = 32 << 10;
-/// Minimum number of values for which a phase of all threads is faster than the calling thread alone.
-const MIN_PHASE_VALUES: usize = 16 << 10;
+/// Minimum number of elements for which a job on all threads is faster than a loop on the calling thread.
+const MIN_PARALLEL_ELEMENTS: usize = 16 << 10;
 
 /// Maximum number of tokens of a batch that are computed together in a layer. More tokens give little speedup,
 /// because the batch is already compute-bound, and need larger buffers (measured: `docs/studies/kernels/batches.md`).
@@ -59,15 +59,15 @@ pub(crate) struct Attention<'a> {
     pub(crate) query: &'a [f32],
     pub(crate) heads: usize,
     /// Number of query heads that share one key and value head.
-    pub(crate) group: usize,
+    pub(crate) group_size: usize,
     pub(crate) scoring: ScoreOptions,
 }
 
-/// The rows of a matmul that are computed in one phase, and the chunks of these rows.
+/// The rows of a matmul that one job computes, and the chunks of these rows.
 struct Strip<'a> {
     matrix: Matrix<'a>,
     rows: Range<usize>,
-    /// The indices of the chunks, counted over all matmuls of the phase.
+    /// The indices of the chunks, counted over all matmuls of the job.
     chunks: Range<usize>,
     out: MatmulOutput<'a>,
 }
@@ -90,7 +90,7 @@ impl<'a> Strip<'a> {
 }
 
 impl Cpu {
-    /// Creates a CPU with the fastest instruction set of this processor. Its threads do not wait for weights.
+    /// Creates a `Cpu` with the fastest instruction set of this machine. Its threads do not wait for weights.
     pub fn new(thread_pool: Arc<ThreadPool>) -> Cpu {
         let barrier = ResidencyBarrier::always_open();
         Cpu { thread_pool, instruction_set: InstructionSet::detect(), barrier }
@@ -102,10 +102,10 @@ impl Cpu {
         Cpu { barrier, ..self }
     }
 
-    /// Calls `body` with the index of each of `count` tokens, on several threads if the tokens have enough values
-    /// (`values` per token).
-    pub(crate) fn for_each_token(&self, count: usize, values: usize, body: impl Fn(usize) + Sync) {
-        let grain = (MIN_PHASE_VALUES / values.max(1)).max(1);
+    /// Calls `body` with the index of each of `count` tokens that have `elements` elements each. Uses all threads if
+    /// there are enough elements.
+    pub(crate) fn for_each_token(&self, count: usize, elements: usize, body: impl Fn(usize) + Sync) {
+        let grain = (MIN_PARALLEL_ELEMENTS / elements.max(1)).max(1);
         self.thread_pool.for_each_chunk(count, grain, |_, range| range.for_each(&body));
     }
 
@@ -133,7 +133,7 @@ impl Cpu {
         });
     }
 
-    /// Multiplies `input` by the matrices of all matmuls, in several phases if weights are still being read.
+    /// Multiplies `input` by the matrices of all matmuls, in several jobs if weights are still being read.
     pub(crate) fn multiply(&self, input: &mut Activations, matmuls: &mut [Matmul<'_>]) {
         let tokens = input.tokens();
         for matmul in &*matmuls {
@@ -182,7 +182,7 @@ impl Cpu {
         chunks > 0
     }
 
-    /// Computes the current rows of all strips in one phase.
+    /// Multiplies `input` by the rows [`Strip::rows`] of all strips, in one job of the thread pool.
     fn multiply_strips(&self, input: &Activations, strips: &[Strip<'_>]) {
         let chunks = strips.last().map_or(0, |strip| strip.chunks.end);
         self.thread_pool.for_each_chunk(chunks, 1, |_, range| {
@@ -202,24 +202,24 @@ impl Cpu {
     /// attends; `scores` is scratch space, `[threads, positions]`, and `out` is `[tokens, heads, value_length]`.
     pub(crate) fn attend(
         &self,
-        Attention { cache, query, heads, group, scoring }: Attention<'_>,
+        Attention { cache, query, heads, group_size, scoring }: Attention<'_>,
         positions: impl Fn(usize) -> Range<usize> + Sync,
         scores: &mut [f32],
         out: &mut [f32],
     ) {
-        let (key_length, value_length) = (cache.keys.length, cache.values.length);
+        let (key_length, value_length) = (cache.keys.head_length, cache.values.head_length);
         let tokens = query.len() / (heads * key_length);
         let out = SharedRows::new(out, value_length);
         let row = scores.len() / self.thread_pool.threads();
         let scores = SharedRows::new(scores, row);
         // The number of cached values that one head of the last token reads.
         let values = positions(tokens - 1).end * (key_length + value_length);
-        let grain = (MIN_PHASE_VALUES / values).max(1);
+        let grain = (MIN_PARALLEL_ELEMENTS / values).max(1);
         self.thread_pool.for_each_chunk(tokens * heads, grain, |participant, range| {
             // SAFETY: each participant has its own row.
             let scores = unsafe { scores.row(participant) };
             for item in range {
-                let (seen, head) = (positions(item / heads), item % heads / group);
+                let (seen, head) = (positions(item / heads), item % heads / group_size);
                 let (keys, values) =
                     (cache.keys.rows(head, seen.clone()), cache.values.rows(head, seen.clone()));
                 let query = &query[item * key_length..][..key_length];
@@ -281,7 +281,7 @@ impl CpuBackend {
         cache: KvCacheOptions,
         cpu: Cpu,
     ) -> CpuBackend {
-        let caches = caches(layers, cache, weights.shape());
+        let caches = create_kv_caches(layers, cache, weights.shape());
         let scores = vec![0.0; cpu.thread_pool.threads() * (cache.context as usize).max(1)];
         let buffers = Buffers { scores, ..Buffers::default() };
         CpuBackend { weights, cpu, caches, buffers }
@@ -301,7 +301,7 @@ impl Backend for CpuBackend {
         first: u32,
     ) -> CriticalPathCost {
         let CpuBackend { weights, cpu, caches, buffers } = self;
-        let embedding = weights.shape().embedding as usize;
+        let embedding = weights.shape().embedding_length as usize;
         // With a barrier, weights are evicted as soon as they have been used, so a second part would read them again.
         let part = if cpu.barrier.is_open() { MAX_PART_TOKENS } else { usize::MAX / embedding };
         let ((), cost) = cpu.thread_pool.measure(|| {
@@ -331,7 +331,7 @@ impl Backend for CpuBackend {
 /// Returns the size in bytes of the buffers, the hidden states and one row of logits of a pass of `tokens` tokens. This
 /// is an upper bound if the pass is computed in parts.
 pub fn buffer_bytes(shape: &ModelShape, tokens: u32, threads: usize) -> u64 {
-    let (embedding, feed_forward) = (u64::from(shape.embedding), u64::from(shape.feed_forward_length));
+    let (embedding, feed_forward) = (u64::from(shape.embedding_length), u64::from(shape.feed_forward_length));
     let (heads, keys) = (shape.query_width() * 2, shape.key_width() + shape.value_width());
     let values = u64::from(tokens) * (3 * embedding + heads + keys + 5 * feed_forward / 2)
         + threads as u64 * u64::from(shape.context_length.min(4096))
@@ -347,7 +347,7 @@ impl Buffers {
         self.value.resize(tokens * shape.value_width() as usize, 0.0);
         self.gated.resize(tokens, feed_forward);
         self.up.resize(tokens * feed_forward, 0.0);
-        self.change.resize(tokens * shape.embedding as usize, 0.0);
+        self.change.resize(tokens * shape.embedding_length as usize, 0.0);
     }
 
     /// Computes the cosine and sine of the rotation angles of `tokens` tokens from the position `first` on.
@@ -356,7 +356,7 @@ impl Buffers {
         let pairs = rope.frequencies.len();
         self.angles.resize(tokens * pairs, [0.0; 2]);
         for (position, angles) in (first..).zip(self.angles.chunks_exact_mut(pairs)) {
-            rope.cosines_and_sines(position, angles);
+            rope.write_cosines_and_sines(position, angles);
         }
     }
 }
@@ -458,7 +458,7 @@ impl LayerPass<'_> {
         for (token, (keys, values)) in
             key.chunks_exact(key_width).zip(value.chunks_exact(shape.value_width() as usize)).enumerate()
         {
-            cache.set(self.first + token, keys, values);
+            cache.write(self.first + token, keys, values);
         }
     }
 
@@ -466,15 +466,15 @@ impl LayerPass<'_> {
         let Buffers { query, scores, attended, .. } = buffers;
         let (shape, parameters) = (self.weights.shape(), self.weights.hyperparameters());
         let (tokens, heads) = (self.tokens, shape.heads as usize);
-        let group = heads / shape.kv_heads as usize;
+        let group_size = heads / shape.kv_heads as usize;
         let scoring =
             ScoreOptions { scale: parameters.attention_scale, softcap: parameters.attention_softcap };
         attended.resize(tokens, heads * shape.value_length as usize);
         let positions = |token: usize| {
             let position = self.first + token;
-            parameters.first_visible(self.layer, position)..position + 1
+            parameters.first_attended_position(self.layer, position)..position + 1
         };
-        let attention = Attention { cache, query, heads, group, scoring };
+        let attention = Attention { cache, query, heads, group_size, scoring };
         self.cpu.attend(attention, positions, scores, attended.rows_mut());
     }
 }

@@ -1,6 +1,6 @@
 //! Errors of opening and running a model.
 //!
-//! Every message says what is wrong, where, and what to do. An invalid model file is refused when it is opened.
+//! Every message says what is wrong, where, and what to do. An invalid model file is rejected when it is opened.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -35,13 +35,13 @@ pub enum ExecError {
     #[error("cannot start compute threads: {source}; use fewer threads")]
     Threads { source: std::io::Error },
     #[error(
-        "layers {} are not all among the layers of this device ({}); \
+        "layers {} are not all available on this device, which can run layers {}; \
          use a plan for this model and these devices",
         comma_separated(std::slice::from_ref(.requested)), comma_separated(.owned)
     )]
     Layers { requested: Range<u32>, owned: Vec<Range<u32>> },
     #[error(
-        "{found} activations are not hidden states of {tokens} tokens with {embedding} elements each; \
+        "received {found} activations instead of the hidden states of {tokens} tokens with {embedding} elements each; \
          use the same model file on all devices"
     )]
     Hidden { found: usize, tokens: usize, embedding: usize },
@@ -74,8 +74,8 @@ fn comma_separated(ranges: &[Range<u32>]) -> String {
     texts.join(", ")
 }
 
-/// Makes a text from a model file safe for an error message: shortens the text and replaces control characters and ";
-/// ", which starts a hint.
+/// Makes text from a model file safe for an error message: shortens it, and replaces control characters and the
+/// separator `; `, which would start a hint.
 pub(crate) fn sanitize(text: &str) -> String {
     // source: assumed, some lines of a terminal
     const MAX_CHARS: usize = 300;

@@ -29,7 +29,7 @@ pub type ChunkHash = [u8; 32];
 /// The manifest entry of a missing chunk; no data with this hash is known.
 const MISSING_HASH: ChunkHash = [0; 32];
 
-/// A model file of which only some chunks may have been fetched.
+/// A model file that may contain only some of its chunks.
 #[derive(Debug)]
 pub struct FetchedFile {
     file: File,
@@ -70,7 +70,7 @@ impl FetchedFile {
         (&mut manifest).take((count * MISSING_HASH.len()) as u64 + 1).read_to_end(&mut entries)?;
         let fits = entries.len() == count * MISSING_HASH.len() && file.metadata()?.len() == length;
         if !fits {
-            // This is another file, or its creation was interrupted: all chunks count as missing.
+            // This is a different file, or its creation was interrupted: all chunks count as missing.
             entries = vec![0; count * MISSING_HASH.len()];
             manifest.set_len(0)?;
             manifest.seek(SeekFrom::Start(0))?;

@@ -6,7 +6,7 @@
 //! q, k, v = W_q x + b_q, W_k x + b_k, W_v x + b_v           biases if the file has them; always in qwen2
 //! q, k = RMSNorm of each head                               qwen3
 //! rotate each head of q and k by the token's position       crate::rope
-//! h += N(W_o attention(q, K, V))                            K, V: this and earlier positions; N: gemma2
+//! h += N(W_o attention(q, K, V))                            K, V: this and earlier positions; N: RMSNorm, gemma2
 //! x = RMSNorm(h);  h += N(W_down (f(W_gate x) * W_up x))    f = silu; gelu (tanh) in gemma and gemma2
 //! ```
 //!
@@ -21,7 +21,7 @@ use hearth_profiles::gguf::{GgufError, Metadata};
 use hearth_profiles::model::{Architecture, ModelShape};
 
 use crate::error::ExecError;
-use crate::rope::{Rope, check_positive, positive};
+use crate::rope::{Rope, check_positive, read_positive};
 
 /// The activation function of the gate in the feed-forward block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,12 +77,12 @@ impl Hyperparameters {
         let gemma = matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
         let second = shape.architecture == Architecture::Gemma2;
         let is_27b = second && shape.layers.0 == GEMMA2_27B_LAYERS;
-        let divisor = if is_27b { shape.embedding / shape.heads } else { shape.key_length };
-        let cap = |name, default| second.then(|| positive(metadata, &key(name), default)).transpose();
+        let divisor = if is_27b { shape.embedding_length / shape.heads } else { shape.key_length };
+        let cap = |name, default| second.then(|| read_positive(metadata, &key(name), default)).transpose();
         Ok(Hyperparameters {
             rms_norm_epsilon: epsilon,
             rope: Rope::read(metadata, shape, factors)?,
-            embedding_scale: gemma.then(|| (shape.embedding as f32).sqrt()),
+            embedding_scale: gemma.then(|| (shape.embedding_length as f32).sqrt()),
             attention_scale: 1.0 / (divisor as f32).sqrt(),
             attention_softcap: cap("attn_logit_softcapping", ATTENTION_SOFTCAP)?,
             logit_softcap: cap("final_logit_softcapping", LOGIT_SOFTCAP)?,
@@ -97,7 +97,7 @@ impl Hyperparameters {
     }
 
     /// Returns the first position to which the token at `position` attends in `layer`.
-    pub(crate) fn first_visible(&self, layer: u32, position: usize) -> usize {
+    pub(crate) fn first_attended_position(&self, layer: u32, position: usize) -> usize {
         self.attention_window(layer).map_or(0, |window| (position + 1).saturating_sub(window as usize))
     }
 }
@@ -117,32 +117,32 @@ mod tests {
     use hearth_profiles::units::Layers;
 
     use super::*;
-    use crate::rope::tests::{keys_of, shape};
+    use crate::rope::tests::{metadata_with, shape};
 
     const EPSILON: (&str, Value) = ("attention.layer_norm_rms_epsilon", Value::F32(1e-5));
 
     #[test]
     fn epsilon_is_required() {
-        assert!(Hyperparameters::read(&keys_of("llama", &[]), &shape(), None).is_err());
-        let zero = keys_of("llama", &[("attention.layer_norm_rms_epsilon", Value::F32(0.0))]);
+        assert!(Hyperparameters::read(&metadata_with("llama", &[]), &shape(), None).is_err());
+        let zero = metadata_with("llama", &[("attention.layer_norm_rms_epsilon", Value::F32(0.0))]);
         assert!(Hyperparameters::read(&zero, &shape(), None).is_err());
-        let plain = Hyperparameters::read(&keys_of("llama", &[EPSILON]), &shape(), None).unwrap();
+        let plain = Hyperparameters::read(&metadata_with("llama", &[EPSILON]), &shape(), None).unwrap();
         assert_eq!((plain.attention_scale, plain.sliding_window, plain.logit_softcap), (0.5, None, None));
-        assert_eq!(plain.first_visible(0, 1000), 0);
+        assert_eq!(plain.first_attended_position(0, 1000), 0);
     }
 
     #[test]
-    fn every_other_layer_of_gemma_2_sees_a_window() {
-        let keys = keys_of("gemma2", &[EPSILON, ("attention.sliding_window", Value::U32(3))]);
+    fn even_layers_of_gemma_2_attend_to_a_window() {
+        let keys = metadata_with("gemma2", &[EPSILON, ("attention.sliding_window", Value::U32(3))]);
         let gemma = ModelShape { architecture: Architecture::Gemma2, ..shape() };
         let numbers = Hyperparameters::read(&keys, &gemma, None).unwrap();
-        let first = |layer| [0, 2, 3, 10].map(|position| numbers.first_visible(layer, position));
+        let first = |layer| [0, 2, 3, 10].map(|position| numbers.first_attended_position(layer, position));
         assert_eq!((first(0), first(1)), ([0, 0, 1, 8], [0; 4]));
         assert_eq!((numbers.attention_softcap, numbers.logit_softcap), (Some(50.0), Some(30.0)));
         assert_eq!(numbers.embedding_scale, Some(8f32.sqrt()));
-        let large = ModelShape { layers: Layers(46), embedding: 32, ..gemma.clone() };
+        let large = ModelShape { layers: Layers(46), embedding_length: 32, ..gemma.clone() };
         assert_eq!(Hyperparameters::read(&keys, &large, None).unwrap().attention_scale, 0.25);
-        let none = keys_of("gemma2", &[EPSILON, ("attention.sliding_window", Value::U32(0))]);
+        let none = metadata_with("gemma2", &[EPSILON, ("attention.sliding_window", Value::U32(0))]);
         assert!(Hyperparameters::read(&none, &gemma, None).is_err());
     }
 }

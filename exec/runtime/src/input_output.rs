@@ -1,9 +1,9 @@
 //! The input and output layers: convert tokens to hidden states, and hidden states to logits.
 //!
-//! Only the first device of a ring (the head) computes these layers. The input layer looks up a row of the embedding
-//! table for each token. The output layer is RMSNorm and the matmul with the output matrix, which is the embedding
-//! table if embeddings are tied. Gemma models scale the embedding rows, and Gemma 2 applies a soft cap to the logits.
-//! Logits that are not finite are an error, whichever layer caused them.
+//! Only the first device of a ring (the head device) computes these layers. The input layer looks up a row of the
+//! embedding table for each token. The output layer is RMSNorm and the matmul with the output matrix, which is the
+//! embedding table if embeddings are tied. Gemma models scale the embedding rows, and Gemma 2 applies a soft cap to the
+//! logits. Logits that are not finite are an error, whichever layer caused them.
 
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ impl InputOutputLayers {
 
     /// Returns the logits `[vocabulary]` of the last token of `hidden`, `[tokens, embedding]`.
     pub fn logits_of_last_row(&mut self, hidden: &[f32]) -> Result<Vec<f32>, ExecError> {
-        let embedding = self.weights.shape().embedding as usize;
+        let embedding = self.weights.shape().embedding_length as usize;
         let found = hidden.len();
         let last = found.checked_sub(embedding).ok_or(ExecError::Hidden { found, tokens: 1, embedding })?;
         self.logits(&hidden[last..])

@@ -6,7 +6,7 @@
 //! reclaimable page cache.
 //!
 //! With a limit, the memory pressure is the unreclaimable memory of the group. Without a limit, it is the decrease of
-//! `MemAvailable` since the start of the run. On systems other than Linux these values are unknown.
+//! `MemAvailable` since [`MemoryWatch`] was started. On systems other than Linux these values are unknown.
 //!
 //! Not here: setting limits (`hearth_lab`), and the memory that a plan assumes (`hearth_profiles::measure::memory`).
 
@@ -117,7 +117,7 @@ impl MemoryWatch {
         SHARED.get_or_init(|| Self::under(Path::new("/")))
     }
 
-    /// Starts a watch that reads `proc` and `sys` in the folder `root`.
+    /// Starts a watch that reads the folders `proc` and `sys` in the folder `root`.
     fn under(root: &Path) -> Self {
         let groups = cgroup_folders(root, "memory")
             .iter()
@@ -168,8 +168,8 @@ impl MemoryWatch {
     }
 
     /// Returns the bytes that count as memory pressure: with a limit, the unreclaimable bytes of its control group;
-    /// without a limit, the decrease of the machine's `MemAvailable` since the start of the watch, to which other
-    /// programs contribute.
+    /// without a limit, the decrease of the machine's `MemAvailable` since the start of the watch, which other programs
+    /// can also cause.
     pub fn pressure_bytes(&self) -> u64 {
         if self.tightest().is_some() {
             return self.unreclaimable_bytes();
@@ -191,7 +191,7 @@ impl MemoryWatch {
         self.kibibytes("proc/meminfo", name)
     }
 
-    /// Returns the value in bytes of the line `name` of a file in `proc`, for example of `MemTotal:  5 kB`.
+    /// Returns the value in bytes of the line that starts with `name` in a file of `proc`, such as `MemTotal:  5 kB`.
     fn kibibytes(&self, file: &str, name: &str) -> Option<u64> {
         let text = fs::read_to_string(self.root.join(file)).ok()?;
         field(&text, name)?.checked_mul(1024)

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::cache::{LayerCache, caches};
+use crate::cache::{LayerCache, create_kv_caches};
 use crate::hyperparameters::GateActivation;
 use crate::rope::PairLayout;
 use crate::weights::LayerWeights;
@@ -34,7 +34,7 @@ impl Oracle {
         layers: impl IntoIterator<Item = u32>,
         cache: KvCacheOptions,
     ) -> std::io::Result<Oracle> {
-        let caches = caches(layers, cache, weights.shape());
+        let caches = create_kv_caches(layers, cache, weights.shape());
         let pool = ThreadPool::new(ThreadPoolOptions { threads: 1, pin_workers: false, spin_ns: 0 })?;
         Ok(Oracle { weights, caches, pool })
     }
@@ -53,7 +53,7 @@ impl Backend for Oracle {
         first: u32,
     ) -> CriticalPathCost {
         let Oracle { weights, caches, pool } = self;
-        let width = weights.shape().embedding as usize;
+        let width = weights.shape().embedding_length as usize;
         let ((), cost) = pool.measure(|| {
             for layer in layers {
                 let cache =
@@ -115,16 +115,16 @@ fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &
     normalise_each(&mut key, tensors.key_norm, epsilon);
 
     let mut angles = vec![[0.0; 2]; parameters.rope.frequencies.len()];
-    parameters.rope.cosines_and_sines(position, &mut angles);
+    parameters.rope.write_cosines_and_sines(position, &mut angles);
     for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
         match parameters.rope.pair_layout {
             PairLayout::Interleaved => elementwise::apply_rope_interleaved(SCALAR, head, &angles),
             PairLayout::Halves => elementwise::apply_rope_neox(SCALAR, head, &angles),
         }
     }
-    cache.set(position as usize, &key, &value);
+    cache.write(position as usize, &key, &value);
 
-    let seen = parameters.first_visible(layer, position as usize)..position as usize + 1;
+    let seen = parameters.first_attended_position(layer, position as usize)..position as usize + 1;
     let group = (shape.heads / shape.kv_heads) as usize;
     let scoring = ScoreOptions { scale: parameters.attention_scale, softcap: parameters.attention_softcap };
     let mut mixed = vec![0.0; shape.heads as usize * value_length];

@@ -24,7 +24,7 @@ pub fn page_bytes() -> usize {
     4096
 }
 
-/// Returns the bytes of a memory-mapped region that are in memory.
+/// Returns the number of bytes of a memory-mapped region that are in memory.
 #[cfg(any(target_os = "android", target_os = "linux"))]
 pub fn resident_bytes(region: &[u8]) -> u64 {
     let page = page_bytes();
@@ -63,14 +63,14 @@ pub fn is_residency_reported(file: &File) -> bool {
     }
 }
 
-/// Reads the pages of a memory-mapped region and waits for them. Returns the bytes that the kernel accepted.
+/// Reads the pages of a memory-mapped region and waits for them. Returns the number of bytes for which this succeeded.
 pub fn populate(region: &[u8]) -> u64 {
     advise(region, Advice::PopulateRead)
 }
 
-/// Returns the number of online processors; 1 on systems other than Linux. Linux caches memory charges for each
-/// processor and control group.
-pub fn processor_count() -> u32 {
+/// Returns the number of online CPUs; 1 on systems other than Linux. Linux caches memory charges for each CPU and
+/// control group.
+pub fn cpu_count() -> u32 {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
         // SAFETY: the call takes a number and touches no memory of this process.
@@ -113,7 +113,7 @@ pub(crate) enum Advice {
     DontNeed,
 }
 
-/// Advises the kernel about a region, widened to whole pages. Returns the bytes that the kernel accepted.
+/// Advises the kernel about a region, widened to whole pages. Returns the number of bytes for which this succeeded.
 #[cfg(any(target_os = "android", target_os = "linux"))]
 pub(crate) fn advise(region: &[u8], advice: Advice) -> u64 {
     let (advice, step) = match advice {

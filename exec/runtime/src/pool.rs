@@ -1,14 +1,14 @@
 //! The persistent thread pool that computes the layers of a model.
 //!
-//! The pool consists of the calling thread and n - 1 worker threads. A phase is a closure that every participant (the
-//! calling thread and the workers) runs; in a phase, participants take chunks of work from a shared counter. After a
-//! phase, workers spin for a short time, because the next phase of a token follows within microseconds, and then park.
-//! The calling thread does not wait for a worker that has not started (its processor may be busy): when its own work is
-//! done, it closes the phase and waits only for workers that have entered the phase.
+//! A pool of n threads consists of the calling thread and n - 1 worker threads. A job is a closure that every
+//! participant (the calling thread and the workers) runs; participants take chunks of work from shared counters. After
+//! a job, workers spin for a short time, because the next job of a token follows within microseconds, and then park.
+//! The calling thread does not wait for a worker that has not started the job (its CPU may be busy): when its own work
+//! is done, it closes the job and waits only for the workers that have started it.
 //!
-//! Only one phase runs at a time; a phase that is started inside another phase deadlocks.
+//! Only one job runs at a time; a job that is started inside another job deadlocks.
 //!
-//! Not here: what a phase computes, and its cost ([`crate::cost`]).
+//! Not here: what a job computes, and its cost ([`crate::cost`]).
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -18,13 +18,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 
 use crate::clock::{Stopwatch, monotonic_nanos};
-use crate::cost::{CriticalPathCost, Phase, WorkerReport};
+use crate::cost::{CriticalPathCost, JobTimes, WorkerReport};
 
 #[derive(Debug, Clone, Copy)]
 pub struct ThreadPoolOptions {
     /// Number of threads, including the calling thread; at least 1.
     pub threads: usize,
-    /// Whether to pin each worker thread to one processor (Linux). The calling thread is not pinned.
+    /// Whether to pin each worker thread to one CPU (Linux only). The calling thread is not pinned.
     pub pin_workers: bool,
     /// Time for which an idle worker thread spins before it parks, in nanoseconds.
     pub spin_ns: u64,
@@ -42,7 +42,7 @@ pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     caller: Mutex<Caller>,
-    /// Locked during a measurement, so that only one measurement runs at a time.
+    /// A lock that is held during a measurement, so that only one measurement runs at a time.
     measuring: Mutex<()>,
 }
 
@@ -58,55 +58,55 @@ type Job = dyn Fn(usize) + Sync;
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// The number of the phase (epoch) in the upper 32 bits, then the bit [`OPEN`], then the number of workers inside
-    /// the phase ([`INSIDE`]).
+    /// The number of the job (epoch) in the upper 32 bits, then the bit [`OPEN`], then the number of workers that run
+    /// the job ([`RUNNING`]).
     state: AtomicU64,
     job: UnsafeCell<Option<*const Job>>,
     stop: AtomicBool,
     panicked: AtomicBool,
-    /// Whether the calling thread has parked until the last worker leaves the phase.
+    /// Whether the calling thread has parked until the last worker finishes the job.
     caller_parked: AtomicBool,
     caller: UnsafeCell<Option<Thread>>,
-    slots: Vec<WorkerSlot>,
+    worker_states: Vec<WorkerState>,
     spin_ns: u64,
 }
 
 /// The state of a worker thread, on cache lines that no other data share.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct WorkerSlot {
+struct WorkerState {
     parked: AtomicBool,
-    /// The measurements of this worker in the most recent phase in which it took part.
+    /// The measurements of this worker for the most recent job that it ran.
     report: UnsafeCell<WorkerReport>,
 }
 
-/// The number of items of a region that threads have taken, on cache lines that no other data share.
+/// The number of items that threads have taken from a region, on cache lines that no other data share.
 #[derive(Default)]
 #[repr(align(128))]
-struct Region(AtomicUsize);
+struct TakenCount(AtomicUsize);
 
-// SAFETY: `job` and `caller` are written while the phase is closed and no worker is inside, and read by workers
-// inside. `report` is written by its worker inside the phase and read by the caller after all workers have left. The
+// SAFETY: `job` and `caller` are written while the job is closed and no worker runs it, and read by workers that run
+// it. `report` is written by its worker during the job and read by the caller after all workers have finished. The
 // atomic `state` orders these accesses.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the pointers refer to closures that may be shared between threads.
 unsafe impl Send for Shared {}
 
-/// The bit of [`Shared::state`] that is set while workers may enter the phase.
+/// The bit of [`Shared::state`] that is set while workers may start the job.
 const OPEN: u64 = 1 << 31;
-/// The bits of [`Shared::state`] that count the workers inside the phase.
-const INSIDE: u64 = OPEN - 1;
+/// The bits of [`Shared::state`] that count the workers that run the job.
+const RUNNING: u64 = OPEN - 1;
 
 impl ThreadPool {
     pub fn new(options: ThreadPoolOptions) -> std::io::Result<ThreadPool> {
         let workers = options.threads.max(1) - 1;
-        let slots = (0..workers).map(|_| WorkerSlot::default()).collect();
-        let shared = Arc::new(Shared { slots, spin_ns: options.spin_ns, ..Shared::default() });
+        let worker_states = (0..workers).map(|_| WorkerState::default()).collect();
+        let shared = Arc::new(Shared { worker_states, spin_ns: options.spin_ns, ..Shared::default() });
         let start = |index: usize| {
             let shared = Arc::clone(&shared);
             thread::Builder::new().name(format!("compute-{}", index + 1)).spawn(move || {
                 if options.pin_workers {
-                    pin_to_processor(index + 1);
+                    pin_to_cpu(index + 1);
                 }
                 run_worker(&shared, index);
             })
@@ -129,10 +129,10 @@ impl ThreadPool {
         if self.workers.is_empty() {
             return job(0);
         }
-        let mut start = 0;
+        let mut start_ns = 0;
         if let Some((watch, cost)) = &mut caller.meter {
-            cost.add(watch.lap());
-            start = watch.last_lap_end_ns();
+            cost.add_interval(watch.lap());
+            start_ns = watch.last_lap_end_ns();
         }
         caller.epoch = (caller.epoch + 1) & u64::from(u32::MAX);
         self.open(caller.epoch, &job);
@@ -140,12 +140,13 @@ impl ThreadPool {
         let work = caller.meter.as_mut().map(|(watch, _)| (watch.lap(), watch.last_lap_end_ns()));
         self.close();
         let epoch = caller.epoch;
-        if let (Some((own_work, own_end)), Some((watch, cost))) = (work, &mut caller.meter) {
+        if let (Some((own_work, own_end_ns)), Some((watch, cost))) = (work, &mut caller.meter) {
             let wait = watch.lap();
-            let phase = Phase { epoch, start, own_work, own_end, wait, end: watch.last_lap_end_ns() };
-            // SAFETY: all workers have left the phase, and only this thread can start the next one.
-            let reports = self.shared.slots.iter().map(|slot| unsafe { *slot.report.get() });
-            cost.add_phase(&phase, reports);
+            let end_ns = watch.last_lap_end_ns();
+            let times = JobTimes { epoch, start_ns, own_work, own_end_ns, wait, end_ns };
+            // SAFETY: all workers have finished the job, and only this thread can start the next one.
+            let reports = self.shared.worker_states.iter().map(|worker| unsafe { *worker.report.get() });
+            cost.add_job(&times, reports);
         }
         drop(caller);
         if let Err(panic) = own {
@@ -165,7 +166,7 @@ impl ThreadPool {
         }
         let threads = self.threads();
         let region = count.div_ceil(threads).next_multiple_of(grain);
-        let taken: Vec<Region> = (0..threads).map(|_| Region::default()).collect();
+        let taken: Vec<TakenCount> = (0..threads).map(|_| TakenCount::default()).collect();
         self.run(|participant| {
             for offset in 0..threads {
                 let index = (participant + offset) % threads;
@@ -181,19 +182,19 @@ impl ThreadPool {
         });
     }
 
-    /// Runs `body` and returns its result and cost: of its phases, and of the calling thread between phases.
+    /// Runs `body` and returns its result and its cost, which includes jobs and the calling thread between jobs.
     ///
-    /// Only one measurement runs at a time; calls from other threads wait. A measurement inside another deadlocks.
+    /// Only one measurement runs at a time; calls from other threads wait. A nested measurement deadlocks.
     ///
     /// # Panics
-    /// If a phase panics.
+    /// If a job panics.
     pub fn measure<R>(&self, body: impl FnOnce() -> R) -> (R, CriticalPathCost) {
         let _guard = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
         let start = monotonic_nanos();
         self.lock().meter = Some((Stopwatch::start(), CriticalPathCost::default()));
         let result = body();
         let (mut watch, mut cost) = self.lock().meter.take().expect("only one measurement runs at a time");
-        cost.add(watch.lap());
+        cost.add_interval(watch.lap());
         cost.wall_ns = monotonic_nanos() - start;
         (result, cost)
     }
@@ -208,36 +209,36 @@ impl ThreadPool {
         let job: &(dyn Fn(usize) + Sync) = job;
         // SAFETY: only the lifetime is erased; `close` returns only when no worker can use the closure.
         let job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static Job>(job) };
-        // SAFETY: the last phase is closed and empty, so no worker reads these.
+        // SAFETY: the last job is closed and no worker runs it, so no worker reads these.
         unsafe {
             *shared.job.get() = Some(job);
             *shared.caller.get() = Some(thread::current());
         }
         shared.state.store(epoch << 32 | OPEN, Ordering::SeqCst);
-        for (slot, worker) in shared.slots.iter().zip(&self.workers) {
-            if slot.parked.swap(false, Ordering::SeqCst) {
+        for (state, worker) in shared.worker_states.iter().zip(&self.workers) {
+            if state.parked.swap(false, Ordering::SeqCst) {
                 worker.thread().unpark();
             }
         }
     }
 
-    /// Closes the phase to new workers and waits until the workers inside the phase have left.
+    /// Closes the job, so that no more workers start it, and waits until the workers that run it have finished.
     fn close(&self) {
         let shared = &*self.shared;
-        let mut inside = shared.state.fetch_and(!OPEN, Ordering::AcqRel) & INSIDE;
+        let mut running = shared.state.fetch_and(!OPEN, Ordering::AcqRel) & RUNNING;
         let mut spins = 0u32;
-        while inside != 0 {
+        while running != 0 {
             spins += 1;
             if spins < 20_000 {
                 std::hint::spin_loop();
             } else {
                 shared.caller_parked.store(true, Ordering::SeqCst);
-                if shared.state.load(Ordering::SeqCst) & INSIDE != 0 {
+                if shared.state.load(Ordering::SeqCst) & RUNNING != 0 {
                     thread::park();
                 }
                 shared.caller_parked.store(false, Ordering::SeqCst);
             }
-            inside = shared.state.load(Ordering::Acquire) & INSIDE;
+            running = shared.state.load(Ordering::Acquire) & RUNNING;
         }
     }
 }
@@ -245,8 +246,8 @@ impl ThreadPool {
 impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        for (slot, worker) in self.shared.slots.iter().zip(&self.workers) {
-            slot.parked.store(false, Ordering::SeqCst);
+        for (state, worker) in self.shared.worker_states.iter().zip(&self.workers) {
+            state.parked.store(false, Ordering::SeqCst);
             worker.thread().unpark();
         }
         for worker in self.workers.drain(..) {
@@ -256,41 +257,41 @@ impl Drop for ThreadPool {
     }
 }
 
-/// Runs phases on the worker thread with the index `index` until the pool is dropped.
+/// Runs jobs on the worker thread with the index `index` until the pool is dropped.
 fn run_worker(shared: &Shared, index: usize) {
-    let slot = &shared.slots[index];
+    let worker = &shared.worker_states[index];
     let mut watch = Stopwatch::start();
     let mut seen = 0;
     loop {
-        let Some(state) = wait_for_phase(shared, slot, seen) else { return };
+        let Some(state) = wait_for_job(shared, worker, seen) else { return };
         seen = state >> 32;
-        if !enter(shared, state) {
+        if !try_start(shared, state) {
             continue;
         }
         watch.lap();
-        // SAFETY: the closure stays alive until all workers inside the phase have left, see `close`.
-        let job = unsafe { (*shared.job.get()).expect("an open phase has a job") };
+        // SAFETY: the closure stays alive until all workers that run the job have finished, see `close`.
+        let job = unsafe { (*shared.job.get()).expect("an open job has a closure") };
         // SAFETY: as above.
         if catch_unwind(AssertUnwindSafe(|| unsafe { (*job)(index + 1) })).is_err() {
             shared.panicked.store(true, Ordering::Release);
         }
         let done = watch.lap();
-        // SAFETY: the caller reads it only after this worker has left.
+        // SAFETY: the caller reads it only after this worker has finished.
         unsafe {
-            *slot.report.get() = WorkerReport { epoch: seen, end: watch.last_lap_end_ns(), work: done }
+            *worker.report.get() = WorkerReport { epoch: seen, end_ns: watch.last_lap_end_ns(), work: done }
         };
-        // SAFETY: the caller replaces its handle only between phases.
+        // SAFETY: the caller replaces its handle only between jobs.
         let caller = unsafe { (*shared.caller.get()).clone() };
         let left = shared.state.fetch_sub(1, Ordering::SeqCst);
-        if left & (OPEN | INSIDE) == 1 && shared.caller_parked.load(Ordering::SeqCst) {
-            caller.expect("an open phase has a caller").unpark();
+        if left & (OPEN | RUNNING) == 1 && shared.caller_parked.load(Ordering::SeqCst) {
+            caller.expect("an open job has a caller").unpark();
         }
     }
 }
 
-/// Spins, then parks, until a phase opens whose epoch is not `seen`. Returns [`Shared::state`], or `None` when the pool
+/// Spins, then parks, until a job opens whose epoch is not `seen`. Returns [`Shared::state`], or `None` when the pool
 /// is dropped.
-fn wait_for_phase(shared: &Shared, slot: &WorkerSlot, seen: u64) -> Option<u64> {
+fn wait_for_job(shared: &Shared, worker: &WorkerState, seen: u64) -> Option<u64> {
     let fresh = |state: u64| state >> 32 != seen && state & OPEN != 0;
     loop {
         let mut until = 0;
@@ -311,17 +312,17 @@ fn wait_for_phase(shared: &Shared, slot: &WorkerSlot, seen: u64) -> Option<u64> 
                 }
             }
         }
-        slot.parked.store(true, Ordering::SeqCst);
+        worker.parked.store(true, Ordering::SeqCst);
         let idle = || !fresh(shared.state.load(Ordering::SeqCst)) && !shared.stop.load(Ordering::SeqCst);
-        while idle() && slot.parked.load(Ordering::SeqCst) {
+        while idle() && worker.parked.load(Ordering::SeqCst) {
             thread::park();
         }
-        slot.parked.store(false, Ordering::SeqCst);
+        worker.parked.store(false, Ordering::SeqCst);
     }
 }
 
-/// Registers the calling worker in the phase of `state`. Returns false if this phase has closed.
-fn enter(shared: &Shared, mut state: u64) -> bool {
+/// Registers the calling worker for the job whose state is `state`. Returns false if this job has closed.
+fn try_start(shared: &Shared, mut state: u64) -> bool {
     let epoch = state >> 32;
     while state & OPEN != 0 && state >> 32 == epoch {
         match shared.state.compare_exchange_weak(state, state + 1, Ordering::AcqRel, Ordering::Acquire) {
@@ -332,8 +333,8 @@ fn enter(shared: &Shared, mut state: u64) -> bool {
     false
 }
 
-/// Pins the calling thread to one of the processors that it may use: the one at `index`, modulo their number.
-fn pin_to_processor(index: usize) {
+/// Pins the calling thread to one of the CPUs that it may use: the one at `index`, modulo their number.
+fn pin_to_cpu(index: usize) {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
         // SAFETY: the sets are plain bit masks, zero is a valid one, and the calls only read or fill them.
@@ -342,11 +343,11 @@ fn pin_to_processor(index: usize) {
             if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut allowed) != 0 {
                 return;
             }
-            let processors: Vec<usize> =
+            let cpus: Vec<usize> =
                 (0..libc::CPU_SETSIZE as usize).filter(|&cpu| libc::CPU_ISSET(cpu, &allowed)).collect();
             let mut one: libc::cpu_set_t = std::mem::zeroed();
-            libc::CPU_SET(processors[index % processors.len()], &mut one);
-            // Some sandboxes refuse this; an unpinned worker gives the same results.
+            libc::CPU_SET(cpus[index % cpus.len()], &mut one);
+            // Some sandboxes forbid this call; an unpinned worker gives the same results.
             libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const one);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-/// A file in `/proc` that stays open, because it is read before and after every step.
+/// A file in `/proc` that stays open, because it is read before and after every compute step.
 #[derive(Debug)]
 pub(crate) struct ProcFile(Option<File>);
 
@@ -11,17 +11,17 @@ impl ProcFile {
         Self(File::open(path).ok())
     }
 
-    /// Returns the number that `find` extracts from the first 256 bytes of the file, or 0 if there is no such number.
+    /// Returns the number that `parse` finds in the first 256 bytes of the file, or 0 if it finds no number.
     #[cfg(unix)]
-    pub(crate) fn number(&self, find: impl Fn(&str) -> Option<u64>) -> u64 {
+    pub(crate) fn read_number(&self, parse: impl Fn(&str) -> Option<u64>) -> u64 {
         use std::os::unix::fs::FileExt;
         let mut text = [0u8; 256];
         let length = self.0.as_ref().and_then(|file| file.read_at(&mut text, 0).ok());
-        length.and_then(|length| find(std::str::from_utf8(&text[..length]).ok()?)).unwrap_or(0)
+        length.and_then(|length| parse(std::str::from_utf8(&text[..length]).ok()?)).unwrap_or(0)
     }
 
     #[cfg(not(unix))]
-    pub(crate) fn number(&self, _: impl Fn(&str) -> Option<u64>) -> u64 {
+    pub(crate) fn read_number(&self, _: impl Fn(&str) -> Option<u64>) -> u64 {
         0
     }
 }
@@ -43,6 +43,6 @@ impl ReadCounter {
     pub fn bytes_read(&self) -> u64 {
         let line =
             |text: &str| text.lines().find_map(|line| line.strip_prefix("read_bytes:")?.trim().parse().ok());
-        self.0.number(line)
+        self.0.read_number(line)
     }
 }

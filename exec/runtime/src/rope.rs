@@ -1,6 +1,7 @@
 //! Rotary position embedding (RoPE): the rotation angle of each pair of dimensions at a position.
 //!
-//! Pair i of d rotated dimensions is rotated by `position * base^(-2i / d)`. The model file can modify this angle:
+//! Pair i of d rotated dimensions is rotated by `position * base^(-2i / d)`, with the base of the model file. The file
+//! can also modify this angle:
 //!
 //! - factors, one for each pair, by which the angle is divided (Llama 3.1, `rope_freqs.weight`);
 //! - linear scaling by f: all angles are divided by f (Chen et al. 2023);
@@ -32,7 +33,7 @@ pub struct Rope {
     pub pair_layout: PairLayout,
     /// The rotation angle of each pair of dimensions per position, in radians, `[rotated dimensions / 2]`.
     pub frequencies: Vec<f64>,
-    /// The factor of cosines and sines: that of YaRN, if used, times `attn_factor` of the model file.
+    /// The factor of cosines and sines: YaRN's factor (1 without YaRN) times the metadata value `scaling.attn_factor`.
     pub magnitude: f64,
 }
 
@@ -42,7 +43,7 @@ const BETA_FAST: f32 = 32.0;
 /// Number of rotations in the trained context below which YaRN divides the angle of a pair by the scaling factor.
 /// source: Peng et al. 2023, section 3.4
 const BETA_SLOW: f32 = 1.0;
-/// The slope 0.1 in YaRN's factor of cosines and sines, `1 + 0.1 ln f` for the scaling factor f.
+/// The constant 0.1 in YaRN's factor for cosines and sines: `1 + 0.1 ln f`, where f is the scaling factor.
 /// source: Peng et al. 2023, section 3.5
 const MAGNITUDE_SLOPE: f64 = 0.1;
 
@@ -55,7 +56,7 @@ struct Scaling {
 }
 
 impl Rope {
-    /// Reads the rotary embedding from the metadata of a model file; `factors` are the divisors of `frequencies`.
+    /// Reads the rotary embedding from the metadata of a model file. `factors` are divisors, one for each frequency.
     pub(crate) fn read(
         metadata: &Metadata,
         shape: &ModelShape,
@@ -63,7 +64,7 @@ impl Rope {
     ) -> Result<Rope, ExecError> {
         let key = |name: &str| format!("{}.rope.{name}", shape.architecture);
         let base_key = key("freq_base");
-        let base = f64::from(positive(metadata, &base_key, 10_000.0)?);
+        let base = f64::from(read_positive(metadata, &base_key, 10_000.0)?);
         let dimensions = rotated_dimensions(metadata, shape)?;
         let scaling = scaling(metadata, shape, base, dimensions)?;
         let factor = |pair: u32| factors.map_or(1.0, |all| f64::from(all[pair as usize]));
@@ -77,7 +78,7 @@ impl Rope {
             let hint = "it gives frequencies that are not finite; convert the model again";
             return Err(ExecError::Metadata { key: base_key, found: base.to_string(), hint });
         }
-        let attention = positive(metadata, &key("scaling.attn_factor"), 1.0)?;
+        let attention = read_positive(metadata, &key("scaling.attn_factor"), 1.0)?;
         let magnitude = scaling.magnitude() * f64::from(attention);
         let pair_layout = match shape.architecture {
             Architecture::Llama | Architecture::InternLm2 => PairLayout::Interleaved,
@@ -89,7 +90,7 @@ impl Rope {
     }
 
     /// Writes the cosine and sine of each pair's angle at `position`, times the magnitude, into `out`, `[pairs]`.
-    pub fn cosines_and_sines(&self, position: u32, out: &mut [[f32; 2]]) {
+    pub fn write_cosines_and_sines(&self, position: u32, out: &mut [[f32; 2]]) {
         for (pair, frequency) in out.iter_mut().zip(&self.frequencies) {
             let angle = f64::from(position) * frequency;
             *pair = [libm::cos(angle), libm::sin(angle)].map(|part| (part * self.magnitude) as f32);
@@ -144,7 +145,7 @@ fn scaling(
             check_yarn(metadata, shape, base, used, factor)?;
             let trained = metadata.get_u32(&key("scaling.original_context_length"))?;
             let trained = f64::from(trained.unwrap_or(shape.context_length).max(1));
-            let bound = |name, default| positive(metadata, &key(name), default).map(f64::from);
+            let bound = |name, default| read_positive(metadata, &key(name), default).map(f64::from);
             // The pair that has this number of rotations in the trained context.
             let pair = |rotations: f64| {
                 f64::from(dimensions) * libm::log(trained / (rotations * std::f64::consts::TAU))
@@ -162,7 +163,7 @@ fn scaling(
     }
 }
 
-/// Fails if a parameter of YaRN is not valid or differs from Peng et al. 2023.
+/// Fails if a YaRN parameter is not valid, or if it differs from Peng et al. 2023.
 fn check_yarn(
     metadata: &Metadata,
     shape: &ModelShape,
@@ -171,30 +172,30 @@ fn check_yarn(
     factor: f32,
 ) -> Result<(), ExecError> {
     let key = |name: &str| format!("{}.rope.{name}", shape.architecture);
-    let refused = |key: String, found: String, hint| Err(ExecError::Metadata { key, found, hint });
+    let rejected = |key: String, found: String, hint| Err(ExecError::Metadata { key, found, hint });
     check_positive(factor_key, factor)?;
     if factor < 1.0 {
         let hint = "YaRN extends a context by a factor of at least 1; convert the model again";
-        return refused(factor_key.to_owned(), factor.to_string(), hint);
+        return rejected(factor_key.to_owned(), factor.to_string(), hint);
     }
     if base <= 1.0 {
         let hint = "YaRN needs a frequency base above 1; convert the model again";
-        return refused(key("freq_base"), base.to_string(), hint);
+        return rejected(key("freq_base"), base.to_string(), hint);
     }
     // source: llama.cpp's defaults, which correspond to the formulas of the paper
     let parts = [("yarn_ext_factor", 1.0), ("yarn_attn_factor", 1.0), ("yarn_log_multiplier", 0.0)];
     for (name, plain) in parts {
         let key = key(&format!("scaling.{name}"));
         if let Some(found) = metadata.get_f32(&key)?.filter(|found| *found != plain) {
-            let hint = "only the default of this key is supported with YaRN; use a model with this value";
-            return refused(key, found.to_string(), hint);
+            let hint = "with YaRN, only the default of this key is supported; use another model";
+            return rejected(key, found.to_string(), hint);
         }
     }
     Ok(())
 }
 
-/// Reads the number `key`, which must be positive and finite; a missing key means `default`.
-pub(crate) fn positive(metadata: &Metadata, key: &str, default: f32) -> Result<f32, ExecError> {
+/// Reads the value of the metadata key `key`, which must be positive and finite; returns `default` if it is missing.
+pub(crate) fn read_positive(metadata: &Metadata, key: &str, default: f32) -> Result<f32, ExecError> {
     let value = metadata.get_f32(key)?.unwrap_or(default);
     check_positive(key, value).map(|()| value)
 }
@@ -218,7 +219,7 @@ pub(crate) mod tests {
         ModelShape {
             architecture: Architecture::Llama,
             layers: hearth_profiles::Layers(1),
-            embedding: 8,
+            embedding_length: 8,
             feed_forward_length: 8,
             heads: 2,
             kv_heads: 1,
@@ -230,7 +231,7 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn keys_of(architecture: &str, keys: &[(&str, Value)]) -> Metadata {
+    pub(crate) fn metadata_with(architecture: &str, keys: &[(&str, Value)]) -> Metadata {
         let mut metadata = Metadata::default();
         for (key, value) in keys {
             metadata.insert(format!("{architecture}.{key}"), value.clone());
@@ -243,7 +244,7 @@ pub(crate) mod tests {
     }
 
     fn read(keys: &[(&str, Value)], factors: Option<&[f32]>) -> Result<Rope, ExecError> {
-        Rope::read(&keys_of("llama", keys), &shape(), factors)
+        Rope::read(&metadata_with("llama", keys), &shape(), factors)
     }
 
     #[test]
@@ -257,9 +258,9 @@ pub(crate) mod tests {
         // 100^0 / 2 / 1 and 100^(-2/4) / 2 / 4.
         assert_eq!(rope.frequencies, [0.5, 0.1 / 8.0]);
         let mut angles = [[0.0; 2]; 2];
-        rope.cosines_and_sines(0, &mut angles);
+        rope.write_cosines_and_sines(0, &mut angles);
         assert_eq!(angles, [[1.0, 0.0]; 2]);
-        rope.cosines_and_sines(3, &mut angles);
+        rope.write_cosines_and_sines(3, &mut angles);
         assert_eq!(angles[0], [1.5f64.cos() as f32, 1.5f64.sin() as f32]);
     }
 
@@ -281,7 +282,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn unsupported_scaling_is_refused() {
+    fn unsupported_scaling_is_rejected() {
         let error = read(&[("rope.scaling.type", text("longrope"))], None).unwrap_err();
         let expected = "metadata key `llama.rope.scaling.type` is `longrope`: \
                         the supported scaling types are none, linear and yarn; use a model with one of them";

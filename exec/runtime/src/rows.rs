@@ -1,6 +1,6 @@
 //! A buffer whose rows are written by several threads at the same time.
 //!
-//! A phase of the thread pool borrows a buffer as [`SharedRows`], and each thread writes the rows of its chunks. The
+//! A job of the thread pool borrows a buffer as [`SharedRows`], and each thread writes the rows of its chunks. The
 //! callers of [`SharedRows::row`] guarantee that chunks do not overlap.
 
 use std::marker::PhantomData;

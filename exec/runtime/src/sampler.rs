@@ -29,7 +29,7 @@ impl Default for SamplerOptions {
     }
 }
 
-/// Chooses tokens from logits as [`SamplerOptions`] define.
+/// Chooses tokens from logits with the given [`SamplerOptions`].
 #[derive(Debug, Clone)]
 pub struct Sampler {
     options: SamplerOptions,
@@ -41,19 +41,19 @@ impl Sampler {
     /// Creates a sampler. Fails if the temperature or top-p is out of range.
     pub fn new(options: SamplerOptions) -> Result<Sampler, ExecError> {
         let SamplerOptions { temperature, top_p, .. } = options;
-        let refused = |name, value, range| Err(ExecError::Sampling { name, value, range });
+        let rejected = |name, value, range| Err(ExecError::Sampling { name, value, range });
         if !(temperature.is_finite() && temperature >= 0.0) {
-            return refused("temperature", temperature, "0 (greedy) or a larger number");
+            return rejected("temperature", temperature, "0 (greedy) or a larger number");
         }
         if !(top_p > 0.0 && top_p <= 1.0) {
-            return refused("top_p", top_p, "a number above 0 and at most 1");
+            return rejected("top_p", top_p, "a number above 0 and at most 1");
         }
         let stream = ChaCha8Rng::seed_from_u64(options.seed);
         Ok(Sampler { options, stream, candidates: Vec::new() })
     }
 
-    /// Creates a sampler for the sequence with the index `sequence`: with the same options, and with an independent
-    /// random stream that the seed and the index determine. Sequence 0 has the stream of [`Sampler::new`].
+    /// Creates a sampler for the sequence with the index `sequence`. It has the same options and its own random stream,
+    /// which depends on the seed and the index. Sequence 0 has the random stream of [`Sampler::new`].
     #[must_use]
     pub fn for_sequence(&self, sequence: u32) -> Sampler {
         let mut stream = ChaCha8Rng::seed_from_u64(self.options.seed);
@@ -146,7 +146,6 @@ mod tests {
         assert!(likely[0] == 0 && likely[3] == 0 && likely[2] > 400, "{likely:?}");
     }
 
-    /// Draws 100 tokens from a vocabulary of 50 tokens.
     fn draw(mut sampler: Sampler) -> Vec<u32> {
         let logits: Vec<f32> = (0..50).map(|token| (token * 7 % 11) as f32).collect();
         (0..100).map(|_| sampler.sample(&logits)).collect()
@@ -162,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_negative_temperature_is_refused() {
+    fn a_negative_temperature_is_rejected() {
         let options = SamplerOptions { temperature: -1.0, ..SamplerOptions::default() };
         assert!(Sampler::new(options).unwrap_err().to_string().starts_with("`temperature` is -1"));
     }

@@ -61,7 +61,7 @@ pub struct PrefillSpeed {
     pub tokens_per_s: f64,
 }
 
-/// Number of times that all weights are read to measure the read rate; the fastest time counts.
+/// Number of passes over all weights that measure the read rate; the fastest pass counts.
 /// source: assumed, the best of five is stable
 const READING_PASSES: usize = 5;
 

@@ -55,7 +55,7 @@ impl Stage {
         self
     }
 
-    /// Runs `layers` over tokens of sequence 0, see [`Stage::forward_sequence`].
+    /// Runs `layers` over tokens of sequence 0 as [`Stage::forward_sequence`] does.
     pub fn forward(
         &mut self,
         layers: Range<u32>,
@@ -80,7 +80,7 @@ impl Stage {
         if !self.owned.iter().any(|own| own.start <= layers.start && layers.end <= own.end) {
             return Err(ExecError::Layers { requested: layers, owned: self.owned.clone() });
         }
-        let embedding = self.weights.shape().embedding as usize;
+        let embedding = self.weights.shape().embedding_length as usize;
         if hidden.len() != positions.len() * embedding {
             let (found, tokens) = (hidden.len(), positions.len());
             return Err(ExecError::Hidden { found, tokens, embedding });

@@ -17,7 +17,7 @@
 //!
 //! Deviation: a block fits if nothing is read from disk (`crate::capacity`), because weights are memory-mapped here.
 
-use crate::capacity::{LayerCapacity, capacities, one_round};
+use crate::capacity::{LayerCapacity, layer_capacities, one_round_proposal};
 use crate::{LatencyModel, LayerCounts, Proposal, Strategy, StrategyError};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -29,12 +29,12 @@ impl Strategy for EdgeShard {
     }
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
-        let capacities = capacities(model, self.name())?;
-        Ok(one_round(fastest_blocks(model, &capacities), &capacities))
+        let capacities = layer_capacities(model, self.name())?;
+        Ok(one_round_proposal(fastest_blocks(model, &capacities), &capacities))
     }
 }
 
-/// Returns the windows by the dynamic program. The devices must have memory for the model, and the head for a layer.
+/// Returns the windows of the fastest blocks. The devices must have memory for the model, and the head for a layer.
 fn fastest_blocks(model: &LatencyModel, capacities: &[LayerCapacity]) -> Vec<u32> {
     let layers = model.model_layers() as usize;
     // fastest[j]: the minimum time for the first j layers on the devices so far.
@@ -46,8 +46,8 @@ fn fastest_blocks(model: &LatencyModel, capacities: &[LayerCapacity]) -> Vec<u32
         let head = device == 0;
         let mut next = if head { vec![f64::INFINITY; layers + 1] } else { fastest.clone() };
         let mut blocks = vec![0; layers + 1];
-        for block in 1..=capacity.layers().min(layers as u32) {
-            let share = LayerCounts::new(block, capacity.gpu_layers(block), 1, 0);
+        for block in 1..=capacity.max_layers().min(layers as u32) {
+            let share = LayerCounts::new(block, capacity.gpu_layers_in_window(block), 1, 0);
             let seconds = model.device_latency_terms(device, head, share).seconds();
             for placed in block as usize..=layers {
                 let total = fastest[placed - block as usize] + seconds;

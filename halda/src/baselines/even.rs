@@ -32,7 +32,7 @@ impl Strategy for EvenWindows {
         // k = L gives rounds of one layer. Searches skip it, but a single device may use it.
         if rounds == 0 || !model_layers.is_multiple_of(rounds) {
             let valid = valid_rounds(model_layers);
-            return Err(StrategyError::Rounds { rounds, model_layers, valid });
+            return Err(StrategyError::InvalidRounds { rounds, model_layers, valid });
         }
         let devices = model.device_count();
         let layers_per_round = model_layers / rounds;
@@ -45,7 +45,7 @@ impl Strategy for EvenWindows {
             (0..devices).map(|device| (each + usize::from(device < larger)) as u32).collect();
         // If no split is allowed, the maximum of GPU layers lets the check of the plan name the violated constraint.
         let split = |(device, &layers): (usize, &u32)| {
-            let window = RoundWindow::first(device, device == 0, layers_per_round, layers);
+            let window = RoundWindow::at_start(device, device == 0, layers_per_round, layers);
             model.best_split(window).map_or_else(|| model.max_gpu_layers(window), |split| split.gpu_layers)
         };
         let gpu_layers = window_layers.iter().enumerate().map(split).collect();

@@ -48,7 +48,7 @@ impl Strategy for ExhaustiveSearch {
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         let devices = model.device_count();
-        let with_relays = self.rules.may_drop_devices && model.hops.is_by_pair();
+        let with_relays = self.rules.may_drop_devices && model.hop_times.has_pair_times();
         let plans = plan_count(model.model_layers(), devices, self.order, with_relays);
         if plans > MAX_PLANS {
             return Err(StrategyError::TooManyPlans { plans, limit: MAX_PLANS });
@@ -62,7 +62,7 @@ impl Strategy for ExhaustiveSearch {
             let mut search = Search { model, exhaustive: *self, with_relays, orders: &orders, best: None };
             for_each_split(&mut plan, 0, layers_per_round, &mut |plan| search.try_rings(plan));
             let seconds = search.best.as_ref().map(|(seconds, _)| *seconds);
-            let outcome = seconds.ok_or(InfeasibleReason::NothingAllowed { layers_per_round });
+            let outcome = seconds.ok_or(InfeasibleReason::NoAllowedPlan { layers_per_round });
             plans.extend(search.best);
             search_steps.push(SearchStep { head: 0, rounds, layers_per_round, outcome });
         }

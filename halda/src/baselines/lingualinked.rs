@@ -1,7 +1,8 @@
 //! The strategy `lingualinked`: a linear program that balances the times of the devices.
 //!
 //! LinguaLinked (Zhao et al., 2023) assigns the modules of a model to phones with a linear program over computing,
-//! communication and memory. Here all layers are equal; device m has `c_m` on its CPU and `g_m` on its GPU:
+//! communication and memory. Here all layers are equal. Device m has `c_m` layers on its CPU and `g_m` on its GPU, and
+//! z is the longest time of a device:
 //!
 //! ```text
 //! minimise z                                    over c, g, z >= 0
@@ -20,7 +21,7 @@
 //! (`crate::baselines::proportional_shares`), which keeps integer limits.
 
 use crate::baselines::proportional_shares::cumulative_rounding;
-use crate::capacity::{LayerCapacity, capacities, one_round};
+use crate::capacity::{LayerCapacity, layer_capacities, one_round_proposal};
 use crate::latency::coefficients::DeviceCosts;
 use crate::solvers::linear_program::{self, LinearProgram};
 use crate::{LatencyModel, Proposal, Strategy, StrategyError};
@@ -33,7 +34,7 @@ const MAX_RELATIVE_TIME: f64 = 1e6;
 /// solver's tolerance of 1e-7
 const SLACK: f64 = 1e-6;
 
-/// The number of parts of a layer before rounding. source: assumed, finer than the solver's tolerance
+/// The number of parts per layer to which fractional layers are rounded. source: assumed, finer than HiGHS's tolerance
 const PARTS_PER_LAYER: u64 = 1 << 32;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -45,15 +46,15 @@ impl Strategy for LinguaLinked {
     }
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
-        if !linear_program::AVAILABLE {
+        if !linear_program::IS_SOLVER_AVAILABLE {
             return Err(StrategyError::NoSolver { strategy: self.name() });
         }
-        let capacities = capacities(model, self.name())?;
+        let capacities = layer_capacities(model, self.name())?;
         let layers = model.model_layers();
-        let unsolved = |reason| StrategyError::Unsolved { strategy: self.name(), reason };
+        let unsolved = |reason| StrategyError::LinearProgramFailed { strategy: self.name(), reason };
         let shares = balanced(&loads(model, &capacities), layers).map_err(unsolved)?;
         let parts = whole_parts(&shares, &capacities, layers);
-        Ok(one_round(cumulative_rounding(&parts, layers).unwrap_or_default(), &capacities))
+        Ok(one_round_proposal(cumulative_rounding(&parts, layers).unwrap_or_default(), &capacities))
     }
 }
 
@@ -69,22 +70,22 @@ struct Load {
 
 fn loads(model: &LatencyModel, capacities: &[LayerCapacity]) -> Vec<Load> {
     let fastest = |(costs, capacity): (&DeviceCosts, &LayerCapacity)| {
-        let cpu = if capacity.max_cpu_layers > 0 { costs.cpu_layer() } else { f64::INFINITY };
-        let gpu = if capacity.max_gpu_layers > 0 { costs.gpu_layer() } else { f64::INFINITY };
+        let cpu = if capacity.max_cpu_layers > 0 { costs.cpu_layer_seconds() } else { f64::INFINITY };
+        let gpu = if capacity.max_gpu_layers > 0 { costs.gpu_layer_seconds() } else { f64::INFINITY };
         cpu.min(gpu)
     };
-    let unit = model.devices.iter().zip(capacities).map(fastest).fold(f64::INFINITY, f64::min);
+    let unit = model.device_costs.iter().zip(capacities).map(fastest).fold(f64::INFINITY, f64::min);
     let scaled = |seconds: f64| (seconds / unit).min(MAX_RELATIVE_TIME);
     let load = |(device, (costs, capacity)): (usize, (&DeviceCosts, &LayerCapacity))| {
-        let head = if device == 0 { costs.output_compute + costs.head_memory_seconds } else { 0.0 };
+        let head = if device == 0 { costs.output_compute_seconds + costs.head_memory_seconds } else { 0.0 };
         Load {
             capacity: *capacity,
-            cpu_layer: scaled(costs.cpu_layer()),
-            gpu_layer: scaled(costs.gpu_layer()),
-            fixed: scaled(costs.window_copy_seconds + costs.hop + head),
+            cpu_layer: scaled(costs.cpu_layer_seconds()),
+            gpu_layer: scaled(costs.gpu_layer_seconds()),
+            fixed: scaled(costs.window_copy_seconds + costs.hop_seconds + head),
         }
     };
-    model.devices.iter().zip(capacities).enumerate().map(load).collect()
+    model.device_costs.iter().zip(capacities).enumerate().map(load).collect()
 }
 
 /// Solves both linear programs and returns the fractional number of layers of each device.
@@ -105,7 +106,7 @@ fn solve(loads: &[Load], layers: u32, longest: Option<f64>) -> Result<(Vec<f64>,
         let cpu = problem.add_column(cost(load.cpu_layer), 0.0..=f64::from(load.capacity.max_cpu_layers));
         let gpu = problem.add_column(cost(load.gpu_layer), 0.0..=f64::from(load.capacity.max_gpu_layers));
         columns.push([cpu, gpu]);
-        if load.capacity.layers() > 0 {
+        if load.capacity.max_layers() > 0 {
             let row = [(cpu, load.cpu_layer), (gpu, load.gpu_layer), (z, -1.0)];
             problem.add_row(f64::NEG_INFINITY..=-load.fixed, row);
         }
@@ -122,7 +123,7 @@ fn solve(loads: &[Load], layers: u32, longest: Option<f64>) -> Result<(Vec<f64>,
 /// the limits and sums to exactly `layers`, although the solver is exact only within its tolerance.
 fn whole_parts(shares: &[f64], capacities: &[LayerCapacity], layers: u32) -> Vec<u64> {
     let most: Vec<u64> =
-        capacities.iter().map(|capacity| u64::from(capacity.layers()) * PARTS_PER_LAYER).collect();
+        capacities.iter().map(|capacity| u64::from(capacity.max_layers()) * PARTS_PER_LAYER).collect();
     let least = |device: usize| if device == 0 { PARTS_PER_LAYER } else { 0 };
     let part = |(device, share): (usize, &f64)| {
         ((share * PARTS_PER_LAYER as f64).round() as u64).clamp(least(device), most[device])
@@ -175,7 +176,7 @@ mod tests {
     /// Returns the minimum of the longest time of a device (z) by bisection. The head has at least one layer.
     fn longest_by_bisection(loads: &[Load], layers: u32) -> f64 {
         let enough = |longest: f64| {
-            let fixed = |load: &Load| load.capacity.layers() == 0 || load.fixed <= longest;
+            let fixed = |load: &Load| load.capacity.max_layers() == 0 || load.fixed <= longest;
             let together: f64 = loads.iter().map(|load| layers_within(load, longest)).sum();
             together >= f64::from(layers)
                 && layers_within(&loads[0], longest) >= 1.0
@@ -205,9 +206,9 @@ mod tests {
             loads in prop::collection::vec(load(), 1..7),
             fraction in 0.0..1.0_f64,
         ) {
-            let capacity: u32 = loads.iter().map(|load| load.capacity.layers()).sum();
+            let capacity: u32 = loads.iter().map(|load| load.capacity.max_layers()).sum();
             let layers = (f64::from(capacity) * fraction) as u32 + 1;
-            if loads[0].capacity.layers() == 0 || layers > capacity {
+            if loads[0].capacity.max_layers() == 0 || layers > capacity {
                 prop_assert!(balanced(&loads, layers).is_err());
                 return Ok(());
             }

@@ -36,7 +36,7 @@ impl Strategy for MemoryProportional {
         let sizes: Vec<u64> = match self {
             Self::Available => devices.iter().map(available).collect(),
             Self::Total(sizes) if sizes.len() != devices.len() => {
-                return Err(StrategyError::MemoryCount { given: sizes.len(), devices: devices.len() });
+                return Err(StrategyError::MemorySizeCount { given: sizes.len(), devices: devices.len() });
             }
             Self::Total(sizes) => sizes.clone(),
         };

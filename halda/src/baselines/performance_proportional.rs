@@ -43,7 +43,7 @@ impl Strategy for PerformanceProportional {
             if capacity.fills_gpu_first {
                 model.max_gpu_layers_in_one_round(device, 0, *layers)
             } else {
-                capacity.gpu_layers(*layers)
+                capacity.gpu_layers_in_window(*layers)
             }
         };
         let gpu_layers = window_layers.iter().zip(&capacities).enumerate().map(split).collect();
@@ -53,10 +53,10 @@ impl Strategy for PerformanceProportional {
 
 fn windows(model: &LatencyModel, capacities: &[LayerCapacity]) -> Result<Vec<u32>, StrategyError> {
     let layers = model.model_layers();
-    let costs = &model.devices;
-    let on_cpu: Vec<f64> = costs.iter().map(DeviceCosts::cpu_layer).collect();
+    let costs = &model.device_costs;
+    let on_cpu: Vec<f64> = costs.iter().map(DeviceCosts::cpu_layer_seconds).collect();
     let fastest = |(device, capacity): (&DeviceCosts, &LayerCapacity)| {
-        if capacity.fills_gpu_first { device.gpu_layer() } else { device.cpu_layer() }
+        if capacity.fills_gpu_first { device.gpu_layer_seconds() } else { device.cpu_layer_seconds() }
     };
     let best: Vec<f64> = costs.iter().zip(capacities).map(fastest).collect();
     let (power, cpu_power) = (speed_weights(&best), speed_weights(&on_cpu));
@@ -74,7 +74,7 @@ fn windows(model: &LatencyModel, capacities: &[LayerCapacity]) -> Result<Vec<u32
     distribute_remaining(&mut windows, &power, &on_gpus, layers);
 
     let on_cpus: Vec<u32> =
-        capacities.iter().zip(&windows).map(|(capacity, window)| capacity.layers() - window).collect();
+        capacities.iter().zip(&windows).map(|(capacity, window)| capacity.max_layers() - window).collect();
     distribute_remaining(&mut windows, &cpu_power, &on_cpus, layers);
 
     let on_disks: Vec<u32> =

@@ -1,6 +1,6 @@
 //! Proportional distribution of layers with cumulative rounding.
 //!
-//! Each window is the difference of two cumulative shares, which are rounded to the nearest layer (half up):
+//! Of L layers, device m with the weight `d_m` gets the difference of two cumulative shares. They are rounded half up:
 //!
 //! ```text
 //! w_m = round(L (d_1 + ... + d_m)/D) - round(L (d_1 + ... + d_{m-1})/D),     D = sum d

@@ -1,7 +1,7 @@
 //! The strategy `single`: all layers on one device, as with llama.cpp.
 //!
-//! All L layers are in one window. As many layers as fit are on the GPU, and the others on the CPU (memory-mapped
-//! weights, maximum `--n-gpu-layers`). By default the device is the one that is fastest alone.
+//! All layers are in one window. As many layers as fit are on the GPU, and the others on the CPU, like llama.cpp with
+//! memory-mapped weights and the maximum `--n-gpu-layers`. By default the device is the one that is fastest alone.
 //!
 //! Not here: fewer GPU layers than fit, which are faster if the GPU is slower than the CPU.
 
@@ -34,8 +34,8 @@ impl Strategy for SingleDevice {
             violated.extend(violations);
         }
         let fastest = allowed.into_iter().min_by(|one, other| one.0.total_cmp(&other.0));
-        let refusal = || StrategyError::ConstraintsViolated { strategy: self.name(), violations: violated };
-        fastest.map(|(_, plan)| Proposal::new(plan)).ok_or_else(refusal)
+        let error = || StrategyError::ConstraintsViolated { strategy: self.name(), violations: violated };
+        fastest.map(|(_, plan)| Proposal::new(plan)).ok_or_else(error)
     }
 }
 

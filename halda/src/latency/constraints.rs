@@ -1,4 +1,4 @@
-//! The named constraints of an assignment, and the check for violations.
+//! The constraints on an assignment, and the check for violations.
 //!
 //! These are Eq. 22-36 of the prima.cpp paper, with its symbols (see GLOSSARY.md). Eq. 27-29 (a device in M1-M3
 //! *must* exceed its memory) are not checked: here the memory case follows from the assignment.
@@ -37,7 +37,7 @@ pub enum Violation {
         "the plan has {windows} windows and {gpu_entries} numbers of GPU layers, but the ring has {devices} \
          devices"
     )]
-    DeviceCount { devices: usize, windows: usize, gpu_entries: usize },
+    DeviceCountMismatch { devices: usize, windows: usize, gpu_entries: usize },
     #[error("the head is device {head}, but there are {devices} devices, counted from 0")]
     NoSuchHead { head: usize, devices: usize },
     #[error("the head `{device}` has no layers")]
@@ -50,38 +50,41 @@ pub enum Violation {
         "{rounds} rounds of {layers_per_round} layers do not match the {model_layers} layers of the model, which take \
          {expected} rounds"
     )]
-    RoundsDoNotCover { rounds: u32, layers_per_round: u64, model_layers: u32, expected: u32 },
+    RoundsDoNotCoverModel { rounds: u32, layers_per_round: u64, model_layers: u32, expected: u32 },
     #[error(
         "the last of {rounds} rounds is partial: with {layers_per_round} layers per round, only {remainder} of the \
-         {model_layers} layers remain for it"
+         {model_layers} layers remain for it, but all rounds must be whole"
     )]
     PartialLastRound { remainder: u32, rounds: u32, layers_per_round: u64, model_layers: u32 },
     #[error("`{device}` has {gpu_layers} GPU layers in a window of {window_layers} layers")]
     GpuLayersExceedWindow { device: String, gpu_layers: u32, window_layers: u32 },
     #[error("`{device}` has {gpu_layers} GPU layers, but no GPU")]
     NoGpu { device: String, gpu_layers: u32 },
-    #[error("the order of the ring is invalid: {what}")]
-    Order { what: String },
+    #[error("the order of the ring is invalid: {problem}")]
+    InvalidRingOrder { problem: String },
     #[error("`{from}` has no link to `{to}`, the next device in the ring")]
-    Unreachable { from: String, to: String },
-    #[error("`{device}` is a relay, but the last of {rounds} rounds is partial: relays need whole rounds")]
+    MissingLink { from: String, to: String },
+    #[error(
+        "`{device}` has no layers and only relays messages: all {rounds} rounds must have the same number of layers"
+    )]
     RelayInPartialRound { device: String, rounds: u32 },
-    #[error("`{device}` has {layers} GPU layers, but only {fit} fit in {memory}")]
-    GpuMemory { device: String, layers: u32, fit: i64, memory: &'static str },
+    #[error("`{device}` has {gpu_layers} GPU layers, but only {max_layers} fit in {memory}")]
+    GpuLayersExceedMemory { device: String, gpu_layers: u32, max_layers: i64, memory: &'static str },
     #[error(
-        "the {layers} GPU layers of `{device}` take {needed} bytes, but its GPU has {available} bytes for them"
+        "the {gpu_layers} GPU layers of `{device}` take {needed_bytes} bytes, but its GPU has {available_bytes} bytes \
+         for them"
     )]
-    GpuBytes { device: String, layers: u32, needed: i64, available: i64 },
+    GpuBytesExceedMemory { device: String, gpu_layers: u32, needed_bytes: i64, available_bytes: i64 },
     #[error(
-        "`{device}` needs {need:.0} bytes of memory but has {capacity}, and its disk ({disk_read_rate:.0} B/s) is \
-         slower than the threshold ({threshold:.0} B/s) for reading weights for every token"
+        "`{device}` needs {needed_bytes:.0} bytes of memory but has {capacity}, and its disk ({read_rate:.0} B/s) is \
+         slower than the threshold ({min_rate:.0} B/s) for reading weights for every token"
     )]
-    SlowDiskOverloaded { device: String, need: f64, capacity: u64, disk_read_rate: f64, threshold: f64 },
+    SlowDiskOverloaded { device: String, needed_bytes: f64, capacity: u64, read_rate: f64, min_rate: f64 },
     #[error(
-        "`{device}` has {capacity} bytes of memory, of which buffers and cache take {held:.0}: too little remains to \
-         stream weights"
+        "`{device}` has {capacity} bytes of memory, of which buffers and cache take {unreclaimable_bytes:.0}: too \
+         little remains to stream weights"
     )]
-    OutOfMemory { device: String, held: f64, capacity: u64 },
+    OutOfMemory { device: String, unreclaimable_bytes: f64, capacity: u64 },
 }
 
 impl Violation {
@@ -89,20 +92,20 @@ impl Violation {
     pub fn hint(&self) -> &'static str {
         match self {
             Self::NoGpu { .. } => "give the device no GPU layers, or complete `gpu` in its profile",
-            Self::GpuMemory { .. } | Self::GpuBytes { .. } => {
+            Self::GpuLayersExceedMemory { .. } | Self::GpuBytesExceedMemory { .. } => {
                 "give its GPU fewer layers, or reduce `context`, because GPU memory also holds the cache"
             }
             Self::SlowDiskOverloaded { .. } => {
                 "give the device fewer layers, or lower `planner.slow_disk` if its disk may be read for every token"
             }
             Self::OutOfMemory { .. } => "reduce `context`, or give the device fewer layers or none",
-            Self::Unreachable { .. } => "use `--order best`, or add the link to `links.between`",
+            Self::MissingLink { .. } => "use `--order best`, or add the link to `links.between`",
             Self::PartialLastRound { .. } | Self::RelayInPartialRound { .. } => {
                 "use a number of rounds that divides the layers, or let the planner choose it"
             }
-            Self::EmptyWindow { .. } => "remove `keep_all`, or give every device a layer",
+            Self::EmptyWindow { .. } => "remove `planner.keep_all`, or give every device a layer",
             Self::HeadWithoutLayers { .. } => "give the head a layer, or set `head: true` on another device",
-            Self::RingExceedsModel { .. } | Self::RoundsDoNotCover { .. } => {
+            Self::RingExceedsModel { .. } | Self::RoundsDoNotCoverModel { .. } => {
                 "choose windows whose sum times the rounds is the number of layers"
             }
             _ => "check the given windows, GPU layers and rounds",
@@ -110,12 +113,12 @@ impl Violation {
     }
 }
 
-/// Returns all constraints that an assignment violates by the prima.cpp paper's latency model.
+/// Returns all violations of an assignment; the memory constraints are those of the prima.cpp paper.
 pub fn violations(model: &LatencyModel, assignment: &Assignment, rules: PlanRules) -> Vec<Violation> {
     let mut found = ring_violations(model, assignment, rules);
     if shape_violations(model, assignment).is_empty() {
         for check in [gpu_violation, slow_disk_violation] {
-            let shares = assignment.shares(model.model_layers()).into_iter().enumerate();
+            let shares = assignment.layer_counts(model.model_layers()).into_iter().enumerate();
             let check = |(device, share)| check(model, device, device == assignment.head, share);
             found.extend(shares.filter_map(check));
         }
@@ -123,7 +126,7 @@ pub fn violations(model: &LatencyModel, assignment: &Assignment, rules: PlanRule
     found
 }
 
-/// Returns the violated constraints of an assignment except those of memory: shape, optional rules and links.
+/// Returns the violations of an assignment except those of memory constraints: its shape, the rules and the links.
 pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: PlanRules) -> Vec<Violation> {
     let mut found = shape_violations(model, assignment);
     if !found.is_empty() {
@@ -147,14 +150,14 @@ pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: Pla
     found
 }
 
-/// Returns the violated constraints of the shape of an assignment and of the links in its ring. If there are any, the
-/// assignment has no time per token.
+/// Returns the violations due to which an assignment has no time per token: missing links, and windows, rounds, a head
+/// or a ring order that are invalid.
 pub fn shape_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Violation> {
     let &Assignment { head, rounds, ref window_layers, ref gpu_layers, .. } = assignment;
     let devices = model.device_count();
     if window_layers.len() != devices || gpu_layers.len() != devices {
         let (windows, gpu_entries) = (window_layers.len(), gpu_layers.len());
-        return vec![Violation::DeviceCount { devices, windows, gpu_entries }];
+        return vec![Violation::DeviceCountMismatch { devices, windows, gpu_entries }];
     }
     if head >= devices {
         return vec![Violation::NoSuchHead { head, devices }];
@@ -169,7 +172,7 @@ pub fn shape_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Vi
     } else if layers_per_round > 0 {
         let expected = u64::from(model_layers).div_ceil(layers_per_round) as u32;
         if rounds != expected {
-            found.push(Violation::RoundsDoNotCover { rounds, layers_per_round, model_layers, expected });
+            found.push(Violation::RoundsDoNotCoverModel { rounds, layers_per_round, model_layers, expected });
         }
     }
     for device in 0..devices {
@@ -189,7 +192,7 @@ pub fn shape_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Vi
 /// Checks that the ring order starts with the head, contains every device with layers, and contains no device twice.
 fn order_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Violation> {
     let order = assignment.ring_order.as_ref()?;
-    let violation = |what| Some(Violation::Order { what });
+    let violation = |problem| Some(Violation::InvalidRingOrder { problem });
     let name = |device: usize| &model.instance().devices[device].name;
     let devices = model.device_count();
     for (position, &device) in order.iter().enumerate() {
@@ -212,30 +215,31 @@ fn order_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Viol
 
 /// Returns the violation for the first missing link of the ring, in whole rounds or in the partial last round.
 fn link_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Violation> {
-    let shares = assignment.shares(model.model_layers());
-    let seconds = model.communication(assignment, &shares);
+    let shares = assignment.layer_counts(model.model_layers());
+    let seconds = model.communication_seconds(assignment, &shares);
     let ring = assignment.ring();
     let position = ring.iter().position(|device| seconds[*device] == f64::INFINITY)?;
     let from = ring[position];
     let next = ring[(position + 1) % ring.len()];
     // If the link to the next device exists, the link back to the head is missing, in the partial last round.
-    let to = if model.hops.seconds(from, next) == f64::INFINITY { next } else { assignment.head };
-    Some(Violation::Unreachable { from: model.device_name(from), to: model.device_name(to) })
+    let to = if model.hop_times.seconds(from, next) == f64::INFINITY { next } else { assignment.head };
+    Some(Violation::MissingLink { from: model.device_name(from), to: model.device_name(to) })
 }
 
-/// Checks the GPU memory of a device, Eq. 34-36 of the prima.cpp paper.
+/// Checks whether the GPU layers of a device fit in memory, Eq. 34-36 of the prima.cpp paper.
 fn gpu_violation(model: &LatencyModel, device: usize, head: bool, share: LayerCounts) -> Option<Violation> {
-    let layers = share.gpu_layers;
-    let fit = model.devices[device].gpu_layers_that_fit(head, &model.model, share.windows);
-    if i64::from(layers) <= fit {
+    let gpu_layers = share.gpu_layers;
+    let max_layers = model.device_costs[device].gpu_layers_that_fit(head, &model.sizes, share.windows);
+    if i64::from(gpu_layers) <= max_layers {
         return None;
     }
     let (gpu, device) = (model.instance().devices[device].gpu, model.device_name(device));
-    Some(match gpu {
-        GpuApi::None => Violation::NoGpu { device, gpu_layers: layers },
-        GpuApi::Cuda => Violation::GpuMemory { device, layers, fit, memory: "its GPU memory" },
-        GpuApi::Metal => Violation::GpuMemory { device, layers, fit, memory: "Metal's working set" },
-    })
+    let memory = match gpu {
+        GpuApi::None => return Some(Violation::NoGpu { device, gpu_layers }),
+        GpuApi::Cuda => "its GPU memory",
+        GpuApi::Metal => "Metal's working set",
+    };
+    Some(Violation::GpuLayersExceedMemory { device, gpu_layers, max_layers, memory })
 }
 
 /// Checks that a slow disk is not read for every token, Case 4 of the prima.cpp paper.
@@ -245,12 +249,12 @@ fn slow_disk_violation(
     head: bool,
     share: LayerCounts,
 ) -> Option<Violation> {
-    let (terms, costs) = (model.device_latency_terms(device, head, share), &model.devices[device]);
+    let (terms, costs) = (model.device_latency_terms(device, head, share), &model.device_costs[device]);
     (terms.exceeds_memory && costs.has_slow_disk).then(|| Violation::SlowDiskOverloaded {
         device: model.device_name(device),
-        need: terms.required_memory_bytes,
+        needed_bytes: terms.required_memory_bytes,
         capacity: terms.memory_capacity_bytes,
-        disk_read_rate: costs.disk_read_rate,
-        threshold: model.instance().slow_disk_threshold,
+        read_rate: costs.disk_read_rate,
+        min_rate: model.instance().slow_disk_threshold,
     })
 }

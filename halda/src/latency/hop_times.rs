@@ -13,21 +13,22 @@ pub(crate) struct HopTimes {
     /// The seconds of a hop from each device to any other; an estimate if hops depend on the receiver.
     pub sender_hop_seconds: Vec<f64>,
     /// The seconds of a hop at index `from * devices + to`; infinite without a link. Empty without hop times by pair.
-    between: Vec<f64>,
+    pair_hop_seconds: Vec<f64>,
     /// Whether the time of a hop depends on the receiver. If not, the order of the ring does not matter.
     pub depends_on_receiver: bool,
 }
 
 impl HopTimes {
     pub(crate) fn new(instance: &Instance) -> Self {
-        let senders: Vec<f64> = instance.devices.iter().map(|device| device.hop).collect();
-        let Some(rows) = &instance.hops else {
-            return Self { sender_hop_seconds: senders, between: Vec::new(), depends_on_receiver: false };
+        let senders: Vec<f64> = instance.devices.iter().map(|device| device.hop_seconds).collect();
+        let Some(rows) = &instance.pair_hop_seconds else {
+            let pair_hop_seconds = Vec::new();
+            return Self { sender_hop_seconds: senders, pair_hop_seconds, depends_on_receiver: false };
         };
-        let between: Vec<f64> =
+        let pair_hop_seconds: Vec<f64> =
             rows.iter().flatten().map(|seconds| seconds.unwrap_or(f64::INFINITY)).collect();
         let devices = rows.len();
-        let hop = |from: usize, to: usize| between[from * devices + to];
+        let hop = |from: usize, to: usize| pair_hop_seconds[from * devices + to];
         let hops = |from: usize| (0..devices).filter(move |to| *to != from).map(move |to| hop(from, to));
         let first = |from: usize| hops(from).next();
         let all_equal = |from: usize| {
@@ -36,37 +37,36 @@ impl HopTimes {
         let depends_on_receiver = !(0..devices).all(all_equal);
         let common_hops = || (0..devices).map(|from| first(from).unwrap_or(0.0)).collect();
         let sender_hop_seconds = if depends_on_receiver { senders } else { common_hops() };
-        Self { sender_hop_seconds, between, depends_on_receiver }
+        Self { sender_hop_seconds, pair_hop_seconds, depends_on_receiver }
     }
 
     /// Returns the seconds of a hop from one device to another; infinite without a link.
     pub(crate) fn seconds(&self, from: usize, to: usize) -> f64 {
-        if self.between.is_empty() {
+        if self.pair_hop_seconds.is_empty() {
             self.sender_hop_seconds[from]
         } else if from == to {
             0.0
         } else {
-            self.between[from * self.sender_hop_seconds.len() + to]
+            self.pair_hop_seconds[from * self.sender_hop_seconds.len() + to]
         }
     }
 
-    pub(crate) fn is_by_pair(&self) -> bool {
-        !self.between.is_empty()
+    pub(crate) fn has_pair_times(&self) -> bool {
+        !self.pair_hop_seconds.is_empty()
     }
 
-    /// Returns the seconds of a hop from a device to any other; 0 if hops depend on the receiver and are added
-    /// separately.
-    pub(crate) fn fixed_hop(&self, from: usize) -> f64 {
+    /// Returns the seconds of a hop from a device to any other; 0 if hops depend on the receiver.
+    pub(crate) fn fixed_hop_seconds(&self, from: usize) -> f64 {
         if self.depends_on_receiver { 0.0 } else { self.sender_hop_seconds[from] }
     }
 
-    pub(crate) fn longest_hop(&self, from: usize) -> f64 {
+    pub(crate) fn longest_hop_seconds(&self, from: usize) -> f64 {
         let others = (0..self.sender_hop_seconds.len()).map(|to| self.seconds(from, to));
         others.filter(|hop| hop.is_finite()).fold(0.0, f64::max)
     }
 
     /// Returns the seconds of the shortest hop from a device to another one; infinite if it has no link.
-    pub(crate) fn shortest_hop(&self, from: usize) -> f64 {
+    pub(crate) fn shortest_hop_seconds(&self, from: usize) -> f64 {
         let others =
             (0..self.sender_hop_seconds.len()).filter(|to| *to != from).map(|to| self.seconds(from, to));
         others.fold(f64::INFINITY, f64::min)

@@ -1,6 +1,7 @@
 //! The latency model of the prima.cpp paper: the time per token of an assignment, and its terms.
 //!
-//! prima.cpp paper, appendix A.3, Eq. 11-19 with its ambiguities resolved (see below):
+//! prima.cpp paper, appendix A.3, Eq. 11-19 with its ambiguities resolved (see below). Symbols are in GLOSSARY.md and
+//! [`LayerCounts`] (l, lgpu and win); `[head]` is 1 for the head device, else 0.
 //!
 //! ```text
 //! T_comp = (l - lgpu) Fc + lgpu Fg + [head] Fo
@@ -21,7 +22,7 @@
 //! A reported T always comes from [`LatencyModel::evaluate`] or [`LatencyModel::evaluate_steady_state`] for the
 //! reported assignment, and not from a sum inside a planner.
 //!
-//! Not here: the overlap of reading with computing, which makes the number of rounds matter ([`steady_state`]).
+//! Not here: the overlap of disk reads with computation, which makes the number of rounds matter ([`steady_state`]).
 
 pub mod coefficients;
 pub mod constraints;
@@ -43,9 +44,9 @@ use hop_times::HopTimes;
 #[derive(Debug, Clone)]
 pub struct LatencyModel<'i> {
     instance: &'i Instance,
-    pub(crate) model: ModelSizes,
-    pub(crate) devices: Vec<DeviceCosts>,
-    pub(crate) hops: HopTimes,
+    pub(crate) sizes: ModelSizes,
+    pub(crate) device_costs: Vec<DeviceCosts>,
+    pub(crate) hop_times: HopTimes,
 }
 
 /// The time per token of an assignment, and its terms.
@@ -85,7 +86,7 @@ pub struct DeviceTerms {
     /// The bytes of memory that the device has for layers, buffers and the output head (cap).
     #[serde(rename = "capacity")]
     pub memory_capacity_bytes: u64,
-    /// Whether the required memory exceeds the capacity, so that weights are read from disk for every token.
+    /// Whether the required memory exceeds the capacity, so weights are read from disk for every token.
     #[serde(rename = "over")]
     pub exceeds_memory: bool,
     #[serde(rename = "case")]
@@ -103,12 +104,12 @@ impl<'i> LatencyModel<'i> {
     /// Validates an instance and computes the coefficients of its devices. Fails if the instance is invalid.
     pub fn new(instance: &'i Instance) -> Result<Self, InstanceError> {
         instance.validate()?;
-        let model = ModelSizes::new(instance);
-        let hops = HopTimes::new(instance);
-        let devices = (0..instance.devices.len())
-            .map(|index| DeviceCosts::new(instance, index, &model, &hops))
+        let sizes = ModelSizes::new(instance);
+        let hop_times = HopTimes::new(instance);
+        let device_costs = (0..instance.devices.len())
+            .map(|index| DeviceCosts::new(instance, index, &sizes, &hop_times))
             .collect::<Result<_, _>>()?;
-        Ok(Self { instance, model, devices, hops })
+        Ok(Self { instance, sizes, device_costs, hop_times })
     }
 
     pub fn instance(&self) -> &'i Instance {
@@ -116,11 +117,11 @@ impl<'i> LatencyModel<'i> {
     }
 
     pub fn model_layers(&self) -> u32 {
-        self.model.layers
+        self.sizes.model_layers
     }
 
     pub fn device_count(&self) -> usize {
-        self.devices.len()
+        self.device_costs.len()
     }
 
     pub(crate) fn device_name(&self, device: usize) -> String {
@@ -128,11 +129,11 @@ impl<'i> LatencyModel<'i> {
     }
 
     /// Evaluates the time per token by the prima.cpp paper's objective, even if a memory constraint is violated. Fails
-    /// if the shape of the assignment is invalid, or a link is missing.
+    /// if the assignment has [shape violations](shape_violations).
     pub fn evaluate(&self, assignment: &Assignment) -> Result<LatencyBreakdown, Violation> {
         shape_violations(self, assignment).into_iter().next().map_or(Ok(()), Err)?;
-        let shares = assignment.shares(self.model.layers);
-        let hops = self.communication(assignment, &shares);
+        let shares = assignment.layer_counts(self.sizes.model_layers);
+        let hops = self.communication_seconds(assignment, &shares);
         let terms = |(device, (share, communication))| DeviceTerms {
             communication_seconds: communication,
             ..self.device_latency_terms(device, device == assignment.head, share)
@@ -142,7 +143,7 @@ impl<'i> LatencyModel<'i> {
         Ok(LatencyBreakdown { seconds_per_token, devices, slowest_disk_and_wait_seconds: None })
     }
 
-    /// Returns the seconds per token (T) by the prima.cpp paper's objective; infinite if [`Self::evaluate`] fails.
+    /// Returns the seconds per token (T) with the prima.cpp paper's objective; infinite if [`Self::evaluate`] fails.
     pub fn seconds_per_token(&self, assignment: &Assignment) -> f64 {
         self.evaluate(assignment).map_or(f64::INFINITY, |breakdown| breakdown.seconds_per_token)
     }
@@ -153,14 +154,14 @@ impl<'i> LatencyModel<'i> {
             .map_or(f64::INFINITY, |breakdown| breakdown.seconds_per_token)
     }
 
-    /// Returns the seconds of communication of each device (`T_comm`): its hops in whole rounds and in a partial last
-    /// round, which skips devices that have no layers in that round, but not relays. Infinite if a link is missing.
-    pub(crate) fn communication(&self, assignment: &Assignment, shares: &[LayerCounts]) -> Vec<f64> {
+    /// Returns for each device the seconds per token of its hops (`T_comm`); infinite if a link is missing. A partial
+    /// last round skips devices that have no layers in it, except relays.
+    pub(crate) fn communication_seconds(&self, assignment: &Assignment, shares: &[LayerCounts]) -> Vec<f64> {
         let mut seconds = vec![0.0; shares.len()];
         let ring = assignment.ring();
         let layers_per_round = assignment.layers_per_round().max(1);
-        let whole_rounds = (u64::from(self.model.layers) / layers_per_round) as u32;
-        let partial = !u64::from(self.model.layers).is_multiple_of(layers_per_round);
+        let whole_rounds = (u64::from(self.sizes.model_layers) / layers_per_round) as u32;
+        let partial = !u64::from(self.sizes.model_layers).is_multiple_of(layers_per_round);
         let is_visited = |device: &usize| {
             partial && (shares[*device].windows > whole_rounds || assignment.is_relay(*device))
         };
@@ -168,9 +169,9 @@ impl<'i> LatencyModel<'i> {
         let next = |ring: &[usize], position: usize| ring[(position + 1) % ring.len()];
         let mut partial_position = 0;
         for (position, &device) in ring.iter().enumerate() {
-            let hop = self.hops.seconds(device, next(&ring, position));
+            let hop = self.hop_times.seconds(device, next(&ring, position));
             if visited.get(partial_position) == Some(&device) {
-                let last_hop = self.hops.seconds(device, next(&visited, partial_position));
+                let last_hop = self.hop_times.seconds(device, next(&visited, partial_position));
                 partial_position += 1;
                 seconds[device] = if hop == last_hop {
                     f64::from(whole_rounds + 1) * hop
@@ -184,51 +185,51 @@ impl<'i> LatencyModel<'i> {
         seconds
     }
 
-    /// Returns the terms of a device with these layer counts. The hops are an estimate if they depend on the receiver.
-    pub fn device_latency_terms(&self, device: usize, head: bool, share: LayerCounts) -> DeviceTerms {
-        self.terms_with_hop(device, head, share, self.devices[device].hop)
+    /// Returns the terms of a device with these layer counts. Hop times are estimated if they depend on the receiver.
+    pub fn device_latency_terms(&self, device: usize, is_head: bool, counts: LayerCounts) -> DeviceTerms {
+        self.terms_with_hop(device, is_head, counts, self.device_costs[device].hop_seconds)
     }
 
     pub(crate) fn terms_with_hop(
         &self,
         device: usize,
-        head: bool,
-        share: LayerCounts,
-        hop: f64,
+        is_head: bool,
+        counts: LayerCounts,
+        hop_seconds: f64,
     ) -> DeviceTerms {
-        let costs = &self.devices[device];
-        let model = &self.model;
+        let costs = &self.device_costs[device];
+        let model = &self.sizes;
         let memory_capacity_bytes = costs.memory_capacity_bytes as u64;
-        if share.layers == 0 {
-            return DeviceTerms { layer_counts: share, memory_capacity_bytes, ..DeviceTerms::default() };
+        if counts.layers == 0 {
+            return DeviceTerms { layer_counts: counts, memory_capacity_bytes, ..DeviceTerms::default() };
         }
-        let gpu = f64::from(share.gpu_layers);
-        let cpu = f64::from(share.layers - share.gpu_layers);
-        let windows = f64::from(share.windows);
-        let (output_compute, head_memory) =
-            if head { (costs.output_compute, costs.head_memory_seconds) } else { (0.0, 0.0) };
+        let gpu = f64::from(counts.gpu_layers);
+        let cpu = f64::from(counts.layers - counts.gpu_layers);
+        let [gpu_and_cpu, windows] = [counts.layers, counts.windows].map(f64::from);
+        let (output, head_memory) =
+            if is_head { (costs.output_compute_seconds, costs.head_memory_seconds) } else { (0.0, 0.0) };
 
-        let layers = i64::from(if costs.uses_metal { share.layers } else { share.layers - share.gpu_layers });
-        let over = layers > costs.layers_that_fit(head, model);
-        let output_bytes = if head { model.output_head_bytes } else { 0 };
+        let layers = i64::from(counts.layers - if costs.uses_metal { 0 } else { counts.gpu_layers });
+        let over = layers > costs.layers_that_fit(is_head, model);
+        let output_bytes = if is_head { model.output_head_bytes } else { 0 };
         let whole = layers * model.layer_resident_bytes + output_bytes + costs.buffer_bytes;
         let reloads = over && !costs.has_slow_disk;
-        let memory_case = if reloads { costs.case_if_exceeded } else { MemoryCase::NoReload };
-        let row = model.head_row(head);
+        let memory_case = if reloads { costs.memory_case_if_exceeded } else { MemoryCase::NoReload };
+        let row = model.head_device_row_bytes(is_head);
         let read = match (costs.uses_metal, over) {
-            (true, true) => f64::from(share.layers) * model.layer_weight_bytes + model.head_bytes(head),
+            (true, true) => gpu_and_cpu * model.layer_weight_bytes + model.head_device_bytes(is_head),
             (true, false) => row,
             (false, _) => ((whole - costs.memory_capacity_bytes) as f64 + row).max(row),
         };
         DeviceTerms {
-            layer_counts: share,
-            compute_seconds: cpu * costs.cpu_compute + gpu * costs.gpu_compute + output_compute,
+            layer_counts: counts,
+            compute_seconds: cpu * costs.cpu_compute_seconds + gpu * costs.gpu_compute_seconds + output,
             memory_seconds: cpu * costs.cpu_memory_seconds
                 + gpu * costs.gpu_memory_seconds
                 + windows * costs.window_copy_seconds
                 + head_memory,
             disk_seconds: read / costs.disk_read_rate,
-            communication_seconds: windows * hop,
+            communication_seconds: windows * hop_seconds,
             required_memory_bytes: whole as f64 + row,
             memory_capacity_bytes,
             exceeds_memory: over,

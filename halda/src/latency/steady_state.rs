@@ -3,9 +3,9 @@
 //! The prima.cpp paper's objective adds the times of computing and of reading from disk. But a device can read while
 //! the others compute. How much of the reading this hides depends on the rounds, on the memory of the device and on
 //! its residency policy. Consider a device with `stage = T_comp + T_mem`, `k` windows, `share` bytes of CPU weights,
-//! and a `budget` for page cache, which is its memory without what cannot be reclaimed. Its disk reads `f` bytes per
-//! second by page faults, `a` by reading ahead and `s` by streaming ([`ReadRates`]; all equal to the paper's `s_disk`
-//! if unknown). Then:
+//! `gpu` bytes of GPU weights, and a `budget` for page cache, which is its memory without what cannot be reclaimed.
+//! Its disk reads `f` bytes per second by page faults, `a` by reading ahead and `s` by streaming ([`ReadRates`]; all
+//! equal to the paper's `s_disk` if unknown). Then:
 //!
 //! ```text
 //! share fits in budget     own = stage                                     busy = 0
@@ -21,7 +21,7 @@
 //! The stage of the head includes its token overhead. A share that fits is read again only if its weights are
 //! released anyway: after the computation (`release`), or because of a limit on the kept weights (`kept`).
 //!
-//! If the times of single layers are known, for example from a profile, `stage` is the compute time of the simulator
+//! If the times of individual layers are known, for example from a profile, `stage` is the simulator's compute time
 //! ([`hearth_core::compute_cost`]: the maximum of arithmetic and memory traffic, not their sum as in the paper).
 //!
 //! `own` is the time that a device adds to a token if its reading is as far ahead as possible. `busy` is the time
@@ -32,13 +32,13 @@
 //!
 //! A window has `w = share / k` bytes, of which `ahead` are read ahead: w, or the prefetch budget. The fraction of
 //! the window that does not fit beside the window before it is `conflict = (w + ahead - budget) / w`, limited to
-//! 0..1, and without the first w if windows are released after the computation. The fraction that is not read ahead
-//! is `uncovered = 1 - ahead / w`; it is read by page faults. The two fractions together are at most 1.
+//! 0..1. If windows are released after the computation, the first w in this formula is left out. The fraction that is
+//! not read ahead is `uncovered = 1 - ahead / w`; it is read by page faults. The two fractions together are at most 1.
 //!
 //! A device with managed residency reads `share - kept` ([`hearth_core::residency::kept_bytes`]) through a buffer of
 //! q bytes. The buffer is filled before each window, and streaming continues while the window is computed. The head
-//! computes its first window directly after its output, and that window is announced only when the output begins. So
-//! before the output the buffer contains only the output's part of the streamed weights.
+//! device computes its first window directly after the output head, and streaming for this window starts only when the
+//! output head starts. So before the output head, the buffer contains only streamed weights of the output head.
 
 use hearth_core::memory::MIN_WEIGHT_CACHE;
 use hearth_core::residency::{kept_bytes, stream_buffer_bytes, weights_fit};
@@ -69,7 +69,7 @@ pub struct DeviceWork {
     pub layer_counts: LayerCounts,
     pub cpu_weight_bytes: i64,
     pub gpu_weight_bytes: i64,
-    /// The compute seconds of all layers of the device for one token; `None` if single layers were not timed.
+    /// The compute seconds of all layers of the device for one token; `None` if the layers were not timed.
     pub total_layer_seconds: Option<f64>,
 }
 
@@ -110,10 +110,10 @@ impl LatencyModel<'_> {
         residencies: &[ResidencyOptions],
     ) -> Result<LatencyBreakdown, Violation> {
         shape_violations(self, assignment).into_iter().next().map_or(Ok(()), Err)?;
-        let hops = self.communication(assignment, &assignment.shares(self.model.layers));
+        let hops = self.communication_seconds(assignment, &assignment.layer_counts(self.sizes.model_layers));
         let mut devices = Vec::with_capacity(self.device_count());
         let mut slowest = (0.0, 0);
-        for (timing, communication) in self.timings(assignment, residencies).zip(hops) {
+        for (timing, communication) in self.device_timings(assignment, residencies).zip(hops) {
             let DeviceTiming { terms, disk_busy_seconds } = timing?;
             if disk_busy_seconds > slowest.0 {
                 slowest = (disk_busy_seconds, devices.len());
@@ -129,7 +129,7 @@ impl LatencyModel<'_> {
     }
 
     /// Returns for each device its timing in the steady state, or the memory constraint that it violates.
-    pub(crate) fn timings(
+    pub(crate) fn device_timings(
         &self,
         assignment: &Assignment,
         residencies: &[ResidencyOptions],
@@ -143,7 +143,7 @@ impl LatencyModel<'_> {
     /// Returns the timing of a device. Returns `None` if its GPU layers do not fit in GPU memory, if the memory that
     /// cannot be reclaimed exceeds main memory, or if a slow disk would be read.
     pub fn device_timing(&self, work: &DeviceWork, residency: &ResidencyOptions) -> Option<DeviceTiming> {
-        self.add_rereading(&self.resident_timing(work)?, residency)
+        self.add_reread_time(&self.resident_timing(work)?, residency)
     }
 
     /// Returns the timing of a device with all weights in memory. Returns `None` if its GPU layers do not fit in GPU
@@ -155,27 +155,28 @@ impl LatencyModel<'_> {
         if share.layers == 0 {
             return Some(ResidentTiming { device, terms, memory: Memory::default(), within_metal: true });
         }
-        let costs = &self.devices[device];
+        let costs = &self.device_costs[device];
         // The paper's page cache keeps all but the excess, independent of what Metal keeps wired.
         let keeps = self.instance().devices[device].runtime.reread_scope == RereadScope::Excess;
         let within_metal = !costs.uses_metal || share.gpu_layers == 0 || !terms.exceeds_memory || keeps;
         self.apply_known_times(work, &mut terms);
         let memory = self.memory(work);
-        terms.required_memory_bytes = (costs.steady_state_capacity - memory.budget + memory.share) as f64;
-        terms.memory_capacity_bytes = costs.steady_state_capacity as u64;
+        terms.required_memory_bytes =
+            (costs.steady_state_capacity_bytes - memory.budget + memory.share) as f64;
+        terms.memory_capacity_bytes = costs.steady_state_capacity_bytes as u64;
         let too_small = memory.budget < 0 || (memory.share > 0 && memory.budget < MIN_WEIGHT_CACHE.0 as i64);
-        let fits = !too_small && self.fits_gpu(work);
+        let fits = !too_small && self.fits_gpu_memory(work);
         fits.then_some(ResidentTiming { device, terms, memory, within_metal })
     }
 
     /// Adds the time of reading weights that did not stay in memory. Returns `None` if this would read a slow disk.
-    pub(crate) fn add_rereading(
+    pub(crate) fn add_reread_time(
         &self,
         resident_timing: &ResidentTiming,
         residency: &ResidencyOptions,
     ) -> Option<DeviceTiming> {
         let ResidentTiming { device, terms, memory, within_metal } = resident_timing;
-        let (costs, runtime) = (&self.devices[*device], &self.instance().devices[*device].runtime);
+        let (costs, runtime) = (&self.device_costs[*device], &self.instance().devices[*device].runtime);
         let mut terms = terms.clone();
         if terms.layer_counts.layers == 0 {
             return Some(DeviceTiming { terms, disk_busy_seconds: 0.0 });
@@ -226,7 +227,7 @@ impl LatencyModel<'_> {
             }
             if share.gpu_layers > 0 {
                 terms.compute_seconds += windows * work.gpu_window_overhead_seconds;
-                terms.memory_seconds += windows * self.devices[device].window_copy_seconds;
+                terms.memory_seconds += windows * self.device_costs[device].window_copy_seconds;
             }
         }
         if head {
@@ -235,7 +236,7 @@ impl LatencyModel<'_> {
     }
 
     fn memory(&self, work: &DeviceWork) -> Memory {
-        let (costs, model) = (&self.devices[work.device], &self.model);
+        let (costs, model) = (&self.device_costs[work.device], &self.sizes);
         let kv = self.layer_cache_bytes();
         let gpu = i64::from(work.layer_counts.gpu_layers);
         let cpu = i64::from(work.layer_counts.layers) - gpu;
@@ -249,13 +250,13 @@ impl LatencyModel<'_> {
         Memory {
             share: work.cpu_weight_bytes + head_bytes,
             output: if work.is_head { output } else { 0 },
-            budget: costs.steady_state_capacity - unreclaimable,
+            budget: costs.steady_state_capacity_bytes - unreclaimable,
             wired,
         }
     }
 
-    pub(crate) fn fits_gpu(&self, work: &DeviceWork) -> bool {
-        let available = self.devices[work.device].gpu_memory_bytes_by_role[usize::from(work.is_head)];
+    pub(crate) fn fits_gpu_memory(&self, work: &DeviceWork) -> bool {
+        let available = self.device_costs[work.device].gpu_memory_bytes_by_role[usize::from(work.is_head)];
         work.layer_counts.gpu_layers == 0 || self.gpu_need(work) <= available
     }
 
@@ -264,9 +265,9 @@ impl LatencyModel<'_> {
     fn output_on_gpu(&self, work: &DeviceWork) -> Option<f64> {
         let times = self.instance().devices[work.device].runtime.compute_times.as_ref()?;
         // For a head with Metal, the bytes of the role `head` already exclude the output (paper, appendix A.3).
-        let available = self.devices[work.device].gpu_memory_bytes_by_role[0];
+        let available = self.device_costs[work.device].gpu_memory_bytes_by_role[0];
         let fits = work.layer_counts.gpu_layers == work.layer_counts.layers
-            && self.gpu_need(work) + self.model.output_head_bytes <= available;
+            && self.gpu_need(work) + self.sizes.output_head_bytes <= available;
         times.gpu_output_seconds.filter(|_| fits)
     }
 
@@ -275,17 +276,17 @@ impl LatencyModel<'_> {
     }
 
     fn layer_cache_bytes(&self) -> i64 {
-        self.model.layer_resident_bytes - self.instance().model.layer_weight_bytes as i64
+        self.sizes.layer_resident_bytes - self.instance().model.layer_weight_bytes as i64
     }
 
     /// Returns the work of a device that has this window in every round, with `gpu_layers` of its layers on the GPU.
     pub fn device_work(&self, window: RoundWindow, gpu_layers: u32) -> DeviceWork {
-        let (rounds, rest) = window.rounds_and_rest(self.model.layers);
-        let layer_counts = window.share(self.model.layers, gpu_layers);
+        let (rounds, rest) = window.whole_rounds_and_rest(self.sizes.model_layers);
+        let layer_counts = window.layer_counts(self.sizes.model_layers, gpu_layers);
         let RoundWindow { device, is_head, layers_per_round, layers_before_window, window_layers } = window;
-        let sums = &self.model.layer_bytes_prefix_sums;
+        let sums = &self.sizes.layer_bytes_prefix_sums;
         let bytes = |start: u32, end: u32| sums[end as usize] - sums[start as usize];
-        let seconds = self.devices[device].layer_seconds_prefix_sums.as_ref();
+        let seconds = self.device_costs[device].layer_seconds_prefix_sums.as_ref();
         // Without a GPU there are no times of GPU layers, and the sum is 0.
         let layers_time = |which: usize, start: u32, end: u32| {
             let sum = |layer: u32| seconds.and_then(|sums| sums[which].get(layer as usize)).copied();
@@ -294,8 +295,8 @@ impl LatencyModel<'_> {
         let (mut cpu_weight_bytes, mut gpu_weight_bytes, mut work) = (0, 0, 0.0);
         let mut add = |start: u32, layers: u32| {
             // A window that would run past the last layer is moved to an earlier start.
-            let start = start.min(self.model.layers.saturating_sub(layers));
-            let layers = layers.min(self.model.layers);
+            let start = start.min(self.sizes.model_layers.saturating_sub(layers));
+            let layers = layers.min(self.sizes.model_layers);
             let split = start + gpu_layers.min(layers);
             gpu_weight_bytes += bytes(start, split);
             cpu_weight_bytes += bytes(split, start + layers);
@@ -309,8 +310,8 @@ impl LatencyModel<'_> {
         DeviceWork { device, is_head, layer_counts, cpu_weight_bytes, gpu_weight_bytes, total_layer_seconds }
     }
 
-    /// Returns the window of a device in a round; without layers, an empty window at its place in the ring of all
-    /// devices.
+    /// Returns the window of a device in a round. A device without layers has an empty window at its place in
+    /// the ring of all devices.
     pub(crate) fn round_window(&self, assignment: &Assignment, device: usize) -> RoundWindow {
         let full_ring = || ring_order(assignment.head, self.device_count()).collect();
         let order: Vec<usize> = assignment.ring_order.clone().unwrap_or_else(full_ring);
@@ -338,29 +339,30 @@ impl LatencyModel<'_> {
 
     /// Returns the memory constraint that a device violates if [`Self::device_timing`] returns `None` for its work.
     fn memory_violation(&self, work: &DeviceWork) -> Violation {
-        let (costs, described) = (&self.devices[work.device], &self.instance().devices[work.device]);
+        let (costs, described) = (&self.device_costs[work.device], &self.instance().devices[work.device]);
         let memory = self.memory(work);
-        let need = (costs.steady_state_capacity - memory.budget + memory.share) as f64;
-        let capacity = costs.steady_state_capacity as u64;
+        let needed_bytes = (costs.steady_state_capacity_bytes - memory.budget + memory.share) as f64;
+        let capacity = costs.steady_state_capacity_bytes as u64;
         let device = described.name.clone();
         let gpu_layers = work.layer_counts.gpu_layers;
         if described.gpu == GpuApi::None && gpu_layers > 0 {
             return Violation::NoGpu { device, gpu_layers };
         }
-        if !self.fits_gpu(work) {
-            let (needed, available) =
+        if !self.fits_gpu_memory(work) {
+            let (needed_bytes, available_bytes) =
                 (self.gpu_need(work), costs.gpu_memory_bytes_by_role[usize::from(work.is_head)]);
-            return Violation::GpuBytes { device, layers: gpu_layers, needed, available };
+            return Violation::GpuBytesExceedMemory { device, gpu_layers, needed_bytes, available_bytes };
         }
         if memory.budget >= MIN_WEIGHT_CACHE.0 as i64 && costs.has_slow_disk {
-            let (disk_read_rate, threshold) = (costs.disk_read_rate, self.instance().slow_disk_threshold);
-            return Violation::SlowDiskOverloaded { device, need, capacity, disk_read_rate, threshold };
+            let (read_rate, min_rate) = (costs.disk_read_rate, self.instance().slow_disk_threshold);
+            return Violation::SlowDiskOverloaded { device, needed_bytes, capacity, read_rate, min_rate };
         }
-        Violation::OutOfMemory { device, held: need - memory.share as f64, capacity }
+        let unreclaimable_bytes = needed_bytes - memory.share as f64;
+        Violation::OutOfMemory { device, unreclaimable_bytes, capacity }
     }
 }
 
-/// Returns the seconds per token of reading weights again that no computation hides, and those that occupy the disk.
+/// Returns the seconds per token for which a device waits for rereads, and those for which its disk is busy.
 fn wait_and_busy(
     terms: &DeviceTerms,
     memory: &Memory,
@@ -374,13 +376,13 @@ fn wait_and_busy(
     if residency.policy == Residency::Managed {
         let read = (share - kept_bytes(budget, share, runtime.cpu_count, residency)) as f64;
         let buffer = stream_buffer_bytes(budget, share, runtime.cpu_count, residency) as f64;
-        let visit = |filled: f64| ((read / windows - filled) / reads.stream_read_rate).max(stage / windows);
+        let span = |filled: f64| ((read / windows - filled) / reads.stream_read_rate).max(stage / windows);
         // Between its output and the end of the first window, the head uses the output and one window.
         let (output, all) = (memory.output as f64, share as f64);
         let output_fraction = output / (output + (all - output) / windows);
-        let first = visit(buffer.min(read / windows * output_fraction));
-        let others = (windows - 1.0) * visit(buffer);
-        let own = if memory.output > 0 { first + others } else { others + visit(buffer) };
+        let first = span(buffer.min(read / windows * output_fraction));
+        let others = (windows - 1.0) * span(buffer);
+        let own = if memory.output > 0 { first + others } else { others + span(buffer) };
         return ((own - stage).max(0.0), read / reads.stream_read_rate);
     }
     let (share, budget) = (share as f64, budget as f64);
@@ -402,7 +404,7 @@ fn wait_and_busy(
     (faults, stage + read / reads.read_ahead_rate + again)
 }
 
-/// Returns whether the residency policy releases weights although all `share` bytes of them fit in memory.
+/// Returns whether a residency policy releases weights of `share` bytes although all of them fit in memory.
 fn releases_fitting_weights(residency: &ResidencyOptions, share: i64) -> bool {
     match residency.policy {
         Residency::Managed => residency.max_kept_bytes(share as u64) < share as u64,

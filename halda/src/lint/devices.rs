@@ -11,7 +11,6 @@ use super::{Finding, Severity};
 
 pub(super) struct DeviceCheck<'p> {
     pub plan: &'p Plan,
-    /// The index of the checked device in the plan.
     pub device_index: usize,
     pub planned_device: &'p PlannedDevice,
     pub member: &'p Member,
@@ -43,7 +42,7 @@ impl DeviceCheck<'_> {
         let usable = self.member.device.gpu.as_ref().filter(|gpu| !gpu.matvec.is_empty());
         let Some(gpu) = usable else {
             let what = format!("`{name}` has {layers} GPU layers per window, but no GPU with a known speed");
-            let fix = "set `gpu_layers: 0`, or complete the device's profile";
+            let fix = "set `gpu_layers: 0`, or complete `gpu` in the device's profile";
             found.push(Finding::error("no-gpu", self.at(".gpu_layers"), what, fix));
             return;
         };
@@ -78,15 +77,15 @@ impl DeviceCheck<'_> {
         let (name, tokens) = (&self.planned_device.name, self.plan.context_length);
         if !self.budget.fits {
             let what = format!(
-                "the key-value cache of {tokens} tokens takes {kv_cache} and buffers take {buffers}: with the minimum \
+                "the KV cache of {tokens} tokens takes {kv_cache} and buffers take {buffers}: with the minimum \
                  memory for weights this exceeds the {available_memory} of memory of `{name}`"
             );
             let fix = "lower `context`, or give the device fewer layers";
             found.push(Finding::error("memory-exceeded", self.at(""), what, fix));
         } else if head_weights > weight_cache {
             let what = format!(
-                "the output head takes {head_weights}, but only {weight_cache} remain beside cache and buffers, so it is \
-                 read again for every token"
+                "the output head takes {head_weights}, but only {weight_cache} of memory remain beside cache and buffers, so \
+                 it is read again for every token"
             );
             let fix = "use a device with more memory as the head";
             found.push(Finding::warning("head-over-memory", self.at(""), what, fix));

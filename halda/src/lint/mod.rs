@@ -1,8 +1,8 @@
 //! Lint: findings about a scenario, or about a plan for it.
 //!
 //! The codes of findings are stable and listed in `docs/reference/lint.md`. Memory is counted layer by layer as in a
-//! run ([`hearth_core::memory`]), so a memory error means that a run would fail before it starts. Advice about speed is
-//! a rule of thumb; the simulator computes the effect.
+//! run ([`hearth_core::memory`]), so a memory error means that a run would fail before it starts. Findings about speed
+//! are rules of thumb; the simulator computes the effect.
 
 mod devices;
 mod pinned;

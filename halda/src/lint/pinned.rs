@@ -25,7 +25,7 @@ pub(super) fn findings(plan: &Plan, cluster: &Cluster) -> Vec<Finding> {
         let (name, at) = (&planned.name, format!("plan devices[{index}] `{}`", planned.name));
         if planned.gpu_layers > 0 && member.device.gpu.as_ref().is_none_or(|gpu| gpu.matvec.is_empty()) {
             let what = format!("`{name}` has GPU layers, but no GPU with a known speed");
-            let fix = "set `gpu_layers: 0`, or complete the device's profile";
+            let fix = "set `gpu_layers: 0`, or complete `gpu` in the device's profile";
             found.push(Finding::error("no-gpu", at, what, fix));
             continue;
         }
@@ -47,7 +47,7 @@ fn memory(held: &PinnedMemory, name: &str, at: &str) -> Vec<Finding> {
             bytes => format!(", loading the whole model {bytes}"),
         };
         let what = format!(
-            "weights take {}{loading}, the key-value cache {} and buffers {}: this exceeds the {can} \
+            "weights take {}{loading}, the KV cache {} and buffers {}: this exceeds the {can} \
              of memory of `{name}`",
             held.weights, held.kv_cache, held.buffers
         );
@@ -56,7 +56,7 @@ fn memory(held: &PinnedMemory, name: &str, at: &str) -> Vec<Finding> {
     } else if held.excess_memory() > Bytes::ZERO {
         let excess = held.excess_memory();
         let what =
-            format!("`{name}` lacks {excess} of memory: as much is swapped and read again for every token");
+            format!("{excess} do not fit in memory of `{name}`: they are swapped and read for every token");
         found.push(Finding::warning("weights-swapped", at, what, "give the device fewer weights"));
     }
     if held.used_gpu_memory > held.available_gpu_memory {

@@ -84,7 +84,7 @@ fn noisy(name: &str, device: &DeviceProfile, formats: &[Format], found: &mut Vec
     }
 }
 
-/// Reports weight formats of the model without a measured rate on a device, which uses the rate of another format.
+/// Reports weight formats of the model whose rate on a device was not measured; the nearest format's rate is used.
 fn unknown_formats(name: &str, device: &DeviceProfile, formats: &[Format], found: &mut Vec<Finding>) {
     let without = |rates: &FormatMap<_>| -> Vec<String> {
         formats.iter().filter(|&&format| rates.get(format).is_none()).map(ToString::to_string).collect()

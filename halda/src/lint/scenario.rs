@@ -130,7 +130,7 @@ fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
         let [one, other] = &named.devices;
         let is_same = |[from, to]: &[String; 2]| (from, to) == (one, other) || (from, to) == (other, one);
         if between[..index].iter().any(|earlier| is_same(&earlier.devices)) {
-            let what = format!("`{one}` and `{other}` already have a link, which is used instead");
+            let what = format!("`{one}` and `{other}` have an earlier link, so this one is not used");
             found.push(Finding::warning("link-twice", location, what, "remove one of the two"));
         }
     }

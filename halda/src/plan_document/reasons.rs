@@ -11,19 +11,19 @@ pub fn explanation_sentences(solution: &Solution) -> Vec<String> {
         (solution.explanation.optimal_seconds_per_token, solution.explanation.optimality_gap)
     {
         all.push(if gap.abs() < 1e-9 {
-            "By the same objective no plan of this kind is faster.".to_owned()
+            "By the same latency model, no plan under the same rules is faster.".to_owned()
         } else {
             let (percent, optimum) = (gap * 100.0, time(optimum));
-            format!("By the same objective it is {percent:.1} % slower than the optimum of {optimum}.")
+            format!("By the same latency model, the optimal plan takes {optimum}; this one is {percent:.1} % slower.")
         });
     }
     all.extend(limit(solution));
     let relays = solution.explanation.devices.iter().filter_map(|device| {
         let relay = device.relay.as_ref()?;
         let (from, to) = (&relay.previous_device, &relay.next_device);
-        let direct = "faster than their direct link";
+        let direct = "which is faster than their direct link";
         let why = if relay.has_direct_link { direct } else { "which cannot reach each other" };
-        Some(format!("`{}` has no layers and relays from `{from}` to `{to}`, {why}.", device.name))
+        Some(format!("`{}` only relays activations from `{from}` to `{to}`, {why}.", device.name))
     });
     all.extend(relays);
     let devices = solution.explanation.devices.iter().zip(&solution.breakdown.devices);
@@ -31,7 +31,7 @@ pub fn explanation_sentences(solution: &Solution) -> Vec<String> {
         let binding: Vec<&str> = device.binding_constraints.iter().copied().map(binding_words).collect();
         let limits =
             if binding.is_empty() { "no constraint limits it".to_owned() } else { binding.join(", ") };
-        format!("`{}`: {}, {limits}; {}.", device.name, share(terms), one_more(device))
+        format!("`{}`: {}; {limits}; {}.", device.name, share(terms), one_more(device))
     }));
     all
 }
@@ -94,9 +94,9 @@ fn best_by_rounds(solution: &Solution) -> String {
 }
 
 fn share(terms: &DeviceTerms) -> String {
-    let memory = if terms.exceeds_memory { "more than its memory holds" } else { "within its memory" };
+    let memory = if terms.exceeds_memory { "its weights exceed memory" } else { "its weights fit in memory" };
     let LayerCounts { layers, gpu_layers, .. } = terms.layer_counts;
-    format!("{layers} layers, {gpu_layers} of them on the GPU, {memory}")
+    format!("{layers} layers, {gpu_layers} of them on the GPU; {memory}")
 }
 
 /// The seconds per token below which a difference between plans counts as zero. source: assumed
@@ -111,7 +111,7 @@ fn one_more(device: &DeviceExplanation) -> String {
         Some(seconds) if seconds < 0.0 => {
             format!("a window one layer wider would save {}, but cost more on other devices", time(-seconds))
         }
-        Some(seconds) => format!("a window one layer wider would add {}", time(seconds)),
+        Some(seconds) => format!("a window one layer wider would add {} per token", time(seconds)),
     }
 }
 
@@ -121,7 +121,7 @@ fn binding_words(binding: BindingConstraint) -> &'static str {
         BindingConstraint::GpuMemory => "its GPU memory is full",
         BindingConstraint::Memory => "its memory is full",
         BindingConstraint::Overloaded => "it reads weights from disk for every token",
-        BindingConstraint::SlowDisk => "its memory is full and its disk too slow to read for every token",
+        BindingConstraint::SlowDisk => "its memory is full, and its disk is too slow",
     }
 }
 

@@ -1,9 +1,9 @@
 //! Assignments: how many layers each device computes in a round, and how many rounds a token takes.
 //!
-//! prima.cpp paper, section 3.2 and Eq. 11-12. A round of the ring covers `W = sum w_m` layers, and a token takes
-//! floor(L/W) whole rounds. If R = L mod W layers remain, a partial last round follows: the windows are filled in
-//! ring order until the R layers are used up. `rounds` includes that partial round: k = ceil(L/W). If W divides L,
-//! which the paper's planner assumes, it is the paper's k.
+//! The symbols are those of the prima.cpp paper, section 3.2 and Eq. 11-12. In each round of the ring, device m has a
+//! window of `w_m` of the L layers, `n_m` of them on its GPU. A round covers `W = sum w_m` layers, and a token takes
+//! floor(L/W) whole rounds. If R = L mod W layers remain, a partial last round follows: the windows are filled in ring
+//! order until the R layers are used up. So there are k = ceil(L/W) rounds; in the paper, W always divides L.
 //!
 //! ```text
 //! rest_m = max(0, R - sum_{j before m} w_j)
@@ -25,7 +25,7 @@ pub struct Assignment {
     pub rounds: u32,
     /// `w_m`: the number of layers of each device in a whole round; 0 for a dropped device and for a relay.
     pub window_layers: Vec<u32>,
-    /// `n_m`: the number of layers in each window that the GPU computes.
+    /// `n_m`: the number of layers in each device's window that its GPU computes.
     pub gpu_layers: Vec<u32>,
     /// The devices in the ring, the head first, including relays, which have no layers. If `None`, the ring has the
     /// devices with layers, in the instance's order from the head.
@@ -45,16 +45,16 @@ pub struct LayerCounts {
 }
 
 impl LayerCounts {
-    /// Counts the layers of a device with `window` layers per round, `gpu` of them on the GPU, in `rounds` whole rounds
-    /// and a partial last round, in which the devices before this one in the ring leave `rest` layers.
-    pub fn new(window: u32, gpu: u32, rounds: u32, rest: u32) -> Self {
-        if window == 0 {
+    /// Counts the layers of a device in `whole_rounds` rounds, and in a partial last round in which the devices before
+    /// this one in the ring leave `rest` layers. A window has `window_layers` layers, `gpu_layers` of them on the GPU.
+    pub fn new(window_layers: u32, gpu_layers: u32, whole_rounds: u32, rest: u32) -> Self {
+        if window_layers == 0 {
             return Self::default();
         }
         Self {
-            layers: rounds * window + window.min(rest),
-            gpu_layers: rounds * gpu + gpu.min(rest),
-            windows: rounds + rest.min(1),
+            layers: whole_rounds * window_layers + window_layers.min(rest),
+            gpu_layers: whole_rounds * gpu_layers + gpu_layers.min(rest),
+            windows: whole_rounds + rest.min(1),
         }
     }
 }
@@ -73,19 +73,18 @@ pub struct RoundWindow {
 }
 
 impl RoundWindow {
-    /// Creates the window of a device at the beginning of a round.
-    pub(crate) fn first(device: usize, is_head: bool, layers_per_round: u32, window_layers: u32) -> Self {
+    pub(crate) fn at_start(device: usize, is_head: bool, layers_per_round: u32, window_layers: u32) -> Self {
         Self { device, is_head, layers_per_round, layers_before_window: 0, window_layers }
     }
 
     /// Returns the number of whole rounds, and how many layers of a partial last round remain for this window.
-    pub(crate) fn rounds_and_rest(self, model_layers: u32) -> (u32, u32) {
+    pub(crate) fn whole_rounds_and_rest(self, model_layers: u32) -> (u32, u32) {
         let remainder = model_layers % self.layers_per_round;
         (model_layers / self.layers_per_round, remainder.saturating_sub(self.layers_before_window))
     }
 
-    pub(crate) fn share(self, model_layers: u32, gpu_layers: u32) -> LayerCounts {
-        let (rounds, rest) = self.rounds_and_rest(model_layers);
+    pub(crate) fn layer_counts(self, model_layers: u32, gpu_layers: u32) -> LayerCounts {
+        let (rounds, rest) = self.whole_rounds_and_rest(model_layers);
         LayerCounts::new(self.window_layers, gpu_layers, rounds, rest)
     }
 }
@@ -124,7 +123,7 @@ impl Assignment {
 
     /// Returns the layer counts of each device in the instance's order. The assignment must have no
     /// [shape violations](crate::latency::constraints::shape_violations).
-    pub(crate) fn shares(&self, model_layers: u32) -> Vec<LayerCounts> {
+    pub(crate) fn layer_counts(&self, model_layers: u32) -> Vec<LayerCounts> {
         let layers_per_round = self.layers_per_round() as u32;
         let rounds = model_layers / layers_per_round;
         let mut rest = model_layers % layers_per_round;
@@ -139,8 +138,8 @@ impl Assignment {
 }
 
 /// Returns the indices of the devices in ring order: the head, the devices after it, then the devices before it.
-pub fn ring_order(head: usize, devices: usize) -> impl Iterator<Item = usize> {
-    (head..devices).chain(0..head.min(devices))
+pub fn ring_order(head: usize, device_count: usize) -> impl Iterator<Item = usize> {
+    (head..device_count).chain(0..head.min(device_count))
 }
 
 /// Returns the numbers of rounds (k) that the prima.cpp paper considers: factors of L below L, ascending; 1 if L = 1.
@@ -165,7 +164,7 @@ mod tests {
         // L = 11, W = 4: two whole rounds (8 layers) and R = 3, of which device 1 (the head) computes 1
         // and device 2 computes 2, so none remains for device 0.
         let assignment = Assignment::new(1, 3, vec![1, 1, 2], vec![0, 0, 1]);
-        let shares = assignment.shares(11);
+        let shares = assignment.layer_counts(11);
         assert_eq!(shares[1], LayerCounts { layers: 3, gpu_layers: 0, windows: 3 });
         assert_eq!(shares[2], LayerCounts { layers: 6, gpu_layers: 3, windows: 3 });
         assert_eq!(shares[0], LayerCounts { layers: 2, gpu_layers: 0, windows: 2 });

@@ -5,7 +5,7 @@
 //! | symbol | source |
 //! | --- | --- |
 //! | devices | the members in the scenario's order, rotated so that the head is device 0 |
-//! | b, `f_q` | the mean layer: layers differ under mixed quantisation, but shares of many layers hardly do |
+//! | b, `f_q` | the mean layer: with mixed quantisation layers differ, but sums over many layers hardly do |
 //! | `b_i`, `b_o`, `f_{q,out}` | the input embedding; the output norm and the output head |
 //! | `n_kv` | the context of each sequence, so that memory suffices for a full cache |
 //! | `s_{cpu,q}` | matrix-vector products with weights in cache; an unmeasured format gets the nearest one's speed |
@@ -15,14 +15,14 @@
 //! | `s_disk` | sequential reading on Linux and Android, random reading on macOS |
 //! | `c_cpu` | compute buffers, and the small tensors that every device stores |
 //!
-//! Deviation: two costs of a layer have no symbol in the paper, attention over the mean cache length and a fixed
-//! overhead. If a profile has them, they are added to `t_kv_cpu`. All other properties of a device go into its
+//! Deviation: two costs of a layer have no symbol in the paper: attention over the mean cache length, and a fixed
+//! overhead. If a profile has them, they are added to `t_kv_cpu`. All other properties of a device are in its
 //! [`RuntimeModel`].
 //!
-//! Deviations: an f32 key-value cache counts as an f16 cache of twice the tokens. If a GPU shares memory without
+//! Deviations: an f32 KV cache counts as an f16 cache of twice the tokens. If a GPU shares memory without
 //! Metal, its memory is subtracted from RAM. Every GPU on macOS is used through Metal.
 //!
-//! `hop` of a device is the time to the next device in the ring of all devices, or 0 without a link. Hop times by pair
+//! `hop_seconds` is the hop time to the next device in the ring of all devices, or 0 without a link. Hop times by pair
 //! override it. The memory of a draft model is subtracted from the head. CPU rates are those that a CPU quota sustains.
 
 use hearth_core::compute_cost::{ComputeCost, os_read_ahead_rate, stream_rate};
@@ -60,7 +60,7 @@ impl Instance {
             slow_disk_threshold: slow_disk.unwrap_or(SLOW_DISK_THRESHOLD).0,
             model: model(cluster),
             devices: order.iter().enumerate().map(in_ring).collect(),
-            hops: Some(hops),
+            pair_hop_seconds: Some(hops),
         }
     }
 }
@@ -94,7 +94,7 @@ fn model(cluster: &Cluster) -> Model {
     Model {
         name: profile.name.clone(),
         model_layers: shape.layers.0,
-        hidden_size: u64::from(shape.embedding),
+        hidden_size: u64::from(shape.embedding_length),
         key_heads: u64::from(shape.kv_heads),
         key_head_dim: u64::from(shape.key_length),
         value_heads: u64::from(shape.kv_heads),
@@ -130,6 +130,7 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
     let gpu_bytes = gpu.map_or(0, |gpu| gpu.memory_available.value.0);
     let shared = kind == GpuApi::Cuda && gpu.is_some_and(|gpu| gpu.unified_memory);
     let soc = soc_rates(cluster, member);
+    let cache_write = profile.cpu.kv_copy.transfer_time(new_cache) + layer_extras(cluster, member);
     // If the free swap space is unknown, it does not limit swapping.
     let swap = memory.swap_available.as_ref().or(memory.can_swap.as_ref());
     Device {
@@ -144,12 +145,12 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
             .map_or_else(ValuesByFormat::new, |gpu| speeds(model, |format| gpu.matvec_rate(format))),
         cpu_memory_rate: soc.map_or(profile.cpu.read_bandwidth.value.0, |(_, rate)| rate.0),
         gpu_memory_rate: gpu.map_or(0.0, |gpu| gpu.read_bandwidth.value.0),
-        cpu_cache_write: (profile.cpu.kv_copy.transfer_time(new_cache) + layer_extras(cluster, member)).0,
-        gpu_cache_write: gpu.map_or(0.0, |gpu| gpu.kv_copy.transfer_time(new_cache).0),
-        gpu_upload: gpu.map_or(0.0, |gpu| gpu.upload.transfer_time(activation).0),
-        gpu_download: gpu.map_or(0.0, |gpu| gpu.download.transfer_time(activation).0),
+        cpu_cache_write_seconds: cache_write.0,
+        gpu_cache_write_seconds: gpu.map_or(0.0, |gpu| gpu.kv_copy.transfer_time(new_cache).0),
+        gpu_upload_seconds: gpu.map_or(0.0, |gpu| gpu.upload.transfer_time(activation).0),
+        gpu_download_seconds: gpu.map_or(0.0, |gpu| gpu.download.transfer_time(activation).0),
         unified_memory: gpu.is_some_and(|gpu| gpu.unified_memory),
-        hop: hop.0,
+        hop_seconds: hop.0,
         disk_read_rate: profile.disk_read_rate().0,
         ram_available: memory.available_memory.value.0.saturating_sub(if shared { gpu_bytes } else { 0 }),
         metal_available: if kind == GpuApi::Metal { gpu_bytes } else { 0 },
@@ -163,7 +164,7 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
 }
 
 /// Returns the runtime model of a cluster member. If the scenario does not fix the residency policy, a planner may
-/// choose `os` and, on Linux and Android, where single pages can be released, also `managed`.
+/// choose `os` and, on Linux and Android, where individual pages can be released, also `managed`.
 fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
     let (profile, managed) = (&member.device, ResidencyOptions::with_policy(Residency::Managed));
     let os = ResidencyOptions::default();
@@ -207,7 +208,7 @@ fn compute_times(cluster: &Cluster, member: &Member) -> ComputeTimes {
 }
 
 /// Converts the simulated time of a layer on a SoC to rates of the prima.cpp paper's latency model: a memory rate with
-/// which a layer takes this time, and a compute rate that adds 1 %. Returns `None` if the device has no SoC.
+/// which a layer takes this time, and a compute rate with which arithmetic adds 1 %. Returns `None` without a SoC.
 fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, BytesPerSecond)> {
     member.device.soc.as_ref()?;
     let (model, element) = (&cluster.model, Bytes(cluster.kv_cache_format.bytes_per_element()));

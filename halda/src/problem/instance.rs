@@ -13,7 +13,7 @@ use crate::runtime_model::RuntimeModel;
 /// A value for each weight format. The keys are names of formats, such as `q4k`, `q6k` or `f16`.
 pub type ValuesByFormat = BTreeMap<String, f64>;
 
-/// A layer-to-device assignment problem. Device 0 is the head unless a plan names another.
+/// A layer-to-device assignment problem. Device 0 is the head unless a plan names a different one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Instance {
@@ -25,9 +25,9 @@ pub struct Instance {
     /// The devices in ring order.
     pub devices: Vec<Device>,
     /// `t_comm`: the seconds to send the hidden state, by sender (row) and receiver (column); null without a link.
-    /// The diagonal is ignored. If absent, the sender's `hop` is used for all receivers.
+    /// The diagonal is ignored. If absent, [`Device::hop_seconds`] of the sender is used for all receivers.
     #[serde(rename = "t_comm_between", default, skip_serializing_if = "Option::is_none")]
-    pub hops: Option<Vec<Vec<Option<f64>>>>,
+    pub pair_hop_seconds: Option<Vec<Vec<Option<f64>>>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -52,7 +52,7 @@ pub struct Model {
     /// `e_v`: the width of a value head in elements.
     #[serde(rename = "e_v")]
     pub value_head_dim: u64,
-    /// `n_kv`: the number of tokens in the key-value cache.
+    /// `n_kv`: the number of tokens in the KV cache.
     #[serde(rename = "n_kv")]
     pub cached_tokens: u64,
     /// V: the number of tokens in the vocabulary. Each token reads one of the V rows of the input embedding.
@@ -111,22 +111,22 @@ pub struct Device {
     pub gpu_memory_rate: f64,
     /// `t_kv_cpu`: the seconds to write the keys and values of one token and layer on the CPU.
     #[serde(rename = "t_kv_cpu")]
-    pub cpu_cache_write: f64,
+    pub cpu_cache_write_seconds: f64,
     /// `t_kv_gpu`: the seconds to write the keys and values of one token and layer on the GPU.
     #[serde(rename = "t_kv_gpu")]
-    pub gpu_cache_write: f64,
+    pub gpu_cache_write_seconds: f64,
     /// `t_ram_vram`: the seconds to copy the hidden state to the GPU.
     #[serde(rename = "t_ram_vram")]
-    pub gpu_upload: f64,
+    pub gpu_upload_seconds: f64,
     /// `t_vram_ram`: the seconds to copy the hidden state back from the GPU.
     #[serde(rename = "t_vram_ram")]
-    pub gpu_download: f64,
-    /// UMA: whether CPU and GPU share memory, so that copying the hidden state takes no time.
+    pub gpu_download_seconds: f64,
+    /// UMA: whether CPU and GPU share memory, so copying the hidden state takes no time.
     #[serde(rename = "uma")]
     pub unified_memory: bool,
     /// `t_comm`: the seconds to send the hidden state to the next device; an estimate if hops depend on the receiver.
     #[serde(rename = "t_comm")]
-    pub hop: f64,
+    pub hop_seconds: f64,
     /// `s_disk`: the disk throughput in bytes per second, for the access pattern of the operating system.
     #[serde(rename = "s_disk")]
     pub disk_read_rate: f64,
@@ -157,14 +157,14 @@ pub struct Device {
 }
 
 impl Model {
-    /// Returns 2 (`h_k` `e_k` + `h_v` `e_v`) `n_kv`, the bytes of a layer's f16 key-value cache; `None` on overflow.
+    /// Returns 2 (`h_k` `e_k` + `h_v` `e_v`) `n_kv`, the bytes of a layer's f16 KV cache; `None` on overflow.
     pub fn layer_cache_bytes(&self) -> Option<u64> {
         let keys = self.key_heads.checked_mul(self.key_head_dim)?;
         let values = self.value_heads.checked_mul(self.value_head_dim)?;
         keys.checked_add(values)?.checked_mul(2)?.checked_mul(self.cached_tokens)
     }
 
-    /// Returns b', the bytes of the weights and the key-value cache of a layer; `None` on overflow.
+    /// Returns b', the bytes of the weights and the KV cache of a layer; `None` on overflow.
     pub fn layer_resident_bytes(&self) -> Option<u64> {
         self.layer_weight_bytes.checked_add(self.layer_cache_bytes()?)
     }

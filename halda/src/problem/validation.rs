@@ -13,7 +13,7 @@ pub const MAX_BYTE_COUNT: u64 = hearth_profiles::device::MAX_MEMORY_BYTES.0;
 
 pub const MAX_MODEL_LAYERS: u32 = 512;
 
-/// Why an instance is invalid. `place` is the instance, the model, a device or a hop in the error message.
+/// Why an instance is invalid. `place` names the instance, the model, the device or the hop with the invalid value.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum InstanceError {
     #[error("instance `{instance}` has no devices: give at least the head")]
@@ -44,7 +44,7 @@ impl Instance {
         for (index, device) in self.devices.iter().enumerate() {
             device.validate(index, &self.model)?;
         }
-        self.hops.as_ref().map_or(Ok(()), |hops| self.validate_hops(hops))
+        self.pair_hop_seconds.as_ref().map_or(Ok(()), |hops| self.validate_hops(hops))
     }
 
     fn validate_hops(&self, hops: &[Vec<Option<f64>>]) -> Checked {
@@ -120,11 +120,11 @@ impl Device {
         checked.speed("s_cpu", &self.cpu_speed, &model.layer_flops)?;
         checked.speed("s_cpu", &self.cpu_speed, &model.output_flops)?;
         for (field, value) in [
-            ("t_kv_cpu", self.cpu_cache_write),
-            ("t_kv_gpu", self.gpu_cache_write),
-            ("t_ram_vram", self.gpu_upload),
-            ("t_vram_ram", self.gpu_download),
-            ("t_comm", self.hop),
+            ("t_kv_cpu", self.cpu_cache_write_seconds),
+            ("t_kv_gpu", self.gpu_cache_write_seconds),
+            ("t_ram_vram", self.gpu_upload_seconds),
+            ("t_vram_ram", self.gpu_download_seconds),
+            ("t_comm", self.hop_seconds),
         ] {
             checked.not_negative(field, value)?;
         }

@@ -1,17 +1,16 @@
 //! The dynamic program that finds the fastest windows for one ring size, one head and one order of the devices.
 //!
-//! For a fixed ring size W the objective is separable: T = `sum_m` `g_m(w_m)` with `sum_m` `w_m` = W, where `g_m(w)`
-//! is the minimum time of device m with a window of w layers (`WindowTimes`). With the paper's objective it is the
-//! time of the best GPU split ([`crate::latency::gpu_split`]). The memory case depends only on the window of the
-//! device, so the paper's iteration over the sets M1-M4 is not needed. The dynamic program over devices
+//! With W layers per round, the time per token of M devices is a sum: T = `sum_m` `g_m(w_m)` with `sum_m` `w_m` = W,
+//! where `g_m(w)` is the minimum time of device m with a window of w layers (`WindowTimes`). With the prima.cpp paper's
+//! objective it is the time of the best GPU split ([`crate::latency::gpu_split`]). The memory case depends only on the
+//! window of the device, so the paper's iteration over the sets M1-M4 is not needed. Let `f_m(j)` be the minimum time
+//! of j layers on the first m devices. The dynamic program is exact, and drops a device by w = 0 with `g_m(0)` = 0:
 //!
 //! ```text
 //! f_m(j) = min over w of f_{m-1}(j - w) + g_m(w),      result f_M(W),      O(M W^2)
 //! ```
 //!
-//! is exact. A device is dropped by w = 0 with `g_m(0)` = 0.
-//!
-//! **Hops that depend on the next device.** Then the last device of the ring so far is part of the state too:
+//! **Hops that depend on the next device.** Then the last device of the ring so far is also in the state (k rounds):
 //!
 //! ```text
 //! a_m(j) = min over p before m of f_p(j) + k hop(p, m)        no device between p and m is in the ring
@@ -22,7 +21,7 @@
 //! too: m is then a relay, which is in the ring without layers (prima.cpp paper, section 3.3).
 //!
 //! **Partial last round.** If W does not divide L, the layers of a device in the partial last round depend on those
-//! that remain when the round reaches it: `rest_m` = max(0, R - sum_{j before m} `w_j`). The program visits the
+//! that remain when the round reaches it: `rest_m` = max(0, R - sum_{j before m} `w_j`). The program adds the
 //! devices in ring order, and this sum is its state, so with `g_m(w, rest)` instead of `g_m(w)` the result is still
 //! exact. The same holds if the time of a window depends on which layers it has. While layers remain, the partial
 //! round has a hop to m too, and the device with its last layer sends to the head.
@@ -34,7 +33,7 @@ use crate::{Assignment, InfeasibleReason, LatencyModel, RoundWindow};
 pub(crate) struct RingSizeProblem<'a, 'i> {
     pub model: &'a LatencyModel<'i>,
     /// The indices of the devices that may be in the ring, in ring order from the head.
-    pub order: &'a [usize],
+    pub ring_order: &'a [usize],
     pub layers_per_round: u32,
     /// The minimum window of each device in layers: 1 for the head and other devices that must be in the ring, else 0.
     pub min_windows: &'a [u32],
@@ -43,10 +42,10 @@ pub(crate) struct RingSizeProblem<'a, 'i> {
 pub(crate) trait WindowTimes {
     /// Returns the seconds per token of a device whose window has `window` layers and follows `layers_before` layers of
     /// the round, without hops; infinite if this window is not allowed.
-    fn seconds(&self, device: usize, window: u32, layers_before: usize) -> f64;
+    fn window_seconds(&self, device: usize, window: u32, layers_before: usize) -> f64;
 
-    /// Returns the number of values of `layers_before`, from 0 on, that have different times. All larger values have
-    /// the time of the largest of these values.
+    /// Returns the number n of values of `layers_before` with different times, which are 0 to n - 1. Larger values have
+    /// the time of n - 1.
     fn offset_count(&self) -> usize;
 }
 
@@ -67,7 +66,7 @@ struct BestTimes {
 struct PaperTimes<'a, 'i>(RingSizeProblem<'a, 'i>);
 
 impl WindowTimes for PaperTimes<'_, '_> {
-    fn seconds(&self, device: usize, window: u32, layers_before: usize) -> f64 {
+    fn window_seconds(&self, device: usize, window: u32, layers_before: usize) -> f64 {
         self.0.split(device, window, layers_before).map_or(f64::INFINITY, |split| split.device_seconds)
     }
 
@@ -77,7 +76,7 @@ impl WindowTimes for PaperTimes<'_, '_> {
 }
 
 impl RingSizeProblem<'_, '_> {
-    /// Returns the fastest assignment with W layers per round by the prima.cpp paper's objective.
+    /// Returns the assignment with W layers per round that is fastest by the prima.cpp paper's objective.
     pub(crate) fn optimum(&self) -> Result<Assignment, InfeasibleReason> {
         let times = PaperTimes(*self);
         let found = self.fastest_ring(&times).ok_or_else(|| self.infeasible_reason(&times))?;
@@ -95,12 +94,13 @@ impl RingSizeProblem<'_, '_> {
 
     /// Returns the ring with the minimum sum of window times and hops; `None` if no ring is allowed.
     pub(crate) fn fastest_ring(&self, times: &impl WindowTimes) -> Option<Ring> {
-        let linked = self.model.hops.depends_on_receiver;
+        let linked = self.model.hop_times.depends_on_receiver;
         let found = self.run(times, linked);
         let (seconds, last) = self.end(&found, linked)?;
         let ring = Ring { total_seconds: seconds, members: self.reconstruct(times, &found, last, linked) };
         // The program without linked hops counts a hop for a ring of one device, which has none.
-        let head_only = if !linked && self.model.hops.is_by_pair() { self.head_only(times) } else { None };
+        let head_only =
+            if !linked && self.model.hop_times.has_pair_times() { self.head_only(times) } else { None };
         Some(head_only.filter(|head_only| head_only.total_seconds < ring.total_seconds).unwrap_or(ring))
     }
 
@@ -112,7 +112,7 @@ impl RingSizeProblem<'_, '_> {
     ) -> Assignment {
         let devices = self.model.device_count();
         let rounds = self.model.model_layers().div_ceil(self.layers_per_round);
-        let mut assignment = Assignment::new(self.head(), rounds, vec![0; devices], vec![0; devices]);
+        let mut assignment = Assignment::new(self.head_device(), rounds, vec![0; devices], vec![0; devices]);
         for &(device, window, layers_before) in ring.members.iter().filter(|(_, window, _)| *window > 0) {
             assignment.window_layers[device] = window;
             assignment.gpu_layers[device] = gpu_layers(device, window, layers_before);
@@ -125,16 +125,16 @@ impl RingSizeProblem<'_, '_> {
     }
 
     fn head_only(&self, times: &impl WindowTimes) -> Option<Ring> {
-        if self.order[1..].iter().any(|device| self.min_windows[*device] > 0) {
+        if self.ring_order[1..].iter().any(|device| self.min_windows[*device] > 0) {
             return None;
         }
-        let seconds = times.seconds(self.head(), self.layers_per_round, 0);
-        let members = vec![(self.head(), self.layers_per_round, 0)];
+        let seconds = times.window_seconds(self.head_device(), self.layers_per_round, 0);
+        let members = vec![(self.head_device(), self.layers_per_round, 0)];
         (seconds < f64::INFINITY).then_some(Ring { total_seconds: seconds, members })
     }
 
-    pub(crate) fn head(&self) -> usize {
-        self.order[0]
+    pub(crate) fn head_device(&self) -> usize {
+        self.ring_order[0]
     }
 
     /// Returns W + 1, the number of window sizes from 0 to W layers.
@@ -153,11 +153,11 @@ impl RingSizeProblem<'_, '_> {
 
     fn run(&self, times: &impl WindowTimes, linked: bool) -> BestTimes {
         let columns = self.columns();
-        let unreached = vec![f64::INFINITY; self.order.len() * columns];
+        let unreached = vec![f64::INFINITY; self.ring_order.len() * columns];
         let mut found = BestTimes { arrival: unreached.clone(), cost: unreached };
         let mut table = Vec::new();
         found.arrival[0] = 0.0;
-        for (position, &device) in self.order.iter().enumerate() {
+        for (position, &device) in self.ring_order.iter().enumerate() {
             if linked {
                 self.compute_arrival(position, &mut found);
             } else if position > 0 {
@@ -173,7 +173,7 @@ impl RingSizeProblem<'_, '_> {
     fn compute_arrival(&self, position: usize, found: &mut BestTimes) {
         let columns = self.columns();
         for before in self.predecessors(position) {
-            let hop = self.model.hops.seconds(self.order[before], self.order[position]);
+            let hop = self.model.hop_times.seconds(self.ring_order[before], self.ring_order[position]);
             if hop == f64::INFINITY {
                 continue;
             }
@@ -191,9 +191,9 @@ impl RingSizeProblem<'_, '_> {
         if !linked {
             return (0, 0.0);
         }
-        let device = self.order[position];
+        let device = self.ring_order[position];
         let smallest = usize::from(self.remainder() > 0 || self.min_windows[device] > 0);
-        (smallest, self.model.hops.seconds(device, self.head()))
+        (smallest, self.model.hop_times.seconds(device, self.head_device()))
     }
 
     /// Returns the number of hops per token to a device whose window follows `layers_before` layers of the round.
@@ -204,7 +204,7 @@ impl RingSizeProblem<'_, '_> {
     /// Returns the possible positions of the previous device in the ring: back to the nearest one that must be in the
     /// ring.
     fn predecessors(&self, position: usize) -> std::ops::Range<usize> {
-        let kept = (0..position).rev().find(|before| self.min_windows[self.order[*before]] > 0);
+        let kept = (0..position).rev().find(|before| self.min_windows[self.ring_order[*before]] > 0);
         kept.unwrap_or(0)..position
     }
 
@@ -239,13 +239,15 @@ impl RingSizeProblem<'_, '_> {
         let in_partial_round = layers_before < self.remainder();
         // If the head computes the whole partial round, it has no hop in it.
         let covers_round = layers_before == 0 && window as usize >= self.remainder();
-        let is_alone = covers_round && device == self.head() && self.model.hops.is_by_pair();
+        let is_alone = covers_round && device == self.head_device() && self.model.hop_times.has_pair_times();
         let hops = self.whole_rounds() + u32::from(in_partial_round && !is_alone);
-        times.seconds(device, window, layers_before) + f64::from(hops) * self.model.hops.fixed_hop(device)
+        times.window_seconds(device, window, layers_before)
+            + f64::from(hops) * self.model.hop_times.fixed_hop_seconds(device)
     }
 
     fn split(&self, device: usize, window: u32, layers_before: usize) -> Option<GpuSplit> {
-        let first = RoundWindow::first(device, device == self.head(), self.layers_per_round, window);
+        let first =
+            RoundWindow::at_start(device, device == self.head_device(), self.layers_per_round, window);
         let window = RoundWindow { layers_before_window: layers_before as u32, ..first };
         self.model.best_split_with_hop(window, 0.0)
     }
@@ -264,11 +266,11 @@ impl RingSizeProblem<'_, '_> {
 
     /// Returns the seconds per token of the best ring and the position of its last device; ties go to the lowest one.
     fn end(&self, found: &BestTimes, linked: bool) -> Option<(f64, usize)> {
-        let count = self.order.len();
+        let count = self.ring_order.len();
         let positions = if linked { self.predecessors(count) } else { count - 1..count };
         let rings = positions.map(|position| {
             let all = found.cost[(position + 1) * self.columns() - 1];
-            let return_hop = || self.model.hops.seconds(self.order[position], self.head());
+            let return_hop = || self.model.hop_times.seconds(self.ring_order[position], self.head_device());
             let hops = if linked { f64::from(self.whole_rounds()) * return_hop() } else { 0.0 };
             (all + hops, position)
         });
@@ -287,7 +289,7 @@ impl RingSizeProblem<'_, '_> {
         let mut members = Vec::new();
         let (mut position, mut after) = (last, self.layers_per_round as usize);
         loop {
-            let device = self.order[position];
+            let device = self.ring_order[position];
             let (smallest, return_hop) = self.smallest_and_return_hop(position, linked);
             let goal = found.cost[position * columns + after];
             let before = (0..=after.saturating_sub(smallest)).find(|&layers_before| {
@@ -318,10 +320,10 @@ impl RingSizeProblem<'_, '_> {
     /// Returns the position of the device before `position` in the best ring; ties go to the lowest position.
     fn predecessor(&self, found: &BestTimes, position: usize, layers_before: usize) -> usize {
         let columns = self.columns();
-        let device = self.order[position];
+        let device = self.ring_order[position];
         let goal = found.arrival[position * columns + layers_before];
         let came_from = |before: &usize| {
-            let hop = self.model.hops.seconds(self.order[*before], device);
+            let hop = self.model.hop_times.seconds(self.ring_order[*before], device);
             found.cost[before * columns + layers_before] + self.hops_into(layers_before) * hop == goal
         };
         self.predecessors(position).find(came_from).unwrap_or(0)
@@ -329,12 +331,12 @@ impl RingSizeProblem<'_, '_> {
 
     pub(crate) fn infeasible_reason(&self, times: &impl WindowTimes) -> InfeasibleReason {
         let layers_per_round = self.layers_per_round;
-        let kept = self.order.iter().filter(|device| self.min_windows[**device] > 0).count();
+        let kept = self.ring_order.iter().filter(|device| self.min_windows[**device] > 0).count();
         if kept > layers_per_round as usize {
             return InfeasibleReason::MoreDevicesThanLayers { layers_per_round, devices: kept };
         }
         let mut held = 0;
-        for &device in self.order {
+        for &device in self.ring_order {
             let allowed = |window: &u32| {
                 let mut offsets = [0, times.offset_count() - 1].into_iter();
                 offsets.any(|offset| self.window_time(times, device, *window, offset).is_finite())
@@ -348,18 +350,18 @@ impl RingSizeProblem<'_, '_> {
             return InfeasibleReason::TooLittleMemory { layers_per_round, held };
         }
         // If there is a plan without regard to links, links are missing.
-        if self.model.hops.depends_on_receiver && self.end(&self.run(times, false), false).is_some() {
-            return InfeasibleReason::NoRoute { layers_per_round };
+        if self.model.hop_times.depends_on_receiver && self.end(&self.run(times, false), false).is_some() {
+            return InfeasibleReason::MissingLinks { layers_per_round };
         }
         // Memory suffices for whole rounds, but not for the additional layers of a partial last round.
-        InfeasibleReason::NothingAllowed { layers_per_round }
+        InfeasibleReason::NoAllowedPlan { layers_per_round }
     }
 }
 
-/// Sets `into[w]` to `min(into[w], base + own[w])` for every w.
-pub(crate) fn min_plus_update(base: f64, own: &[f64], into: &mut [f64]) {
-    for (best, seconds) in into.iter_mut().zip(own) {
-        let total = base + seconds;
+/// Sets `minima[w]` to `min(minima[w], base + addends[w])` for every w.
+pub(crate) fn min_plus_update(base: f64, addends: &[f64], minima: &mut [f64]) {
+    for (best, addend) in minima.iter_mut().zip(addends) {
+        let total = base + addend;
         *best = if total < *best { total } else { *best };
     }
 }

@@ -1,29 +1,29 @@
-//! The strategy `exact`: the optimal plan by the paper's objective.
+//! The strategy `exact`: the plan that is optimal by the prima.cpp paper's objective.
 //!
 //! For one ring size, head and order the dynamic program in `crate::solvers::dynamic_program` is exact, including the
 //! selection of devices. The ring sizes are L/k for every valid k, or all sizes if the last round may be partial. The
 //! order is the instance's, starting at the head, or the best one (`crate::solvers::ring_order`).
 //!
-//! Two properties save time without losing the optimum. First, if k is not given, only one round is needed: the shares
+//! Two properties save time without losing the optimum. First, if k is not given, only one round is needed: the windows
 //! of any plan can be merged into one round of the same devices, which has no more windows and no more hops. The other
 //! ring sizes are searched only to report their times, and they are skipped if there are too many. Second, a head
 //! whose lower bound (`crate::solvers::lower_bound`) exceeds the best time is not searched.
 //!
 //! If k is given and has too many ring sizes, the search is limited, and it reports this with a lower bound.
 //!
-//! Not here: the overlap of reading with computing ([`crate::solvers::overlap`]).
+//! Not here: the overlap of disk reads with computation ([`crate::solvers::overlap`]).
 
 use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::lower_bound::bounds_by_head;
 use crate::solvers::ring_order::{best_ring, can_try_all_subsets};
-use crate::solvers::search_space::{from_head, min_windows, ring_sizes, search_options};
+use crate::solvers::search_space::{min_windows, ring_sizes, rotated_to_head, search_options};
 use crate::solvers::shortest_cycle::{ShortestCycles, candidate_cycle};
 use crate::{
     Assignment, HeadChoice, IncompleteSearch, LatencyModel, OrderChoice, PlanRules, Proposal, SearchStep,
     Strategy, StrategyError,
 };
 
-/// The maximum number of table entries in a search with partial last rounds. source: measured, 20 ns each, so 0.3 s
+/// The maximum number of table entries of the dynamic programs in a search. source: measured, 20 ns each, so 0.3 s
 const MAX_TABLE_ENTRIES: f64 = 1.5e7;
 
 /// The maximum number of heads in a heuristic search, which tries those with the lowest bounds. source: assumed
@@ -42,8 +42,8 @@ pub struct ExactSearch {
 }
 
 impl Default for ExactSearch {
-    /// Returns the problem of prima.cpp: device 0 is the head, every device has a layer, rounds are whole, and k is
-    /// free.
+    /// Returns the search of the prima.cpp paper: device 0 is the head, every device has layers, rounds are whole, and
+    /// the number of rounds (k) is free.
     fn default() -> Self {
         let (head, order) = (HeadChoice::Fixed(0), OrderChoice::Given);
         Self { rules: PlanRules::default(), head, rounds: None, order }
@@ -74,7 +74,7 @@ impl Strategy for ExactSearch {
         let mut search =
             Search { model, exact: *self, deciding, bounds, steps, best: None, notes, bound: None };
         // If the next device does not matter, all orders of whole rounds are equally fast.
-        if self.order == OrderChoice::Best && model.hops.depends_on_receiver {
+        if self.order == OrderChoice::Best && model.hop_times.depends_on_receiver {
             search.best_order(&rings);
         } else {
             search.given_order(&rings);
@@ -246,7 +246,7 @@ impl Search<'_, '_> {
             [ring] if self.is_whole(*ring) => *ring,
             _ => self.model.model_layers(),
         };
-        self.bounds = bounds_by_head(self.model, layers_per_round, self.exact.rules.may_drop_devices);
+        self.bounds = bounds_by_head(self.model, layers_per_round, self.exact.rules);
     }
 
     /// Returns whether no plan with this head can be faster than the best plan so far, allowing for rounding errors.
@@ -266,16 +266,16 @@ impl Search<'_, '_> {
         let steps = (entries / MAX_TABLE_ENTRIES).ceil().max(1.0) as usize;
         let kept: Vec<u32> = rings.iter().step_by(steps).copied().collect();
         self.record_limit(&format!(
-            "Only {} of {} ring sizes were searched, and only with the most promising head, because a full \
-             search would take too long.",
+            "Only {} of {} ring sizes (layers per round) were searched, and only with the most promising head, because \
+             a full search would take too long.",
             kept.len(),
             rings.len()
         ));
         kept
     }
 
-    /// Returns the ring sizes besides `decided` whose times are reported: all, or only the divisors of L if all are too
-    /// many.
+    /// Returns the ring sizes besides `decided` whose times are reported: all, or if these are too many, only those
+    /// that divide the number of layers of the model.
     fn sizes_to_report(&mut self, rings: &[u32], decided: &[u32]) -> Vec<u32> {
         if self.exact.rounds.is_some() {
             return Vec::new();
@@ -309,15 +309,15 @@ impl Search<'_, '_> {
         }
     }
 
-    /// Searches the best windows for the ring order that is a cycle of all devices, rotated to the head.
+    /// Searches for the best windows with the ring order `cycle`, a cycle of all devices, starting at the head.
     fn try_ring(&mut self, head: usize, cycle: &[usize], layers_per_round: u32) {
-        self.try_order(head, &from_head(cycle, head), layers_per_round);
+        self.try_order(head, &rotated_to_head(cycle, head), layers_per_round);
     }
 
-    fn try_order(&mut self, head: usize, order: &[usize], layers_per_round: u32) {
+    fn try_order(&mut self, head: usize, ring_order: &[usize], layers_per_round: u32) {
         let min_windows = min_windows(self.model, self.exact.rules, head);
         let problem =
-            RingSizeProblem { model: self.model, order, layers_per_round, min_windows: &min_windows };
+            RingSizeProblem { model: self.model, ring_order, layers_per_round, min_windows: &min_windows };
         let outcome = problem.optimum().map(|assignment| {
             let seconds = self.model.seconds_per_token(&assignment);
             let better = self.best.as_ref().is_none_or(|(fastest, best)| {

@@ -1,11 +1,11 @@
 //! Linear and integer programs, solved by HiGHS if the feature `highs` is on.
 //!
-//! Without the feature, [`AVAILABLE`] is false, and strategies that need a solver return an error naming the feature.
+//! Without the feature, [`IS_SOLVER_AVAILABLE`] is false, and strategies that need a solver fail.
 
 use std::ops::RangeInclusive;
 
 /// Whether this build has a solver for linear programs.
-pub(crate) const AVAILABLE: bool = cfg!(feature = "highs");
+pub(crate) const IS_SOLVER_AVAILABLE: bool = cfg!(feature = "highs");
 
 #[derive(Default)]
 pub(crate) struct LinearProgram {
@@ -65,7 +65,7 @@ mod highs {
 
     /// The time limit of HiGHS for one program in seconds. source: assumed; programs of 32 devices take about a
     /// millisecond, those of a hundred devices take milliseconds, and a planner must not hang
-    const TIME_LIMIT: f64 = 10.0;
+    const TIME_LIMIT_SECONDS: f64 = 10.0;
 
     pub(super) fn minimise(program: &LinearProgram) -> Result<Vec<f64>, String> {
         let mut problem = RowProblem::default();
@@ -82,13 +82,13 @@ mod highs {
             let terms = row.terms.iter().map(|(column, factor)| (columns[*column], *factor));
             problem.add_row(row.bounds.clone(), terms);
         }
-        let refused =
+        let rejected =
             |status: HighsStatus| format!("the solver rejected the program with the status `{status:?}`");
-        let mut model = problem.try_optimise(Sense::Minimise).map_err(refused)?;
+        let mut model = problem.try_optimise(Sense::Minimise).map_err(rejected)?;
         model.make_quiet();
         let integer = program.columns.iter().any(|column| column.integer);
         configure(&mut model, integer).map_err(|error| error.to_string())?;
-        let solved = model.try_solve().map_err(refused)?;
+        let solved = model.try_solve().map_err(rejected)?;
         match solved.status() {
             HighsModelStatus::Optimal => {}
             status => return Err(format!("the solver returned the status `{status:?}`")),
@@ -108,7 +108,7 @@ mod highs {
         model.try_set_option("threads", 1)?;
         model.try_set_option("parallel", "off")?;
         model.try_set_option("random_seed", 0)?;
-        model.try_set_option("time_limit", TIME_LIMIT)?;
+        model.try_set_option("time_limit", TIME_LIMIT_SECONDS)?;
         if integer {
             model.try_set_option("mip_rel_gap", 0.0)?;
             model.try_set_option("mip_abs_gap", 0.0)?;

@@ -1,9 +1,9 @@
-//! Local search (hill climbing) that improves a plan by a score from the caller, for example its simulated time.
+//! Local search (hill climbing) for a plan with a lower score, which the caller computes, such as the simulated time.
 //!
 //! The search tries the neighbours of the best plan in turn (`Move`), and continues from the first better one. After an
 //! improvement the same move is tried again first. The search stops when no neighbour is better, after a number of
-//! evaluations, or when the caller stops it. Each plan is scored once. Only plans that satisfy the named constraints
-//! are scored, with the residency policies that are fastest in the steady state; the last round may be partial.
+//! evaluations, or when the caller stops it. Each plan is scored once. Only plans that satisfy all constraints are
+//! scored, with the residency policies that are fastest in the steady state; the last round may be partial.
 
 use std::collections::BTreeMap;
 
@@ -54,12 +54,12 @@ pub struct RefineResult {
 pub fn refine(
     model: &LatencyModel,
     start: &Assignment,
-    search: RefineOptions,
+    options: RefineOptions,
     score: impl FnMut(&Assignment) -> Option<f64>,
     should_continue: impl FnMut(RefineProgress) -> bool,
 ) -> RefineResult {
     let (known, progress) = (BTreeMap::new(), RefineProgress::default());
-    let mut scores = ScoreCache { score, should_continue, search, known, progress };
+    let mut scores = ScoreCache { score, should_continue, options, known, progress };
     let mut best = start.clone();
     // A start with an invalid shape has no neighbours and no score.
     let is_valid = shape_violations(model, start).is_empty();
@@ -69,8 +69,8 @@ pub fn refine(
     let mut stop_reason = StopReason::NoBetterNeighbour;
     while failed_moves < moves.len() {
         let neighbour = moves[index].apply(&best, model).filter(|next| {
-            (!search.keep_rounds || next.rounds == best.rounds)
-                && ring_violations(model, next, search.rules).is_empty()
+            (!options.keep_rounds || next.rounds == best.rounds)
+                && ring_violations(model, next, options.rules).is_empty()
                 && best_residencies(model, next).is_some()
         });
         let before = scores.progress.best_score;
@@ -97,7 +97,7 @@ pub fn refine(
 struct ScoreCache<S, G> {
     score: S,
     should_continue: G,
-    search: RefineOptions,
+    options: RefineOptions,
     known: BTreeMap<Assignment, Option<f64>>,
     progress: RefineProgress,
 }
@@ -108,7 +108,7 @@ impl<S: FnMut(&Assignment) -> Option<f64>, G: FnMut(RefineProgress) -> bool> Sco
         if let Some(known) = self.known.get(assignment) {
             return Ok(*known);
         }
-        if self.search.max_evaluations.is_some_and(|most| self.progress.evaluations >= most) {
+        if self.options.max_evaluations.is_some_and(|most| self.progress.evaluations >= most) {
             return Err(StopReason::EvaluationLimit);
         }
         if !(self.should_continue)(self.progress) {
@@ -222,7 +222,7 @@ fn next_rounds(at: &Assignment, model: &LatencyModel, more: bool, factors: bool)
     if more { valid.find(|rounds| *rounds > at.rounds) } else { valid.rfind(|rounds| *rounds < at.rounds) }
 }
 
-/// Returns a plan with another number of rounds; `None` if no windows give it. Windows keep their ratios (largest
+/// Returns the plan with `rounds` rounds; `None` if no windows give this number. Windows keep their ratios (largest
 /// remainder method), no window becomes empty, and devices with GPU layers get a new split.
 fn rescaled(at: &Assignment, model: &LatencyModel, rounds: u32) -> Option<Assignment> {
     let layers = model.model_layers();
@@ -269,11 +269,11 @@ fn rescaled(at: &Assignment, model: &LatencyModel, rounds: u32) -> Option<Assign
 fn split(next: &mut Assignment, model: &LatencyModel, device: usize) {
     let layers_per_round = next.layers_per_round().clamp(1, u64::from(model.model_layers())) as u32;
     let window =
-        RoundWindow::first(device, device == next.head, layers_per_round, next.window_layers[device]);
+        RoundWindow::at_start(device, device == next.head, layers_per_round, next.window_layers[device]);
     next.gpu_layers[device] = model.best_split(window).map_or(0, |split| split.gpu_layers);
 }
 
-/// The strategy `refine`, which proposes the plan of a local search, so that it is checked, evaluated and explained.
+/// The strategy `refine`, which proposes the plan of a local search, so that [`crate::solve()`] explains it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefinedPlan {
     pub assignment: Assignment,

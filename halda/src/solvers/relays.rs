@@ -15,7 +15,7 @@ pub(crate) fn with_relays(model: &LatencyModel, assignment: Assignment) -> Assig
     let ring = assignment.ring();
     let in_range = ring.iter().all(|device| *device < devices) && assignment.window_layers.len() == devices;
     let is_gap = |(position, &from): (usize, &usize)| {
-        model.hops.seconds(from, ring[(position + 1) % ring.len()]) == f64::INFINITY
+        model.hop_times.seconds(from, ring[(position + 1) % ring.len()]) == f64::INFINITY
     };
     if !in_range || !ring.iter().enumerate().any(is_gap) {
         return assignment;
@@ -25,7 +25,7 @@ pub(crate) fn with_relays(model: &LatencyModel, assignment: Assignment) -> Assig
     for (position, &from) in ring.iter().enumerate() {
         order.push(from);
         let to = ring[(position + 1) % ring.len()];
-        if model.hops.seconds(from, to) < f64::INFINITY {
+        if model.hop_times.seconds(from, to) < f64::INFINITY {
             continue;
         }
         let Some(path) = fastest_path(model, from, to, &free) else { return assignment };
@@ -40,7 +40,7 @@ pub(crate) fn with_relays(model: &LatencyModel, assignment: Assignment) -> Assig
 /// Returns the devices between `from` and `to` on the fastest path through free devices; `None` if no path exists.
 fn fastest_path(model: &LatencyModel, from: usize, to: usize, free: &[bool]) -> Option<Vec<usize>> {
     let devices = free.len();
-    let mut seconds: Vec<f64> = (0..devices).map(|device| model.hops.seconds(from, device)).collect();
+    let mut seconds: Vec<f64> = (0..devices).map(|device| model.hop_times.seconds(from, device)).collect();
     let mut before = vec![from; devices];
     let mut open: Vec<bool> = free.to_vec();
     open[to] = true;
@@ -52,7 +52,7 @@ fn fastest_path(model: &LatencyModel, from: usize, to: usize, free: &[bool]) -> 
         }
         open[nearest] = false;
         for device in (0..devices).filter(|device| open[*device]) {
-            let through = seconds[nearest] + model.hops.seconds(nearest, device);
+            let through = seconds[nearest] + model.hop_times.seconds(nearest, device);
             if through < seconds[device] {
                 (seconds[device], before[device]) = (through, nearest);
             }

@@ -1,22 +1,24 @@
 //! The best ring: the devices in it and their order.
 //!
-//! With whole rounds, T of a set S of devices is the time of the layers plus k times the length of the cycle through
-//! S. The time of the layers does not depend on the order. So the best plan is the minimum over S of
+//! With k whole rounds of W layers, the time per token on a set S of devices is the time of the layers plus k times the
+//! shortest cycle through S. The time F(S) of the layers does not depend on the order. So the best plan has the minimum
+//! over S of
 //!
 //! ```text
-//! F(S) + k cycle(S),      F(S) = min of sum over S of g_m(w_m),  sum w = W,  w >= 0 off the head
+//! F(S) + k cycle(S),      F(S) = min of sum over S of g_m(w_m),  sum w = W,  w >= 1 on the head, w >= 0 on others
 //! ```
 //!
-//! with the shortest cycles from [`crate::solvers::shortest_cycle`]. A device of S without layers is a relay. F is
-//! extended by one device at a time along a tree of subsets, which takes O(2^M W^2). For more than `MAX_DEVICES`
-//! devices, `exact` tries short cycles as orders, and reports the bound of [`crate::solvers::lower_bound`].
+//! with g as in [`crate::solvers::dynamic_program`] and cycles from [`crate::solvers::shortest_cycle`]. A device of S
+//! without layers is a relay. F is extended by one device at a time along a tree of subsets, which takes O(2^M W^2) for
+//! M devices. For more than `MAX_DEVICES` devices, `exact` tries short cycles as orders, and reports the bound of
+//! [`crate::solvers::lower_bound`].
 //!
 //! Not here: orders for partial last rounds, which are searched only in the best order for whole rounds.
 
 use crate::problem::assignment::ring_order;
 use crate::solvers::dynamic_program::RingSizeProblem;
-use crate::solvers::lower_bound::{min_plus_convolution, no_layers};
-use crate::solvers::search_space::{from_head, min_windows};
+use crate::solvers::lower_bound::{base_case_seconds, min_plus_convolution};
+use crate::solvers::search_space::{min_windows, rotated_to_head};
 use crate::solvers::shortest_cycle::ShortestCycles;
 use crate::{LatencyModel, PlanRules};
 
@@ -26,20 +28,20 @@ const MAX_DEVICES: usize = 12;
 /// The maximum number of additions in the search over subsets. source: measured, half a nanosecond each
 const MAX_ADDITIONS: f64 = 1.2e9;
 
-/// Returns whether all subsets of devices can be tried within the limits, for so many heads and these ring sizes.
+/// Returns whether all subsets of devices can be tried within the limits, for `head_count` heads and these ring sizes.
 pub(crate) fn can_try_all_subsets(
     model: &LatencyModel,
     rules: PlanRules,
-    heads: usize,
-    rings: &[u32],
+    head_count: usize,
+    ring_sizes: &[u32],
 ) -> bool {
     let devices = model.device_count();
     if devices > MAX_DEVICES {
         return false;
     }
     let sets = if rules.may_drop_devices { f64::from(1_u32 << devices) / 4.0 } else { devices as f64 };
-    let squares: f64 = rings.iter().map(|ring| f64::from(*ring).powi(2) / 2.0).sum();
-    heads as f64 * sets * squares <= MAX_ADDITIONS
+    let squares: f64 = ring_sizes.iter().map(|size| f64::from(*size).powi(2) / 2.0).sum();
+    head_count as f64 * sets * squares <= MAX_ADDITIONS
 }
 
 /// Returns the devices of the fastest ring of W layers with this head, in ring order; `None` if no plan exists.
@@ -53,16 +55,16 @@ pub(crate) fn best_ring(
     let devices = model.device_count();
     let min_windows = min_windows(model, rules, head);
     let order: Vec<usize> = ring_order(head, devices).collect();
-    let problem = RingSizeProblem { model, order: &order, layers_per_round, min_windows: &min_windows };
+    let problem = RingSizeProblem { model, ring_order: &order, layers_per_round, min_windows: &min_windows };
     let tables = (0..devices).map(|device| problem.whole_round_times(device)).collect();
     let rounds = f64::from(model.model_layers() / layers_per_round);
     let mut subsets = Subsets { tables, cycles, rounds, min_windows: &min_windows, best: (f64::INFINITY, 0) };
-    subsets.descend(0, &no_layers(layers_per_round), 0);
+    subsets.descend(0, &base_case_seconds(layers_per_round), 0);
     let (seconds, set) = subsets.best;
     if seconds == f64::INFINITY {
         return None;
     }
-    Some(from_head(&cycles.order(set), head))
+    Some(rotated_to_head(&cycles.cycle_order(set), head))
 }
 
 /// The search over the tree of subsets, in which each level decides whether one device is in the ring.
@@ -77,8 +79,8 @@ struct Subsets<'a> {
 }
 
 impl Subsets<'_> {
-    /// Visits all sets that add to `set` devices from index `device` on. `times` is F(`set`) in seconds by number of
-    /// layers.
+    /// Tries all sets that consist of `set` and of devices from index `device` on. `times` is F(`set`) in seconds by
+    /// number of layers.
     fn descend(&mut self, device: usize, times: &[f64], set: usize) {
         let with = set | 1 << device;
         let may_stay_out = self.min_windows[device] == 0;
@@ -104,7 +106,7 @@ impl Subsets<'_> {
         if layers_time == f64::INFINITY || set == 0 {
             return;
         }
-        let seconds = layers_time + self.rounds * self.cycles.seconds(set);
+        let seconds = layers_time + self.rounds * self.cycles.cycle_seconds(set);
         let (fastest, smallest) = self.best;
         if seconds < fastest || seconds == fastest && set.count_ones() < smallest.count_ones() {
             self.best = (seconds, set);

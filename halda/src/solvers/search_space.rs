@@ -25,7 +25,7 @@ impl HeadChoice {
 }
 
 /// Returns a cycle of devices, rotated so that the head is first.
-pub(crate) fn from_head(cycle: &[usize], head: usize) -> Vec<usize> {
+pub(crate) fn rotated_to_head(cycle: &[usize], head: usize) -> Vec<usize> {
     let mut order = cycle.to_vec();
     order.rotate_left(cycle.iter().position(|device| *device == head).unwrap_or(0));
     order
@@ -57,10 +57,10 @@ pub(crate) fn search_options(
 /// Returns the ring sizes (layers per round) to search, in descending order; only those with `rounds` rounds if given.
 pub(crate) fn ring_sizes(
     model_layers: u32,
-    may_leave_remainder: bool,
+    may_have_partial_round: bool,
     rounds: Option<u32>,
 ) -> Result<Vec<u32>, StrategyError> {
-    let mut sizes: Vec<u32> = if may_leave_remainder {
+    let mut sizes: Vec<u32> = if may_have_partial_round {
         (model_layers.min(2)..=model_layers).rev().collect()
     } else {
         valid_rounds(model_layers).iter().map(|rounds| model_layers / rounds).collect()
@@ -70,7 +70,7 @@ pub(crate) fn ring_sizes(
     sizes.retain(|size| model_layers.div_ceil(*size) == rounds);
     if sizes.is_empty() {
         valid.dedup();
-        return Err(StrategyError::Rounds { rounds, model_layers, valid });
+        return Err(StrategyError::InvalidRounds { rounds, model_layers, valid });
     }
     Ok(sizes)
 }

@@ -1,13 +1,14 @@
 //! Shortest cycles through devices: exact for few devices, by local search for many devices.
 //!
-//! Hops may differ by direction. For few devices, Held and Karp's dynamic program over all subsets is used:
+//! Hops may differ by direction. For few devices, Held and Karp's dynamic program over all subsets S is used. d(S, j)
+//! is the length of the shortest path from the first device s of S through all of S to device j:
 //!
 //! ```text
 //! d(S, j) = min over i in S \ {j} of d(S \ {j}, i) + hop(i, j)      cycle(S) = min over j of d(S, j) + hop(j, s)
 //! ```
 //!
-//! where s is the first device of S (M. Held, R. M. Karp, "A dynamic programming approach to sequencing problems",
-//! 1962). For many devices, a nearest-neighbour cycle is improved by reversing and moving segments.
+//! (M. Held, R. M. Karp, "A dynamic programming approach to sequencing problems", 1962.) For many devices, a
+//! nearest-neighbour cycle is improved by reversing and moving segments.
 
 use crate::latency::LatencyModel;
 
@@ -25,7 +26,7 @@ impl ShortestCycles {
     pub(crate) fn new(model: &LatencyModel) -> Self {
         let devices = model.device_count();
         let pairs = (0..devices).flat_map(|from| (0..devices).map(move |to| (from, to)));
-        let hops: Vec<f64> = pairs.map(|(from, to)| model.hops.seconds(from, to)).collect();
+        let hops: Vec<f64> = pairs.map(|(from, to)| model.hop_times.seconds(from, to)).collect();
         let mut paths = vec![f64::INFINITY; devices << devices];
         for set in 1_usize..1 << devices {
             let first = set.trailing_zeros() as usize;
@@ -45,12 +46,12 @@ impl ShortestCycles {
     }
 
     /// Returns the seconds of the shortest cycle through a set of devices; infinite if links are missing.
-    pub(crate) fn seconds(&self, set: usize) -> f64 {
+    pub(crate) fn cycle_seconds(&self, set: usize) -> f64 {
         self.last(set).map_or(f64::INFINITY, |last| self.closed(set, last))
     }
 
     /// Returns the shortest cycle through a set of devices, starting at the first one.
-    pub(crate) fn order(&self, set: usize) -> Vec<usize> {
+    pub(crate) fn cycle_order(&self, set: usize) -> Vec<usize> {
         let mut order = Vec::new();
         let mut left = set;
         let mut next = self.last(set);
@@ -85,7 +86,7 @@ pub(crate) fn candidate_cycle(model: &LatencyModel, members: &[usize]) -> Vec<us
     let (first, others) = members.split_at(members.len().min(1));
     let (mut cycle, mut left) = (first.to_vec(), others.to_vec());
     while let Some(&last) = cycle.last() {
-        let hop = |device: &usize| model.hops.seconds(last, *device);
+        let hop = |device: &usize| model.hop_times.seconds(last, *device);
         let nearest = (0..left.len()).min_by(|one, other| hop(&left[*one]).total_cmp(&hop(&left[*other])));
         let Some(nearest) = nearest else { break };
         cycle.push(left.remove(nearest));
@@ -105,7 +106,8 @@ pub(crate) fn with_missing_devices(model: &LatencyModel, mut cycle: Vec<usize>) 
     for device in others {
         let added = |position: usize| {
             let (before, after) = (cycle[position], cycle[(position + 1) % cycle.len()]);
-            let new_hops = [(before, device), (device, after)].map(|(from, to)| model.hops.seconds(from, to));
+            let new_hops =
+                [(before, device), (device, after)].map(|(from, to)| model.hop_times.seconds(from, to));
             new_hops.iter().sum::<f64>()
         };
         let best = (0..cycle.len()).min_by(|one, other| added(*one).total_cmp(&added(*other)));
@@ -120,7 +122,7 @@ type Length = (usize, f64);
 fn cycle_length(model: &LatencyModel, cycle: &[usize]) -> Length {
     let hops = cycle.iter().enumerate().map(|(position, &from)| {
         let to = cycle[(position + 1) % cycle.len()];
-        if from == to { 0.0 } else { model.hops.seconds(from, to) }
+        if from == to { 0.0 } else { model.hop_times.seconds(from, to) }
     });
     let add = |(missing, seconds): Length, hop: f64| {
         if hop.is_finite() { (missing, seconds + hop) } else { (missing + 1, seconds) }

@@ -9,15 +9,14 @@ use hearth_halda::{
 
 use crate::fixtures::{plain_device, plain_instance, plain_model};
 
-/// The bytes of a layer.
-const LAYER: u64 = 100;
+const LAYER_BYTES: u64 = 100;
 
 /// Returns a device whose CPU computes `speed` layers per second and whose RAM holds `layers` layers.
 fn device(name: &str, speed: f64, layers: u64) -> Device {
     Device {
-        cpu_memory_rate: speed * LAYER as f64,
-        disk_read_rate: LAYER as f64,
-        ram_available: layers * LAYER,
+        cpu_memory_rate: speed * LAYER_BYTES as f64,
+        disk_read_rate: LAYER_BYTES as f64,
+        ram_available: layers * LAYER_BYTES,
         ..plain_device(name)
     }
 }
@@ -26,14 +25,14 @@ fn device(name: &str, speed: f64, layers: u64) -> Device {
 fn with_gpu(device: Device, speed: f64, layers: u64) -> Device {
     Device {
         gpu: GpuApi::Cuda,
-        gpu_memory_rate: speed * LAYER as f64,
-        cuda_available: layers * LAYER,
+        gpu_memory_rate: speed * LAYER_BYTES as f64,
+        cuda_available: layers * LAYER_BYTES,
         ..device
     }
 }
 
 fn solved(strategy: &dyn Strategy, layers: u32, devices: Vec<Device>) -> Result<Solution, String> {
-    solved_instance(strategy, &plain_instance(plain_model(layers, LAYER, 0.0), devices))
+    solved_instance(strategy, &plain_instance(plain_model(layers, LAYER_BYTES, 0.0), devices))
 }
 
 fn solved_instance(strategy: &dyn Strategy, instance: &Instance) -> Result<Solution, String> {
@@ -108,7 +107,7 @@ fn perf_overloads_cpus_when_all_memory_is_full() {
     assert_eq!(solution.breakdown.devices[0].disk_seconds, 2.0);
 
     // A device with a slow disk is skipped: the 4 layers in the ratio 10:5 have the cumulative shares 2.67, 4: 3, 1.
-    let mut instance = plain_instance(plain_model(20, LAYER, 0.0), devices);
+    let mut instance = plain_instance(plain_model(20, LAYER_BYTES, 0.0), devices);
     instance.slow_disk_threshold = 60.0;
     instance.devices[2].disk_read_rate = 50.0;
     let solution = solved_instance(&PerformanceProportional, &instance).unwrap();
@@ -126,8 +125,8 @@ fn edgeshard_trades_speed_for_hops() {
     // A layer takes 0.1 s on the head and 0.05 s on the others. A block on another device saves 0.05 s per layer and
     // costs a hop. 8 layers on the near device save 0.4 s for a hop of 0.1 s. One more layer on the far device would
     // save 0.05 s for a hop of 0.2 s.
-    let near = Device { hop: 0.1, ..device("near", 20.0, 8) };
-    let far = Device { hop: 0.2, ..device("far", 20.0, 20) };
+    let near = Device { hop_seconds: 0.1, ..device("near", 20.0, 8) };
+    let far = Device { hop_seconds: 0.2, ..device("far", 20.0, 20) };
     let devices = vec![device("head", 10.0, 10), near, far];
     let solution = check(&EdgeShard, 10, devices.clone(), &[2, 8, 0], &[0, 0, 0]);
     assert!((solution.seconds_per_token() - (2.0 * 0.1 + 8.0 * 0.05 + 0.1)).abs() < 1e-12);
@@ -143,27 +142,27 @@ fn edgeshard_trades_speed_for_hops() {
 fn edgeshard_reads_nothing_even_where_reading_is_faster() {
     // The worker is 100 times slower than the head, and the disk of the head reads 50 layers per second.
     let mut devices = vec![device("head", 100.0, 6), device("worker", 1.0, 10)];
-    devices[0].disk_read_rate = 50.0 * LAYER as f64;
+    devices[0].disk_read_rate = 50.0 * LAYER_BYTES as f64;
     check(&EdgeShard, 10, devices.clone(), &[6, 4], &[0, 0]);
     check(&ExactSearch { rounds: Some(1), ..ExactSearch::default() }, 10, devices.clone(), &[9, 1], &[0, 0]);
 
     let refusal = solved(&EdgeShard, 17, devices.clone()).unwrap_err();
     assert_eq!(refusal, "`edgeshard` reads no weights from disk, and only 16 of the 17 layers fit in memory");
-    devices[0].ram_available = LAYER - 1;
-    let small_head =
-        "`edgeshard` reads no weights from disk, and the head `head` has too little memory for a layer";
+    devices[0].ram_available = LAYER_BYTES - 1;
+    let small_head = "`edgeshard` reads no weights from disk, and the head device `head` has too little memory for \
+                      a layer";
     assert_eq!(solved(&EdgeShard, 10, devices).unwrap_err(), small_head);
 }
 
 #[test]
 fn lingualinked_balances_computing_and_communication() {
     // x/10 = (10 - x)/20 + 0.1 gives x = 4: both devices take 0.4 s.
-    let near = Device { hop: 0.1, ..device("near", 20.0, 10) };
+    let near = Device { hop_seconds: 0.1, ..device("near", 20.0, 10) };
     let solution = check(&LinguaLinked, 10, vec![device("head", 10.0, 10), near.clone()], &[4, 6], &[0, 0]);
     let seconds = |device: usize| solution.breakdown.devices[device].seconds();
     assert!((seconds(0) - 0.4).abs() < 1e-12 && (seconds(1) - 0.4).abs() < 1e-12);
     // If the worker holds only 5 layers, or the head only 3, the other device gets the rest.
-    let tight = Device { ram_available: 5 * LAYER, ..near.clone() };
+    let tight = Device { ram_available: 5 * LAYER_BYTES, ..near.clone() };
     check(&LinguaLinked, 10, vec![device("head", 10.0, 10), tight], &[5, 5], &[0, 0]);
     check(&LinguaLinked, 10, vec![device("head", 10.0, 3), near], &[3, 7], &[0, 0]);
     // GPU and CPU of the head both count: 4/40 + (x - 4)/10 = (11 - x)/10 gives x = 7.
@@ -171,7 +170,7 @@ fn lingualinked_balances_computing_and_communication() {
     check(&LinguaLinked, 11, vec![head, device("worker", 10.0, 20)], &[7, 4], &[4, 0]);
     // The hop of the far device takes 10 s, which is the longest time in any case. The sum of the other times is
     // minimal if the fast device has all layers but one.
-    let far = Device { hop: 10.0, ..device("far", 10.0, 10) };
+    let far = Device { hop_seconds: 10.0, ..device("far", 10.0, 10) };
     let devices = vec![device("head", 10.0, 10), device("fast", 20.0, 10), far];
     check(&LinguaLinked, 10, devices, &[1, 9, 0], &[0, 0, 0]);
 }

@@ -8,10 +8,9 @@ use hearth_halda::{
     ManualPlan, MemoryProportional, SingleDevice, StrategyError, Violation, solve,
 };
 
-use crate::fixtures::{SELECT, certified_model};
+use crate::fixtures::{MAY_DROP, certified_model};
 
-/// The bytes of a layer.
-const LAYER: f64 = 536_870_912.0;
+const LAYER_BYTES: f64 = 536_870_912.0;
 
 #[track_caller]
 fn near(found: f64, expected: f64) {
@@ -28,9 +27,9 @@ fn partial_last_round_has_its_terms() {
     assert_eq!(head.layer_counts, LayerCounts { layers: 14, gpu_layers: 0, windows: 3 });
     assert_eq!(worker.layer_counts, LayerCounts { layers: 10, gpu_layers: 0, windows: 2 });
     near(head.compute_seconds, 14.0 * 0.01 + 0.01);
-    near(head.memory_seconds, 14.0 * (5e-6 + LAYER / 30e9) + 3.0 * 1e-4);
+    near(head.memory_seconds, 14.0 * (5e-6 + LAYER_BYTES / 30e9) + 3.0 * 1e-4);
     // 12 of the 14 layers fit in memory, so two are read again at 1 GB/s.
-    near(head.disk_seconds, 2.0 * LAYER / 1e9);
+    near(head.disk_seconds, 2.0 * LAYER_BYTES / 1e9);
     near(head.communication_seconds, 3.0 * 0.005);
     near(worker.disk_seconds, 0.0);
     near(worker.communication_seconds, 2.0 * 0.005);
@@ -49,7 +48,7 @@ fn exact_fit_is_bound_by_memory() {
     for device in &solution.explanation.devices {
         assert_eq!(device.binding_constraints, [BindingConstraint::Memory]);
         // One more layer adds arithmetic, memory traffic and reading from disk.
-        near(device.extra_layer_seconds.unwrap(), 0.01 + 5e-6 + LAYER / 30e9 + LAYER / 1e9);
+        near(device.extra_layer_seconds.unwrap(), 0.01 + 5e-6 + LAYER_BYTES / 30e9 + LAYER_BYTES / 1e9);
     }
 }
 
@@ -61,14 +60,14 @@ fn full_metal_device_rereads_everything_for_one_more_layer() {
     let [metal, linux] = &solution.explanation.devices[..] else { panic!("two devices") };
     assert_eq!(metal.binding_constraints, [BindingConstraint::GpuMemory, BindingConstraint::Memory]);
     // 13 layers are read at 700 MB/s, and the thirteenth is on the CPU because the working set holds 12.
-    near(metal.extra_layer_seconds.unwrap(), 13.0 * LAYER / 700e6 + 0.01 + 5e-6 + LAYER / 30e9);
+    near(metal.extra_layer_seconds.unwrap(), 13.0 * LAYER_BYTES / 700e6 + 0.01 + 5e-6 + LAYER_BYTES / 30e9);
     assert_eq!(linux.binding_constraints, [BindingConstraint::Overloaded]);
 }
 
 #[test]
 fn dropped_device_has_its_cost() {
     let model = certified_model("slowgpu");
-    let solution = solve(&ExactSearch { rules: SELECT, ..ExactSearch::default() }, &model).unwrap();
+    let solution = solve(&ExactSearch { rules: MAY_DROP, ..ExactSearch::default() }, &model).unwrap();
     assert_eq!(solution.assignment.window_layers, [12, 0]);
     // The devices are equally fast, so the dropped device would add only its hop and its copies.
     let Some(DropReason::Slower(seconds)) = solution.explanation.devices[1].drop_reason else {
@@ -88,7 +87,7 @@ fn infeasible_instance_names_the_reason() {
     let refusal = solve(&ExactSearch::default(), &model).unwrap_err();
     let expected = "no plan exists: k = 1: a round of 2 layers cannot give each of 3 devices a layer";
     assert_eq!(refusal.to_string(), expected);
-    let solution = solve(&ExactSearch { rules: SELECT, ..ExactSearch::default() }, &model).unwrap();
+    let solution = solve(&ExactSearch { rules: MAY_DROP, ..ExactSearch::default() }, &model).unwrap();
     assert_eq!(solution.assignment.window_layers, [2, 0, 0]);
 }
 
@@ -103,7 +102,7 @@ fn baselines_have_their_windows() {
     let single = solve(&SingleDevice::default(), &model).unwrap();
     assert_eq!(single.assignment.window_layers, [24, 0]);
     // 12 of 24 layers do not fit and are read again. The optimum reads nothing.
-    near(single.breakdown.devices[0].disk_seconds, 12.0 * LAYER / 1e9);
+    near(single.breakdown.devices[0].disk_seconds, 12.0 * LAYER_BYTES / 1e9);
     near(single.explanation.optimal_seconds_per_token.unwrap(), 0.689_816_729_6);
     assert!(single.explanation.optimality_gap.unwrap() > 9.0);
 }
@@ -121,7 +120,7 @@ fn manual_plan_is_checked() {
     assert!(manual(Some(1), vec![6, 6], vec![0, 0]).is_ok());
     assert!(manual(None, vec![4, 1], vec![]).is_ok(), "W = 5 leaves R = 2");
     let found = broken(manual(Some(2), vec![4, 1], vec![]));
-    assert!(matches!(found[..], [Violation::RoundsDoNotCover { expected: 3, .. }]), "{found:?}");
+    assert!(matches!(found[..], [Violation::RoundsDoNotCoverModel { expected: 3, .. }]), "{found:?}");
     // 4 GiB of GPU memory hold 8 layers; the other device has no GPU.
     let found = broken(manual(Some(1), vec![10, 2], vec![9, 1]));
     let sentences: Vec<String> = found.iter().map(ToString::to_string).collect();
@@ -129,12 +128,12 @@ fn manual_plan_is_checked() {
         "the 9 GPU layers of `linux-cuda` take 4831838208 bytes, but its GPU has 4294967296 bytes for them";
     assert_eq!(sentences, [too_large, "`linux-none` has 1 GPU layers, but no GPU"]);
     let found = broken(manual(Some(3), vec![6, 6], vec![0, 7]));
-    assert!(matches!(found[0], Violation::RoundsDoNotCover { expected: 1, .. }), "{found:?}");
+    assert!(matches!(found[0], Violation::RoundsDoNotCoverModel { expected: 1, .. }), "{found:?}");
     assert!(matches!(found[1], Violation::GpuLayersExceedWindow { .. }), "{found:?}");
     let found = broken(manual(Some(1), vec![0, 12], vec![0, 0]));
     assert!(matches!(found[..], [Violation::HeadWithoutLayers { .. }]), "{found:?}");
     let found = broken(manual(Some(1), vec![12], vec![0]));
-    assert!(matches!(found[..], [Violation::DeviceCount { .. }]), "{found:?}");
+    assert!(matches!(found[..], [Violation::DeviceCountMismatch { .. }]), "{found:?}");
     let found = broken(manual(Some(1), vec![u32::MAX, u32::MAX], vec![0, 0]));
     assert!(matches!(found[..], [Violation::RingExceedsModel { .. }]), "{found:?}");
 }
@@ -149,7 +148,7 @@ fn invalid_instance_names_field_and_device() {
     let no_disk = "`s_disk` of devices[1] `linux-none` is 0: it must be above zero";
     check(|instance| instance.devices[1].disk_read_rate = 0.0, no_disk);
     let hop = "`t_comm` of devices[0] `linux-cuda` is NaN: it must be a finite number";
-    check(|instance| instance.devices[0].hop = f64::NAN, hop);
+    check(|instance| instance.devices[0].hop_seconds = f64::NAN, hop);
     let speed = "`s_gpu` of devices[0] `linux-cuda` has no speed for `q4k`, which the model uses: measure or estimate it";
     check(|instance| instance.devices[0].gpu_speed.clear(), speed);
     check(|instance| instance.devices.clear(), "instance `slowgpu` has no devices: give at least the head");

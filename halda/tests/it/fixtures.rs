@@ -74,12 +74,12 @@ pub fn plain_device(name: &str) -> Device {
         gpu_speed: BTreeMap::new(),
         cpu_memory_rate: 1e24,
         gpu_memory_rate: 0.0,
-        cpu_cache_write: 0.0,
-        gpu_cache_write: 0.0,
-        gpu_upload: 0.0,
-        gpu_download: 0.0,
+        cpu_cache_write_seconds: 0.0,
+        gpu_cache_write_seconds: 0.0,
+        gpu_upload_seconds: 0.0,
+        gpu_download_seconds: 0.0,
         unified_memory: false,
-        hop: 0.0,
+        hop_seconds: 0.0,
         disk_read_rate: 1e6,
         ram_available: 0,
         metal_available: 0,
@@ -115,7 +115,7 @@ pub fn plain_model(layers: u32, layer_bytes: u64, layer_flops: f64) -> Model {
 
 /// Returns an instance whose hops depend only on the sender, and whose disks may all be read for every token.
 pub fn plain_instance(model: Model, devices: Vec<Device>) -> Instance {
-    Instance { name: "plain".to_owned(), slow_disk_threshold: 0.0, model, devices, hops: None }
+    Instance { name: "plain".to_owned(), slow_disk_threshold: 0.0, model, devices, pair_hop_seconds: None }
 }
 
 /// Returns a cluster with a shipped model whose head is the first member.
@@ -134,31 +134,31 @@ pub fn cluster(model: &str, members: Vec<Member>, links: Links) -> Cluster {
     }
 }
 
-pub fn origin() -> ScenarioRecord {
+pub fn scenario_record() -> ScenarioRecord {
     ScenarioRecord { name: "home".to_owned(), digest: "sha256:0123456789abcdef".to_owned() }
 }
 
 /// Devices may be dropped, and all rounds are whole.
-pub const SELECT: PlanRules = PlanRules { may_drop_devices: true, may_have_partial_round: false };
+pub const MAY_DROP: PlanRules = PlanRules { may_drop_devices: true, may_have_partial_round: false };
 
 /// Devices may be dropped, and the last round may be partial.
-pub const FREE: PlanRules = PlanRules { may_drop_devices: true, may_have_partial_round: true };
+pub const UNRESTRICTED: PlanRules = PlanRules { may_drop_devices: true, may_have_partial_round: true };
 
 /// All combinations of the optional rules.
 pub const ALL_RULES: [PlanRules; 4] = [
     PlanRules { may_drop_devices: false, may_have_partial_round: false },
     PlanRules { may_drop_devices: false, may_have_partial_round: true },
-    SELECT,
-    FREE,
+    MAY_DROP,
+    UNRESTRICTED,
 ];
 
 /// Returns whether two values differ by at most a relative 1e-9.
-pub fn equal(left: f64, right: f64) -> bool {
+pub fn nearly_equal(left: f64, right: f64) -> bool {
     (left - right).abs() <= 1e-9 * left.abs().max(right.abs())
 }
 
-/// Checks that a strategy finds a plan as fast as the oracle's, without a search limit, or that neither finds one.
-pub fn same_time(
+/// Checks that a complete search finds a plan as fast as the oracle's, or that neither finds a plan.
+pub fn check_equally_fast(
     strategy: &dyn Strategy,
     oracle: &dyn Strategy,
     model: &LatencyModel,
@@ -167,7 +167,7 @@ pub fn same_time(
         (Ok(found), Ok(expected)) => {
             let (seconds, expected, options) =
                 (found.seconds_per_token(), expected.seconds_per_token(), strategy.options());
-            prop_assert!(equal(seconds, expected), "{options:?}: {seconds} is not {expected}");
+            prop_assert!(nearly_equal(seconds, expected), "{options:?}: {seconds} is not {expected}");
             prop_assert!(found.explanation.incomplete_search.is_none());
             Ok(())
         }
@@ -179,7 +179,7 @@ pub fn same_time(
 }
 
 /// Checks that `exact` with [`HeadChoice::Best`] is as fast as with the fastest fixed head.
-pub fn best_head_is_fastest(exact: ExactSearch, model: &LatencyModel) -> Result<(), TestCaseError> {
+pub fn check_best_head(exact: ExactSearch, model: &LatencyModel) -> Result<(), TestCaseError> {
     let with = |head| {
         solve(&ExactSearch { head, ..exact }, model)
             .map_or(f64::INFINITY, |solution| solution.seconds_per_token())
@@ -187,12 +187,12 @@ pub fn best_head_is_fastest(exact: ExactSearch, model: &LatencyModel) -> Result<
     let each = (0..model.device_count()).map(|head| with(HeadChoice::Fixed(head)));
     let fastest = each.fold(f64::INFINITY, f64::min);
     let best = with(HeadChoice::Best);
-    prop_assert!(best == fastest || equal(best, fastest), "{exact:?}: {best} is not {fastest}");
+    prop_assert!(best == fastest || nearly_equal(best, fastest), "{exact:?}: {best} is not {fastest}");
     Ok(())
 }
 
 /// Returns the number of cases: `all` with `HEARTH_SLOW=1`, else `PROPTEST_CASES` or an eighth of `all`, at least 8.
-pub fn cases(all: u32) -> ProptestConfig {
+pub fn config_with_cases(all: u32) -> ProptestConfig {
     if std::env::var_os("HEARTH_SLOW").is_some_and(|value| value == "1") {
         ProptestConfig::with_cases(all)
     } else if std::env::var_os("PROPTEST_CASES").is_some() {

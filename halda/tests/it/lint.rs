@@ -103,7 +103,6 @@ fn valid_plan_has_no_findings() {
     codes(&case.lint(&case.plan(&[24, 8])), &[]);
 }
 
-/// Returns the findings about a scenario after a replacement in its text.
 #[track_caller]
 fn findings_with(text: &str, from: &str, to: &str) -> Vec<Finding> {
     assert!(text.contains(from));

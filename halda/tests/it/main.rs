@@ -1,4 +1,4 @@
-//! Integration tests of the planners, one module for each subject.
+//! Integration tests of the planners, one module for each topic.
 //!
 //! Property tests run few cases by default. `HEARTH_SLOW=1` runs all cases, and `PROPTEST_CASES=N` runs N.
 

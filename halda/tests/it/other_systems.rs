@@ -8,7 +8,7 @@ use hearth_schema::plan::Plan;
 use hearth_schema::residency::Residency;
 use hearth_schema::scenario::Links;
 
-use crate::fixtures::{self, origin};
+use crate::fixtures::{self, scenario_record};
 
 /// Returns a cluster of shipped devices with a shipped model. The first device is the head.
 fn cluster(model: &str, devices: &[&str]) -> Cluster {
@@ -30,7 +30,8 @@ const PAPER: [&str; 4] = ["d3", "d2", "d1", "d4"];
 
 fn made(name: &str, cluster: &Cluster, weights_as: Option<Format>) -> Result<Plan, SystemPlanError> {
     let air_time = Some(Seconds(0.002)).filter(|_| name == "airinfer");
-    plan(name, cluster, &origin(), SystemPlanOptions { weight_format: weights_as, all_reduce_time: air_time })
+    let options = SystemPlanOptions { weight_format: weights_as, all_reduce_time: air_time };
+    plan(name, cluster, &scenario_record(), options)
 }
 
 /// Returns the values of `weights_as` that a system supports; `None` keeps the formats of the model.
@@ -137,8 +138,8 @@ fn errors_name_memory_and_unused_options() {
     let memory = refusal("hepti");
     assert!(memory.contains("keeps all weights in memory as f32, but memory holds only"), "{memory}");
     assert!(refusal("nobody").contains("no system is called `nobody`: use one of exo, dllama"));
-    let refusal = |name, options| plan(name, &cluster, &origin(), options).expect_err("a refusal");
-    assert_eq!(refusal("airinfer", SystemPlanOptions::default()), SystemPlanError::NoAirTime);
+    let refusal = |name, options| plan(name, &cluster, &scenario_record(), options).expect_err("a refusal");
+    assert_eq!(refusal("airinfer", SystemPlanOptions::default()), SystemPlanError::MissingAllReduceTime);
     let stray = SystemPlanOptions { weight_format: Some(Format::F16), all_reduce_time: None };
     assert!(refusal("dllama", stray).to_string().contains("`--weights-as`"));
     let stray = SystemPlanOptions { weight_format: None, all_reduce_time: Some(Seconds(0.1)) };

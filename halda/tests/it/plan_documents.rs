@@ -11,7 +11,7 @@ use hearth_profiles::{BytesPerSecond, FlopsPerSecond, Format, Link, Seconds, Sou
 use hearth_schema::plan::{Plan, Role};
 use hearth_schema::scenario::{KvFormat, Links, PairLink, UnreachableDirections, Workload};
 
-use crate::fixtures::{self, ALL_RULES, SELECT, origin};
+use crate::fixtures::{self, ALL_RULES, MAY_DROP, scenario_record};
 
 fn assumed<T>(value: T) -> Sourced<T> {
     Sourced::new(value, "assumed, for a test")
@@ -116,11 +116,11 @@ fn instance_from_cluster_by_symbol() {
     let [desktop, laptop, mac] = &instance.devices[..] else { panic!("three devices") };
     // 4 * 4096 bytes at 50 MB/s plus the latency of the link; the link between laptop and mac has 7 ms.
     let wire = 16384.0 / 50e6;
-    assert_eq!(desktop.hop, 0.003 + wire);
-    assert_eq!(laptop.hop, 0.007 + wire);
-    assert_eq!(mac.hop, 0.003 + wire);
+    assert_eq!(desktop.hop_seconds, 0.003 + wire);
+    assert_eq!(laptop.hop_seconds, 0.007 + wire);
+    assert_eq!(mac.hop_seconds, 0.003 + wire);
     let own = [0.0, 0.003 + wire, 0.003 + wire].map(Some);
-    let hops = instance.hops.as_ref().unwrap();
+    let hops = instance.pair_hop_seconds.as_ref().unwrap();
     assert_eq!(hops[0], own, "from the desktop");
     assert_eq!(hops[1][2], Some(0.007 + wire), "from the laptop to the mac");
     let disks = (desktop.disk_read_rate, mac.disk_read_rate);
@@ -130,16 +130,17 @@ fn instance_from_cluster_by_symbol() {
     // An unmeasured format gets the speed of the nearest format.
     assert_eq!(laptop.cpu_speed["q6_k"], 100e9);
     // The keys and values of one token and layer have 4096 bytes.
-    assert_eq!(laptop.cpu_cache_write, 1e-6 + 4096.0 / 10e9);
+    assert_eq!(laptop.cpu_cache_write_seconds, 1e-6 + 4096.0 / 10e9);
     cluster.links = one_way("laptop", "mac");
-    let hops = Instance::from_cluster(&cluster, None).hops.unwrap();
+    let hops = Instance::from_cluster(&cluster, None).pair_hop_seconds.unwrap();
     assert_eq!((hops[1][2], hops[2][1]), (None, Some(0.003 + wire)));
     cluster.kv_cache_format = KvFormat::F32;
     let wide = Instance::from_cluster(&cluster, None);
     assert_eq!(wide.model.layer_cache_bytes(), Some(8 << 20));
     cluster.members.truncate(1);
     cluster.head = 0;
-    assert_eq!(Instance::from_cluster(&cluster, None).devices[0].hop, 0.0, "a single device has no hop");
+    let alone = Instance::from_cluster(&cluster, None);
+    assert_eq!(alone.devices[0].hop_seconds, 0.0, "a single device has no hop");
 }
 
 #[test]
@@ -158,7 +159,7 @@ fn planned(cluster: &Cluster, strategy: &dyn Strategy) -> Plan {
     let instance = Instance::from_cluster(cluster, None);
     let model = LatencyModel::new(&instance).unwrap();
     let solution = solve(strategy, &model).unwrap();
-    let plan = plan_from_solution(&solution, cluster, &origin()).unwrap();
+    let plan = plan_from_solution(&solution, cluster, &scenario_record()).unwrap();
     assert_eq!(Plan::from_yaml(&plan.to_yaml()).unwrap(), plan);
     // The layers of each device in the plan document are those that the planner counted.
     for (position, device) in plan.devices.iter().enumerate() {
@@ -223,9 +224,9 @@ fn plan_has_an_explanation() {
     // at 50 MB/s. The desktop alone has no hop.
     assert_eq!(plan.dropped_devices[1].name, "mac");
     assert_eq!(plan.dropped_devices[1].reason, "the best plan that uses it takes 6.66 ms longer per token");
-    assert_eq!(plan.explanation[1], "By the same objective no plan of this kind is faster.");
-    let sentence = "`desktop`: 32 layers, 32 of them on the GPU, within its memory, no constraint limits it; a window \
-                    one layer wider would add 669 us.";
+    assert_eq!(plan.explanation[1], "By the same latency model, no plan under the same rules is faster.");
+    let sentence = "`desktop`: 32 layers, 32 of them on the GPU; its weights fit in memory; no constraint limits it; a \
+                    window one layer wider would add 669 us per token.";
     assert_eq!(plan.explanation[2], sentence);
     assert!(plan.model.file_digest.is_none(), "no file");
     let predicted = plan.devices[0].predicted_terms.unwrap();
@@ -246,7 +247,7 @@ fn plan_has_relays() {
         member.device.disk.sequential_bandwidth = assumed(BytesPerSecond(5e7));
         member.device.disk.random_bandwidth = None;
     }
-    let plan = planned(&cluster, &ExactSearch { rules: SELECT, ..ExactSearch::default() });
+    let plan = planned(&cluster, &ExactSearch { rules: MAY_DROP, ..ExactSearch::default() });
     let ring: Vec<(&str, Role)> =
         plan.devices.iter().map(|device| (device.name.as_str(), device.role)).collect();
     assert_eq!(ring, [("desktop", Role::Head), ("laptop", Role::Relay), ("mac", Role::Worker)]);
@@ -254,8 +255,7 @@ fn plan_has_relays() {
     assert!(plan.devices[1].predicted_terms.unwrap().communication.0 > 0.0);
     assert!(plan.dropped_devices.is_empty());
     cluster.links.check_reachability(&plan).unwrap();
-    let sentence =
-        "`laptop` has no layers and relays from `desktop` to `mac`, which cannot reach each other.";
+    let sentence = "`laptop` only relays activations from `desktop` to `mac`, which cannot reach each other.";
     assert!(plan.explanation.iter().any(|found| found == sentence), "{:?}", plan.explanation);
     // Without the relay the plan cannot be executed.
     let mut direct = plan;

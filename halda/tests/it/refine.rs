@@ -14,9 +14,10 @@ use hearth_halda::{
 };
 use proptest::prelude::*;
 
-use crate::fixtures::{FREE, cases, certified_rows};
+use crate::fixtures::{UNRESTRICTED, certified_rows, config_with_cases};
 
-const SEARCH: RefineOptions = RefineOptions { rules: FREE, keep_rounds: false, max_evaluations: None };
+const SEARCH: RefineOptions =
+    RefineOptions { rules: UNRESTRICTED, keep_rounds: false, max_evaluations: None };
 
 /// Returns each small instance for which the strategy `exact` has a plan, with this plan.
 fn instances() -> impl Iterator<Item = (LatencyModel<'static>, Assignment)> {
@@ -27,9 +28,8 @@ fn instances() -> impl Iterator<Item = (LatencyModel<'static>, Assignment)> {
     })
 }
 
-/// Returns whether a plan satisfies all constraints.
 fn allowed(model: &LatencyModel, at: &Assignment) -> bool {
-    ring_violations(model, at, FREE).is_empty() && best_residencies(model, at).is_some()
+    ring_violations(model, at, UNRESTRICTED).is_empty() && best_residencies(model, at).is_some()
 }
 
 /// Returns the sum over processors of weight * (layers - target)^2. `targets` has (target, weight) of each processor.
@@ -62,7 +62,7 @@ fn minimum_score(model: &LatencyModel, head: usize, score: impl Fn(&Assignment) 
 }
 
 proptest! {
-    #![proptest_config(cases(48))]
+    #![proptest_config(config_with_cases(48))]
 
     #[test]
     fn refine_finds_the_minimum_of_a_convex_objective(
@@ -129,7 +129,7 @@ fn refine_adds_and_drops_devices() {
     assert_eq!(used(&alone), 1);
     let all = refine(&model, &alone, SEARCH, |at| Some(-(used(at) as f64)), |_| true).assignment;
     assert_eq!(used(&all), 3);
-    let kept = RefineOptions { rules: PlanRules { may_drop_devices: false, ..FREE }, ..SEARCH };
+    let kept = RefineOptions { rules: PlanRules { may_drop_devices: false, ..UNRESTRICTED }, ..SEARCH };
     assert_eq!(used(&refine(&model, &all, kept, |at| Some(used(at) as f64), |_| true).assignment), 3);
 }
 
@@ -156,7 +156,8 @@ fn refine_stops_on_request() {
 fn refined_plan_is_explained() {
     let (model, start) = instances().next().unwrap();
     assert!(model.instance().devices.iter().any(|device| device.gpu != GpuApi::None));
-    let strategy = RefinedPlan { assignment: start.clone(), start_strategy: "exact".to_owned(), rules: FREE };
+    let strategy =
+        RefinedPlan { assignment: start.clone(), start_strategy: "exact".to_owned(), rules: UNRESTRICTED };
     let solution = solve(&strategy, &model).unwrap();
     assert_eq!((solution.strategy, &solution.assignment), ("refine", &start));
     assert_eq!(solution.strategy_options, ["start=exact", "drop=true", "remainder=true"]);

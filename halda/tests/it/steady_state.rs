@@ -17,8 +17,7 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 use crate::fixtures::{plain_device, plain_instance, plain_model};
 
 const MIB: u64 = 1 << 20;
-/// The weight bytes of a layer.
-const LAYER: u64 = 50 * MIB;
+const LAYER_BYTES: u64 = 50 * MIB;
 /// The bytes of memory that the kernel uses for page metadata of 400 MiB, free pages and read-around.
 const KERNEL: u64 = 20 * MIB;
 /// The seconds per token without reading from disk.
@@ -52,10 +51,10 @@ fn instance(memory: u64, residency: ResidencyOptions, hop: f64) -> Instance {
         device("short", STAGE / 8.0, memory, residency),
     ];
     for device in &mut devices {
-        device.hop = hop;
+        device.hop_seconds = hop;
     }
     devices[0].runtime.token_overhead_seconds = QUIET - STAGE - 8.0 * HEAD_LAYER;
-    plain_instance(plain_model(16, LAYER, 1e9), devices)
+    plain_instance(plain_model(16, LAYER_BYTES, 1e9), devices)
 }
 
 /// Returns the times with eight layers on each device in k rounds. The second device has `residency`.
@@ -154,7 +153,7 @@ fn managed_residency_times() {
 /// Returns an instance whose head has memory for half of the model and must not read from disk.
 fn small_head(memory: u64, residency: ResidencyOptions, hop: f64) -> Instance {
     let mut instance = instance(memory, residency, hop);
-    instance.devices[0].ram_available = 8 * LAYER + KERNEL;
+    instance.devices[0].ram_available = 8 * LAYER_BYTES + KERNEL;
     instance.devices[0].disk_read_rate = DISK / 2.0;
     instance.slow_disk_threshold = DISK * 0.75;
     instance

@@ -24,10 +24,10 @@ pub use shipped_devices::{shipped_names, shipped_profile, shipped_yaml};
 pub use soc::{Soc, SocOptions};
 
 use crate::document::{Document, DocumentError};
+use crate::document_values::{FormatMap, Sourced};
 use crate::format::Format;
 use crate::link::PeerLink;
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Fraction, Seconds};
-use crate::values::{FormatMap, Sourced};
 
 /// Maximum of each size in a device profile, so that sums of sizes cannot overflow.
 /// source: assumed, a thousand times the memory of a large server
@@ -140,14 +140,14 @@ impl TransferCost {
     }
 }
 
-/// A processor (CPU).
+/// The CPU of a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
-    expecting = "the keys of a processor: `name`, `cores`, `matvec` and others, as `hearth profile` writes them"
+    expecting = "the keys of a CPU: `name`, `cores`, `matvec` and others, as `hearth profile` writes them"
 )]
 pub struct Cpu {
-    /// Name of the processor as the operating system reports it.
+    /// Name of the CPU as the operating system reports it.
     pub name: String,
     /// Number of cores that a run can use.
     pub cores: u32,
@@ -171,14 +171,14 @@ pub struct Cpu {
     /// message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_overhead: Option<Sourced<Seconds>>,
-    /// Fixed time of a token on the head (the first device): embedding, sampling, and time that no other term explains.
+    /// Fixed time of a token on the head device: embedding, sampling, and time that no other term explains.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_overhead: Option<Sourced<Seconds>>,
     /// Cost of copying keys and values into the cache, from which t_kv_cpu is computed.
     pub kv_copy: TransferCost,
     /// Size of the compute buffers: c_cpu of the prima.cpp paper.
     pub compute_buffer: Sourced<Bytes>,
-    /// CPU quota of a control group for all threads; absent without a quota. The other values ignore the quota.
+    /// CPU quota of a control group for all threads; absent without a quota. The other values are without the quota.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<Quota>,
 }
@@ -224,7 +224,7 @@ pub struct Gpu {
     expecting = "the keys of memory, such as `available: {value: 9.7 GiB, source: \"read from /proc/meminfo\"}`"
 )]
 pub struct Memory {
-    /// Installed memory, or the limit of the control group.
+    /// Installed memory, or the limit of the control group if it is lower.
     #[serde(rename = "total")]
     pub total_memory: Sourced<Bytes>,
     /// Memory that a run can use, including page cache: d_avail of the prima.cpp paper.
@@ -271,15 +271,15 @@ pub struct Disk {
     /// Rate of reading a memory mapping ahead of use (`MADV_POPULATE_READ`).
     #[serde(rename = "populate", default, skip_serializing_if = "Option::is_none")]
     pub populate_bandwidth: Option<Sourced<BytesPerSecond>>,
-    /// Maximum rate at which one thread reads pages into the page cache and evicts them again, however fast the disk
-    /// is: the kernel's CPU time per page limits a device that streams weights from disk. The default was measured on
-    /// one machine.
+    /// Maximum rate at which one thread reads pages into the page cache and evicts them again. The CPU time of the
+    /// kernel limits this rate, not the disk, and the rate limits a device that streams weights from disk. The default
+    /// was measured on one machine.
     #[serde(rename = "turnover", default, skip_serializing_if = "Option::is_none")]
     pub page_cache_throughput: Option<Sourced<BytesPerSecond>>,
     /// Time from a read request to its first byte.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<Sourced<Seconds>>,
-    /// Limit of a control group for the rate of all reads; absent without a limit. The other rates ignore the limit.
+    /// Limit of a control group for the rate of all reads; absent without a limit. All other rates exclude it.
     #[serde(rename = "limit", default, skip_serializing_if = "Option::is_none")]
     pub bandwidth_limit: Option<Sourced<BytesPerSecond>>,
     /// Size of the read-ahead window, which also limits how much one `madvise` call reads.
@@ -435,7 +435,7 @@ impl Document for DeviceProfile {
             return refuse("name", "`name` is empty; give the device a name".into());
         }
         if self.cpu.cores == 0 {
-            return refuse("cpu.cores", "`cpu.cores` is 0; a device needs at least one".into());
+            return refuse("cpu.cores", "`cpu.cores` is 0; a device needs at least one core".into());
         }
         if self.cpu.matvec.is_empty() {
             let what = "`cpu.matvec` is empty; add at least the rate for the main weight format of the model";
@@ -471,7 +471,7 @@ impl Document for DeviceProfile {
             }
         }
         if self.soc.is_some() && self.gpu.is_some() {
-            let what = "it has both `gpu` and `soc`; write the GPU of a SoC in `soc.gpu` only";
+            let what = "both `gpu` and `soc` are present; write the GPU of a SoC in `soc.gpu` only";
             return refuse("soc", what.into());
         }
         self.soc.as_ref().map_or(Ok(()), |soc| soc.validate(name))

@@ -2,15 +2,15 @@
 //!
 //! A control group's quota limits the CPU time of all threads together in every period. Threads that have used up the
 //! quota wait for the next period (kernel/sched/fair.c, bandwidth control), and unused CPU time is lost. So short work
-//! runs at full speed, and long work runs at the fraction that the quota allows. A profile with a quota has the rates
-//! of the processor without the quota.
+//! runs at full speed, and long work at the fraction of this speed that the quota allows. A profile with a quota has
+//! the rates of the CPU without the quota.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Cpu;
+use crate::document_values::Sourced;
 use crate::units::Seconds;
-use crate::values::Sourced;
 
 /// Minimum and maximum number of cores of a quota. source: kernel/sched/core.c, `tg_set_cfs_bandwidth` accepts at
 /// least 1 ms of 1 s; the maximum is assumed
@@ -19,7 +19,7 @@ const CORES_RANGE: [f64; 2] = [0.01, 1024.0];
 /// `max_bw_quota_period_us`
 const PERIOD_RANGE: [f64; 2] = [1e-3, 1.0];
 
-/// Period of the quota with which `hearth lab` emulates a slow processor.
+/// Period of the quota with which `hearth lab` emulates a slow CPU.
 /// source: docs/decisions/0012: the shortest period with which the duration of long work is within 7 % of the
 /// expected duration
 pub const EMULATION_QUOTA_PERIOD: Seconds = Seconds(0.01);
@@ -56,7 +56,7 @@ impl Quota {
 }
 
 impl Cpu {
-    /// Returns the processor without its quota, with rates reduced to those that the quota allows for long work.
+    /// Returns the CPU without its quota, with all rates reduced to those that the quota allows for long work.
     #[must_use]
     pub fn with_sustained_rates(&self) -> Cpu {
         let mut slowed = self.clone();

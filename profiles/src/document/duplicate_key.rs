@@ -1,4 +1,4 @@
-//! Finds the location of duplicate keys in a YAML text.
+//! Finds the location of duplicate keys in YAML text.
 //!
 //! The YAML parser reports only the location of the map that contains a duplicate key.
 
@@ -7,8 +7,8 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-/// Returns the first duplicate key or syntax error in a YAML text, as an error with its location.
-pub(super) fn find(text: &str) -> Option<serde_yaml::Error> {
+/// Returns the first duplicate key or syntax error in YAML text, as an error with its location.
+pub(super) fn find_duplicate_key(text: &str) -> Option<serde_yaml::Error> {
     UniqueKeys.deserialize(serde_yaml::Deserializer::from_str(text)).err()
 }
 

@@ -1,8 +1,8 @@
-//! Finds the line and column of a key in a YAML text.
+//! Finds the line and column of a key in YAML text.
 //!
-//! A validation error has the path of a key (`cpu.matvec.q4_k`). The parent of a key is the nearest line above the key
-//! with less indentation, as in block-style YAML. In flow style (`{a: 1}`) several keys share a line; the search then
-//! ends at the innermost key that begins a line.
+//! A validation error has the dotted path of a key (`cpu.matvec.q4_k`). The parent of a key is the nearest line above
+//! the key with less indentation, as in block-style YAML. In flow style (`{a: 1}`) several keys share a line; the
+//! search then ends at the innermost key that begins a line.
 
 struct KeyLine<'a> {
     /// Number of characters before the key in its line: spaces and list markers.
@@ -25,11 +25,11 @@ fn key_lines(text: &str) -> impl Iterator<Item = KeyLine<'_>> {
     })
 }
 
-/// Returns the line and column of the key at a path or, for an absent key, of the nearest parent that exists.
-pub(super) fn locate(text: &str, path: &str) -> Option<(usize, usize)> {
+/// Returns the line and column of the key at a dotted path or, for an absent key, of the nearest parent that exists.
+pub(super) fn locate(text: &str, key_path: &str) -> Option<(usize, usize)> {
     let lines: Vec<KeyLine<'_>> = key_lines(text).collect();
     let (mut from, mut parent, mut found) = (0, None, None);
-    for segment in path.split('.') {
+    for segment in key_path.split('.') {
         // Children are indented more than their parent; the first line that is not ends the block.
         let inside = |line: &&KeyLine<'_>| parent.is_none_or(|indent| line.indent > indent);
         let block: Vec<&KeyLine<'_>> = lines[from..].iter().take_while(inside).collect();

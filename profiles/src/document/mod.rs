@@ -23,20 +23,19 @@ pub enum DocumentError {
     /// Text that is not YAML, or YAML that does not match the schema. Line and column count from 1; 0 means unknown.
     #[error("{what}{}", place(*.line, *.column))]
     Content { what: String, line: usize, column: usize },
-    /// The first key does not name the schema `expected`, such as `plan/1`. `other` is true if the key names the schema
-    /// of another kind of document. The line counts from 1; 0 means that the document is empty.
+    /// The first key does not name the schema `expected`, such as `plan/1`. `other_kind` tells whether the key names
+    /// the schema of a different kind of document. The line counts from 1; 0 means that the document is empty.
     #[error(
         "this is not a {expected} document: {found}; {}{}",
-        if *.other {
+        if *.other_kind {
             "check that this is the right file".to_owned()
         } else {
             format!("the first line must be `schema: {expected}`")
         },
         place(*.line, 1)
     )]
-    Schema { expected: &'static str, found: String, other: bool, line: usize },
-    /// The document is larger than [`MAX_DOCUMENT_BYTES`].
-    #[error("the document has {bytes} bytes, and the maximum is {MAX_DOCUMENT_BYTES}: check its path")]
+    Schema { expected: &'static str, found: String, other_kind: bool, line: usize },
+    #[error("the document has {bytes} bytes, more than {MAX_DOCUMENT_BYTES}: check the path of the file")]
     TooLarge { bytes: usize },
     /// Valid YAML with values that are not allowed. `key` is the path of the key, such as `cpu.matvec.q4_k`; it is
     /// empty if the error is not about a single key. Parsing a document replaces this error by
@@ -151,7 +150,7 @@ pub trait Document: Serialize + DeserializeOwned {
 }
 
 fn content(error: &serde_yaml::Error, document: &str) -> DocumentError {
-    let duplicate = duplicate_key::find(document);
+    let duplicate = duplicate_key::find_duplicate_key(document);
     let error = duplicate.as_ref().unwrap_or(error);
     let at = error.location().map_or((0, 0), |at| (at.line(), at.column()));
     // The parser's message contains the location, which `DocumentError` prints, too.
@@ -177,7 +176,7 @@ fn check_schema(text: &str, expected: &'static str) -> Result<(), DocumentError>
         let found = first.map_or("it is empty".into(), |(line, _)| {
             format!("it begins with `{}`", line.chars().take(40).collect::<String>())
         });
-        return Err(DocumentError::Schema { expected, found, other: false, line });
+        return Err(DocumentError::Schema { expected, found, other_kind: false, line });
     };
     let value = value.split('#').next().unwrap_or_default().trim().trim_matches(['"', '\'']);
     if value == expected {
@@ -186,8 +185,9 @@ fn check_schema(text: &str, expected: &'static str) -> Result<(), DocumentError>
     let kind = |text: &str| text.split('/').next().unwrap_or_default().to_string();
     let own = kind(value) == kind(expected);
     let unread = if own { ", which this release does not read" } else { "" };
-    let other = !own && KINDS.contains(&kind(value).as_str());
-    Err(DocumentError::Schema { expected, found: format!("it has schema `{value}`{unread}"), other, line })
+    let other_kind = !own && KINDS.contains(&kind(value).as_str());
+    let found = format!("it has schema `{value}`{unread}");
+    Err(DocumentError::Schema { expected, found, other_kind, line })
 }
 
 /// Checks the nesting depth of a document before the recursive parser reads the document.
@@ -204,7 +204,7 @@ fn check_depth(text: &str) -> Result<(), DocumentError> {
             _ => depth,
         });
         if flow > MAX_DEPTH || indent > 8 * MAX_DEPTH {
-            let what = format!("the document has more than {MAX_DEPTH} nested levels; write it with fewer");
+            let what = format!("the document has more than {MAX_DEPTH} nested levels; use fewer levels");
             return Err(DocumentError::Content { what, line: number + 1, column: 1 });
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! A file of GGUF version 2 or 3 has a magic number, the version, the numbers of tensors and of keys, the keys, the
 //! tensor infos, padding to the alignment, and the data of the tensors. The header is read once, from front to back.
-//! The memory use is proportional to the bytes that were read, not to a count in the file (`gguf::reader`).
+//! The memory use is proportional to the number of bytes read, not to a count in the file (`gguf::reader`).
 //!
 //! Not here: split models (`gguf::split`), and the meaning of keys (`model::gguf_shape`).
 
@@ -41,8 +41,8 @@ pub struct TensorInfo {
     /// Dimensions in the order of ggml: `dims[0]` is the length of a row.
     pub dims: Vec<u64>,
     pub format: Format,
-    /// Index of the file that contains the tensor, in [`super::GgufModel::part_paths`].
-    pub part_index: usize,
+    /// Index of the file that contains the tensor, in [`super::GgufModel::file_paths`].
+    pub file_index: usize,
     /// Offset of the first byte of the tensor from the start of its file.
     pub offset: u64,
     pub bytes: Bytes,
@@ -71,7 +71,7 @@ pub struct GgufHeader {
     /// GGUF version, 2 or 3.
     pub version: u32,
     pub metadata: Metadata,
-    /// The tensors in file order. Their `part_index` is 0.
+    /// The tensors in file order. Their `file_index` is 0, because a header describes one file.
     pub tensors: Vec<TensorInfo>,
     /// Alignment in bytes: the offset of every tensor is a multiple of this number.
     pub alignment: u64,
@@ -84,10 +84,10 @@ impl GgufHeader {
     pub fn read(reader: impl Read, file_bytes: u64) -> Result<GgufHeader, HeaderError> {
         let mut source = HeaderReader { reader, offset: 0, file_bytes };
         let version = source.preamble()?;
-        let tensor_count = source.count("the number of tensors", MAX_TENSORS)?;
-        let key_count = source.count("the number of keys", MAX_KEYS)?;
-        source.require("the tensor infos", tensor_count, MIN_TENSOR_BYTES)?;
-        source.require("the keys", key_count, MIN_KEY_BYTES)?;
+        let tensor_count = source.read_count("the number of tensors", MAX_TENSORS)?;
+        let key_count = source.read_count("the number of keys", MAX_KEYS)?;
+        source.check_remaining("the tensor infos", tensor_count, MIN_TENSOR_BYTES)?;
+        source.check_remaining("the keys", key_count, MIN_KEY_BYTES)?;
         let metadata = source.metadata(key_count)?;
         let alignment = alignment(&metadata)?;
         let tensors = source.tensor_infos(tensor_count)?;
@@ -145,11 +145,11 @@ fn alignment(metadata: &Metadata) -> Result<u64, HeaderError> {
 impl<R: Read> HeaderReader<R> {
     /// Reads the magic number and the GGUF version, and returns the version.
     fn preamble(&mut self) -> Result<u32, HeaderError> {
-        let found = self.array::<4>("the magic number")?;
+        let found = self.read_array::<4>("the magic number")?;
         if found != *b"GGUF" {
             return Err(HeaderError::Magic { found });
         }
-        let version = self.u32("the version")?;
+        let version = self.read_u32("the version")?;
         match version {
             2 | 3 => Ok(version),
             // A version in big-endian byte order.
@@ -161,7 +161,7 @@ impl<R: Read> HeaderReader<R> {
     fn metadata(&mut self, count: u64) -> Result<Metadata, HeaderError> {
         let mut metadata = Metadata::default();
         for index in 0..count {
-            let key = self.name(&format!("key {index}"), MAX_KEY_BYTES)?;
+            let key = self.read_name(&format!("key {index}"), MAX_KEY_BYTES)?;
             let value = Value::read(self, &key)?;
             if !metadata.insert(key.clone(), value) {
                 return Err(HeaderError::DuplicateKey { key });
@@ -185,23 +185,23 @@ impl<R: Read> HeaderReader<R> {
 
     /// Reads a tensor info. The offset of the tensor is relative to the start of the data section.
     fn tensor_info(&mut self, index: u64) -> Result<TensorInfo, HeaderError> {
-        let name = self.name(&format!("the name of tensor {index}"), MAX_TENSOR_NAME_BYTES)?;
-        let dimensions = self.u32("a number of dimensions")?;
+        let name = self.read_name(&format!("the name of tensor {index}"), MAX_TENSOR_NAME_BYTES)?;
+        let dimensions = self.read_u32("a number of dimensions")?;
         if dimensions == 0 || dimensions > MAX_DIMENSIONS {
             let dims = vec![0; dimensions.min(MAX_DIMENSIONS + 1) as usize];
             return Err(HeaderError::Dimensions { tensor: name, dims, limit: MAX_DIMENSIONS });
         }
-        let dims = (0..dimensions).map(|_| self.u64("a dimension")).collect::<Result<Vec<_>, _>>()?;
+        let dims = (0..dimensions).map(|_| self.read_u64("a dimension")).collect::<Result<Vec<_>, _>>()?;
         if dims.contains(&0) {
             return Err(HeaderError::Dimensions { tensor: name, dims, limit: MAX_DIMENSIONS });
         }
-        let type_number = self.u32("a tensor type")?;
-        let offset = self.u64("a tensor offset")?;
+        let type_number = self.read_u32("a tensor type")?;
+        let offset = self.read_u64("a tensor offset")?;
         let Some(format) = Format::from_ggml_id(type_number) else {
             return Err(HeaderError::UnknownTensorType { tensor: name, type_number });
         };
         let bytes = tensor_bytes(&name, &dims, format)?;
-        Ok(TensorInfo { name, dims, format, part_index: 0, offset, bytes })
+        Ok(TensorInfo { name, dims, format, file_index: 0, offset, bytes })
     }
 }
 

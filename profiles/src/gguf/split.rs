@@ -1,9 +1,9 @@
 //! Opens split models, which consist of several GGUF files.
 //!
-//! Every part is a GGUF file with the keys `split.no` (part number from 0), `split.count` (number of parts) and
-//! `split.tensors.count` (tensors in all parts together). The name of a part has a suffix such as
-//! `-00001-of-00003.gguf`, where part numbers count from 1. The first part has the metadata of the model. A model can
-//! be opened with the path of any part.
+//! Every file has the keys `split.no` (number of the file, from 0), `split.count` (number of files) and
+//! `split.tensors.count` (number of tensors in all files together). The name of a file has a suffix such as
+//! `-00001-of-00003.gguf`, in which numbers count from 1. The first file has the metadata of the model. A model can be
+//! opened with the path of any of its files.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -12,17 +12,17 @@ use std::path::{Path, PathBuf};
 
 use super::error::{GgufError, HeaderError};
 use super::read::{GgufHeader, MAX_TENSORS};
-use super::{GgufModel, PartSize};
+use super::{FileSize, GgufModel};
 
-const MAX_PARTS: u32 = 10_000;
+const MAX_FILES: u32 = 10_000;
 
-/// The keys of a split model in the header of a part.
+/// The keys about the split in the header of a file.
 #[derive(PartialEq)]
 struct SplitKeys {
-    /// Number of the part, from 0.
+    /// Number of the file, from 0.
     number: u32,
     count: u32,
-    /// Number of tensors in all parts together.
+    /// Number of tensors in all files together.
     tensors: Option<u64>,
 }
 
@@ -31,8 +31,8 @@ impl SplitKeys {
         let count = header.metadata.get_u32("split.count")?.unwrap_or(1);
         let number = header.metadata.get_u32("split.no")?.unwrap_or(0);
         let tensors = header.metadata.get_u64("split.tensors.count")?;
-        if count == 0 || count > MAX_PARTS || number >= count {
-            let what = format!("the header names part {} of {count}", u64::from(number) + 1);
+        if count == 0 || count > MAX_FILES || number >= count {
+            let what = format!("the header says that this is file {} of {count}", u64::from(number) + 1);
             return Err(GgufError::Split { path: path.to_owned(), what });
         }
         Ok(Self { number, count, tensors })
@@ -40,17 +40,17 @@ impl SplitKeys {
 }
 
 impl GgufModel {
-    /// Reads the header of the file at `path`, or of all parts of the model if the file is a part of a split model.
+    /// Reads the header of the file at `path`, or of all files of the model if the file belongs to a split model.
     pub fn open(path: impl AsRef<Path>) -> Result<GgufModel, GgufError> {
         let path = path.as_ref();
         let (header, file_bytes) = read_header(path)?;
         let split = SplitKeys::of(&header, path)?;
         if split.count == 1 {
             let GgufHeader { metadata, tensors, data_start, .. } = header;
-            let (part_paths, part_sizes) = (vec![path.to_owned()], vec![PartSize { data_start, file_bytes }]);
-            return Ok(GgufModel { metadata, tensors, part_paths, part_sizes });
+            let (file_paths, file_sizes) = (vec![path.to_owned()], vec![FileSize { data_start, file_bytes }]);
+            return Ok(GgufModel { metadata, tensors, file_paths, file_sizes });
         }
-        let parts = part_paths(path, &split)?;
+        let parts = file_paths(path, &split)?;
         let mut model = GgufModel::default();
         let mut names = BTreeSet::new();
         for (index, part) in parts.iter().enumerate() {
@@ -59,7 +59,7 @@ impl GgufModel {
             if found != (SplitKeys { number: index as u32, ..split }) {
                 let (number, count, expected) = (found.number + 1, found.count, index + 1);
                 let what =
-                    format!("expected part {expected} of {}, found part {number} of {count}", split.count);
+                    format!("expected file {expected} of {}, found file {number} of {count}", split.count);
                 return Err(GgufError::Split { path: part.clone(), what });
             }
             for mut tensor in header.tensors {
@@ -67,24 +67,24 @@ impl GgufModel {
                     let source = HeaderError::DuplicateTensor { tensor: tensor.name };
                     return Err(GgufError::Header { path: part.clone(), source });
                 }
-                tensor.part_index = index;
+                tensor.file_index = index;
                 model.tensors.push(tensor);
             }
             if model.tensors.len() as u64 > MAX_TENSORS {
-                let what = format!("the parts up to this one have more than {MAX_TENSORS} tensors");
+                let what = format!("the files up to this one have more than {MAX_TENSORS} tensors");
                 return Err(GgufError::Split { path: part.clone(), what });
             }
             if index == 0 {
                 model.metadata = header.metadata;
             }
-            model.part_sizes.push(PartSize { data_start: header.data_start, file_bytes });
+            model.file_sizes.push(FileSize { data_start: header.data_start, file_bytes });
         }
         let found = model.tensors.len();
         if let Some(announced) = split.tensors.filter(|&announced| announced != found as u64) {
-            let what = format!("`split.tensors.count` is {announced}, but the parts have {found} tensors");
+            let what = format!("`split.tensors.count` is {announced}, but the files have {found} tensors");
             return Err(GgufError::Split { path: path.to_owned(), what });
         }
-        model.part_paths = parts;
+        model.file_paths = parts;
         Ok(model)
     }
 }
@@ -98,18 +98,18 @@ fn read_header(path: &Path) -> Result<(GgufHeader, u64), GgufError> {
     Ok((header, file_bytes))
 }
 
-/// Returns the suffix of the file name of part `number` (from 0) of a model with `count` parts.
-pub fn part_suffix(number: u32, count: u32) -> String {
+/// Returns the suffix of the name of file `number` (from 0) of a model that is split into `count` files.
+pub fn split_suffix(number: u32, count: u32) -> String {
     format!("-{:05}-of-{count:05}.gguf", number + 1)
 }
 
-fn part_paths(path: &Path, split: &SplitKeys) -> Result<Vec<PathBuf>, GgufError> {
-    let expected = part_suffix(split.number, split.count);
+fn file_paths(path: &Path, split: &SplitKeys) -> Result<Vec<PathBuf>, GgufError> {
+    let expected = split_suffix(split.number, split.count);
     let name = path.file_name().and_then(|name| name.to_str());
     let Some(stem) = name.and_then(|name| name.strip_suffix(&expected)) else {
         let (path, number, count) = (path.to_owned(), split.number + 1, split.count);
         return Err(GgufError::SplitName { path, number, count, expected });
     };
-    let part = |number| path.with_file_name(format!("{stem}{}", part_suffix(number, split.count)));
+    let part = |number| path.with_file_name(format!("{stem}{}", split_suffix(number, split.count)));
     Ok((0..split.count).map(part).collect())
 }

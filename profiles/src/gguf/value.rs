@@ -22,7 +22,7 @@ pub(super) trait Element: Sized {
     /// Minimum size of an encoded value, in bytes.
     const MIN_BYTES: u64;
 
-    /// Reads a value of the key `key`, which is inside `depth` nested arrays.
+    /// Reads a value that belongs to the key `key` and is inside `depth` nested arrays.
     fn read<R: Read>(source: &mut HeaderReader<R>, key: &str, depth: u32) -> HeaderResult<Self>;
 
     fn write(&self, out: &mut Vec<u8>);
@@ -34,7 +34,7 @@ macro_rules! number_elements {
             const MIN_BYTES: u64 = size_of::<$type>() as u64;
 
             fn read<R: Read>(source: &mut HeaderReader<R>, _: &str, _: u32) -> HeaderResult<Self> {
-                Ok(Self::from_le_bytes(source.array("a value")?))
+                Ok(Self::from_le_bytes(source.read_array("a value")?))
             }
 
             fn write(&self, out: &mut Vec<u8>) {
@@ -65,9 +65,9 @@ impl Element for String {
     // The length of an empty string.
     const MIN_BYTES: u64 = 8;
 
-    // Some converters write tokens that are not UTF-8; losing those characters is better than refusing the model.
+    // Some converters write tokens that are not UTF-8; losing those characters is better than rejecting the model.
     fn read<R: Read>(source: &mut HeaderReader<R>, key: &str, _: u32) -> HeaderResult<Self> {
-        let bytes = source.string_bytes(&format!("a string of key `{key}`"), MAX_STRING_BYTES)?;
+        let bytes = source.read_string_bytes(&format!("a string of key `{key}`"), MAX_STRING_BYTES)?;
         Ok(String::from_utf8(bytes)
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
     }
@@ -79,8 +79,8 @@ impl Element for String {
 }
 
 fn elements<T: Element>(source: &mut HeaderReader<impl Read>, key: &str, depth: u32) -> HeaderResult<Vec<T>> {
-    let count = source.u64("the length of an array")?;
-    source.require(&format!("the array `{key}`"), count, T::MIN_BYTES)?;
+    let count = source.read_u64("the length of an array")?;
+    source.check_remaining(&format!("the array `{key}`"), count, T::MIN_BYTES)?;
     let mut items = Vec::with_capacity(count.min(MAX_RESERVED_ELEMENTS) as usize);
     for _ in 0..count {
         items.push(T::read(source, key, depth)?);
@@ -95,14 +95,14 @@ macro_rules! value_types {
         #[derive(Debug, Clone, PartialEq)]
         pub enum Value { $($name($type),)+ }
 
-        /// An array value. Each element type has its own variant, so that elements take no more memory than needed.
+        /// An array value. Each element type has its own variant, so elements take no more memory than needed.
         #[derive(Debug, Clone, PartialEq)]
         pub enum Array { $($name(Vec<$type>),)+ }
 
         impl Value {
             /// Reads the type number of a value, and the value.
             pub(super) fn read<R: Read>(source: &mut HeaderReader<R>, key: &str) -> HeaderResult<Self> {
-                match source.u32("a value type")? {
+                match source.read_u32("a value type")? {
                     $($number => Element::read(source, key, 0).map(Value::$name),)+
                     type_number => Err(HeaderError::UnknownValueType { key: key.to_owned(), type_number }),
                 }
@@ -141,7 +141,7 @@ macro_rules! value_types {
                 if depth == MAX_NESTING {
                     return Err(HeaderError::TooDeep { key: key.to_owned(), limit: MAX_NESTING });
                 }
-                match source.u32("an element type")? {
+                match source.read_u32("an element type")? {
                     $($number => elements(source, key, depth + 1).map(Array::$name),)+
                     type_number => Err(HeaderError::UnknownValueType { key: key.to_owned(), type_number }),
                 }
@@ -281,7 +281,7 @@ mod tests {
         let error = metadata.get_u64("deep").unwrap_err();
         assert_eq!(
             error.to_string(),
-            "key `deep` has type i64, not a non-negative integer: convert the model again with a current converter"
+            "key `deep` has type i64, not a non-negative integer; convert the model again with a current converter"
         );
         assert!(matches!(metadata.get_i32_array("names"), Err(GgufError::WrongType { .. })));
         assert_eq!(metadata.get_str_array("names").unwrap(), Some(&["a".to_owned()][..]));

@@ -1,8 +1,8 @@
 //! Writes GGUF headers of version 3, little-endian.
 //!
 //! Keys and tensors are added to a [`HeaderWriter`] in file order. The caller writes the tensor data after the header,
-//! in the same order and each tensor aligned. [`GgufHeader::read`](super::GgufHeader::read) accepts the written header,
-//! because reader and writer have the same limits.
+//! in the same order, with each tensor aligned to 32 bytes. [`GgufHeader::read`](super::GgufHeader::read) accepts the
+//! written header, because reader and writer have the same limits.
 //!
 //! ```
 //! use hearth_profiles::Format;
@@ -45,7 +45,7 @@ pub struct FileLayout {
 }
 
 impl HeaderWriter {
-    /// Appends a key and its value. Refuses `general.alignment`, because the alignment is always the default.
+    /// Appends a key and its value. Fails for `general.alignment`, because the alignment is always the default.
     pub fn add_key(&mut self, key: &str, value: Value) -> Result<&mut Self, HeaderError> {
         check_length("a key", key, MAX_KEY_BYTES)?;
         if key == "general.alignment" || self.keys.iter().any(|(name, _)| name == key) {
@@ -70,7 +70,7 @@ impl HeaderWriter {
             return Err(HeaderError::DuplicateTensor { tensor: name.to_owned() });
         }
         let (name, dims) = (name.to_owned(), dims.to_vec());
-        self.tensors.push(TensorInfo { name, dims, format, part_index: 0, offset: self.data_bytes, bytes });
+        self.tensors.push(TensorInfo { name, dims, format, file_index: 0, offset: self.data_bytes, bytes });
         self.data_bytes = padded;
         Ok(self)
     }

@@ -16,19 +16,19 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::document::DocumentError;
+use crate::document_values::Sourced;
 use crate::units::{Bytes, BytesPerSecond, Fraction, PerSecond, Seconds};
-use crate::values::Sourced;
 
 /// Maximum payload of a TCP segment: 1500 bytes of an Ethernet frame minus the headers of IP and TCP with timestamps.
 /// source: RFC 9293, RFC 7323
 pub const MSS: Bytes = Bytes(1448);
 
 /// Minimum and maximum rate of a channel in bytes per second. source: IEEE 802.11-2020, whose slowest rate is 1
-/// Mbit/s; the maximum is assumed, above all products
+/// Mbit/s; the maximum is assumed, above the rates of all products
 const RATE_RANGE: [f64; 2] = [125e3, 125e9];
 /// Maximum overhead, burst time and median delay of a channel. source: assumed, to detect wrong units
 const MAX_TIME: Seconds = Seconds(1.0);
-/// Maximum `sigma` of a delay, with which 1 of 1000 delays is more than 100 times the median. source: assumed
+/// Maximum `sigma` of a delay: 1 of 1000 delays is then more than 100 times the median. source: assumed
 const MAX_SIGMA: f64 = 1.5;
 /// Maximum duration of a stall. source: assumed, to detect wrong units
 pub const MAX_STALL_DURATION: Seconds = Seconds(10.0);
@@ -79,7 +79,7 @@ pub struct WifiChannel {
     pub stalls: Stalls,
     /// Names of the devices on the channel.
     pub stations: Vec<String>,
-    /// Bandwidths of single stations, in both directions. The other stations have `bandwidth`.
+    /// Bandwidths of individual stations, in both directions. The other stations have `bandwidth`.
     #[serde(rename = "rates", default, skip_serializing_if = "BTreeMap::is_empty")]
     pub station_rates: BTreeMap<String, Sourced<BytesPerSecond>>,
 }
@@ -258,9 +258,9 @@ impl WifiChannel {
         for kind in &kinds {
             let (rate, from, to) = (kind.rate.0, kind.min_duration, kind.max_duration);
             let is_valid = rate > 0.0 && rate <= MAX_STALL_RATE;
-            ensure!(is_valid, "stalls at {rate} /s: choose a `rate` above 0 and up to {MAX_STALL_RATE} /s");
-            ensure!(from <= to, "stalls from {from} to {to}: give the shorter duration first");
-            ensure!(to <= MAX_STALL_DURATION, "stalls of up to {to}: choose at most {MAX_STALL_DURATION}");
+            ensure!(is_valid, "`rate` of a stall is {rate} /s: choose above 0, up to {MAX_STALL_RATE} /s");
+            ensure!(from <= to, "a stall lasts from {from} to {to}: give the shorter duration first");
+            ensure!(to <= MAX_STALL_DURATION, "`to` of a stall is {to}: choose at most {MAX_STALL_DURATION}");
         }
         let (percent, max) = (self.stall_fraction() * 100.0, MAX_STALL_FRACTION * 100.0);
         ensure!(percent <= max, "`stalls` take {percent:.0} % of the time: choose at most {max} %");
@@ -271,7 +271,7 @@ impl WifiChannel {
 impl TcpParameters {
     fn validate(&self) -> Result<(), String> {
         let (window, loss, rto) = (self.initial_window.value, self.loss_rate.value.0, self.rto.value);
-        ensure!(window >= MSS, "`initial_window` is {window}: give at least a segment of {} B", MSS.0);
+        ensure!(window >= MSS, "`initial_window` is {window}: give at least one segment of {} B", MSS.0);
         // With more losses a connection hardly transmits anything.
         ensure!(loss <= 0.1, "`loss` is {:.0} %: choose at most 10 %", loss * 100.0);
         // source: TCP_RTO_MAX in include/net/tcp.h is two minutes
@@ -281,7 +281,7 @@ impl TcpParameters {
 }
 
 impl Wifi {
-    /// Checks the channels, and that their stations are in `devices`. `wire` is the link of devices on no channel.
+    /// Checks the channels, whose stations must be in `devices`. `wire` is the link of devices on no channel.
     pub fn validate(&self, devices: &BTreeSet<&str>, wire: &super::Link) -> Result<(), DocumentError> {
         self.check(devices, wire)
             .map_err(|what| DocumentError::invalid_value("links.wifi", format!("links.wifi: {what}")))
@@ -289,7 +289,7 @@ impl Wifi {
 
     fn check(&self, devices: &BTreeSet<&str>, wire: &super::Link) -> Result<(), String> {
         let count = self.channels.len();
-        ensure!((1..=MAX_CHANNELS).contains(&count), "{count} channels: give 1 to {MAX_CHANNELS}");
+        ensure!((1..=MAX_CHANNELS).contains(&count), "there are {count} channels: give 1 to {MAX_CHANNELS}");
         let (mut names, mut stations) = (BTreeSet::new(), BTreeSet::new());
         for channel in &self.channels {
             let name = &channel.name;

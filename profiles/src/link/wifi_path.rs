@@ -2,14 +2,14 @@
 //!
 //! X is the log-normal delay of the channel, c the overhead of the transmissions of a small message (included in X),
 //! `sending` the duration of the message's transmissions, r the rate of stalls and D their duration, rto the
-//! retransmission timeout, W the initial congestion window, and B the rate of the path:
+//! retransmission timeout, W the initial congestion window, and B the rate of the network path:
 //!
 //! ```text
 //! time = sending - c + E max(X, c)                     without stalls and losses
 //!      + sum of r E[D^2] / 2 + r E[D] * sending        a stall at the start, stalls that begin later
 //!      + P(one of the last 3 segments lost) * rto      retransmission timeout
 //!      + P(only other segments lost) * 2 E X           fast retransmission
-//!      + sum over i of max(0, 2 E X - 2^i W / B)       slow start from the window W, on a fresh connection
+//!      + sum over i >= 0 of max(0, 2 E X - 2^i W / B)  slow start from the window W, on a fresh connection
 //! ```
 //!
 //! The sum over the stalls is a first-order approximation that ignores overlaps. Over two channels, or over a channel
@@ -24,8 +24,8 @@
 
 use super::Link;
 use super::wifi::{MSS, TcpParameters, WifiChannel};
+use crate::document_values::Sourced;
 use crate::units::{Bytes, BytesPerSecond, Seconds};
-use crate::values::Sourced;
 
 /// Number of duplicate acknowledgements (one per later segment) after which TCP retransmits a lost segment.
 /// source: RFC 5681, section 3.2
@@ -40,7 +40,7 @@ pub enum Endpoint<'a> {
     Wire(&'a Link),
 }
 
-/// The path from one device to another, at least one of which is a Wi-Fi station.
+/// The network path from one device to another, at least one of which is a Wi-Fi station.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WirelessPath<'a> {
     pub sender: Endpoint<'a>,
@@ -76,7 +76,7 @@ impl<'a> WirelessPath<'a> {
         self.receiver.channel().or(self.sender.channel())
     }
 
-    /// Returns whether both hops of the path use the same channel.
+    /// Returns whether both hops of the network path use the same channel.
     pub fn shares_channel(&self) -> bool {
         match (&self.sender, &self.receiver) {
             (Endpoint::Station { index: up, .. }, Endpoint::Station { index: down, .. }) => up == down,
@@ -101,8 +101,8 @@ impl<'a> WirelessPath<'a> {
         self.message_overhead() + self.wire_latency()
     }
 
-    /// Returns the maximum size of a transmission: one that no channel sends for longer than its burst time, but at
-    /// least one TCP segment.
+    /// Returns the maximum size of a transmission: no channel sends it for longer than the channel's burst time, but it
+    /// has at least one TCP segment.
     pub fn burst_bytes(&self) -> Bytes {
         let ends = [&self.sender, &self.receiver];
         let bytes =
@@ -111,7 +111,7 @@ impl<'a> WirelessPath<'a> {
         Bytes((min as u64).max(MSS.0))
     }
 
-    /// Returns the rate of the path if its two hops transmit one after the other.
+    /// Returns the rate of the network path if its two hops transmit one after the other.
     pub fn rate(&self) -> BytesPerSecond {
         BytesPerSecond(1.0 / (1.0 / self.sender.rate().0 + 1.0 / self.receiver.rate().0))
     }

@@ -50,14 +50,14 @@ pub fn cgroup_folders(root: &Path, controller: &str) -> Vec<(CgroupVersion, Path
 
 /// A mount point of a control group hierarchy.
 struct Mount<'t> {
-    /// Path in the hierarchy of the group that is mounted; `/` if the whole hierarchy is mounted.
+    /// Path of the mounted group in the hierarchy; `/` if the whole hierarchy is mounted.
     top: &'t str,
     /// Path of the mount point in the file system.
     at: String,
 }
 
 impl<'t> Mount<'t> {
-    /// Parses a line of `mountinfo`; `None` if the line does not mount groups of `version` with `controller`.
+    /// Parses a line of `mountinfo`; `None` if it is not the mount of a hierarchy of `version` with `controller`.
     fn read(line: &'t str, version: CgroupVersion, controller: &str) -> Option<Self> {
         let (place, kind) = line.split_once(" - ")?;
         let mut place = place.split_ascii_whitespace().skip(3);
@@ -79,8 +79,8 @@ impl<'t> Mount<'t> {
         folders.map(|at| Self { top: "/", at }).into()
     }
 
-    /// Returns the path of a group relative to the mount point. In a container, the mounted group may have another path
-    /// than the container sees; the result is then the empty path, which means the mount point.
+    /// Returns the path of a group relative to the mount point. In a container, the mounted group may have a different
+    /// path than the container sees; the result is then the empty path, which means the mount point.
     fn relative_path<'p>(&self, path: &'p str) -> &'p str {
         let below = path.strip_prefix(self.top.trim_end_matches('/')).unwrap_or("");
         if below.split('/').any(|part| part == "..") { "" } else { below.trim_start_matches('/') }
@@ -88,20 +88,20 @@ impl<'t> Mount<'t> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Quota {
+pub(super) struct CpuQuota {
     /// CPU time per period divided by the length of the period, in cores.
     pub(super) cores: f64,
     pub(super) period: Seconds,
 }
 
 /// Returns the smallest CPU quota that applies to this process.
-pub(super) fn processor_quota() -> Option<Quota> {
+pub(super) fn cpu_quota() -> Option<CpuQuota> {
     let folders = cgroup_folders(Path::new("/"), "cpu").into_iter();
     let quotas = folders.filter_map(|(version, folder)| quota(version, &folder));
     quotas.min_by(|a, b| a.cores.total_cmp(&b.cores))
 }
 
-fn quota(version: CgroupVersion, folder: &Path) -> Option<Quota> {
+fn quota(version: CgroupVersion, folder: &Path) -> Option<CpuQuota> {
     let number = |text: &str| text.trim().parse::<f64>().ok().filter(|&number| number > 0.0);
     let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
     let (quota, period) = match version {
@@ -112,7 +112,7 @@ fn quota(version: CgroupVersion, folder: &Path) -> Option<Quota> {
             (number(quota)?, number(period)?)
         }
     };
-    Some(Quota { cores: quota / period, period: Seconds(period * 1e-6) })
+    Some(CpuQuota { cores: quota / period, period: Seconds(period * 1e-6) })
 }
 
 #[cfg(test)]
@@ -126,7 +126,7 @@ mod tests {
         write("cpu.max", "max 100000\n");
         assert_eq!(quota(CgroupVersion::Two, folder.path()), None);
         write("cpu.max", "5000 10000\n");
-        let half = Quota { cores: 0.5, period: Seconds(0.01) };
+        let half = CpuQuota { cores: 0.5, period: Seconds(0.01) };
         assert_eq!(quota(CgroupVersion::Two, folder.path()), Some(half));
         write("cpu.cfs_quota_us", "-1\n");
         write("cpu.cfs_period_us", "100000\n");

@@ -14,9 +14,9 @@ use super::MeasurementError;
 use super::mapping::WeightBuffer;
 use super::sampling::{MeasurementOptions, Samples, measure_duration, measure_rate};
 use crate::device::TransferCost;
+use crate::document_values::{FormatMap, Sourced};
 use crate::format::Format;
 use crate::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
-use crate::values::{FormatMap, Sourced};
 
 /// Size in bytes of a matrix that stays in the L2 cache of every core.
 pub const CACHED_MATRIX_BYTES: usize = 256 << 10;
@@ -71,13 +71,13 @@ pub struct ComputeRates {
     pub kv_copy: TransferCost,
 }
 
-/// Measures the rates of `kernels` for the supported formats in `formats`, or for all supported formats if there are
-/// none in `formats`. Calls `progress` with the name of each step.
+/// Measures the rates of `kernels` for those of `formats` that the kernels support, or for all supported formats if the
+/// kernels support none of `formats`. Calls `progress` with the name of each step.
 pub fn measure_compute_rates(
     kernels: &mut dyn Kernels,
     formats: &[Format],
     buffer: &WeightBuffer,
-    effort: &MeasurementOptions,
+    options: &MeasurementOptions,
     progress: &mut dyn FnMut(&str),
 ) -> Result<ComputeRates, MeasurementError> {
     let known = kernels.formats();
@@ -90,22 +90,22 @@ pub fn measure_compute_rates(
     let mut attention = Samples::default();
     // The samples are taken in rounds, so that a disturbance of the machine affects a few samples of each rate and
     // not all samples of one rate. With many formats there are fewer rounds.
-    let max_rounds = effort.sampling_rounds.max(1);
+    let max_rounds = options.sampling_rounds.max(1);
     for _ in 0..(max_rounds * FEW_FORMATS / measured.len().max(1)).clamp(max_rounds.min(2), max_rounds) {
         for (format, samples) in &mut measured {
             progress(&format!("kernels: {format}"));
-            samples[0].add(product_rate(kernels, *format, buffer, effort, CACHED_MATRIX_BYTES, 1, REPEATS));
-            samples[1].add(measure_streamed_matvec_rate(kernels, *format, buffer, effort));
-            samples[2].add(product_rate(kernels, *format, buffer, effort, BATCHED_BYTES, BATCH_SIZE, 1));
+            samples[0].add(product_rate(kernels, *format, buffer, options, CACHED_MATRIX_BYTES, 1, REPEATS));
+            samples[1].add(measure_streamed_matvec_rate(kernels, *format, buffer, options));
+            samples[2].add(product_rate(kernels, *format, buffer, options, BATCHED_BYTES, BATCH_SIZE, 1));
         }
         progress("kernels: attention");
-        attention.add(measure_rate(effort, || kernels.attend().0));
+        attention.add(measure_rate(options, || kernels.attend().0));
     }
     let name = kernels.description();
     let table = |kind: usize, what: &dyn Fn(Format) -> String| {
         let row = |(format, samples): &(Format, [Samples; 3])| {
             let what = format!("{}, {name}", what(*format));
-            Ok((*format, samples[kind].sourced_positive(FlopsPerSecond, &what)?))
+            Ok((*format, samples[kind].sourced_positive_median(FlopsPerSecond, &what)?))
         };
         measured.iter().map(row).collect::<Result<FormatMap<_>, MeasurementError>>()
     };
@@ -119,8 +119,8 @@ pub fn measure_compute_rates(
     let matvec_streamed = table(1, &streamed)?;
     let matmul = table(2, &|format| format!("{format} matrix times {BATCH_SIZE} vectors"))?;
     let what = format!("one token's attention in one layer with {name}");
-    let attention = attention.sourced_positive(FlopsPerSecond, &what)?;
-    let kv_copy = kv_copy(kernels, effort)?;
+    let attention = attention.sourced_positive_median(FlopsPerSecond, &what)?;
+    let kv_copy = kv_copy(kernels, options)?;
     Ok(ComputeRates { matvec, matvec_streamed, matmul, attention_rate: attention, kv_copy })
 }
 
@@ -136,18 +136,18 @@ fn work(rows: usize, tokens: usize) -> f64 {
     (2 * rows * COLUMNS * tokens) as f64
 }
 
-/// Measures the speed of products, in FLOP/s. The matrix is in the first `max_bytes` bytes of the buffer.
+/// Measures the speed of products of a matrix of at most `max_bytes` bytes and `tokens` vectors, in FLOP/s.
 fn product_rate(
     kernels: &mut dyn Kernels,
     format: Format,
     buffer: &WeightBuffer,
-    effort: &MeasurementOptions,
+    options: &MeasurementOptions,
     max_bytes: usize,
     tokens: usize,
     repeats: usize,
 ) -> Samples {
     let (count, bytes) = rows(format, max_bytes.min(buffer.as_bytes().len()));
-    measure_rate(effort, || {
+    measure_rate(options, || {
         kernels.multiply(format, COLUMNS, &buffer.as_bytes()[..bytes], tokens, repeats);
         work(count * repeats, tokens)
     })
@@ -158,11 +158,11 @@ pub fn measure_streamed_matvec_rate(
     kernels: &mut dyn Kernels,
     format: Format,
     buffer: &WeightBuffer,
-    effort: &MeasurementOptions,
+    options: &MeasurementOptions,
 ) -> Samples {
     let (count, bytes) = rows(format, STREAMED_MATRIX_BYTES.min(buffer.as_bytes().len()));
     let mut at = 0;
-    measure_rate(effort, || {
+    measure_rate(options, || {
         if at + bytes > buffer.as_bytes().len() {
             at = 0;
         }
@@ -175,13 +175,16 @@ pub fn measure_streamed_matvec_rate(
 
 /// Measures the cost of writing keys and values into the KV cache. The bandwidth is that of a batch of tokens. The
 /// latency is the time for a single token minus the time of its bytes at this bandwidth.
-fn kv_copy(kernels: &mut dyn Kernels, effort: &MeasurementOptions) -> Result<TransferCost, MeasurementError> {
+fn kv_copy(
+    kernels: &mut dyn Kernels,
+    options: &MeasurementOptions,
+) -> Result<TransferCost, MeasurementError> {
     let name = kernels.description();
-    let rates = measure_rate(effort, || kernels.write_kv_cache(BATCH_SIZE).as_f64());
+    let rates = measure_rate(options, || kernels.write_kv_cache(BATCH_SIZE).as_f64());
     let what = format!("writing the keys and values of {BATCH_SIZE} tokens, {name}");
     let bandwidth: Sourced<BytesPerSecond> = rates.sourced_median(BytesPerSecond, &what);
     let mut bytes = Bytes(0);
-    let times = measure_duration(effort, || bytes = kernels.write_kv_cache(1));
+    let times = measure_duration(options, || bytes = kernels.write_kv_cache(1));
     let latency = times.sourced_median(
         |one| Seconds((one - (bytes / bandwidth.value).0).max(0.0)),
         &format!("writing one token's keys and values, minus their time at `bandwidth`, {name}"),

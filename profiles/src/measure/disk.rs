@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 use super::MeasurementError;
 use super::file_reading::{ColdFile, read_by_faults, read_by_populating, read_sequentially};
 use super::sampling::{MeasurementOptions, Samples};
-use super::scratch::Scratch;
+use super::scratch::ScratchFile;
 use crate::device::Disk;
+use crate::document_values::Sourced;
 use crate::units::{Bytes, BytesPerSecond, RoundForDisplay, Seconds};
-use crate::values::Sourced;
 
 /// Minimum size of a model file for the measurement. In place of a smaller file, a scratch file is read.
 const MIN_MODEL_BYTES: Bytes = Bytes::from_mib(8);
@@ -43,19 +43,20 @@ impl DiskTarget {
     }
 
     /// Opens the file to read. Returns the file and a description for the sources of the rates.
-    fn open(&self, effort: &MeasurementOptions) -> Result<(ColdFile, String), MeasurementError> {
+    fn open(&self, options: &MeasurementOptions) -> Result<(ColdFile, String), MeasurementError> {
         if let DiskTarget::File(path) = self {
-            let open = || File::open(path).map_err(MeasurementError::file("open", path));
+            let open = || File::open(path).map_err(MeasurementError::for_file("open", path));
             let files = [open()?, open()?];
-            let metadata = files[0].metadata().map_err(MeasurementError::file("read the size of", path))?;
-            let mut file = ColdFile::new(path, files, metadata.len(), effort.max_file_size.0);
-            if metadata.len() >= MIN_MODEL_BYTES.0.min(effort.max_file_size.0) && file.can_drop_cache()? {
+            let size =
+                files[0].metadata().map_err(MeasurementError::for_file("read the size of", path))?.len();
+            let mut file = ColdFile::new(path, files, size, options.max_file_size.0);
+            if size >= MIN_MODEL_BYTES.0.min(options.max_file_size.0) && file.can_drop_cache()? {
                 return Ok((file, "the model's file".into()));
             }
         }
-        let scratch = Scratch::create(self.folder(), effort)?;
+        let scratch = ScratchFile::create(self.folder(), options)?;
         let what = format!("a scratch file of {}", Bytes(scratch.length));
-        Ok((ColdFile::new(&scratch.path, scratch.files, scratch.length, effort.max_file_size.0), what))
+        Ok((ColdFile::new(&scratch.path, scratch.files, scratch.length, options.max_file_size.0), what))
     }
 }
 
@@ -63,35 +64,35 @@ impl DiskTarget {
 pub fn measure_disk(
     target: &DiskTarget,
     threads: usize,
-    effort: &MeasurementOptions,
+    options: &MeasurementOptions,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Disk, MeasurementError> {
-    let (mut file, what) = target.open(effort)?;
+    let (mut file, what) = target.open(options)?;
     let cold = "each after fadvise has dropped the page cache, without O_DIRECT";
     progress("disk: sequential reads");
-    let samples = file.rate(effort, read_sequentially)?;
+    let samples = file.read_rate(options, read_sequentially)?;
     let source = format!("sequential reads of {what} in calls of 1 MiB, {cold}");
-    let sequential = samples.sourced_positive(BytesPerSecond, &source)?;
+    let sequential = samples.sourced_positive_median(BytesPerSecond, &source)?;
     progress("disk: page faults");
-    let samples = file.rate(effort, |file, range, until| read_by_faults(threads, file, &range, until))?;
+    let samples = file.read_rate(options, |file, range, end| read_by_faults(threads, file, &range, end))?;
     let source = format!(
         "touching a mapping of {what} from front to back with {threads} threads and no advice, {cold}"
     );
-    let fault = samples.sourced_positive(BytesPerSecond, &source)?;
+    let fault = samples.sourced_positive_median(BytesPerSecond, &source)?;
     progress("disk: populating");
-    let samples = file.rate(effort, |file, range, until| read_by_populating(file, &range, until));
+    let samples = file.read_rate(options, |file, range, until| read_by_populating(file, &range, until));
     let populate =
         if_supported(samples, &format!("MADV_POPULATE_READ over {what} in calls of 2 MiB, {cold}"))?;
     progress("disk: streaming");
     let turnover = if_supported(
-        file.turnover(effort),
+        file.stream_rate(options),
         &format!(
             "CPU time of one thread that requests pieces of {what} of 1 MiB (MADV_WILLNEED), populates \
              them and discards them (MADV_DONTNEED, fadvise), {cold}"
         ),
     )?;
     progress("disk: random reads");
-    let times = file.random_read_times(effort)?;
+    let times = file.random_read_times(options)?;
     let latency =
         times.sourced_median(Seconds, &format!("one read of 4 KiB at random places of {what}, {cold}"));
     let random = Sourced {
@@ -111,13 +112,13 @@ pub fn measure_disk(
     })
 }
 
-/// Returns the rate from the samples, or `None` if the system lacks the measured call, as Linux before 5.14 does.
+/// Returns the rate from the samples, or `None` if the system lacks the system call, as Linux before 5.14 does.
 fn if_supported(
     samples: Result<Samples, MeasurementError>,
     what: &str,
 ) -> Result<Option<Sourced<BytesPerSecond>>, MeasurementError> {
     match samples {
-        Ok(samples) => samples.sourced_positive(BytesPerSecond, what).map(Some),
+        Ok(samples) => samples.sourced_positive_median(BytesPerSecond, what).map(Some),
         Err(MeasurementError::File { source, .. })
             if matches!(source.kind(), io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput) =>
         {

@@ -4,9 +4,9 @@
 //! cache after it was read, so that a small memory does not fill up and the next sample reads from disk again. Only the
 //! reads are timed.
 //!
-//! Each sample continues at the position where the previous sample stopped (at the start of the file after its end),
-//! because the system has already read ahead the beginning of the next sample. Before the first sample, half a sample
-//! is read and not counted, which also uses up the burst of a throttle's token bucket.
+//! Each sample continues where the previous sample stopped, or at the start of the file if its end was reached, because
+//! the system has already read ahead the beginning of the next sample. Before the first sample, half a sample is read
+//! and not counted, which also uses up the burst of a throttle's token bucket.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ use std::thread;
 use super::MeasurementError;
 use super::mapping::{self, PAGE_SIZE};
 use super::memory;
-use super::sampling::{MeasurementOptions, Samples, elapsed_seconds};
+use super::sampling::{MeasurementOptions, Samples, monotonic_seconds};
 
 const READ_BYTES: usize = 1 << 20;
 
@@ -33,7 +33,7 @@ const PIECE_BYTES: usize = 1 << 20;
 /// Maximum total size in bytes of the pieces that are requested ahead of use, as in the executor.
 const MAX_PREFETCHED_BYTES: usize = 4 << 20;
 
-/// Maximum fraction of a file range in the page cache with which the range counts as dropped.
+/// Maximum fraction of the pages of a file range that are in the page cache when the range counts as dropped.
 const MAX_RESIDENT: f64 = 0.1;
 
 /// A file that is read with a cold page cache.
@@ -66,35 +66,35 @@ impl ColdFile {
     pub(super) fn can_drop_cache(&mut self) -> Result<bool, MeasurementError> {
         let window = self.window();
         mapping::drop_cached_pages(&self.file, &window);
-        let resident = mapping::resident(&self.file, &window);
-        Ok(resident.map_err(MeasurementError::file("count the cached pages of", &self.path))? <= MAX_RESIDENT)
+        let cached = mapping::cached_fraction(&self.file, &window);
+        Ok(cached.map_err(MeasurementError::for_file("count cached pages of", &self.path))? <= MAX_RESIDENT)
     }
 
     fn window(&self) -> Range<u64> {
         self.position..(self.position + self.window).min(self.length)
     }
 
-    /// Measures the bytes per second of `read`. This function receives a file, a file range that is not in the page
+    /// Measures the bytes per second that `read` reads. `read` receives a file, a file range that is not in the page
     /// cache and the time at which to stop, and returns the number of bytes that it read from the start of the range.
-    pub(super) fn rate(
+    pub(super) fn read_rate(
         &mut self,
-        effort: &MeasurementOptions,
+        options: &MeasurementOptions,
         mut read: impl FnMut(&File, Range<u64>, f64) -> io::Result<u64>,
     ) -> Result<Samples, MeasurementError> {
         mapping::drop_cached_pages(&self.file, &(0..self.length));
-        self.sample(effort.disk_sample_time.0 / 2.0, &mut read)?;
-        self.samples(effort, |file| file.sample(effort.disk_sample_time.0, &mut read))
+        self.sample(options.disk_sample_time.0 / 2.0, &mut read)?;
+        self.samples(options, |file| file.sample(options.disk_sample_time.0, &mut read))
     }
 
-    /// Takes samples until the sample count or the time limit of `effort` is reached.
+    /// Takes samples until the sample count or the time limit of `options` is reached.
     fn samples(
         &mut self,
-        effort: &MeasurementOptions,
+        options: &MeasurementOptions,
         mut sample: impl FnMut(&mut Self) -> Result<f64, MeasurementError>,
     ) -> Result<Samples, MeasurementError> {
-        let (begun, mut values) = (elapsed_seconds(), Vec::with_capacity(effort.sample_count));
-        while values.len() < effort.sample_count
-            && (values.is_empty() || elapsed_seconds() - begun < effort.time_limit.0)
+        let (begun, mut values) = (monotonic_seconds(), Vec::with_capacity(options.sample_count));
+        while values.len() < options.sample_count
+            && (values.is_empty() || monotonic_seconds() - begun < options.time_limit.0)
         {
             values.push(sample(self)?);
         }
@@ -110,10 +110,10 @@ impl ColdFile {
         let (mut bytes, mut time) = (0, 0.0);
         loop {
             let window = self.window();
-            let begun = elapsed_seconds();
+            let begun = monotonic_seconds();
             let done = read(&self.file, window.clone(), begun + seconds - time);
-            time += elapsed_seconds() - begun;
-            let done = done.map_err(MeasurementError::file("read", &self.path))?.max(PAGE_SIZE as u64);
+            time += monotonic_seconds() - begun;
+            let done = done.map_err(MeasurementError::for_file("read", &self.path))?.max(PAGE_SIZE as u64);
             bytes += done;
             let end = window.end.min(window.start + done / PAGE_SIZE as u64 * PAGE_SIZE as u64);
             mapping::drop_cached_pages(&self.file, &(window.start..end));
@@ -125,15 +125,15 @@ impl ColdFile {
     }
 
     /// Measures how many bytes a thread streams per second of its CPU time. Waiting for the disk does not count.
-    pub(super) fn turnover(&mut self, effort: &MeasurementOptions) -> Result<Samples, MeasurementError> {
+    pub(super) fn stream_rate(&mut self, options: &MeasurementOptions) -> Result<Samples, MeasurementError> {
         mapping::drop_cached_pages(&self.file, &(0..self.length));
-        let samples = self.samples(effort, |cold| {
+        let samples = self.samples(options, |cold| {
             let (mut bytes, mut busy) = (0, 0.0);
-            let until = elapsed_seconds() + effort.disk_sample_time.0;
-            while bytes == 0 || elapsed_seconds() < until {
+            let until = monotonic_seconds() + options.disk_sample_time.0;
+            while bytes == 0 || monotonic_seconds() < until {
                 let window = cold.window();
                 let streamed = read_by_streaming(&cold.file, &window, until);
-                let (done, seconds) = streamed.map_err(MeasurementError::file("stream", &cold.path))?;
+                let (done, seconds) = streamed.map_err(MeasurementError::for_file("stream", &cold.path))?;
                 mapping::drop_cached_pages(&cold.file, &window);
                 cold.position = if window.start + done >= cold.length { 0 } else { window.start + done };
                 bytes += done;
@@ -148,24 +148,24 @@ impl ColdFile {
     /// Measures the time in seconds of reads of 4 KiB from disk, at positions all over the file.
     pub(super) fn random_read_times(
         &mut self,
-        effort: &MeasurementOptions,
+        options: &MeasurementOptions,
     ) -> Result<Samples, MeasurementError> {
         mapping::drop_cached_pages(&self.file, &(0..self.length));
         let pages = self.length / PAGE_SIZE as u64;
         let mut times = Vec::new();
-        let (begun, mut page) = (elapsed_seconds(), 0u64);
+        let (begun, mut page) = (monotonic_seconds(), 0u64);
         let mut buffer = [0; PAGE_SIZE];
-        // A stride near the golden ratio visits distant pages, each once.
+        // A stride near the golden ratio reads distant pages, each once.
         let stride = ((pages as f64 * 0.618) as u64 | 1).max(1);
         while (times.len() as u64) < pages.min(4000)
-            && (times.is_empty() || elapsed_seconds() - begun < effort.time_limit.0)
+            && (times.is_empty() || monotonic_seconds() - begun < options.time_limit.0)
         {
             page = (page + stride) % pages;
-            let start = elapsed_seconds();
+            let start = monotonic_seconds();
             read_at(&self.random, page * PAGE_SIZE as u64, &mut buffer)
-                .map_err(MeasurementError::file("read", &self.path))?;
-            times.push(elapsed_seconds() - start);
-            if elapsed_seconds() - begun >= effort.disk_sample_time.0 * effort.sample_count as f64 / 2.0 {
+                .map_err(MeasurementError::for_file("read", &self.path))?;
+            times.push(monotonic_seconds() - start);
+            if monotonic_seconds() - begun >= options.disk_sample_time.0 * options.sample_count as f64 / 2.0 {
                 break;
             }
         }
@@ -174,7 +174,8 @@ impl ColdFile {
     }
 }
 
-/// Reads a file range with read calls from front to back until the time `until`. Returns the number of bytes read.
+/// Reads a file range with read calls from front to back, until [`monotonic_seconds`] is `until`. Returns the number of
+/// bytes read.
 pub(super) fn read_sequentially(file: &File, range: Range<u64>, until: f64) -> io::Result<u64> {
     let mut buffer = vec![0; READ_BYTES];
     let mut at = range.start;
@@ -182,7 +183,7 @@ pub(super) fn read_sequentially(file: &File, range: Range<u64>, until: f64) -> i
         let count = buffer.len().min((range.end - at) as usize);
         read_at(file, at, &mut buffer[..count])?;
         at += count as u64;
-        if elapsed_seconds() >= until {
+        if monotonic_seconds() >= until {
             break;
         }
     }
@@ -190,15 +191,16 @@ pub(super) fn read_sequentially(file: &File, range: Range<u64>, until: f64) -> i
 }
 
 /// Touches the mapped pages of a file range from front to back with several threads that share a counter, as the
-/// executor's threads do with the rows of a matrix. Returns the number of bytes read until the time `until`.
+/// executor's threads do with the rows of a matrix. Returns the number of bytes read until [`monotonic_seconds`] is
+/// `until`.
 pub(super) fn read_by_faults(threads: usize, file: &File, range: &Range<u64>, until: f64) -> io::Result<u64> {
-    let map = mapping::map(file, range)?;
+    let map = mapping::map_file_range(file, range)?;
     let next = AtomicU64::new(0);
     let touch = || {
         let mut done = 0;
         loop {
             let start = next.fetch_add(CHUNK_BYTES, Ordering::Relaxed);
-            if start >= map.len() as u64 || elapsed_seconds() >= until {
+            if start >= map.len() as u64 || monotonic_seconds() >= until {
                 return done;
             }
             let chunk = &map[start as usize..map.len().min((start + CHUNK_BYTES) as usize)];
@@ -216,16 +218,16 @@ pub(super) fn read_by_faults(threads: usize, file: &File, range: &Range<u64>, un
 }
 
 /// Populates the mapping of a file range piece by piece on one thread, as the executor's prefetcher does. Returns the
-/// number of bytes read until the time `until`.
+/// number of bytes read until [`monotonic_seconds`] is `until`.
 #[cfg(target_os = "linux")]
 pub(super) fn read_by_populating(file: &File, range: &Range<u64>, until: f64) -> io::Result<u64> {
-    let map = mapping::map(file, range)?;
+    let map = mapping::map_file_range(file, range)?;
     let mut at = 0;
     while at < map.len() {
         let count = POPULATE_BYTES.min(map.len() - at);
         map.advise_range(memmap2::Advice::PopulateRead, at, count)?;
         at += count;
-        if elapsed_seconds() >= until {
+        if monotonic_seconds() >= until {
             break;
         }
     }
@@ -239,13 +241,13 @@ pub(super) fn read_by_populating(_: &File, _: &Range<u64>, _: f64) -> io::Result
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Streams a file range on one thread until the time `until`, as the executor does. Returns the number of bytes read
-/// and the CPU time of the thread in seconds.
+/// Streams a file range on one thread until [`monotonic_seconds`] is `until`, as the executor does. Returns the number
+/// of bytes read and the CPU time of the thread in seconds.
 #[cfg(target_os = "linux")]
 fn read_by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<(u64, f64)> {
-    let map = mapping::map(file, range)?;
+    let map = mapping::map_file_range(file, range)?;
     let piece = |at: usize| at..map.len().min(at + PIECE_BYTES);
-    let begun = thread_seconds()?;
+    let begun = thread_cpu_seconds()?;
     let (mut requested, mut done) = (0, 0);
     while done < map.len() {
         while requested < map.len() && requested - done < MAX_PREFETCHED_BYTES {
@@ -260,11 +262,11 @@ fn read_by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<
         unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, own.start, own.len()) }?;
         mapping::drop_cached_pages(file, &(range.start + own.start as u64..range.start + own.end as u64));
         done = own.end;
-        if elapsed_seconds() >= until {
+        if monotonic_seconds() >= until {
             break;
         }
     }
-    Ok((done as u64, thread_seconds()? - begun))
+    Ok((done as u64, thread_cpu_seconds()? - begun))
 }
 
 /// Returns an error: only Linux can discard single pages of a mapping.
@@ -274,9 +276,8 @@ fn read_by_streaming(_: &File, _: &Range<u64>, _: f64) -> io::Result<(u64, f64)>
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Returns the CPU time of this thread in seconds.
 #[cfg(target_os = "linux")]
-fn thread_seconds() -> io::Result<f64> {
+fn thread_cpu_seconds() -> io::Result<f64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the clock exists on Linux, and `time` is valid for writes.
     if unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) } != 0 {

@@ -50,8 +50,8 @@ impl WeightBuffer {
     }
 }
 
-/// Maps a part of a file for reading, as the executor does: shared, and without advice.
-pub(super) fn map(file: &File, range: &Range<u64>) -> io::Result<Mmap> {
+/// Maps a file range for reading, as the executor does: shared, and without advice.
+pub(super) fn map_file_range(file: &File, range: &Range<u64>) -> io::Result<Mmap> {
     let mut options = MmapOptions::new();
     options.offset(range.start).len((range.end - range.start) as usize);
     // SAFETY: the bytes are only read as numbers, for which any value is valid. Nothing may truncate the file in the
@@ -85,8 +85,8 @@ pub(super) fn advise_random(file: &File) {
 }
 
 /// Returns the fraction (0 to 1) of a file range that is in the page cache.
-pub(super) fn resident(file: &File, range: &Range<u64>) -> io::Result<f64> {
-    let map = map(file, range)?;
+pub(super) fn cached_fraction(file: &File, range: &Range<u64>) -> io::Result<f64> {
+    let map = map_file_range(file, range)?;
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
         // SAFETY: the call gets a number and accesses no memory of this process.
@@ -128,10 +128,10 @@ mod tests {
         io::Write::write_all(&mut file, &vec![1; 64 << 10]).unwrap();
         file.sync_all().unwrap();
         let all = 0..64 << 10;
-        assert!(resident(&file, &all).unwrap() > 0.9);
+        assert!(cached_fraction(&file, &all).unwrap() > 0.9);
         drop_cached_pages(&file, &all);
         // File systems in memory, such as tmpfs, keep all pages; those on a disk keep none.
-        let left = resident(&file, &all).unwrap();
+        let left = cached_fraction(&file, &all).unwrap();
         assert!(left == 0.0 || left == 1.0, "{left}");
     }
 }

@@ -9,8 +9,8 @@ use std::path::Path;
 
 use super::cgroup::{self, CgroupVersion};
 use crate::device::{Memory, PageCachePolicy};
+use crate::document_values::Sourced;
 use crate::units::Bytes;
-use crate::values::Sourced;
 
 /// Memory limit and memory usage of a control group, in bytes.
 struct Group {
@@ -33,7 +33,7 @@ pub fn available_memory() -> Bytes {
     Bytes(groups().iter().map(free).fold(machine, u64::min))
 }
 
-/// Measures the memory that this process can use, and finds out the kernel's page-cache policy.
+/// Measures the memory that this process can use, and determines the kernel's page-cache policy.
 pub fn measure_memory() -> Memory {
     let limited = groups().iter().any(|group| Some(group.limit) < meminfo("MemTotal:"));
     let origin = if limited {

@@ -1,9 +1,9 @@
 //! Measures the bandwidth of reading memory: T_cpu of the prima.cpp paper.
 //!
 //! All threads sum up the words of one large buffer. A shared counter gives each thread its next piece of the buffer,
-//! as the kernels do with the rows of a matrix. A sum is the least arithmetic that reads every byte, so the result is
-//! an upper bound for decoding. The buffer is as large as memory allows, because the weights of a model do not stay in
-//! a CPU cache.
+//! as the kernels do with the rows of a matrix. Summing is the cheapest arithmetic that reads every byte, so the result
+//! is an upper bound for decoding. The buffer is as large as memory allows, because the weights of a model do not stay
+//! in a CPU cache.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -11,8 +11,8 @@ use std::thread;
 use super::MeasurementError;
 use super::mapping::WeightBuffer;
 use super::sampling::{MeasurementOptions, measure_rate};
+use crate::document_values::Sourced;
 use crate::units::BytesPerSecond;
-use crate::values::Sourced;
 
 /// Size in bytes of the piece of the buffer that a thread reads at a time.
 const PIECE_BYTES: usize = 256 << 10;
@@ -21,14 +21,14 @@ const PIECE_BYTES: usize = 256 << 10;
 pub fn measure_read_bandwidth(
     buffer: &WeightBuffer,
     threads: usize,
-    effort: &MeasurementOptions,
+    options: &MeasurementOptions,
 ) -> Result<Sourced<BytesPerSecond>, MeasurementError> {
-    let rates = measure_rate(effort, || {
+    let rates = measure_rate(options, || {
         read_all(buffer.as_bytes(), threads);
         buffer.as_bytes().len() as f64
     });
     let what = format!("reads of {} in pages of 4 KiB by {threads} threads", buffer.size());
-    rates.sourced_positive(BytesPerSecond, &what)
+    rates.sourced_positive_median(BytesPerSecond, &what)
 }
 
 fn read_all(bytes: &[u8], threads: usize) {

@@ -1,11 +1,11 @@
-//! Reads the name of this machine's processor and the CPU quota of this process.
+//! Reads the name of this machine's CPU and the CPU quota of this process.
 
 use std::fs;
 
 use super::cgroup;
 
-/// Returns the name of the processor as the operating system reports it.
-pub fn processor_name() -> String {
+/// Returns the name of the CPU as the operating system reports it.
+pub fn cpu_name() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     // The key is "model name" on x86 and on some ARM kernels, and "Hardware" on other ARM kernels.
     let field = |name: &str| {
@@ -20,8 +20,8 @@ pub fn processor_name() -> String {
 }
 
 /// Returns a description of this process's CPU quota, or `None` if there is no quota.
-pub fn quota_description() -> Option<String> {
-    let quota = cgroup::processor_quota()?;
+pub fn cpu_quota_description() -> Option<String> {
+    let quota = cgroup::cpu_quota()?;
     Some(format!("a quota of {:.2} cores in periods of {}", quota.cores, quota.period))
 }
 
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processor_has_name() {
-        assert!(!processor_name().is_empty());
+    fn cpu_has_name() {
+        assert!(!cpu_name().is_empty());
     }
 }

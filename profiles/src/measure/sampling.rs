@@ -9,12 +9,12 @@ use std::sync::LazyLock;
 use std::time::Instant;
 
 use super::{MeasurementError, cgroup};
+use crate::document_values::Sourced;
 use crate::units::{Bytes, Fraction, RoundForDisplay, Seconds};
-use crate::values::Sourced;
 
-/// Returns the time in seconds since the first call of this function.
+/// Returns the time in seconds of a monotonic clock, which begins at the first call of this function.
 #[allow(clippy::disallowed_methods)] // the only clock of the measurements
-pub fn elapsed_seconds() -> f64 {
+pub fn monotonic_seconds() -> f64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     START.elapsed().as_secs_f64()
 }
@@ -89,7 +89,7 @@ impl MeasurementOptions {
 
     /// Returns options with fewer and longer samples if this process has a CPU quota, otherwise the same options.
     pub(super) fn under_quota(self) -> MeasurementOptions {
-        let Some(quota) = cgroup::processor_quota() else { return self };
+        let Some(quota) = cgroup::cpu_quota() else { return self };
         MeasurementOptions {
             // Each sample spans several periods, so fewer samples are needed.
             sample_count: self.sample_count.min(3),
@@ -154,7 +154,7 @@ impl Samples {
     }
 
     /// Returns the result of [`Self::sourced_median`], or an error if the median is not positive and finite.
-    pub(super) fn sourced_positive<T: RoundForDisplay>(
+    pub(super) fn sourced_positive_median<T: RoundForDisplay>(
         &self,
         quantity: impl FnOnce(f64) -> T,
         what: &str,
@@ -166,20 +166,20 @@ impl Samples {
     }
 }
 
-/// Measures the work per second of `call`, which returns the amount of work that it has done.
-pub fn measure_rate(effort: &MeasurementOptions, mut call: impl FnMut() -> f64) -> Samples {
-    let effort = effort.under_quota();
-    let start = elapsed_seconds();
+/// Calls `call` repeatedly, and measures its work per second. `call` returns the amount of work that it did.
+pub fn measure_rate(options: &MeasurementOptions, mut call: impl FnMut() -> f64) -> Samples {
+    let options = options.under_quota();
+    let start = monotonic_seconds();
     call(); // warms up caches, faults in buffers and wakes threads
-    let mut rates = Vec::with_capacity(effort.sample_count);
-    while rates.len() < effort.sample_count
-        && (rates.is_empty() || elapsed_seconds() - start < effort.time_limit.0)
+    let mut rates = Vec::with_capacity(options.sample_count);
+    while rates.len() < options.sample_count
+        && (rates.is_empty() || monotonic_seconds() - start < options.time_limit.0)
     {
-        let (begun, mut work) = (elapsed_seconds(), 0.0);
+        let (begun, mut work) = (monotonic_seconds(), 0.0);
         let elapsed = loop {
             work += call();
-            let elapsed = elapsed_seconds() - begun;
-            if elapsed >= effort.sample_time.0 {
+            let elapsed = monotonic_seconds() - begun;
+            if elapsed >= options.sample_time.0 {
                 break elapsed;
             }
         };
@@ -188,9 +188,9 @@ pub fn measure_rate(effort: &MeasurementOptions, mut call: impl FnMut() -> f64) 
     Samples::new(rates)
 }
 
-/// Measures the duration of `call`, in seconds.
-pub fn measure_duration(effort: &MeasurementOptions, mut call: impl FnMut()) -> Samples {
-    let rates = measure_rate(effort, || {
+/// Calls `call` repeatedly, and measures its duration in seconds.
+pub fn measure_duration(options: &MeasurementOptions, mut call: impl FnMut()) -> Samples {
+    let rates = measure_rate(options, || {
         call();
         1.0
     });
@@ -215,29 +215,29 @@ mod tests {
 
     #[test]
     fn rate_is_work_over_time() {
-        let effort = MeasurementOptions {
+        let options = MeasurementOptions {
             sample_count: 3,
             sample_time: Seconds(0.002),
             ..MeasurementOptions::minimal()
         };
         let sleep = || std::thread::sleep(std::time::Duration::from_millis(1));
-        let rates = measure_rate(&effort, || {
+        let rates = measure_rate(&options, || {
             sleep();
             10.0
         });
         assert_eq!(rates.count(), 3);
         assert!(rates.median() <= 10_000.0, "a sleep of a millisecond allows at most ten per millisecond");
-        assert!(measure_duration(&effort, sleep).median() >= 0.001);
+        assert!(measure_duration(&options, sleep).median() >= 0.001);
     }
 
     #[test]
     fn sampling_stops_at_its_limit() {
-        let effort = MeasurementOptions {
+        let options = MeasurementOptions {
             sample_count: 100,
             time_limit: Seconds(0.02),
             ..MeasurementOptions::minimal()
         };
-        let slow = measure_rate(&effort, || {
+        let slow = measure_rate(&options, || {
             std::thread::sleep(std::time::Duration::from_millis(15));
             1.0
         });

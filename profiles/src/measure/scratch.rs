@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::MeasurementError;
-use super::sampling::{MeasurementOptions, elapsed_seconds};
+use super::sampling::{MeasurementOptions, monotonic_seconds};
 use crate::units::Bytes;
 
 const PIECE_BYTES: usize = 1 << 20;
@@ -19,36 +19,35 @@ const PIECE_BYTES: usize = 1 << 20;
 const MIN_BYTES: u64 = 1 << 20;
 
 #[derive(Debug)]
-pub(super) struct Scratch {
+pub(super) struct ScratchFile {
     pub(super) path: PathBuf,
     /// Two open file descriptions of the scratch file, so that `posix_fadvise` on one does not change the other.
     pub(super) files: [File; 2],
     pub(super) length: u64,
 }
 
-impl Scratch {
-    pub(super) fn create(folder: &Path, effort: &MeasurementOptions) -> Result<Scratch, MeasurementError> {
+impl ScratchFile {
+    pub(super) fn create(folder: &Path, options: &MeasurementOptions) -> Result<Self, MeasurementError> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = folder.join(format!(".hearth-measure-{}-{number}", std::process::id()));
-        let mut options = OpenOptions::new();
-        options.write(true).create_new(true);
-        let mut writer = options.open(&path).map_err(MeasurementError::file("create", &path))?;
+        let mut open_options = OpenOptions::new();
+        open_options.write(true).create_new(true);
+        let mut writer = open_options.open(&path).map_err(MeasurementError::for_file("create", &path))?;
         // Unlinks the file when this function returns, also after an error.
         let _unlink = UnlinkOnDrop(path.clone());
-        let open = || File::open(&path).map_err(MeasurementError::file("open", &path));
+        let open = || File::open(&path).map_err(MeasurementError::for_file("open", &path));
         let files = [open()?, open()?];
         let max_bytes =
-            effort.max_file_size.0.min(free_space(folder).unwrap_or(Bytes(0)).0 / 10).max(MIN_BYTES);
-        let length = fill(&mut writer, max_bytes, effort.time_limit.0)
-            .map_err(MeasurementError::file("write", &path))?;
-        writer.sync_all().map_err(MeasurementError::file("flush", &path))?;
-        Ok(Scratch { path, files, length })
+            options.max_file_size.0.min(free_space(folder).unwrap_or(Bytes(0)).0 / 10).max(MIN_BYTES);
+        let length = fill(&mut writer, max_bytes, options.time_limit.0)
+            .map_err(MeasurementError::for_file("write", &path))?;
+        writer.sync_all().map_err(MeasurementError::for_file("flush", &path))?;
+        Ok(ScratchFile { path, files, length })
     }
 }
 
-/// A guard that unlinks a file when dropped. On Unix, an open file remains usable; other systems do not remove an open
-/// file.
+/// A guard that unlinks a file when dropped. On Unix, an open file remains usable until it is closed.
 struct UnlinkOnDrop(PathBuf);
 
 impl Drop for UnlinkOnDrop {
@@ -62,8 +61,8 @@ impl Drop for UnlinkOnDrop {
 fn fill(writer: &mut File, max_bytes: u64, seconds: f64) -> io::Result<u64> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut piece = vec![0u8; PIECE_BYTES];
-    let (begun, mut length) = (elapsed_seconds(), 0);
-    while length < max_bytes && (length < MIN_BYTES || elapsed_seconds() - begun < seconds) {
+    let (begun, mut length) = (monotonic_seconds(), 0);
+    while length < max_bytes && (length < MIN_BYTES || monotonic_seconds() - begun < seconds) {
         for word in piece.as_chunks_mut::<8>().0 {
             // xorshift64: all pieces differ, and no disk compresses them.
             state ^= state << 13;
@@ -110,11 +109,11 @@ mod tests {
     #[test]
     fn scratch_file_is_unlinked() {
         let (folder, options) = (tempfile::tempdir().unwrap(), MeasurementOptions::minimal());
-        let scratch = Scratch::create(folder.path(), &options).unwrap();
+        let scratch = ScratchFile::create(folder.path(), &options).unwrap();
         assert!((MIN_BYTES..=options.max_file_size.0).contains(&scratch.length));
         assert_eq!(scratch.files[0].metadata().unwrap().len(), scratch.length);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-        let error = Scratch::create(&folder.path().join("nowhere"), &options).unwrap_err();
+        let error = ScratchFile::create(&folder.path().join("nowhere"), &options).unwrap_err();
         assert!(error.to_string().starts_with("cannot create `"), "{error}");
     }
 }

@@ -1,9 +1,9 @@
 //! Digests of models, by which a plan identifies its model.
 //!
-//! The digest of a model file is the SHA-256 of, for each part of the file, the bytes of the header, the size of the
-//! part, and the first 4 KiB of every tensor in file order. Different models differ in these bytes, and hashing them
-//! takes milliseconds for a file of 40 GB. The digest of a shape is the SHA-256 of the dimensions that determine sizes
-//! and of the name of the quantisation, without the context length and the name of the model.
+//! The digest of a GGUF model covers all its files: the header of each file, the size of the file, and the first 4 KiB
+//! of every tensor in file order. Different models differ in these bytes, and hashing them takes milliseconds for a
+//! file of 40 GB. The digest of a shape covers the dimensions that determine sizes, and the name of the quantisation,
+//! but neither the context length nor the name of the model. All digests are SHA-256.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
@@ -17,14 +17,14 @@ use crate::gguf::{GgufError, GgufModel};
 const SAMPLE_BYTES: u64 = 4096;
 
 /// Returns the digest of a model's files: `sha256:` and 64 hex digits.
-pub(super) fn of_files(model: &GgufModel) -> Result<String, GgufError> {
+pub(super) fn gguf_digest(model: &GgufModel) -> Result<String, GgufError> {
     let mut hash = Sha256::new();
-    for (index, (path, size)) in model.part_paths.iter().zip(&model.part_sizes).enumerate() {
+    for (index, (path, size)) in model.file_paths.iter().zip(&model.file_sizes).enumerate() {
         let failed = |source| GgufError::Read { path: path.clone(), source };
         let mut file = File::open(path).map_err(failed)?;
         feed(&mut hash, &mut file, 0, size.data_start.min(size.file_bytes)).map_err(failed)?;
         hash.update(size.file_bytes.to_le_bytes());
-        for tensor in model.tensors.iter().filter(|tensor| tensor.part_index == index) {
+        for tensor in model.tensors.iter().filter(|tensor| tensor.file_index == index) {
             feed(&mut hash, &mut file, tensor.offset, tensor.bytes.0.min(SAMPLE_BYTES)).map_err(failed)?;
         }
     }
@@ -43,13 +43,13 @@ fn feed(hash: &mut Sha256, file: &mut File, from: u64, count: u64) -> io::Result
 }
 
 /// Returns the digest of a shape and a quantisation: `shape:` and 64 hex digits.
-pub(super) fn of_shape(shape: &ModelShape, quant: &str) -> String {
+pub(super) fn shape_digest(shape: &ModelShape, quant: &str) -> String {
     let text = format!(
         "shape/1\narchitecture {}\nlayers {}\nembedding {}\nfeed_forward {}\nheads {}\nkv_heads {}\nkey_length {}\n\
          value_length {}\nvocabulary {}\ntied_embeddings {}\nquant {quant}\n",
         shape.architecture,
         shape.layers.0,
-        shape.embedding,
+        shape.embedding_length,
         shape.feed_forward_length,
         shape.heads,
         shape.kv_heads,
@@ -71,9 +71,9 @@ mod tests {
         let shape = llama_8b();
         let longer = ModelShape { context_length: 131_072, ..shape.clone() };
         let deeper = ModelShape { layers: crate::Layers(60), ..shape.clone() };
-        assert_eq!(of_shape(&shape, "q4_k_m"), of_shape(&longer, "q4_k_m"));
-        assert_ne!(of_shape(&shape, "q4_k_m"), of_shape(&deeper, "q4_k_m"));
-        assert_ne!(of_shape(&shape, "q4_k_m"), of_shape(&shape, "q8_0"));
-        assert_eq!(of_shape(&shape, "q8_0").len(), "shape:".len() + 64);
+        assert_eq!(shape_digest(&shape, "q4_k_m"), shape_digest(&longer, "q4_k_m"));
+        assert_ne!(shape_digest(&shape, "q4_k_m"), shape_digest(&deeper, "q4_k_m"));
+        assert_ne!(shape_digest(&shape, "q4_k_m"), shape_digest(&shape, "q8_0"));
+        assert_eq!(shape_digest(&shape, "q8_0").len(), "shape:".len() + 64);
     }
 }

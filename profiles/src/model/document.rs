@@ -36,7 +36,8 @@ pub struct ModelDocument {
     /// Number of transformer layers, such as `32 layers`.
     pub layers: Layers,
     /// Width of the residual stream, in elements.
-    pub embedding: u32,
+    #[serde(rename = "embedding")]
+    pub embedding_length: u32,
     /// Width of the feed-forward block, in elements.
     #[serde(rename = "feed_forward")]
     pub feed_forward_length: u32,
@@ -58,17 +59,17 @@ pub struct ModelDocument {
     pub has_tied_embeddings: bool,
     /// Maximum context length, in tokens.
     pub context_length: u32,
-    /// Quantisation: the weight format of all matrices (`q8_0`), or a rule that mixes formats (`q4_k_m`).
+    /// Quantisation: the weight format of all matrices, such as `q8_0`, or a mix of formats, such as `q4_k_m`.
     pub quant: String,
 }
 
 impl ModelDocument {
     pub fn to_shape(&self) -> ModelShape {
-        let head = self.embedding.checked_div(self.heads).unwrap_or(0);
+        let head = self.embedding_length.checked_div(self.heads).unwrap_or(0);
         ModelShape {
             architecture: self.architecture,
             layers: self.layers,
-            embedding: self.embedding,
+            embedding_length: self.embedding_length,
             feed_forward_length: self.feed_forward_length,
             heads: self.heads,
             kv_heads: self.kv_heads,
@@ -80,7 +81,7 @@ impl ModelDocument {
         }
     }
 
-    /// Returns the profile of the model. Always succeeds for a document that was parsed from a text.
+    /// Returns the profile of the model. Never fails for a document that [`Document::from_yaml`] returned.
     pub fn to_profile(&self) -> Result<ModelProfile, DocumentError> {
         for (field, text) in [("name", &self.name), ("source", &self.source)] {
             if text.trim().is_empty() {

@@ -12,9 +12,10 @@ impl GgufModel {
     pub fn shape(&self) -> Result<ModelShape, GgufError> {
         let name = self.metadata.get_str("general.architecture")?;
         let name = name.ok_or_else(|| GgufError::MissingKey { key: "general.architecture".into() })?;
-        let architecture: Architecture = name
-            .parse()
-            .map_err(|_| GgufError::Architecture { found: name.to_owned(), known: Architecture::known() })?;
+        let architecture: Architecture = name.parse().map_err(|_| GgufError::Architecture {
+            found: name.to_owned(),
+            known: Architecture::known_names(),
+        })?;
         let keys = Keys { model: self, architecture };
         let embedding = keys.required("embedding_length")?;
         let heads = keys.required("attention.head_count")?;
@@ -22,7 +23,7 @@ impl GgufModel {
         let shape = ModelShape {
             architecture,
             layers: Layers(keys.required("block_count")?),
-            embedding,
+            embedding_length: embedding,
             feed_forward_length: keys.required("feed_forward_length")?,
             heads,
             kv_heads: keys.number("attention.head_count_kv")?.unwrap_or(heads),

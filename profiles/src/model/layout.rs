@@ -20,7 +20,6 @@ pub enum TensorKind {
     Bias,
 }
 
-/// Name, dimensions and kind of a tensor of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
     /// Name of the tensor, for example `blk.3.ffn_up.weight`.
@@ -40,7 +39,7 @@ impl TensorSpec {
 
 /// Returns the tensors of a model in file order. The shape must have passed [`ModelShape::check`].
 pub fn tensor_specs(shape: &ModelShape) -> Vec<TensorSpec> {
-    let (embedding, vocabulary) = (u64::from(shape.embedding), u64::from(shape.vocab_size));
+    let (embedding, vocabulary) = (u64::from(shape.embedding_length), u64::from(shape.vocab_size));
     let outside = |name: &str, dims, kind| TensorSpec { name: name.into(), dims, kind, layer_index: None };
     let mut list = vec![outside("token_embd.weight", vec![embedding, vocabulary], TensorKind::Embedding)];
     for layer in 0..shape.layers.0 {
@@ -61,7 +60,7 @@ pub fn tensor_specs(shape: &ModelShape) -> Vec<TensorSpec> {
 /// Returns the name (without `blk.N.`), the dimensions and the kind of each tensor of one layer.
 fn layer_tensors(shape: &ModelShape) -> Vec<(&'static str, Vec<u64>, TensorKind)> {
     use TensorKind::{Bias, Matrix, Norm};
-    let (embedding, feed_forward) = (u64::from(shape.embedding), u64::from(shape.feed_forward_length));
+    let (embedding, feed_forward) = (u64::from(shape.embedding_length), u64::from(shape.feed_forward_length));
     let (query, key, value) = (shape.query_width(), shape.key_width(), shape.value_width());
     let attended = u64::from(shape.heads) * u64::from(shape.value_length);
     let mut list = vec![

@@ -20,11 +20,11 @@ use crate::units::{Bytes, Flops};
 pub struct ModelProfile {
     pub name: String,
     pub shape: ModelShape,
-    /// Name of the quantisation: a format, or a rule that mixes formats, such as `q4_k_m`.
+    /// Name of the quantisation: a format such as `q8_0`, or a mix of formats such as `q4_k_m`.
     pub quant: String,
     /// The bytes and operations of each layer, in the order of the layers. The length is `shape.layers`.
     pub layers: Vec<TensorGroup>,
-    /// The input embedding, with the bytes of the whole matrix and no operations: a token only reads one row.
+    /// The input embedding, with the bytes of the whole matrix and no operations: a token reads one row only.
     pub input_embedding: TensorGroup,
     /// The output norm and the output head. A tied embedding is counted here and in `input_embedding`.
     pub output_head: TensorGroup,
@@ -41,7 +41,7 @@ pub enum DigestMatch {
     Same,
     /// The plan was made for a model of this shape and quantisation, whose tensor sizes may differ slightly.
     SameShape,
-    /// The plan was made for another model.
+    /// The plan was made for a different model.
     Different,
 }
 
@@ -72,7 +72,7 @@ impl ModelProfile {
             let layer = layer_of(&tensor.name, &profile.shape)?;
             profile.add(&tensor.name, layer, tensor.element_count(), tensor.format, tensor.bytes);
         }
-        profile.digest = digest::of_files(model)?;
+        profile.digest = digest::gguf_digest(model)?;
         Ok(profile)
     }
 
@@ -154,12 +154,12 @@ impl ModelProfile {
             - tied
     }
 
-    /// Returns the digest of shape and quantisation, which is equal for a model's GGUF file and its `model/1` document.
+    /// Returns the digest of shape and quantisation. A model's GGUF file and its `model/1` document have the same one.
     pub fn shape_digest(&self) -> String {
-        digest::of_shape(&self.shape, &self.quant)
+        digest::shape_digest(&self.shape, &self.quant)
     }
 
-    /// Compares this model with the digest in a plan.
+    /// Compares the digests of this model with the digest in a plan.
     pub fn match_digest(&self, digest: &str) -> DigestMatch {
         if self.digest == digest {
             DigestMatch::Same
@@ -175,7 +175,7 @@ fn name(model: &GgufModel) -> Result<String, GgufError> {
     if let Some(name) = model.metadata.get_str("general.name")? {
         return Ok(name.to_owned());
     }
-    let stem = model.part_paths.first().and_then(|path| path.file_stem());
+    let stem = model.file_paths.first().and_then(|path| path.file_stem());
     Ok(stem.map_or_else(|| "model".to_owned(), |stem| stem.to_string_lossy().into_owned()))
 }
 
@@ -211,7 +211,8 @@ fn check_complete(model: &GgufModel, shape: &ModelShape) -> Result<(), GgufError
         match dims.get(&name) {
             None if kind != TensorKind::Bias => return Err(GgufError::MissingTensor { tensor: name }),
             Some(&is) if *is != must => {
-                let what = format!("tensor `{name}` has dimensions {is:?}; the metadata require {must:?}");
+                let what =
+                    format!("tensor `{name}` has dimensions {is:?}, but the metadata require {must:?}");
                 return Err(GgufError::Shape { what });
             }
             _ => {}

@@ -1,16 +1,16 @@
 //! Quantisations: the format of each tensor of a model.
 //!
-//! A quantisation is pure (all matrices in one format) or mixed by a rule of llama.cpp's quantiser
-//! (`llama_tensor_get_type`). A mixed quantisation stores the output head (with tied embeddings, the input embedding)
-//! and a few other matrices with more bits than the base format. `Quant::mixed` has the rules.
+//! A quantisation is pure (all matrices in one format) or one of the quantisation mixes of llama.cpp's quantiser
+//! (`llama_tensor_get_type`). A mix stores the output head (with tied embeddings, the input embedding) and a few other
+//! matrices with more bits than the base format. `Quant::mixed` defines the mixes.
 //!
 //! Vectors are always F32. If a row is not a whole number of blocks of 256 weights, llama.cpp and this module use a
 //! format with blocks of 32 weights instead. [`Quant::Q2KM`] and [`Quant::Iq1SM`] are called `Q2_K` and `IQ1_S` in
 //! llama.cpp; in this module, `q2_k` and `iq1_s` are names of pure quantisations.
 //!
-//! Deviation: llama.cpp stores the remaining `attn_v` of 80-layer models with 8 queries per key (Llama 2 and
-//! 3 70B) as `Q5_K`; the difference is 42 MB of 42.5 GB. llama.cpp also stores `attn_output` of `IQ1_S` as `IQ2_XXS`
-//! (66 bytes per block), which is not supported here; `Q2_K` (84 bytes) is the nearest format.
+//! Deviation: in 80-layer models with 8 queries per key (Llama 2 and 3 70B), llama.cpp stores each `attn_v` that is not
+//! `Q6_K` as `Q5_K`, and this module as `Q4_K`; the difference is 42 MB of 42.5 GB. llama.cpp also stores `attn_output`
+//! of `IQ1_S` as `IQ2_XXS` (66 bytes per block), which is not supported here; `Q2_K` (84 bytes) is the nearest format.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,7 +19,7 @@ use super::layout::{TensorKind, TensorSpec};
 use super::shape::ModelShape;
 use crate::format::Format;
 
-/// The rule that determines the format of each tensor of a model. The mixed rules are those of llama.cpp.
+/// A quantisation, which determines the format of each tensor of a model. The mixes are those of llama.cpp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quant {
     /// All matrices have the same format.
@@ -47,7 +47,7 @@ pub struct PartialBlockError {
 }
 
 impl Quant {
-    /// All quantisations that mix formats.
+    /// All quantisation mixes.
     pub const MIXED_QUANTS: &'static [Quant] =
         &[Quant::Q4KM, Quant::Q5KM, Quant::Q3KM, Quant::Q2KM, Quant::Iq1SM];
 
@@ -80,7 +80,7 @@ impl Quant {
     }
 
     /// Returns the value of `general.file_type`, or `None` if llama.cpp has no value for the quantisation. Pure
-    /// K-quants such as `q5_k` get the value of the mixed type with the same base format.
+    /// K-quants such as `q5_k` get the value of the quantisation mix with the same base format.
     pub fn file_type(self) -> Option<u32> {
         let name = match self {
             Quant::Pure(Format::Q2K) => "q2_k_m",
@@ -93,8 +93,8 @@ impl Quant {
         (0..64).find(|&number| file_type_name(number) == Some(name))
     }
 
-    /// Returns the format of a matrix according to the mixing rules of llama.cpp.
-    #[allow(clippy::match_same_arms)] // the arms of a rule are together
+    /// Returns the format of a matrix in a quantisation mix of llama.cpp.
+    #[allow(clippy::match_same_arms)] // the arms of a mix are together
     fn mixed(self, tensor: &TensorSpec, shape: &ModelShape) -> Format {
         let layers = shape.layers.0;
         let four_queries_share_a_key = shape.heads >= 4 * shape.kv_heads;
@@ -123,7 +123,7 @@ impl Quant {
     }
 }
 
-/// The role of a tensor in a mixing rule, with the index of the tensor's layer if the rules depend on the index.
+/// The role of a tensor in a quantisation mix, with the index of its layer if some mixes depend on the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     Head,
@@ -190,8 +190,8 @@ impl FromStr for Quant {
     }
 }
 
-/// Returns the lower-case name for a value of `general.file_type` (llama.cpp, `enum llama_ftype`). Mixing rules have
-/// the names of [`Quant::MIXED_QUANTS`].
+/// Returns the lower-case name for a value of `general.file_type` (llama.cpp, `enum llama_ftype`). Quantisation mixes
+/// have the names of [`Quant::MIXED_QUANTS`].
 pub(crate) fn file_type_name(number: u32) -> Option<&'static str> {
     Some(match number {
         0 => "f32",
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn odd_rows_fall_back_or_fail() {
-        let shape = ModelShape { embedding: 896, ..llama_8b() };
+        let shape = ModelShape { embedding_length: 896, ..llama_8b() };
         let list = tensor_specs(&shape);
         // 896 = 3.5 * 256 = 28 * 32.
         assert_eq!(Quant::Q4KM.tensor_format(&list[0], &shape), Ok(Format::Q5_0));

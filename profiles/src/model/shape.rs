@@ -48,7 +48,7 @@ impl Architecture {
         }
     }
 
-    pub(crate) fn known() -> String {
+    pub(crate) fn known_names() -> String {
         Self::ALL.iter().map(|architecture| architecture.name()).collect::<Vec<_>>().join(", ")
     }
 }
@@ -60,7 +60,7 @@ impl fmt::Display for Architecture {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("architecture `{0}` is not supported: use one of {known}", known = Architecture::known())]
+#[error("architecture `{0}` is not supported: use one of {known}", known = Architecture::known_names())]
 pub struct UnknownArchitecture(pub String);
 
 impl FromStr for Architecture {
@@ -78,7 +78,7 @@ pub struct ModelShape {
     /// Number of transformer layers (L of the prima.cpp paper).
     pub layers: Layers,
     /// Width of the residual stream, in elements.
-    pub embedding: u32,
+    pub embedding_length: u32,
     /// Width of the feed-forward block, in elements.
     pub feed_forward_length: u32,
     /// Number of query heads.
@@ -111,7 +111,7 @@ impl ModelShape {
     pub fn check(&self) -> Result<(), ModelShapeError> {
         for (field, found, limit) in [
             ("layers", self.layers.0, 1 << 12),
-            ("embedding", self.embedding, 1 << 18),
+            ("embedding", self.embedding_length, 1 << 18),
             ("feed_forward", self.feed_forward_length, 1 << 20),
             ("heads", self.heads, 1 << 12),
             ("kv_heads", self.kv_heads, 1 << 12),
@@ -167,7 +167,7 @@ impl ModelShape {
 
     /// Returns the size of the activations of one token that devices send to each other: the residual stream in f32.
     pub fn hidden_state_bytes(&self) -> Bytes {
-        Bytes(4 * u64::from(self.embedding))
+        Bytes(4 * u64::from(self.embedding_length))
     }
 }
 
@@ -179,7 +179,7 @@ pub(crate) mod tests {
         ModelShape {
             architecture: Architecture::Llama,
             layers: Layers(32),
-            embedding: 4096,
+            embedding_length: 4096,
             feed_forward_length: 14336,
             heads: 32,
             kv_heads: 8,
@@ -205,7 +205,7 @@ pub(crate) mod tests {
     fn invalid_dimensions_are_refused() {
         assert_eq!(llama_8b().check(), Ok(()));
         for (shape, field, what) in [
-            (ModelShape { embedding: 0, ..llama_8b() }, "embedding", "`embedding` is 0: it must be from 1"),
+            (ModelShape { embedding_length: 0, ..llama_8b() }, "embedding", "`embedding` is 0: it must be"),
             (ModelShape { layers: Layers(u32::MAX), ..llama_8b() }, "layers", "`layers` is 4294967295"),
             (
                 ModelShape { kv_heads: 5, ..llama_8b() },

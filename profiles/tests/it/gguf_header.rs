@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use hearth_profiles::Format;
 use hearth_profiles::gguf::{
-    Array, GgufError, GgufHeader, GgufModel, HeaderError, HeaderWriter, Value, part_suffix,
+    Array, GgufError, GgufHeader, GgufModel, HeaderError, HeaderWriter, Value, split_suffix,
 };
 
 use crate::file;
@@ -58,7 +58,7 @@ fn invalid_numbers_and_keys_are_refused() {
         check(4, &version.to_le_bytes(), "Version");
     }
     let key = position(&two_tensors(), b"answer");
-    // The numbers of tensors and of keys, and the length of a key: refused before memory is allocated.
+    // The numbers of tensors and of keys, and the length of a key: rejected before memory is allocated.
     for at in [8, 16, key - 8] {
         check(at, &(1u64 << 60).to_le_bytes(), "TooLarge");
         check(at, &60_000u64.to_le_bytes(), "Truncated");
@@ -124,7 +124,7 @@ fn invalid_tensors_are_refused() {
 
 #[test]
 fn alignment_is_a_power_of_two_in_range() {
-    // The writer refuses `general.alignment`, so a key of equal length is renamed in the file.
+    // The writer rejects `general.alignment`, so a key of equal length is renamed in the file.
     let with = |alignment: u32| {
         let mut writer = HeaderWriter::default();
         writer.add_key("general.alignmenx", Value::U32(alignment)).unwrap();
@@ -145,49 +145,49 @@ fn alignment_is_a_power_of_two_in_range() {
     }
 }
 
-/// Writes part `number` (from 0) of a split model with `count` parts, with one tensor in the part. Returns the path.
-fn write_part(folder: &Path, number: u32, count: u32, tensors: usize, tensor: &str) -> PathBuf {
-    let mut writer = crate::part_writer(number, count, tensors);
+/// Writes file `number` (from 0) of a model that is split into `count` files, with one tensor. Returns the path.
+fn write_split(folder: &Path, number: u32, count: u32, tensors: usize, tensor: &str) -> PathBuf {
+    let mut writer = crate::split_writer(number, count, tensors);
     if number == 0 {
         writer.add_key("general.architecture", Value::Str("llama".into())).unwrap();
     }
     writer.add_tensor(tensor, &[8], Format::F32).unwrap();
-    let path = folder.join(format!("model{}", part_suffix(number, count)));
+    let path = folder.join(format!("model{}", split_suffix(number, count)));
     std::fs::write(&path, file(writer)).unwrap();
     path
 }
 
 #[test]
-fn split_model_opens_from_any_part() {
+fn split_model_opens_from_any_file() {
     let folder = tempfile::tempdir().unwrap();
     let paths: Vec<_> =
-        (0..3).map(|part| write_part(folder.path(), part, 3, 3, &format!("t{part}"))).collect();
+        (0..3).map(|part| write_split(folder.path(), part, 3, 3, &format!("t{part}"))).collect();
     assert!(paths[1].ends_with("model-00002-of-00003.gguf"));
     for path in &paths {
         let model = GgufModel::open(path).unwrap();
-        assert_eq!(model.part_paths, paths);
+        assert_eq!(model.file_paths, paths);
         assert_eq!(model.metadata.get_str("general.architecture").unwrap(), Some("llama"));
         let parts: Vec<_> =
-            model.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.part_index)).collect();
+            model.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.file_index)).collect();
         assert_eq!(parts, [("t0", 0), ("t1", 1), ("t2", 2)]);
     }
 }
 
 #[test]
-fn mismatched_parts_are_refused() {
+fn mismatched_files_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let first = write_part(folder.path(), 0, 2, 3, "t0");
+    let first = write_split(folder.path(), 0, 2, 3, "t0");
     let open = || GgufModel::open(&first).unwrap_err();
-    assert!(matches!(open(), GgufError::Open { .. }), "the second part is missing");
-    let second = write_part(folder.path(), 1, 2, 3, "t1");
+    assert!(matches!(open(), GgufError::Open { .. }), "the second file is missing");
+    let second = write_split(folder.path(), 1, 2, 3, "t1");
     assert!(matches!(open(), GgufError::Split { .. }), "3 tensors announced, 2 found");
-    write_part(folder.path(), 0, 2, 2, "t0");
-    write_part(folder.path(), 1, 2, 2, "t0");
+    write_split(folder.path(), 0, 2, 2, "t0");
+    write_split(folder.path(), 1, 2, 2, "t0");
     assert!(matches!(open(), GgufError::Header { source: HeaderError::DuplicateTensor { .. }, .. }));
     std::fs::copy(&first, &second).unwrap();
-    assert!(matches!(open(), GgufError::Split { .. }), "part 1 under the name of part 2");
+    assert!(matches!(open(), GgufError::Split { .. }), "file 1 under the name of file 2");
     let renamed = folder.path().join("renamed.gguf");
     std::fs::copy(&first, &renamed).unwrap();
     let text = GgufModel::open(&renamed).unwrap_err().to_string();
-    assert!(text.contains("is part 1 of 2, but its name does not end in `-00001-of-00002.gguf`"), "{text}");
+    assert!(text.contains("is file 1 of 2 of a split model, but its name does not end in `-00001"), "{text}");
 }

@@ -8,8 +8,8 @@ mod psalm;
 
 use hearth_profiles::gguf::{HeaderWriter, Value};
 
-/// Returns a header writer for part `number` (from 0) of `count` parts, which have `tensors` tensors in total.
-fn part_writer(number: u32, count: u32, tensors: usize) -> HeaderWriter {
+/// Returns a header writer for file `number` (from 0) of `count` files, which have `tensors` tensors in total.
+fn split_writer(number: u32, count: u32, tensors: usize) -> HeaderWriter {
     let mut writer = HeaderWriter::default();
     writer.add_key("split.no", Value::U16(number as u16)).unwrap();
     writer.add_key("split.count", Value::U16(count as u16)).unwrap();

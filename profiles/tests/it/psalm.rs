@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use hearth_profiles::Document;
-use hearth_profiles::gguf::{GgufError, GgufModel, HeaderError, TensorInfo, part_suffix};
+use hearth_profiles::gguf::{GgufError, GgufModel, HeaderError, TensorInfo, split_suffix};
 use hearth_profiles::model::{DigestMatch, ModelDocument, ModelProfile, Quant, TensorGroup, layout};
 use hearth_profiles::{Bytes, Format};
 
@@ -21,7 +21,6 @@ fn document(layers: u32, feed_forward: u32, context: u32) -> ModelDocument {
     ModelDocument::from_yaml(&text).unwrap()
 }
 
-/// Returns the tensor groups of a profile: layers, input embedding and output head.
 fn groups(profile: &ModelProfile) -> (&[TensorGroup], &TensorGroup, &TensorGroup) {
     (&profile.layers, &profile.input_embedding, &profile.output_head)
 }
@@ -121,7 +120,7 @@ fn split_model_has_same_profile_and_other_digest() {
     let folder = tempfile::tempdir().unwrap();
     let (first, second) = whole.tensors.split_at(7);
     for (number, tensors) in [(0, first), (1, second)] {
-        let mut writer = crate::part_writer(number, 2, whole.tensors.len());
+        let mut writer = crate::split_writer(number, 2, whole.tensors.len());
         for (key, value) in whole.metadata.iter().filter(|_| number == 0) {
             writer.add_key(key, value.clone()).unwrap();
         }
@@ -135,7 +134,7 @@ fn split_model_has_same_profile_and_other_digest() {
             file.extend(&source[from.offset as usize..from.end_offset() as usize]);
         }
         file.resize(layout.file_bytes as usize, 0);
-        std::fs::write(folder.path().join(format!("draft{}", part_suffix(number, 2))), file).unwrap();
+        std::fs::write(folder.path().join(format!("draft{}", split_suffix(number, 2))), file).unwrap();
     }
     let split = GgufModel::open(folder.path().join("draft-00002-of-00002.gguf")).unwrap();
     let (whole, split) = (ModelProfile::from_gguf(&whole).unwrap(), ModelProfile::from_gguf(&split).unwrap());

@@ -36,8 +36,8 @@ const TITLE_HEIGHT: f64 = 34.0;
 const PLOT_UNITS: i32 = 10_000;
 /// Number of [`PlottersBackend`] units per pixel, vertically and, in the gutter, also horizontally.
 pub const UNITS_PER_PIXEL: u32 = 10;
-/// Radius of a dot, in pixels.
-const DOT_RADIUS: f64 = 3.5;
+/// Radius of the marker of a point, in pixels.
+const MARKER_RADIUS: f64 = 3.5;
 
 macro_rules! classes {
     ($($class:ident $name:literal),+) => {
@@ -103,7 +103,7 @@ pub struct Drawing {
 }
 
 impl Drawing {
-    /// Creates an empty drawing. `id` is written unescaped, so it must not come from a trace; `gutter` is in pixels.
+    /// Creates an empty drawing. `id` is not escaped, so it must not come from a trace. `gutter` is a width in pixels.
     pub fn new(id: &str, title: &str, gutter: u32) -> Self {
         Self { title: title.into(), id: id.into(), gutter_width: gutter, ..Self::default() }
     }
@@ -135,9 +135,9 @@ impl Drawing {
         self.close("rect", tooltip);
     }
 
-    fn dot(&mut self, class: CssClass, (x, y): Point, tooltip: &str) {
+    fn marker(&mut self, class: CssClass, (x, y): Point, tooltip: &str) {
         let (x, y) = (number(100.0 * x), number(y));
-        let _ = write!(self.body, r#"<circle class="{class}" cx="{x}%" cy="{y}" r="{DOT_RADIUS}""#);
+        let _ = write!(self.body, r#"<circle class="{class}" cx="{x}%" cy="{y}" r="{MARKER_RADIUS}""#);
         self.close("circle", tooltip);
     }
 
@@ -382,9 +382,9 @@ impl DrawingBackend for PlottersBackend<'_> {
     }
 }
 
-/// A bar or a dot with a tooltip.
+/// A bar or the marker of a point, with a tooltip.
 pub struct ShapeWithTooltip {
-    /// Top left and bottom right corner of a bar, or the centre of a dot.
+    /// Top left and bottom right corner of a bar, or the centre of a marker.
     pub points: Vec<(f64, f64)>,
     pub class: CssClass,
     pub tooltip: String,
@@ -412,7 +412,7 @@ impl Drawable<PlottersBackend<'_>> for ShapeWithTooltip {
                 let x = [a.0.min(b.0), a.0.max(b.0)];
                 canvas.0.add_rect(self.class, x, [a.1.min(b.1), a.1.max(b.1)], &self.tooltip);
             }
-            [centre] => canvas.0.dot(self.class, centre, &self.tooltip),
+            [centre] => canvas.0.marker(self.class, centre, &self.tooltip),
             _ => {}
         }
         Ok(())

@@ -60,7 +60,7 @@ struct Row {
 }
 
 /// Draws the Gantt chart of one token. `span` is the time that the width of the plot represents, in nanoseconds.
-pub fn draw(run: &Run, trace: &Trace, token: DecodeStep, span: u64) -> Drawing {
+pub fn draw_gantt(run: &Run, trace: &Trace, token: DecodeStep, span: u64) -> Drawing {
     let duration = numbers::format_milliseconds(millis(token.duration_ns()));
     let title = format!("{}: one token, {duration}", run.heading());
     let mut drawing = Drawing::new(&format!("gantt-{}", run.label), &title, GUTTER);
@@ -172,7 +172,7 @@ impl Gantt<'_> {
     fn arrows(&self, drawing: &mut Drawing) {
         let records = self.trace.records.iter().filter(|record| record.pass_index == self.token.pass);
         let records: Vec<StepRecord> = records.cloned().collect();
-        for message in messages::find(&records).into_iter().take(MAX_ARROWS) {
+        for message in messages::find_messages(&records).into_iter().take(MAX_ARROWS) {
             let [sent, received] = message.map(|index| &records[index]);
             if !self.contains(sent.start_ns) || !self.contains(received.end_ns) {
                 continue;

@@ -43,11 +43,11 @@ pub struct LineChart {
 impl LineChart {
     /// Returns the chart as the contents of an SVG file; `None` if no value is positive.
     pub fn to_standalone_svg(&self) -> Option<String> {
-        self.drawing("lines").map(|drawing| drawing.to_standalone_svg())
+        self.to_drawing("lines").map(|drawing| drawing.to_standalone_svg())
     }
 
     /// Draws the chart with `id` as the prefix of its SVG identifiers; `None` if no value is positive.
-    pub(crate) fn drawing(&self, id: &str) -> Option<Drawing> {
+    pub(crate) fn to_drawing(&self, id: &str) -> Option<Drawing> {
         let numbers = self.series.iter().flat_map(|series| &series.values).flatten().copied();
         let max = numbers.filter(|number| number.is_finite()).fold(0.0, f64::max);
         if max <= 0.0 {
@@ -74,12 +74,12 @@ impl LineChart {
                     chart.draw_series([PathElement::new(run, class)])?;
                 }
                 let points = || self.x_positions.iter().zip(&series.values);
-                let dots = points().filter_map(|(position, value)| {
+                let markers = points().filter_map(|(position, value)| {
                     let value = value.filter(|value| value.is_finite())?;
                     let tooltip = self.tooltip(series, position, value);
                     Some(ShapeWithTooltip { points: vec![(position.x_fraction, value)], class, tooltip })
                 });
-                chart.draw_series(dots)?;
+                chart.draw_series(markers)?;
                 let missing = points()
                     .filter(|(_, value)| self.marks_missing_values && !value.is_some_and(f64::is_finite));
                 let above = text(CssClass::Tick).pos(Pos::new(HPos::Center, VPos::Bottom));
@@ -111,7 +111,7 @@ impl LineChart {
     }
 
     /// Returns the positions whose labels are drawn, so that labels do not overlap. The labels of all positions are in
-    /// the tooltips of the dots.
+    /// the tooltips of the points.
     fn labelled(&self) -> Vec<&AxisPosition> {
         let mut positions: Vec<&AxisPosition> = self.x_positions.iter().collect();
         positions.sort_by(|one, other| one.x_fraction.total_cmp(&other.x_fraction));

@@ -78,8 +78,8 @@ impl Readings {
         (end > begin).then(|| Self { values, seconds: seconds(end) })
     }
 
-    /// Returns the seconds of each reading of a device and its value as a share of `max`, thinned to about
-    /// [`MAX_POINTS`].
+    /// Returns the time of each reading of a device in seconds, and its value as a share of `max`. At most about
+    /// [`MAX_POINTS`] readings are returned.
     fn of_device(&self, device: usize, max: f64) -> Vec<(f64, f64)> {
         let all = self.values.iter().filter(|(of, ..)| *of == device);
         let all: Vec<(f64, f64)> = all.map(|&(_, at, value)| (at, (value as f64 / max).min(1.0))).collect();

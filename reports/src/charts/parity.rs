@@ -1,7 +1,7 @@
 //! Parity plots: predicted values against measured or published values, on logarithmic axes.
 //!
-//! Exact predictions are on the diagonal. Predictions within the band differ from the reference by a factor of at
-//! most 1.1; on logarithmic axes the band has the same width for 10 ms and 10 s.
+//! Exact predictions are on the diagonal. Predictions in the band around the diagonal differ from the reference value
+//! by a factor of at most 1.1; on logarithmic axes the band has the same width for 10 ms and 10 s.
 
 use plotters::element::{PathElement, Polygon};
 
@@ -19,16 +19,16 @@ const MAX_WIDTH: u32 = 480;
 const GUTTER: u32 = 76;
 /// Minimum value that is drawn, in the unit of the plot; the resolution of the clock dominates ratios of shorter times.
 const MIN_VALUE: f64 = 0.01;
-/// Maximum number of dots in a plot; more dots could not be distinguished.
-const MAX_DOTS: usize = 2000;
+/// Maximum number of points in a plot; more points could not be distinguished.
+const MAX_PLOTTED: usize = 2000;
 
 /// A predicted value and the reference value that it is compared with.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Dot {
-    /// The kind of value that the dot stands for, as named in the legend.
+pub struct ParityPoint {
+    /// The kind of value that the point stands for, as named in the legend.
     pub group: String,
     pub class: CssClass,
-    /// The name of the dot's value in the tooltip.
+    /// The name of the value in the tooltip.
     pub name: String,
     /// The measured or published value.
     pub reference_value: f64,
@@ -37,13 +37,13 @@ pub struct Dot {
     pub measured_range: Option<[f64; 2]>,
 }
 
-/// Returns a dot for each time of a comparison: predicted against measured times of the pairs, and times of the runs
-/// against published times.
-pub fn dots(comparison: &Comparison) -> Vec<Dot> {
-    let mut dots = Vec::new();
+/// Returns a point for each time of a comparison: predicted against measured times of the pairs of runs, and times of
+/// the runs against published times.
+pub fn comparison_points(comparison: &Comparison) -> Vec<ParityPoint> {
+    let mut points = Vec::new();
     let mut add = |group: &str, index, name, reference_value, predicted_value| {
-        let (group, class) = (group.into(), CssClass::for_series(index));
-        dots.push(Dot { group, class, name, reference_value, predicted_value, measured_range: None });
+        let (group, class, measured_range) = (group.into(), CssClass::for_series(index), None);
+        points.push(ParityPoint { group, class, name, reference_value, predicted_value, measured_range });
     };
     for pair in &comparison.run_comparisons {
         let [predicted_run, measured_run] = pair.run_indices().map(|run| &comparison.runs[run].label);
@@ -71,25 +71,25 @@ pub fn dots(comparison: &Comparison) -> Vec<Dot> {
             add(group, index, name, reference, predicted);
         }
     }
-    dots
+    points
 }
 
-/// Draws a parity plot of `dots`; `None` if no dot can be drawn. `id` is the prefix of the SVG identifiers.
-pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> {
+/// Draws a parity plot of `points`; `None` if no point can be drawn. `id` is the prefix of the SVG identifiers.
+pub fn draw_parity_plot(id: &str, title: &str, unit: &str, points: &[ParityPoint]) -> Option<Drawing> {
     let visible = |value: f64| value.is_finite() && value >= MIN_VALUE;
-    let dots = dots.iter().filter(|dot| visible(dot.reference_value) && visible(dot.predicted_value));
-    let dots: Vec<&Dot> = dots.take(MAX_DOTS).collect();
+    let points = points.iter().filter(|it| visible(it.reference_value) && visible(it.predicted_value));
+    let points: Vec<&ParityPoint> = points.take(MAX_PLOTTED).collect();
     let values = || {
-        dots.iter().flat_map(|dot| {
-            [dot.reference_value, dot.predicted_value]
+        points.iter().flat_map(|point| {
+            [point.reference_value, point.predicted_value]
                 .into_iter()
-                .chain(dot.measured_range.into_iter().flatten())
+                .chain(point.measured_range.into_iter().flatten())
         })
     };
     let (min, max) = (values().reduce(f64::min)? / 1.5, values().fold(0.0, f64::max) * 1.5);
     let mut drawing = Drawing::new(id, title, GUTTER);
     drawing.limit_width(MAX_WIDTH);
-    let mut groups: Vec<(CssClass, &str)> = dots.iter().map(|dot| (dot.class, dot.group.as_str())).collect();
+    let mut groups: Vec<(CssClass, &str)> = points.iter().map(|it| (it.class, it.group.as_str())).collect();
     groups.sort_unstable();
     for (class, group) in groups {
         drawing.add_to_legend(class, group);
@@ -110,26 +110,26 @@ pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> 
         ];
         chart.draw_series([Polygon::new(band, CssClass::Band)])?;
         chart.draw_series([PathElement::new([(min, min), (max, max)], CssClass::Message)])?;
-        let ranges = dots.iter().filter_map(|dot| Some((dot, dot.measured_range?)));
-        let range = |(dot, range): (&&Dot, [f64; 2])| {
-            PathElement::new(range.map(|reference| (reference, dot.predicted_value)), dot.class)
+        let ranges = points.iter().filter_map(|point| Some((point, point.measured_range?)));
+        let range = |(point, range): (&&ParityPoint, [f64; 2])| {
+            PathElement::new(range.map(|reference| (reference, point.predicted_value)), point.class)
         };
         chart.draw_series(ranges.map(range))?;
-        chart.draw_series(dots.iter().map(|dot| ShapeWithTooltip {
-            points: vec![(dot.reference_value, dot.predicted_value)],
-            class: dot.class,
-            tooltip: tooltip(dot, unit),
+        chart.draw_series(points.iter().map(|point| ShapeWithTooltip {
+            points: vec![(point.reference_value, point.predicted_value)],
+            class: point.class,
+            tooltip: tooltip(point, unit),
         }))?;
         Ok(())
     });
     Some(drawing)
 }
 
-fn tooltip(dot: &Dot, unit: &str) -> String {
-    let error = numbers::FixedPoint::new(100.0 * (dot.predicted_value / dot.reference_value - 1.0), 1)
+fn tooltip(point: &ParityPoint, unit: &str) -> String {
+    let error = numbers::FixedPoint::new(100.0 * (point.predicted_value / point.reference_value - 1.0), 1)
         .to_signed_text();
-    let name = &dot.name;
-    let [predicted, reference] = [dot.predicted_value, dot.reference_value].map(numbers::format_three_digits);
+    let (name, values) = (&point.name, [point.predicted_value, point.reference_value]);
+    let [predicted, reference] = values.map(numbers::format_three_digits);
     format!("{name}: predicted {predicted} {unit}, reference {reference} {unit} ({error} %)")
 }
 
@@ -148,39 +148,39 @@ fn ticks(min: f64, max: f64) -> Vec<f64> {
 mod tests {
     use super::*;
 
-    fn dot(reference_value: f64, predicted_value: f64) -> Dot {
+    fn point(reference_value: f64, predicted_value: f64) -> ParityPoint {
         let (group, class, name) = ("a time".into(), CssClass::Series0, "<one>".into());
-        Dot { group, class, name, reference_value, predicted_value, measured_range: None }
+        ParityPoint { group, class, name, reference_value, predicted_value, measured_range: None }
     }
 
     #[test]
     fn exact_prediction_is_on_the_diagonal_of_logarithmic_axes() {
-        let times = [dot(10.0, 10.0), dot(1000.0, 500.0), dot(100.0, 110.0)];
-        let drawing = draw("parity", "t", "ms", &times).expect("a drawing");
+        let times = [point(10.0, 10.0), point(1000.0, 500.0), point(100.0, 110.0)];
+        let drawing = draw_parity_plot("parity", "t", "ms", &times).expect("a drawing");
         let text = drawing.to_standalone_svg();
-        let dots: Vec<&str> = text.lines().filter(|line| line.starts_with("<circle")).collect();
+        let markers: Vec<&str> = text.lines().filter(|line| line.starts_with("<circle")).collect();
         let number = |line: &str, key: &str| -> f64 {
             let rest = &line[line.find(key).expect(key) + key.len()..];
             rest.split(['"', '%']).next().expect("a value").parse().expect("a number")
         };
         let diagonal = |x: f64| super::super::MARGIN_TOP + HEIGHT * (1.0 - x / 100.0);
-        let (x, y) = (number(dots[0], "cx=\""), number(dots[0], "cy=\""));
+        let (x, y) = (number(markers[0], "cx=\""), number(markers[0], "cy=\""));
         assert!((y - diagonal(x)).abs() < 0.3, "{x} % and {y} px");
         // A prediction of half the measured time is below the diagonal.
-        let (x, y) = (number(dots[1], "cx=\""), number(dots[1], "cy=\""));
+        let (x, y) = (number(markers[1], "cx=\""), number(markers[1], "cy=\""));
         assert!(y > diagonal(x) + 1.0);
         assert!(!text.contains("<one>") && text.contains("(\u{2212}50.0 %)"), "{text}");
         // On logarithmic axes, 100 is halfway between 10 and 1000.
-        let x = [0, 1, 2].map(|at| number(dots[at], "cx=\""));
+        let x = [0, 1, 2].map(|at| number(markers[at], "cx=\""));
         assert!((x[2] - f64::midpoint(x[0], x[1])).abs() < 0.1, "{x:?}");
-        assert!(dots.len() == 3 && text.contains("(+10.0 %)"), "{text}");
+        assert!(markers.len() == 3 && text.contains("(+10.0 %)"), "{text}");
     }
 
     #[test]
     fn values_that_cannot_be_drawn_are_left_out() {
-        assert!(draw("parity", "t", "ms", &[]).is_none());
-        let odd = [dot(f64::NAN, 1.0), dot(0.0, 3.0), dot(f64::INFINITY, 1.0), dot(-1.0, 2.0)];
-        assert!(draw("parity", "t", "ms", &odd).is_none());
+        assert!(draw_parity_plot("parity", "t", "ms", &[]).is_none());
+        let odd = [point(f64::NAN, 1.0), point(0.0, 3.0), point(f64::INFINITY, 1.0), point(-1.0, 2.0)];
+        assert!(draw_parity_plot("parity", "t", "ms", &odd).is_none());
         assert_eq!(ticks(0.9, 12.0), [1.0, 2.0, 5.0, 10.0]);
         assert_eq!(ticks(1.0, 1e5).len(), 6);
     }

@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use crate::text::escape;
 
-/// The role of a quantity in a table.
+/// The role of a quantity in a table of quantities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QuantityRole {
@@ -117,7 +117,7 @@ pub struct PublishedCell {
     pub source: String,
     pub row: String,
     pub system: String,
-    /// Whether the tables compare the run with this cell: the system was requested, or there is no other cell.
+    /// Whether the tables compare the run with this cell: its system was requested, or there is no other cell.
     #[serde(rename = "selected")]
     pub is_selected: bool,
     pub tpot_ms: Option<f64>,
@@ -188,7 +188,7 @@ impl Run {
         let total = ("tpot", ms, QuantityRole::Total, tpot.map(|tpot| tpot.mean_ms), interval);
         let bytes_read = metrics.bytes_read_per_token().filter(|_| tpot.is_some());
         let others = [
-            (terms::HIDDEN_DISK.key, ms, tpot.map(|_| metrics.terms_ms.hidden_disk)),
+            (terms::HIDDEN_DISK_TIME.key, ms, tpot.map(|_| metrics.terms_ms.hidden_disk)),
             ("tpot_p50", ms, tpot.map(|tpot| tpot.p50_ms)),
             ("tpot_p95", ms, tpot.map(|tpot| tpot.p95_ms)),
             ("ttft", ms, metrics.ttft_ms),

@@ -52,8 +52,8 @@ pub const SUMMED_TERMS: [Term; 7] = [
     },
 ];
 
-/// The time of disk reads that do not lengthen the time per token, and so are not part of the sum of the terms.
-pub const HIDDEN_DISK: Term = Term {
+/// The time of disk reads that do not lengthen the time per token. It is not part of the sum of the terms.
+pub const HIDDEN_DISK_TIME: Term = Term {
     key: "hidden_disk",
     label: "Hidden disk",
     phrase: "reading ahead",

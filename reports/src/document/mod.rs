@@ -11,7 +11,7 @@ use crate::charts::drawing::Drawing;
 /// The text of a table cell without a value: an en dash.
 pub const NO_VALUE: &str = "\u{2013}";
 
-/// A part of a text. The kind of the part determines how HTML and Markdown escape and format the part.
+/// A part of a [`Text`]. Its kind determines how HTML and Markdown escape and format the part.
 #[derive(Debug, Clone)]
 pub enum Span {
     /// Text that this program writes.
@@ -118,7 +118,7 @@ impl Table {
         Self { has_only_text_columns: true, ..self }
     }
 
-    /// Returns a block with the table, whose columns are all text; `None` if the table has no rows.
+    /// Returns a block with the table, in which all columns are text; `None` if the table has no rows.
     pub fn into_text_block(self) -> Option<Block> {
         self.with_only_text_columns().into_block()
     }

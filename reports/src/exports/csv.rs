@@ -29,7 +29,7 @@ const DEVICE_QUANTITIES: [DeviceQuantity; 6] = [
 ];
 
 /// Writes rows of fields as CSV. Names in the fields must already be escaped with [`escape::csv_field`].
-pub fn write(rows: impl IntoIterator<Item = Vec<String>>) -> Vec<u8> {
+pub fn write_rows(rows: impl IntoIterator<Item = Vec<String>>) -> Vec<u8> {
     let mut writer = csv::WriterBuilder::new().flexible(true).from_writer(Vec::new());
     for row in rows {
         writer.write_record(row).expect("writing to memory cannot fail");
@@ -79,7 +79,7 @@ pub fn export_comparison(comparison: &Comparison) -> Vec<u8> {
             rows.push(fields);
         }
     }
-    write(rows)
+    write_rows(rows)
 }
 
 fn head(comparison: &Comparison) -> Vec<String> {

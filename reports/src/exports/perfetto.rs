@@ -120,7 +120,7 @@ fn append(out: &mut Vec<u8>, value: &impl Serialize) {
 }
 
 /// Exports traces into one JSON file for a timeline viewer. Each trace has an optional prefix for its device names.
-pub fn export(traces: &[(Option<&str>, &Trace)]) -> Vec<u8> {
+pub fn export_traces(traces: &[(Option<&str>, &Trace)]) -> Vec<u8> {
     let mut events = Events { out: b"{\"traceEvents\":[\n".to_vec(), flows: 0 };
     let mut base = 1;
     for (prefix, trace) in traces {
@@ -287,7 +287,7 @@ fn run_events(out: &mut Events, trace: &Trace, base: usize) {
             out.push_metadata("thread_name", [pid, tid], json!({ "name": "events" }));
         }
         let (ts, dur) = (Some(micros(event.start_ns)), Some(micros(end - event.start_ns)));
-        let name = events::describe(event);
+        let name = events::describe_event(event);
         out.push(&Event { name: &name, ph: "X", cat: Some("event"), pid, tid, ts, dur, ..Event::default() });
     }
 }
@@ -296,7 +296,7 @@ fn flows(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
     let steps = slices.iter().filter(|slice| !slice.demand);
     let threads: BTreeMap<usize, usize> = steps.map(|slice| (slice.record, slice.thread_id())).collect();
     let thread = |record: usize| threads.get(&record).copied().unwrap_or(0);
-    for [send, receive] in messages::find(&trace.records) {
+    for [send, receive] in messages::find_messages(&trace.records) {
         let [sent, received] = [send, receive].map(|index| &trace.records[index]);
         // A slice contains its start but not its end, so the arrow ends a nanosecond before the end.
         let arrow_end = received.end_ns.saturating_sub(1).max(received.start_ns);

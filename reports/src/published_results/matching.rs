@@ -16,11 +16,8 @@ use crate::text::escape;
 
 /// The reason why published numbers cannot be compared with the runs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{document}` has no {missing}")]
-pub struct MatchError {
-    document: String,
-    missing: String,
-}
+#[error("{0}")]
+pub struct MatchError(String);
 
 /// Returns the cells of a document that belong to the scenarios of the runs: those of `system`, or of all systems if
 /// `system` is `None`.
@@ -29,11 +26,12 @@ pub fn find_cells(
     system: Option<&str>,
     runs: &[Run],
 ) -> Result<Vec<PublishedCell>, MatchError> {
-    let error = |missing: String| Err(MatchError { document: published.name.clone(), missing });
+    let (document, error) = (&published.name, |what: String| Err(MatchError(what)));
     if let Some(system) = system.filter(|name| !published.systems.iter().any(|system| system.name == **name))
     {
         let known = list(published.systems.iter().map(|system| system.name.as_str()));
-        return error(format!("system `{}`; use one of {known}", escape::sanitize_name(system)));
+        let system = escape::sanitize_name(system);
+        return error(format!("`{document}` has no system `{system}`; use one of {known}"));
     }
     let rows = |run: &Run| {
         let name = run.scenario.clone();
@@ -42,7 +40,9 @@ pub fn find_cells(
     if !runs.iter().any(|run| rows(run).next().is_some()) {
         let known = list(published.rows.iter().filter_map(scenario));
         let scenario = runs.first().map_or("", |run| &run.scenario);
-        return error(format!("row for scenario `{scenario}`; compare runs of these scenarios: {known}"));
+        return error(format!(
+            "`{document}` has no row for scenario `{scenario}`; compare runs of these scenarios: {known}"
+        ));
     }
     let mut found = Vec::new();
     for (index, run) in runs.iter().enumerate() {
@@ -67,8 +67,8 @@ pub fn find_cells(
     }
     match system {
         Some(system) if found.is_empty() => error(format!(
-            "published result of `{system}` for these scenarios; omit `--system` to compare with the other \
-             systems"
+            "`{document}` has no published result of `{system}` for these scenarios; omit `--system` to compare with \
+             the other systems"
         )),
         _ => Ok(found),
     }

@@ -81,7 +81,7 @@ pub struct System {
     pub rationale: String,
     /// Planner options that replace the planner options of the scenario.
     pub planner: Option<PlannerOptions>,
-    /// The peak rates of the GPU, for rows with `roofline`.
+    /// The peak rates of the GPU, for rows with the key `roofline`.
     pub gpu: Option<GpuPeakRates>,
     pub residency: Option<ResidencyOptions>,
     /// The strategy and synchronisation of devices whose GPU and NPU compute together (SoCs).
@@ -95,7 +95,7 @@ pub struct ResultRow {
     pub label: String,
     /// The path of the scenario, relative to the folder of the `published/1` document.
     pub scenario: Option<String>,
-    /// Inference on one GPU, instead of a scenario.
+    /// A run on one GPU, for a row without a scenario.
     #[serde(rename = "roofline")]
     pub gpu_run: Option<GpuRun>,
     /// The published numbers by system. A system without a cell is simulated only if a claim names it.
@@ -107,7 +107,6 @@ pub struct ResultRow {
 #[serde(deny_unknown_fields)]
 pub struct ResultCell {
     pub tpot: Option<Seconds>,
-    /// Time to the first token.
     pub ttft: Option<Seconds>,
     /// Prompt tokens per second, instead of `ttft`.
     #[serde(rename = "prefill")]
@@ -195,48 +194,48 @@ impl Document for PublishedResults {
         }
         let mut systems = BTreeSet::new();
         if let Some(twice) = self.systems.iter().find(|system| !systems.insert(&system.name)) {
-            return refuse(format!("two systems are called `{}`", twice.name));
+            return refuse(format!("two systems are called `{}`; give them different names", twice.name));
         }
         self.systems.iter().find_map(speeds::check_system).map_or(Ok(()), refuse)?;
         let mut rows = BTreeSet::new();
         if let Some(twice) = self.rows.iter().find(|row| !rows.insert(&row.label)) {
-            return refuse(format!("two rows are called `{}`", twice.label));
+            return refuse(format!("two rows are called `{}`; give them different labels", twice.label));
         }
         for row in &self.rows {
             if let Some(unknown) = row.cells_by_system.keys().find(|name| !systems.contains(name)) {
                 return refuse(format!(
-                    "row `{}` has a cell of `{unknown}`, which is not a system of this document",
+                    "row `{}` has a cell of `{unknown}`, which is not in `systems`; add the system",
                     row.label
                 ));
             }
             let times = row.cells_by_system.values().flat_map(|cell| [cell.tpot, cell.ttft]).flatten();
             if times.into_iter().any(|time| time.0 <= 0.0) {
-                return refuse(format!("row `{}` has a time that is not positive", row.label));
+                return refuse(format!("row `{}` has a `tpot` or `ttft` that is not positive", row.label));
             }
             speeds::check_row(row, &self.systems).map_or(Ok(()), refuse)?;
         }
         if let Some(unknown) = self.fitted_rows.iter().find(|label| !rows.contains(label)) {
-            return refuse(format!("`fitted` names `{unknown}`, which is not a row of this document"));
+            return refuse(format!("`fitted` names `{unknown}`, which is not the label of a row"));
         }
         if let Some(unknown) = self.footprint_systems.iter().find(|name| !systems.contains(name)) {
-            return refuse(format!("`footprint` names `{unknown}`, which is not a system of this document"));
+            return refuse(format!("`footprint` names `{unknown}`, which is not in `systems`"));
         }
         for claim in &self.claims {
             let cells = [&claim.numerator_cell, &claim.denominator_cell];
             if let Some([row, system]) = cells.into_iter().find(|cell| self.cell_index(cell).is_none()) {
                 return refuse(format!(
-                    "a claim names [{row}, {system}], which is not a cell of this document"
+                    "a claim names [{row}, {system}]; use the label of a row and the name of a system"
                 ));
             }
             for (row, system) in cells.into_iter().filter_map(|cell| self.cell_index(cell)) {
                 let row = &self.rows[row];
-                if let Some(why) = speeds::mismatch(row, &self.systems[system]) {
+                if let Some(why) = speeds::mismatch_reason(row, &self.systems[system]) {
                     return refuse(format!("a claim names row `{}`, which {why}", row.label));
                 }
             }
             let (min, max) = (claim.min_ratio, claim.max_ratio);
             if !(min.is_finite() && max.is_finite() && 0.0 < min && min <= max) {
-                return refuse(format!("the claim \"{}\" needs 0 < from <= to", claim.text));
+                return refuse(format!("the claim \"{}\" must have 0 < `from` <= `to`", claim.text));
             }
         }
         if self.cells_to_simulate().is_empty() {

@@ -9,17 +9,17 @@ use std::fmt::Write;
 use hearth_schema::trace::Outcome;
 use serde::Serialize;
 
-use super::results::{CellResult, Results, SimulatedRun};
+use super::results::{CellResult, CellResults, SimulatedRun};
 use super::scores::{ClaimResult, PublishedScores, TimeComparison};
 use super::speeds::SpeedScores;
 use super::{ClaimQuantity, PublishedResults, ResultCell, System};
 use crate::charts::drawing::CssClass;
-use crate::charts::parity::{self, Dot};
+use crate::charts::parity::{self, ParityPoint};
 use crate::document::{Block, Document, NO_VALUE, RowStyle, Table, Text, to_json};
 use crate::text::numbers;
 
 /// Returns the name and the contents of each file of the report: HTML, Markdown, figures and JSON.
-pub fn render_files(published: &PublishedResults, results: &Results) -> Vec<(String, Vec<u8>)> {
+pub fn render_files(published: &PublishedResults, results: &CellResults) -> Vec<(String, Vec<u8>)> {
     let scores = PublishedScores::from_results(published, results);
     let mut files = document(published, results, &scores).render_files();
     let runs = results.iter().map(|(&(row, system), result)| JsonRun {
@@ -33,7 +33,7 @@ pub fn render_files(published: &PublishedResults, results: &Results) -> Vec<(Str
 }
 
 /// Returns the summary of a comparison with published numbers as text for a terminal.
-pub fn summary_text(published: &PublishedResults, results: &Results) -> String {
+pub fn summary_text(published: &PublishedResults, results: &CellResults) -> String {
     let scores = PublishedScores::from_results(published, results);
     let mut text = format!("{}: {}\n", published.name, summary(published, &scores).to_plain_text());
     for ClaimResult { text: claim, ratio_range: [from, to], simulated_ratio: ratio, .. } in
@@ -62,7 +62,7 @@ struct JsonRun<'a> {
     result: &'a CellResult,
 }
 
-fn document(published: &PublishedResults, results: &Results, scores: &PublishedScores) -> Document {
+fn document(published: &PublishedResults, results: &CellResults, scores: &PublishedScores) -> Document {
     let source = Text::from(format!("{} ({}).", published.title, published.source));
     let mut opening_blocks = vec![Block::Paragraph(source), Block::Paragraph(summary(published, scores))];
     opening_blocks.extend(published.caveats.iter().map(|caveat| Block::Note(caveat.as_str().into())));
@@ -175,9 +175,9 @@ fn time(error: &TimeComparison) -> String {
 
 /// Draws a parity plot: the simulated against the published time of every cell, with a colour for each system.
 fn parity(published: &PublishedResults, errors: &[TimeComparison]) -> Option<Block> {
-    let dot = |error: &TimeComparison| {
+    let point = |error: &TimeComparison| {
         let system = published.systems.iter().position(|system| system.name == error.system)?;
-        Some(Dot {
+        Some(ParityPoint {
             group: error.system.clone(),
             class: CssClass::for_series(system),
             name: format!("{}, {}", error.row, error.system),
@@ -186,13 +186,13 @@ fn parity(published: &PublishedResults, errors: &[TimeComparison]) -> Option<Blo
             measured_range: None,
         })
     };
-    let dots: Vec<Dot> = errors.iter().filter_map(dot).collect();
-    let drawing = parity::draw("parity", "Simulated and published times", "ms", &dots)?;
+    let points: Vec<ParityPoint> = errors.iter().filter_map(point).collect();
+    let drawing = parity::draw_parity_plot("parity", "Simulated and published times", "ms", &points)?;
     let caption = "Each dot is a simulated time over the published one. Both axes are logarithmic.";
     Some(Block::Figure(drawing, caption.into()))
 }
 
-fn pressure(published: &PublishedResults, results: &Results) -> Option<Block> {
+fn pressure(published: &PublishedResults, results: &CellResults) -> Option<Block> {
     let mut rows = Vec::new();
     for (index, row, system, cell) in published.cells() {
         let run = results.get(&index).and_then(CellResult::simulated_run);
@@ -212,7 +212,7 @@ fn pressure(published: &PublishedResults, results: &Results) -> Option<Block> {
 }
 
 /// Returns a table for each of the document's `footprint_systems`: memory by processor, with a row for each run.
-fn footprint(published: &PublishedResults, results: &Results) -> Vec<Block> {
+fn footprint(published: &PublishedResults, results: &CellResults) -> Vec<Block> {
     let mut blocks = Vec::new();
     for (column, system) in published.systems.iter().enumerate() {
         if !published.footprint_systems.contains(&system.name) {
@@ -274,7 +274,7 @@ fn remarks(published: &PublishedResults) -> Vec<Block> {
     systems.map(about).chain(remarks).map(Block::Paragraph).collect()
 }
 
-fn spreads(published: &PublishedResults, results: &Results) -> Option<Block> {
+fn spreads(published: &PublishedResults, results: &CellResults) -> Option<Block> {
     let row = |(&(row, system), result): (&(usize, usize), &CellResult)| {
         let run = result.simulated_run()?;
         let spread = run.prediction_interval.as_ref()?;
@@ -294,11 +294,11 @@ fn spreads(published: &PublishedResults, results: &Results) -> Option<Block> {
     Table::new(caption, headings, results.iter().filter_map(row)).into_text_block()
 }
 
-fn plans(published: &PublishedResults, results: &Results) -> Option<Block> {
+fn plans(published: &PublishedResults, results: &CellResults) -> Option<Block> {
     let row = |(&(row, system), result): (&(usize, usize), &CellResult)| {
         let (plan, note) = match result {
             CellResult::Ran(run) => (run.plan_summary.clone(), run.unvalidated_parts.join("; ")),
-            CellResult::Refused { refused } => ("none".to_owned(), refused.clone()),
+            CellResult::Failed { reason } => ("none".to_owned(), reason.clone()),
         };
         let tpot = result.claim_quantity(ClaimQuantity::Tpot);
         let time = tpot.map_or_else(|| NO_VALUE.to_owned(), format_ms);

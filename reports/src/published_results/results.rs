@@ -62,7 +62,7 @@ pub struct PredictionInterval {
     pub failed_draw_count: usize,
     #[serde(rename = "draws")]
     pub draw_count: usize,
-    /// The parameters with the largest effect on the time per token. The value is the relative change of this time if
+    /// The parameters with the largest effect on the time per token. Each value is the relative change of this time if
     /// the parameter increases or decreases by its uncertainty, whichever has the larger effect; infinite if the run
     /// then runs out of memory.
     #[serde(rename = "sensitive")]
@@ -74,9 +74,10 @@ pub struct PredictionInterval {
 pub enum CellResult {
     Ran(SimulatedRun),
     /// The cell has no plan, or its plan cannot be simulated.
-    Refused {
+    Failed {
         /// The reason why there is no result, as text for users.
-        refused: String,
+        #[serde(rename = "refused")]
+        reason: String,
     },
 }
 
@@ -120,7 +121,7 @@ impl CellResult {
     pub fn simulated_run(&self) -> Option<&SimulatedRun> {
         match self {
             CellResult::Ran(simulated) => Some(simulated),
-            CellResult::Refused { .. } => None,
+            CellResult::Failed { .. } => None,
         }
     }
 
@@ -154,4 +155,4 @@ impl SimulatedRun {
 }
 
 /// The results of the simulated cells, by the indices of their row and system in the `published/1` document.
-pub type Results = BTreeMap<(usize, usize), CellResult>;
+pub type CellResults = BTreeMap<(usize, usize), CellResult>;

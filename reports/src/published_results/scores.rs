@@ -12,14 +12,14 @@
 use hearth_schema::trace::Outcome;
 use serde::Serialize;
 
-use super::results::Results;
+use super::results::CellResults;
 use super::speeds::{InferencePhase, SpeedScores};
 use super::{Claim, ClaimQuantity, PublishedResults, ResultCell, ResultRow, System};
 
 /// Ratio of two published times up to which the order of the two systems is not compared.
 const TIE_RATIO: f64 = 1.2;
 
-/// The error of a simulated time, relative to the published time.
+/// A published time, the simulated time, and the error of the simulated time relative to the published time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TimeComparison {
     pub row: String,
@@ -64,7 +64,7 @@ pub struct PublishedScores {
     /// Median absolute error of the times per token of the rows to which no parameters were fitted.
     #[serde(rename = "median_tpot_held_out")]
     pub median_held_out_tpot_error: Option<f64>,
-    /// Pairs of systems whose simulated order is wrong, as `row: faster, slower` with the published order.
+    /// Pairs of systems in the wrong order in the simulation, as `row: faster, slower`, with the published order.
     #[serde(rename = "misordered")]
     pub misordered_pairs: Vec<String>,
     /// Rank correlation of published and simulated times for each system with at least three rows.
@@ -73,7 +73,7 @@ pub struct PublishedScores {
     /// Cells whose outcome differs from the published outcome.
     pub outcome_mismatches: Vec<String>,
     pub claims: Vec<ClaimResult>,
-    /// Published and predicted speeds of the rows that are inference on one GPU (key `roofline`).
+    /// Published and predicted speeds of the rows with a run on one GPU (`roofline` in the `published/1` document).
     #[serde(rename = "speeds", skip_serializing_if = "Option::is_none")]
     pub speed_scores: Option<SpeedScores>,
 }
@@ -91,7 +91,7 @@ pub struct ClaimResult {
 }
 
 impl PublishedScores {
-    pub fn from_results(published: &PublishedResults, results: &Results) -> Self {
+    pub fn from_results(published: &PublishedResults, results: &CellResults) -> Self {
         let [tpot, ttft] =
             [InferencePhase::Decode, InferencePhase::Prefill].map(|phase| errors(published, results, phase));
         Self {
@@ -109,7 +109,7 @@ impl PublishedScores {
     }
 }
 
-fn errors(published: &PublishedResults, results: &Results, phase: InferencePhase) -> Vec<TimeComparison> {
+fn errors(published: &PublishedResults, results: &CellResults, phase: InferencePhase) -> Vec<TimeComparison> {
     let error_of = |(index, row, system, cell): ((usize, usize), &ResultRow, &System, &ResultCell)| {
         let (time, quantity, reason) = match phase {
             InferencePhase::Decode => (row.tpot(cell), ClaimQuantity::Tpot, &cell.exclusion_reasons.decode),
@@ -150,7 +150,7 @@ fn published_time(row: &ResultRow, cell: &ResultCell) -> Option<f64> {
     }
 }
 
-fn misordered(published: &PublishedResults, results: &Results) -> Vec<String> {
+fn misordered(published: &PublishedResults, results: &CellResults) -> Vec<String> {
     // The row, the system, its published time and its simulated time.
     let times = |(index, row, system, cell): ((usize, usize), &ResultRow, &System, &ResultCell)| {
         let result = results.get(&index);
@@ -202,7 +202,7 @@ fn spearman(pairs: &[(f64, f64)]) -> Option<f64> {
     (scale > 0.0).then(|| product(&left, &right) / scale)
 }
 
-fn outcome_mismatches(published: &PublishedResults, results: &Results) -> Vec<String> {
+fn outcome_mismatches(published: &PublishedResults, results: &CellResults) -> Vec<String> {
     let differs = |(index, _, _, cell): &((usize, usize), &ResultRow, &System, &ResultCell)| {
         let run = results.get(index).and_then(|result| result.simulated_run());
         run.map(|run| run.outcome) != Some(cell.outcome.unwrap_or(Outcome::Ok))
@@ -211,7 +211,7 @@ fn outcome_mismatches(published: &PublishedResults, results: &Results) -> Vec<St
     different.map(|(_, row, system, _)| format!("{}, {}", row.label, system.name)).collect()
 }
 
-fn score_claim(published: &PublishedResults, results: &Results, claim: &Claim) -> ClaimResult {
+fn score_claim(published: &PublishedResults, results: &CellResults, claim: &Claim) -> ClaimResult {
     let time = |cell| {
         published.cell_index(cell).and_then(|index| results.get(&index)?.claim_quantity(claim.quantity))
     };
@@ -253,7 +253,7 @@ claims:
     fn errors_order_ranks_outcomes_and_claims() {
         let published = PublishedResults::from_yaml(DOCUMENT).expect("a valid document");
         let times = [(0, 0, 110.0), (0, 1, 105.0), (1, 0, 300.0), (1, 1, 240.0), (2, 0, 210.0), (2, 1, 1.0)];
-        let mut results: Results = times
+        let mut results: CellResults = times
             .map(|(row, column, time)| ((row, column), SimulatedRun::fixture(Some(time), None, Outcome::Ok)))
             .into();
         results.insert((2, 1), SimulatedRun::fixture(Some(0.0), None, Outcome::OutOfMemory));
@@ -285,11 +285,11 @@ claims:
             ("name: made-up", "name: ../up", "letters, digits"),
             ("{name: two, planner: {strategy: mem}}", "{name: one, planner: {strategy: mem}}", "two systems"),
             ("label: b", "label: a", "two rows"),
-            ("cells: {one: {tpot: 100 ms}", "cells: {three: {tpot: 100 ms}", "not a system"),
+            ("cells: {one: {tpot: 100 ms}", "cells: {three: {tpot: 100 ms}", "not in `systems`"),
             ("tpot: 100 ms", "tpot: 0 ms", "not positive"),
-            ("fitted: [a]", "fitted: [z]", "not a row"),
-            ("over: [a, one]", "over: [a, six]", "not a cell"),
-            ("from: 1.5", "from: .nan", "from <= to"),
+            ("fitted: [a]", "fitted: [z]", "not the label of a row"),
+            ("over: [a, one]", "over: [a, six]", "use the label of a row"),
+            ("from: 1.5", "from: .nan", "0 < `from` <= `to`"),
         ] {
             let text = DOCUMENT.replacen(from, to, 1);
             assert_ne!(text, DOCUMENT);

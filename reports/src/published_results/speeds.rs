@@ -1,6 +1,6 @@
 //! Published speeds of one GPU, compared with a roofline prediction from its compute rate and bandwidth.
 //!
-//! A row of a `published/1` document can be inference on one GPU (`roofline`) instead of a scenario; the systems of
+//! A row of a `published/1` document can be a run on one GPU (key `roofline`) instead of a scenario; the systems of
 //! such a row are GPUs. Speeds are in tokens per second; a prompt of P tokens at v tokens per second has a time to
 //! first token of P / v.
 //!
@@ -14,7 +14,7 @@ use std::fmt::Write;
 use hearth_profiles::{BytesPerSecond, FlopsPerSecond, PerSecond, Seconds, Sourced};
 use serde::{Deserialize, Serialize};
 
-use super::results::{CellResult, Results};
+use super::results::{CellResult, CellResults};
 use super::{PublishedResults, ResultCell, ResultRow, System};
 use crate::document::{Block, Table, Text};
 use crate::text::{distinct_names, numbers};
@@ -96,7 +96,7 @@ pub struct SpeedComparison {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct MeanAbsoluteError {
+pub struct MeanRelativeError {
     #[serde(rename = "error")]
     pub relative_error: f64,
     /// Number of cells (row and system) in the mean.
@@ -111,10 +111,10 @@ pub struct SpeedScores {
     pub comparisons: Vec<SpeedComparison>,
     /// The mean error of the prefill speeds; `None` if all prefill speeds are excluded.
     #[serde(rename = "prefill")]
-    pub prefill_error: Option<MeanAbsoluteError>,
+    pub prefill_error: Option<MeanRelativeError>,
     /// The mean error of the decode speeds; `None` if all decode speeds are excluded.
     #[serde(rename = "decode")]
-    pub decode_error: Option<MeanAbsoluteError>,
+    pub decode_error: Option<MeanRelativeError>,
 }
 
 impl ResultRow {
@@ -131,7 +131,7 @@ impl ResultRow {
 }
 
 /// Returns the reason why a system cannot run a row: a row with `roofline` needs a GPU, any other row a planner.
-pub(super) fn mismatch(row: &ResultRow, system: &System) -> Option<String> {
+pub(super) fn mismatch_reason(row: &ResultRow, system: &System) -> Option<String> {
     let name = &system.name;
     match (row.gpu_run.is_some(), &system.gpu, &system.planner) {
         (true, Some(_), _) | (false, _, Some(_)) => None,
@@ -145,7 +145,7 @@ pub(super) fn check_row(row: &ResultRow, systems: &[System]) -> Option<String> {
     let refuse = |what: &str| Some(format!("row `{}` {what}", row.label));
     match (&row.scenario, &row.gpu_run) {
         (Some(_), Some(_)) => return refuse("has both a `scenario` and a `roofline`: choose one"),
-        (None, None) => return refuse("has neither a `scenario` nor a `roofline`"),
+        (None, None) => return refuse("has neither a `scenario` nor a `roofline`: add one"),
         (_, Some(roofline)) => {
             let [prompt, generate] = [roofline.prompt_tokens, roofline.generated_tokens];
             if ![prompt, generate].iter().all(|tokens| (1..=MAX_TOKENS).contains(tokens)) {
@@ -159,7 +159,7 @@ pub(super) fn check_row(row: &ResultRow, systems: &[System]) -> Option<String> {
     let is_roofline = row.gpu_run.is_some();
     for (name, cell) in &row.cells_by_system {
         let Some(system) = systems.iter().find(|system| system.name == *name) else { continue };
-        if let Some(what) = mismatch(row, system) {
+        if let Some(what) = mismatch_reason(row, system) {
             return refuse(&what);
         }
         let speeds = [cell.prefill_speed, cell.decode_speed];
@@ -169,15 +169,15 @@ pub(super) fn check_row(row: &ResultRow, systems: &[System]) -> Option<String> {
             return refuse("is a `scenario`: give `ttft` and `tpot` instead of `prefill` and `decode`");
         }
         if speeds.iter().flatten().any(|speed| speed.0 <= 0.0) {
-            return refuse("has a speed that is not positive");
+            return refuse("has a speed that is not positive: correct it");
         }
         if (cell.prefill_speed.is_some() && cell.ttft.is_some())
             || (cell.decode_speed.is_some() && cell.tpot.is_some())
         {
-            return refuse(&format!("has both a speed and a time of the same phase in the cell of `{name}`"));
+            return refuse(&format!("has both a speed and a time for `{name}`, in the same phase: keep one"));
         }
         if reasons.into_iter().zip(speeds).any(|(reason, speed)| reason.is_some() && speed.is_none()) {
-            return refuse(&format!("excludes a speed that the cell of `{name}` does not have"));
+            return refuse(&format!("excludes a speed of `{name}`, which has none: add the speed"));
         }
     }
     None
@@ -188,9 +188,9 @@ pub(super) fn check_system(system: &System) -> Option<String> {
     let refuse = |what: &str| Some(format!("system `{}` {what}", system.name));
     match (&system.gpu, &system.planner) {
         (Some(_), Some(_)) => refuse("has both a `gpu` and a `planner`: choose one"),
-        (None, None) => refuse("has neither a `planner` nor a `gpu`"),
+        (None, None) => refuse("has neither a `planner` nor a `gpu`: add one"),
         (Some(gpu), None) if gpu.compute_rate.value.0 <= 0.0 || gpu.bandwidth.value.0 <= 0.0 => {
-            refuse("has a GPU with a rate of zero")
+            refuse("has a `gpu` with a rate of zero: correct it")
         }
         _ => None,
     }
@@ -198,7 +198,7 @@ pub(super) fn check_system(system: &System) -> Option<String> {
 
 impl SpeedScores {
     /// Compares predictions with the published speeds; `None` if there are no published speeds.
-    pub fn from_results(published: &PublishedResults, results: &Results) -> Option<SpeedScores> {
+    pub fn from_results(published: &PublishedResults, results: &CellResults) -> Option<SpeedScores> {
         let mut all = Vec::new();
         for (index, row, system, cell) in published.cells() {
             let Some(roofline) = &row.gpu_run else { continue };
@@ -229,7 +229,7 @@ impl SpeedScores {
             let errors: Vec<f64> = counted.filter_map(|speed| Some(speed.relative_error?.abs())).collect();
             let cell_count = errors.len();
             let relative_error = errors.iter().sum::<f64>() / cell_count as f64;
-            (cell_count > 0).then_some(MeanAbsoluteError { relative_error, cell_count })
+            (cell_count > 0).then_some(MeanRelativeError { relative_error, cell_count })
         };
         let [prefill_error, decode_error] = [InferencePhase::Prefill, InferencePhase::Decode].map(mean);
         (!all.is_empty()).then_some(SpeedScores { comparisons: all, prefill_error, decode_error })
@@ -267,7 +267,7 @@ impl SpeedScores {
     }
 
     fn means(&self) -> String {
-        let mean = |mean: Option<MeanAbsoluteError>| {
+        let mean = |mean: Option<MeanRelativeError>| {
             mean.map_or("none".into(), |mean| {
                 format!("{:.2} % over {} cells", mean.relative_error * 100.0, mean.cell_count)
             })
@@ -362,11 +362,11 @@ rows:
     #[test]
     fn means_leave_out_fitted_and_excluded_cells() {
         let published = PublishedResults::from_yaml(DOCUMENT).expect("a valid document");
-        let results: Results =
+        let results: CellResults =
             [((0, 0), ran(500.0, 100.0)), ((1, 0), ran(800.0, 40.0)), ((2, 0), ran(2500.0, 100.0))].into();
         let speeds = SpeedScores::from_results(&published, &results).expect("speeds");
         // b: 100 / 0.8 = 125 against 100, 1 / 0.04 = 25 against 20. c: 40 against 50; 10 against 40 is excluded.
-        let close = |mean: Option<MeanAbsoluteError>, error: f64, cells: usize| {
+        let close = |mean: Option<MeanRelativeError>, error: f64, cells: usize| {
             let mean = mean.expect("a mean");
             (mean.relative_error - error).abs() < 1e-12 && mean.cell_count == cells
         };

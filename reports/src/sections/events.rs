@@ -10,9 +10,9 @@ use hearth_schema::run_events::{RunEvent, RunEventKind};
 use crate::comparison::Run;
 use crate::document::{Block, Table, Text};
 use crate::text::{escape, numbers};
-use crate::timeline::events::describe;
+use crate::timeline::events::describe_event;
 
-pub fn blocks(runs: &[(&Run, &Trace)]) -> Vec<Block> {
+pub fn section_blocks(runs: &[(&Run, &Trace)]) -> Vec<Block> {
     let mut blocks = Vec::new();
     for (run, trace) in runs.iter().filter(|(_, trace)| !trace.run_events.is_empty()) {
         let events: Vec<(&RunEvent, EventImpact)> =
@@ -39,7 +39,7 @@ fn times(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Table {
         let cell = |value: Option<f64>| Text::from_option(value.map(numbers::format_milliseconds));
         let PhaseValues { before, during, after } = impact.tpot_ms;
         vec![
-            Text::default().append_name(describe(event)),
+            Text::default().append_name(describe_event(event)),
             time(event.start_ns),
             event.end_ns.map_or_else(|| Text::from("end of run"), time),
             cell(before),
@@ -57,7 +57,7 @@ fn pressure(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Table {
     let row = |(event, impact): &(&RunEvent, EventImpact)| {
         let cell = |value: Option<f64>| Text::from_option(value.map(numbers::format_percent));
         let PhaseValues { before, during, after } = impact.memory_pressure;
-        vec![Text::default().append_name(describe(event)), cell(before), cell(during), cell(after)]
+        vec![Text::default().append_name(describe_event(event)), cell(before), cell(during), cell(after)]
     };
     let caption = format!("{}: maximum memory pressure of the device.", run.heading());
     let rows = events.iter().filter(|(event, _)| event.kind == RunEventKind::Memory).map(row);

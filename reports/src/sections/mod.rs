@@ -32,9 +32,9 @@ pub fn build_document(comparison: &Comparison, traces: &[Trace], sweeps: &[LineC
     let times_title =
         if comparison.run_comparisons.is_empty() { "Time per token" } else { "Predicted and measured" };
     document.push_section(times_title, "times", times(comparison));
-    document.push_section("Published numbers", "published", published::blocks(comparison));
-    document.push_section("Sequences and drafts", "sequences", sequences::blocks(&comparison.runs));
-    document.push_section("Events", "events", events::blocks(&runs));
+    document.push_section("Published numbers", "published", published::section_blocks(comparison));
+    document.push_section("Sequences and drafts", "sequences", sequences::section_blocks(&comparison.runs));
+    document.push_section("Events", "events", events::section_blocks(&runs));
     document.push_section("Devices", "devices", devices(&runs));
     document.push_section("A single token", "token", single_token(&runs));
     document.push_section("All tokens", "tokens", all_tokens(&runs));
@@ -58,12 +58,13 @@ fn times(comparison: &Comparison) -> Vec<Block> {
     if !unpaired.is_empty() {
         blocks.push(Block::Table(tables::side_by_side_table(comparison, &unpaired)));
     }
-    let parity = parity::draw("parity", "Predicted and reference times", "ms", &parity::dots(comparison));
+    let points = parity::comparison_points(comparison);
+    let parity = parity::draw_parity_plot("parity", "Predicted and reference times", "ms", &points);
     let caption =
         "Each dot is a predicted time over the measured or published one. Both axes are logarithmic.";
     blocks.extend(figure(parity, caption));
     let meanings =
-        terms::SUMMED_TERMS.iter().chain([&terms::HIDDEN_DISK]).map(|term| (term.label, term.meaning));
+        terms::SUMMED_TERMS.iter().chain([&terms::HIDDEN_DISK_TIME]).map(|term| (term.label, term.meaning));
     let more = [
         ("TPOT", "Time per output token after the first."),
         ("TTFT", "Time to first token, from the moment the prompt enters the ring."),
@@ -119,7 +120,7 @@ fn single_token(runs: &[(&Run, &Trace)]) -> Vec<Block> {
              spread over its pages, but are drawn together at its start.",
             token.pass
         );
-        Block::Figure(gantt::draw(run, trace, *token, span), caption.into())
+        Block::Figure(gantt::draw_gantt(run, trace, *token, span), caption.into())
     };
     medians.iter().map(chart).collect()
 }
@@ -156,10 +157,10 @@ fn memory(runs: &[(&Run, &Trace)]) -> Vec<Block> {
 
 fn scaling(runs: &[(&Run, &Trace)], sweeps: &[LineChart]) -> Vec<Block> {
     let own = [("rounds", scaling::tpot_by_rounds(runs)), ("sizes", scaling::tpot_by_model_size(runs))];
-    let own = own.into_iter().map(|(id, chart)| figure(chart?.drawing(id), "The runs of this report."));
+    let own = own.into_iter().map(|(id, chart)| figure(chart?.to_drawing(id), "The runs of this report."));
     let caption = "From a sweep. A cross marks a point without a time: it has no plan or runs out of memory.";
     let sweeps = sweeps.iter().zip(1..);
-    let sweeps = sweeps.map(|(chart, number)| figure(chart.drawing(&format!("sweep-{number}")), caption));
+    let sweeps = sweeps.map(|(chart, number)| figure(chart.to_drawing(&format!("sweep-{number}")), caption));
     own.chain(sweeps).flatten().collect()
 }
 
@@ -249,8 +250,8 @@ mod tests {
     use super::*;
 
     fn token(pass: u32, end_ns: u64) -> DecodeStep {
-        let (sequence, start_ns, accepted_drafts, drafted, interrupted) = (0, 0, 0, 0, false);
-        DecodeStep { pass, sequence, start_ns, end_ns, accepted_drafts, drafted, interrupted }
+        let (sequence, start_ns, accepted_drafts, drafted, was_interrupted) = (0, 0, 0, 0, false);
+        DecodeStep { pass, sequence, start_ns, end_ns, accepted_drafts, drafted, was_interrupted }
     }
 
     #[test]

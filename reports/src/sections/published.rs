@@ -7,7 +7,7 @@ use crate::document::{Block, Table, Text};
 use crate::text::numbers::{self, FixedPoint, format_percent};
 
 /// Returns the blocks of the section; empty unless published numbers were requested.
-pub fn blocks(comparison: &Comparison) -> Vec<Block> {
+pub fn section_blocks(comparison: &Comparison) -> Vec<Block> {
     let mut blocks = Vec::new();
     for (index, run) in comparison.runs.iter().enumerate() {
         let cells: Vec<&PublishedCell> =

@@ -16,7 +16,7 @@ const DEFINITIONS: [(&str, &str); 4] = [
     ),
     (
         "Tokens per step",
-        "Tokens from a pass with drafts: the accepted drafts and one token of the large model.",
+        "Tokens from a pass with drafts: the accepted drafts and one token of the target model.",
     ),
     (
         "Acceptance",
@@ -26,7 +26,7 @@ const DEFINITIONS: [(&str, &str); 4] = [
 ];
 
 /// Returns the blocks of the section; empty for runs of one sequence without drafts.
-pub fn blocks(runs: &[Run]) -> Vec<Block> {
+pub fn section_blocks(runs: &[Run]) -> Vec<Block> {
     let mut blocks: Vec<Block> = runs.iter().filter_map(|run| sequences(run).into_block()).collect();
     let speculation = |run: &Run| Some(Block::Table(speculation(run, run.metrics.speculation.as_ref()?)));
     blocks.extend(runs.iter().filter_map(speculation));

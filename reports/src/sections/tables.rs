@@ -147,7 +147,7 @@ pub fn error_and_percent(
     [error, percent]
 }
 
-/// Returns a table with a column for each run, its confidence intervals and its published numbers, without errors.
+/// Returns a table with columns for the values, the confidence intervals and the published numbers of each run.
 pub fn side_by_side_table(comparison: &Comparison, indices: &[usize]) -> Table {
     let runs: Vec<&Run> = indices.iter().map(|index| &comparison.runs[*index]).collect();
     let digits = NumberFormat::of(&runs);

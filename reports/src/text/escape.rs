@@ -1,7 +1,7 @@
 //! Escaping of names for HTML, SVG, Markdown and CSV.
 //!
-//! Every text from a trace (names of devices, model, scenario and kernel) passes through one of these functions
-//! before it is written, so that a name cannot become markup. In every format, control characters and characters that
+//! All text from a trace (names of devices, model, scenario and kernel) passes through one of these functions before it
+//! is written, so that a name cannot become markup. In every format, control characters and characters that
 //! change the text direction are replaced with U+FFFD.
 //!
 //! Not here: escaping of JSON, which `serde_json` does, and quoting in CSV, which the `csv` crate does.
@@ -37,7 +37,7 @@ fn truncated(text: &str, max: usize) -> String {
     kept
 }
 
-/// Escapes a text for HTML and SVG, for use as the content of an element or as an attribute in double quotes.
+/// Escapes text for HTML and SVG, for use as the content of an element or as an attribute in double quotes.
 pub fn html(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars().map(printable) {
@@ -53,7 +53,7 @@ pub fn html(text: &str) -> String {
     out
 }
 
-/// Escapes a text for a paragraph or a table cell in Markdown.
+/// Escapes text for a paragraph or a table cell in Markdown.
 pub fn markdown(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars().map(printable).peekable();
@@ -75,7 +75,7 @@ pub fn markdown(text: &str) -> String {
     out
 }
 
-/// Formats a text as inline code in Markdown, or escapes it if it has characters that inline code cannot contain.
+/// Formats text as inline code in Markdown, or escapes it if it has characters that inline code cannot contain.
 pub fn markdown_code(text: &str) -> String {
     if text.contains(['`', '|', '\\', '<', '&'])
         || text.chars().any(|c| printable(c) != c)
@@ -87,8 +87,8 @@ pub fn markdown_code(text: &str) -> String {
     }
 }
 
-/// Escapes a text for a field of a CSV file, without quoting it. A text that a spreadsheet would evaluate as a formula
-/// gets an apostrophe at its beginning.
+/// Escapes text for a field of a CSV file, without quoting it. Text that a spreadsheet would evaluate as a formula gets
+/// an apostrophe at its beginning.
 pub fn csv_field(text: &str) -> String {
     let text: String = text.chars().map(printable).collect();
     if text.starts_with(['=', '+', '-', '@']) { format!("'{text}") } else { text }

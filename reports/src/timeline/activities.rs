@@ -1,9 +1,9 @@
 //! Intervals of activity of the CPU, the GPU and the disk of each device.
 //!
-//! A computing step is split by its cost into waiting for a processor, waiting for the disk, copying and computing.
-//! The trace has only the length of each part, because the waits are distributed over the step. So they are drawn at
-//! the start of the step. Reading ahead is split into the part during which the device computed nothing (hidden, as
-//! in the metrics) and the part during which it computed.
+//! A computing step is split by its cost into waiting for a processor, waiting for the disk, copying and computing. The
+//! trace has only the length of each part, because the waits are distributed over the step. So charts draw the waits at
+//! the start of the step. Reading ahead is split into the part during which the device computed nothing (hidden, as in
+//! the metrics) and the part during which it computed.
 
 use hearth_schema::trace::{Resource, StepKind, StepRecord};
 
@@ -59,8 +59,8 @@ pub fn activity_durations(record: &StepRecord) -> [(Activity, u64); 4] {
     [(Activity::Queue, queue), (Activity::DemandRead, demand), (Activity::Copy, copy), (Activity::Cpu, cpu)]
 }
 
-/// Returns the intervals of all records within a time window, in nanoseconds. Intervals that extend beyond the window
-/// are cut.
+/// Returns the intervals of all records within `window`, from its start to its end in nanoseconds. Intervals that
+/// extend beyond the window are cut.
 pub fn intervals_within(records: &[StepRecord], window: [u64; 2]) -> Vec<ActivityInterval> {
     let [from, to] = window;
     let mut intervals = Vec::new();

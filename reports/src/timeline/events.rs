@@ -6,7 +6,7 @@ use hearth_schema::run_events::RunEvent;
 use crate::text::escape::{sanitize_name, sanitize_sentence};
 
 /// Describes an event briefly: the device, the kind of event, and details.
-pub fn describe(event: &RunEvent) -> String {
+pub fn describe_event(event: &RunEvent) -> String {
     let RunEvent { kind, device, details, .. } = event;
     let device = device.as_ref().map_or_else(String::new, |name| format!("{}: ", sanitize_name(name)));
     let details =

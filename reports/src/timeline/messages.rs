@@ -12,7 +12,7 @@ use hearth_schema::trace::{StepKind, StepRecord};
 
 /// Returns the messages among `records` as the indices of their `send` and `receive` records, in the order in which
 /// they were sent.
-pub fn find(records: &[StepRecord]) -> Vec<[usize; 2]> {
+pub fn find_messages(records: &[StepRecord]) -> Vec<[usize; 2]> {
     let mut by_pass: BTreeMap<u32, [Vec<usize>; 2]> = BTreeMap::new();
     for (index, record) in records.iter().enumerate() {
         if matches!(record.kind, StepKind::Send | StepKind::Receive) {
@@ -66,8 +66,8 @@ mod tests {
             record(1, StepKind::Send, [40, 41], Some(0)),
         ];
         let expected = [[0, 4], [5, 1], [2, 6], [7, 3]];
-        assert_eq!(find(&records), expected);
+        assert_eq!(find_messages(&records), expected);
         let anonymous = records.map(|record| StepRecord { peer: None, ..record });
-        assert_eq!(find(&anonymous), expected, "without peers");
+        assert_eq!(find_messages(&anonymous), expected, "without peers");
     }
 }

@@ -1,6 +1,6 @@
 //! Validation of the simulator on a suite of scenarios that were predicted and then measured.
 //!
-//! A [`ValidationCase`] is one scenario with its predictions, and the measurements that followed each prediction.
+//! A [`ValidationCase`] is one scenario with its predictions and the measurement that followed each prediction.
 //! [`scores`] computes errors and rank agreement, and [`page`] makes the report.
 //!
 //! Not here: running the scenarios (the command line), and computing the metrics of a run ([`hearth_core::metrics`]).
@@ -92,7 +92,7 @@ pub struct Validation {
 impl Validation {
     pub fn scores(&self) -> Scores {
         let mut scores = Scores::from_cases(&self.cases);
-        scores.criteria.push(scores::completeness(&self.cases, &self.failed_scenarios));
+        scores.criteria.push(scores::completeness_criterion(&self.cases, &self.failed_scenarios));
         scores
     }
 }

@@ -12,7 +12,7 @@ use super::scores::{
 };
 use super::{FailedScenario, Validation, ValidationCase};
 use crate::charts::drawing::CssClass;
-use crate::charts::parity::{self, Dot};
+use crate::charts::parity::{self, ParityPoint};
 use crate::document::{Block, Document, NO_VALUE, Table, Text, to_json};
 use crate::exports::csv;
 use crate::text::escape;
@@ -145,14 +145,14 @@ fn parities(scores: &Scores) -> Vec<Block> {
     ];
     let mut blocks = Vec::new();
     for (id, title, unit, factor, of) in quantities {
-        let dot = |case: &CaseScores| {
+        let point = |case: &CaseScores| {
             let score = of(case)?;
             let (group, class) = if score.has_high_variance {
                 ("measurements differ by more than 15 %", CssClass::Series4)
             } else {
                 ("scenario", CssClass::Series0)
             };
-            Some(Dot {
+            Some(ParityPoint {
                 group: group.into(),
                 class,
                 name: case.name.clone(),
@@ -161,8 +161,8 @@ fn parities(scores: &Scores) -> Vec<Block> {
                 measured_range: Some(score.measured_range.map(|value| value * factor)),
             })
         };
-        let dots: Vec<Dot> = scores.cases.iter().filter_map(dot).collect();
-        if let Some(drawing) = parity::draw(id, title, unit, &dots) {
+        let points: Vec<ParityPoint> = scores.cases.iter().filter_map(point).collect();
+        if let Some(drawing) = parity::draw_parity_plot(id, title, unit, &points) {
             let caption = "Each dot is a scenario: the prediction over the measured value. Horizontal lines are the range \
                            of the measurements. Both axes are logarithmic."
                 .into();
@@ -295,7 +295,7 @@ fn csv_table(scores: &Scores) -> Vec<u8> {
         cells.extend(terms.map(|(index, _)| number(case.terms.get(index).map(|term| term.relative_error))));
         cells
     };
-    csv::write([headings].into_iter().chain(scores.cases.iter().map(row)))
+    csv::write_rows([headings].into_iter().chain(scores.cases.iter().map(row)))
 }
 
 #[cfg(test)]

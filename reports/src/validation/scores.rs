@@ -30,7 +30,7 @@ pub const LARGE_RANK_MARGIN: f64 = 0.35;
 /// source: assumed
 pub const MIN_COMPARED_BYTES: f64 = 2e6;
 
-/// The predicted and the measured value of a quantity of a scenario.
+/// The predicted and the measured value of a quantity of a scenario, and the error of the prediction.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct PredictionAccuracy {
     #[serde(rename = "predicted")]
@@ -91,7 +91,6 @@ impl PredictionAccuracy {
 pub struct CaseScores {
     pub name: String,
     pub tpot: Option<PredictionAccuracy>,
-    /// Accuracy of the predicted time to first token.
     pub ttft: Option<PredictionAccuracy>,
     /// Accuracy of the predicted bytes read per token; `None` for fewer than [`MIN_COMPARED_BYTES`].
     #[serde(rename = "bytes_read")]
@@ -309,7 +308,7 @@ fn rank_agreement(cases: &[CaseScores], margin: f64) -> RankAgreement {
 
 /// Returns the acceptance criterion that all metrics of every scenario are known. A scenario that fails, or is
 /// predicted to fail, has no metrics.
-pub(super) fn completeness(cases: &[ValidationCase], failed: &[FailedScenario]) -> Criterion {
+pub(super) fn completeness_criterion(cases: &[ValidationCase], failed: &[FailedScenario]) -> Criterion {
     let names = cases.iter().map(|case| &case.name).chain(failed.iter().map(|failed| &failed.name));
     let all = names.collect::<BTreeSet<_>>().len();
     let without = failed.iter().map(|failed| &failed.name).collect::<BTreeSet<_>>().len();
@@ -409,8 +408,8 @@ mod tests {
             Scores::from_cases(&[edges[0].clone(), ValidationCase::fixture("d", 300.0, &[100.0, 200.0])]);
         assert!(beyond.tpot.median.is_some_and(|median| (median - 0.35).abs() < 1e-12));
         let failed = FailedScenario { name: "a".into(), reason: "?".into() };
-        assert!(completeness(&edges, &[]).is_met);
-        assert_eq!(completeness(&edges, &[failed.clone(), failed]).value, Some(2.0 / 3.0));
+        assert!(completeness_criterion(&edges, &[]).is_met);
+        assert_eq!(completeness_criterion(&edges, &[failed.clone(), failed]).value, Some(2.0 / 3.0));
     }
 
     #[test]

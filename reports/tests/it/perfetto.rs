@@ -39,7 +39,7 @@ fn clock_offset_causes_no_arrow_back_in_time() {
         (record.start_ns, record.end_ns) = (record.start_ns - early, record.end_ns - early);
     }
     let [_, _, flows] =
-        trace_events::check(&String::from_utf8(perfetto::export(&[(None, &trace)])).unwrap()).unwrap();
+        trace_events::check(&String::from_utf8(perfetto::export_traces(&[(None, &trace)])).unwrap()).unwrap();
     let sent = trace.records.iter().filter(|record| record.kind == StepKind::Send).count();
     assert!(0 < flows && flows < sent, "{flows} of {sent}");
 }

@@ -40,7 +40,7 @@ struct Run {
     disk_free: [u64; 3],
     /// Number of bytes that each device has read from disk so far.
     read: [u64; 3],
-    /// Number of deviations ([`DEVIATIONS`]) that were applied so far.
+    /// Number of deviations ([`DEVIATIONS`]) that have been applied so far.
     time_count: usize,
 }
 
@@ -191,7 +191,6 @@ impl Run {
         self.push(device, StepKind::Prefetch, at, [start, end]).bytes = micros * 2_000;
     }
 
-    /// Records the counters of all devices.
     fn record_counters(&mut self, pass_index: u32, time_ns: u64) {
         for device_index in 0..3_u16 {
             let index = usize::from(device_index);

@@ -3,11 +3,11 @@
 //! A plan is immutable: planning again writes a new file. Simulator and executor run the same plan and make no
 //! planning decisions of their own.
 //!
-//! In a plan of the kind `ring`, the default, with windows `w_1..w_M`, `W = sum w` and `L` layers, each round gives
-//! device `m` the `w_m` layers that follow the layers of its predecessor, until the layers run out; the last round may
-//! be partial (prima.cpp paper, section 3.1 and Eq. 3 with the remainder kept). In a plan of the kind `tensor` every
-//! device works on every layer, in one round ([`tensor_parallel`]). Plans of the kind `tensor`, and rings with pinned
-//! weights, are simulated only.
+//! In a plan of the kind `ring`, the default, each device has a window: a number of layers. In each round a device
+//! computes as many layers as its window has, namely those that follow the layers of its predecessor, until the layers
+//! run out. The last round may be partial (prima.cpp paper, section 3.1 and Eq. 3 with the remainder kept). In a plan
+//! of the kind `tensor` every device works on every layer, in one round ([`tensor_parallel`]). Plans of the kind
+//! `tensor`, and rings with pinned weights, can only be simulated.
 //!
 //! Not here: how a plan is found (`hearth_halda`), and the steps of a plan (`hearth_core::schedule`).
 
@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::pass::is_default;
 use crate::residency::{Residency, ResidencyOptions};
-use crate::workload::{is_number, number, validate_sequences};
+use crate::workload::{default_number, is_default_number, validate_sequences};
 
 pub use crate::model::{ActivationFormat, KvFormat, Processor};
 pub use tensor_parallel::TensorParallelPlan;
@@ -45,7 +45,7 @@ pub struct Plan {
     pub kind: PlanKind,
     /// The number of rounds around the ring for one token, including a partial last round.
     pub rounds: u32,
-    /// Capacity of the key-value cache of each sequence, in tokens.
+    /// Capacity of the KV cache of each sequence, in tokens.
     #[serde(rename = "context")]
     pub context_length: u32,
     #[serde(rename = "kv_cache")]
@@ -55,8 +55,8 @@ pub struct Plan {
     /// The processor of the output matrix on the head. `gpu` is possible only if all layers of the head are on the GPU.
     #[serde(rename = "output", default, skip_serializing_if = "is_default")]
     pub output_processor: Processor,
-    /// The maximum number of concurrent sequences, each with a key-value cache for the whole context.
-    #[serde(default = "number::<1>", skip_serializing_if = "is_number::<1>")]
+    /// The maximum number of concurrent sequences, each with a KV cache for the whole context.
+    #[serde(default = "default_number::<1>", skip_serializing_if = "is_default_number::<1>")]
     pub sequences: u32,
     /// The draft model on the head, for speculative decoding.
     #[serde(rename = "draft", default, skip_serializing_if = "Option::is_none")]
@@ -186,11 +186,11 @@ pub struct PlannedDevice {
     pub role: Role,
     /// The number of layers of the device in one round: its window (w_m in the prima.cpp paper).
     pub window: u32,
-    /// The number of layers of the window that are on the GPU (n_m in the prima.cpp paper): the first ones.
+    /// The number of layers at the start of the window that are on the GPU (n_m in the prima.cpp paper).
     pub gpu_layers: u32,
     #[serde(default)]
     pub residency: ResidencyOptions,
-    /// The planner's prediction of the device's time for one token, by terms.
+    /// The time that the device needs for one token, divided into terms, as the planner predicts it.
     #[serde(rename = "predicted", default, skip_serializing_if = "Option::is_none")]
     pub predicted_terms: Option<PredictedTerms>,
 }
@@ -329,12 +329,12 @@ impl Document for Plan {
     const SCHEMA: &'static str = "plan/1";
 
     fn validate(&self) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid_document(what));
+        let reject = |what: String| Err(DocumentError::invalid_document(what));
         if self.devices.is_empty() {
-            return refuse("`devices` is empty; a plan needs at least a head".into());
+            return reject("`devices` is empty: a plan needs at least the head device".into());
         }
         if self.devices.len() > MAX_DEVICES || self.model.layers > MAX_LAYERS {
-            return refuse(format!(
+            return reject(format!(
                 "the plan has {} devices and {} layers: it may have at most {MAX_DEVICES} devices and \
                  {MAX_LAYERS} layers",
                 self.devices.len(),
@@ -342,44 +342,49 @@ impl Document for Plan {
             ));
         }
         if !self.kind.is_ring() && self.activation_format != ActivationFormat::default() {
-            return refuse("`activations: f16` is for rings; set `kind.tensor.values` instead".into());
+            return reject(
+                "`activations: f16` is only for rings: remove it and set `kind.tensor.values`".into(),
+            );
         }
         let mut names = BTreeSet::new();
         for (index, device) in self.devices.iter().enumerate() {
             let name = &device.name;
-            if name.is_empty() || !names.insert(name) {
-                return refuse(format!("device name `{name}` is empty or used twice"));
+            if name.is_empty() {
+                return reject(format!("devices[{index}]: `name` is empty: give the device a name"));
+            }
+            if !names.insert(name) {
+                return reject(format!("devices[{index}]: the name `{name}` is used twice: rename a device"));
             }
             let place = format!("devices[{index}] `{name}`");
             if (device.role == Role::Head) != (index == 0) {
                 let rule =
-                    if index == 0 { "the first device must be" } else { "only the first device can be" };
-                return refuse(format!("{place}: {rule} the head"));
+                    if index == 0 { "the first device must have" } else { "only the first device can have" };
+                return reject(format!("{place}: {rule} `role: head`"));
             }
             if (device.role == Role::Relay) != (device.window == 0) && device.role != Role::Head {
                 let rule = if device.role == Role::Relay {
                     "relay must have `window: 0`"
                 } else {
-                    "worker needs layers"
+                    "worker needs at least one layer"
                 };
-                return refuse(format!("{place}: `window` is {}, but a {rule}", device.window));
+                return reject(format!("{place}: `window` is {}, but a {rule}", device.window));
             }
             device.residency.validate(&format!("{place}: `residency`"))?;
             let (window, gpu, layers) = (device.window, device.gpu_layers, self.model.layers);
             if gpu > window {
                 let rule = format!("more than the `window` of {window}: lower `gpu_layers`");
-                return refuse(format!("{place}: `gpu_layers` is {gpu}, {rule}"));
+                return reject(format!("{place}: `gpu_layers` is {gpu}, {rule}"));
             }
             if window > layers {
                 let rule = format!("more than the model's {layers} layers: lower `window`");
-                return refuse(format!("{place}: `window` is {window}, {rule}"));
+                return reject(format!("{place}: `window` is {window}, {rule}"));
             }
         }
         let head = &self.devices[0];
         if self.output_processor == Processor::Gpu && (head.window == 0 || head.gpu_layers < head.window) {
-            return refuse(format!(
-                "`output: gpu` needs all layers of the head on its GPU, but the GPU of `{}` has {} of {} layers: raise \
-                 `gpu_layers` of this device, or set `output: cpu`",
+            return reject(format!(
+                "`output: gpu` needs all layers of the head device on its GPU, but the GPU of `{}` has {} of {} layers: \
+                 raise `gpu_layers` of this device, or set `output: cpu`",
                 head.name, head.gpu_layers, head.window
             ));
         }
@@ -400,15 +405,15 @@ const MAX_LAYERS: u32 = 10_000;
 
 impl Plan {
     fn validate_cover(&self) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid_document(what));
+        let reject = |what: String| Err(DocumentError::invalid_document(what));
         let (layers, ring, rounds) = (self.model.layers, self.layers_per_round(), self.rounds);
         if layers == 0 || ring == 0 {
-            return refuse("the plan assigns no layer: raise some `window`".into());
+            return reject("no device has a layer: raise the `window` of a device".into());
         }
         let needed = layers.div_ceil(ring);
         if rounds != needed {
             let covered = (u64::from(rounds) * u64::from(ring)).min(u64::from(layers));
-            return refuse(format!(
+            return reject(format!(
                 "the windows add up to {ring} layers per round, so {rounds} rounds cover {covered} of the model's \
                  {layers} layers: set `rounds: {needed}` or change the windows"
             ));
@@ -416,27 +421,27 @@ impl Plan {
         let mut devices = self.devices.iter().enumerate();
         let idle = devices.find(|(index, it)| it.window > 0 && self.window(*index, 0).is_empty());
         if let Some((index, PlannedDevice { name, .. })) = idle {
-            return refuse(format!(
+            return reject(format!(
                 "devices[{index}] `{name}` gets no layer, because the windows before it cover all {layers} \
                  layers: make them smaller, or remove the device"
             ));
         }
         let sliding = self.devices.iter().find(|device| device.residency.policy == Residency::Sliding);
         if let Some(PlannedDevice { name, .. }) = sliding {
-            return refuse(format!(
-                "device `{name}`: `sliding` is for `kind: tensor`; in a ring use another residency"
+            return reject(format!(
+                "device `{name}`: `residency: sliding` is for `kind: tensor`; in a ring use another residency"
             ));
         }
         self.validate_context()
     }
 
     fn validate_context(&self) -> Result<(), DocumentError> {
-        let refuse = |what: &str| Err(DocumentError::invalid_document(what));
+        let reject = |what: &str| Err(DocumentError::invalid_document(what));
         if self.context_length == 0 {
-            return refuse("`context` is 0; it must be at least the prompt length");
+            return reject("`context` is 0: it must be at least the prompt length");
         }
         if self.model.layers == 0 {
-            return refuse("`model.layers` is 0: the plan assigns no layer");
+            return reject("`model.layers` is 0: give the number of layers of the model");
         }
         validate_sequences("sequences", self.sequences, self.context_length)
     }

@@ -3,10 +3,10 @@
 //! Each device has the same share of every layer (prima.cpp paper, section 2). A layer has two blocks, attention and
 //! feed-forward. After each block the devices sum their partial results in an all-reduce. The size of a slice is a
 //! number of key-value heads, with the query heads that use them, and a number of rows of the feed-forward matrices
-//! (Shoeybi et al., 2019, Megatron-LM). Every device has the norms. The head has the embedding and the output matrix.
+//! (Shoeybi et al., 2019, Megatron-LM). Every device has the norms. The head device has embedding and output matrix.
 //!
-//! A plan of this kind is simulated only. It has `rounds: 1`, and all its devices have `window: L` and the residency
-//! `pinned` or `sliding` ([`crate::residency`]).
+//! A plan of this kind can only be simulated. It has `rounds: 1`. All its devices have all layers in their `window` and
+//! the residency `pinned` or `sliding` ([`crate::residency`]).
 //!
 //! Not here: the bytes of a slice (`hearth_core::tensor::slicing`) and the messages of an all-reduce
 //! (`hearth_core::tensor::collective`).
@@ -27,7 +27,7 @@ use crate::residency::Residency;
 pub enum AllReduce {
     /// Every device sends its partial result to every other device, and each computes the sum.
     AllGather,
-    /// Workers send their partial results to the head, which computes the sum and sends it to each worker.
+    /// Workers send their partial results to the head device, which computes the sum and sends it to each worker.
     Star,
     /// A ring all-reduce: reduce-scatter, then all-gather.
     Ring,
@@ -35,14 +35,14 @@ pub enum AllReduce {
     OverTheAir,
 }
 
-/// The weights that the head loads.
+/// The weights that the head device loads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum HeadWeights {
-    /// Only the slice of the head, as on every other device.
+    /// Only its own slice, like every other device.
     #[default]
     Slice,
-    /// The whole model, from which the head cuts the slices of all devices.
+    /// The whole model, from which the head device cuts the slices of all devices.
     Model,
 }
 
@@ -63,7 +63,7 @@ pub struct Slice {
 #[serde(deny_unknown_fields)]
 pub struct TensorParallelPlan {
     pub all_reduce: AllReduce,
-    /// The time of one all-reduce with `over-the-air`, which does not depend on the number of devices.
+    /// The time of one all-reduce, for `over-the-air` only. It does not depend on the number of devices.
     #[serde(rename = "air_time", default, skip_serializing_if = "Option::is_none")]
     pub all_reduce_time: Option<Seconds>,
     /// The number format of partial results in messages.
@@ -74,7 +74,7 @@ pub struct TensorParallelPlan {
     /// Maximum number of prompt tokens in one batch; not limited if absent.
     #[serde(default, rename = "batch", skip_serializing_if = "Option::is_none")]
     pub max_batch_tokens: Option<u32>,
-    /// The format of the embedding on the head; the format of the head's other weights if absent.
+    /// The format of the embedding on the head device; the format of the device's other weights if absent.
     #[serde(rename = "embedding_as", default, skip_serializing_if = "Option::is_none")]
     pub embedding_format: Option<Format>,
     /// The slice of each device, in the order of `devices`.
@@ -85,10 +85,10 @@ pub struct TensorParallelPlan {
 const PARTIAL_FORMATS: [Format; 4] = [Format::F32, Format::F16, Format::Bf16, Format::Q8_0];
 
 impl TensorParallelPlan {
-    /// Returns the size of a device's partial result of a block for `tokens` tokens with hidden states of `embedding`
-    /// elements.
-    pub fn partial_result_bytes(&self, embedding: u32, tokens: u32) -> Bytes {
-        let blocks = u64::from(embedding).div_ceil(self.partial_result_format.block_len());
+    /// Returns the size of a device's partial result of a block for `tokens` tokens. `embedding_length` is the number
+    /// of elements of a hidden state.
+    pub fn partial_result_bytes(&self, embedding_length: u32, tokens: u32) -> Bytes {
+        let blocks = u64::from(embedding_length).div_ceil(self.partial_result_format.block_len());
         Bytes(blocks * self.partial_result_format.block_bytes()) * u64::from(tokens)
     }
 
@@ -115,42 +115,42 @@ impl TensorParallelPlan {
 
     /// Checks that the slices and the all-reduce do not contradict each other or the rest of the plan.
     pub fn validate(&self, plan: &Plan) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid_document(what));
+        let reject = |what: String| Err(DocumentError::invalid_document(what));
         let names = plan.devices.iter().map(|device| &device.name);
         if !self.slices.iter().map(|slice| &slice.device).eq(names) {
-            return refuse("kind.tensor.slices: list each of `devices` once, in the same order".into());
+            return reject("`kind.tensor.slices` must list each of `devices` once, in the same order".into());
         }
         let empty = self.slices.iter().find(|slice| slice.kv_heads == 0 && slice.feed_forward_rows == 0);
         if let Some(Slice { device, .. }) = empty {
-            return refuse(format!(
-                "kind.tensor.slices: `{device}` has neither KV heads nor feed-forward rows: give it some, or leave \
-                 it out of the plan"
+            return reject(format!(
+                "kind.tensor.slices: `{device}` has neither KV heads nor feed-forward rows: give it heads or rows, \
+                 or remove the device"
             ));
         }
         if !PARTIAL_FORMATS.contains(&self.partial_result_format) {
             let (format, known) = (self.partial_result_format, PARTIAL_FORMATS.map(Format::name).join(", "));
-            return refuse(format!(
+            return reject(format!(
                 "kind.tensor.values: partial results in `{format}` cannot be added up: use one of {known}"
             ));
         }
         if self.max_batch_tokens == Some(0) {
-            return refuse("kind.tensor.batch is 0, but must be at least 1".into());
+            return reject("`kind.tensor.batch` is 0, but must be at least 1".into());
         }
         match (self.all_reduce == AllReduce::OverTheAir, self.all_reduce_time) {
             (true, None) => {
-                refuse("kind.tensor: `over-the-air` needs `air_time`, the time of one all-reduce".into())
+                reject("kind.tensor: `over-the-air` needs `air_time`, the time of one all-reduce".into())
             }
-            (true, Some(time)) if time.0 > MAX_AIR_SECONDS => {
-                refuse(format!("kind.tensor.air_time: {time} is more than an hour: check its unit"))
-            }
+            (true, Some(time)) if time.0 > MAX_ALL_REDUCE_SECONDS => reject(format!(
+                "`kind.tensor.air_time` is {time}, but must be at most an hour: check its unit"
+            )),
             (false, Some(_)) => {
-                refuse("kind.tensor: `air_time` is only for `all_reduce: over-the-air`: remove it".into())
+                reject("kind.tensor: `air_time` is only for `all_reduce: over-the-air`: remove it".into())
             }
             _ => validate_devices(plan),
         }
     }
 
-    /// Checks that the slices cover a model of this shape completely.
+    /// Checks that the slices cover a model with the shape `shape` completely.
     pub fn validate_coverage(&self, plan: &Plan, shape: &ModelShape) -> Result<(), DocumentError> {
         for (what, found, whole) in [
             ("kv_heads", self.total(|slice| slice.kv_heads), shape.kv_heads),
@@ -170,7 +170,7 @@ impl TensorParallelPlan {
             if Some(index) != last && !u64::from(slice.feed_forward_rows).is_multiple_of(block) {
                 return Err(DocumentError::invalid_document(format!(
                     "kind.tensor.slices: the {} feed-forward rows of `{}` are not a multiple of the block \
-                     length, {block}: change the slices, or plan again",
+                     length of its weights, {block}: change the slices, or plan again",
                     slice.feed_forward_rows, slice.device
                 )));
             }
@@ -184,41 +184,48 @@ impl TensorParallelPlan {
 }
 
 /// Maximum time of one all-reduce, in seconds. A longer time is a mistake, and sums of times could overflow.
-const MAX_AIR_SECONDS: f64 = 3600.0;
+const MAX_ALL_REDUCE_SECONDS: f64 = 3600.0;
 
 fn validate_devices(plan: &Plan) -> Result<(), DocumentError> {
-    let refuse = |what: &str| Err(DocumentError::invalid_document(what));
+    let reject = |what: &str| Err(DocumentError::invalid_document(what));
     let layers = plan.model.layers;
     for (index, device) in plan.devices.iter().enumerate() {
         let place = format!("devices[{index}] `{}`", device.name);
-        let refuse = |what: String| Err(DocumentError::invalid_document(format!("{place}: {what}")));
+        let reject = |what: String| Err(DocumentError::invalid_document(format!("{place}: {what}")));
         if device.role == Role::Relay {
-            return refuse("a tensor-parallel plan has no relays".into());
+            return reject("a tensor-parallel plan cannot have relays: remove this device".into());
         }
         if device.window != layers || (device.gpu_layers != 0 && device.gpu_layers != layers) {
-            return refuse(format!(
+            return reject(format!(
                 "a tensor-parallel device works on every layer: set `window: {layers}`, and `gpu_layers` to \
                  0 or {layers}"
             ));
         }
         let policy = device.residency.policy;
         if !matches!(policy, Residency::Pinned | Residency::Sliding) {
-            return refuse(format!(
+            return reject(format!(
                 "`residency` is `{policy}`; a tensor-parallel device must be `pinned` or `sliding`"
             ));
         }
         if policy == Residency::Sliding && device.gpu_layers > 0 {
-            return refuse("`sliding` weights are computed on the CPU: set `gpu_layers: 0`".into());
+            return reject(
+                "a device with `residency: sliding` computes on the CPU: set `gpu_layers: 0`".into(),
+            );
         }
     }
-    if plan.sequences != 1 || plan.draft_model.is_some() {
-        return refuse("a tensor-parallel plan must have one sequence and no draft");
+    if plan.sequences != 1 {
+        return reject("a tensor-parallel plan must have `sequences: 1`");
+    }
+    if plan.draft_model.is_some() {
+        return reject("a tensor-parallel plan cannot have a draft model: remove `draft`");
     }
     if plan.output_processor != Processor::Cpu {
-        return refuse("the head of a tensor-parallel plan computes the output on its CPU: remove `output`");
+        return reject(
+            "a tensor-parallel plan computes the output on the CPU of the head device: remove `output`",
+        );
     }
     if plan.rounds != 1 {
-        return refuse("a tensor-parallel plan must have `rounds: 1`");
+        return reject("a tensor-parallel plan must have `rounds: 1`");
     }
     Ok(())
 }

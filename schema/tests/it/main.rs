@@ -1,4 +1,4 @@
-//! Tests of documents: refused values, defaults and renamed keys.
+//! Tests of documents: rejected values, defaults and renamed keys.
 
 use hearth_profiles::Document;
 use hearth_schema::Scenario;
@@ -37,7 +37,7 @@ fn defaults_are_omitted_in_documents() {
 }
 
 #[test]
-fn hostile_values_are_refused() {
+fn hostile_values_are_rejected() {
     let most = u32::MAX.to_string();
     let cases = [
         (64, "sequences: 0".to_owned(), "`workload.sequences` is 0"),
@@ -62,15 +62,15 @@ fn hostile_values_are_refused() {
         (64, drafting("5", "70 %").replace("tokens: 5", "tokens: 5, temperature: 1"), "unknown field"),
     ];
     for (context, workload, what) in cases {
-        let refused = scenario(context, &workload, "").expect_err(&workload);
-        assert!(refused.contains(what), "{workload}: {refused}");
+        let rejected = scenario(context, &workload, "").expect_err(&workload);
+        assert!(rejected.contains(what), "{workload}: {rejected}");
     }
     let best_head = scenario(64, &drafting("5", "70 %"), "planner: {best_head: true}").expect_err("no head");
     assert!(best_head.contains("best_head"), "{best_head}");
 }
 
 #[test]
-fn impossible_limits_are_refused() {
+fn impossible_limits_are_rejected() {
     let limited = |limits: &str| {
         let yaml = text(64, "", &format!("limits: {{{limits}}}"), "  emulated: true\n");
         Scenario::from_yaml(&yaml).map_err(|error| error.to_string())

@@ -1,7 +1,7 @@
 //! Background load: the effect of other programs and of a slower clock on a device.
 //!
 //! The load is computed from all active events: threads and memory are added; the remaining fractions of the clock
-//! rate, the GPU and the disk are multiplied. So the order of events does not matter, and an end needs no undo.
+//! rate, the GPU and the disk are multiplied. So the order of events does not matter, and their end needs no undo.
 //!
 //! With compressed swap (zram) other programs occupy memory at the start, which the system swaps out at a given rate.
 //! If the compression ratio is r, swapping out s bytes frees s (1 - 1/r) bytes.
@@ -12,7 +12,7 @@ use hearth_core::memory::MIN_WEIGHT_CACHE;
 use hearth_profiles::Bytes;
 use hearth_schema::events::Change;
 
-/// The load on a device from other programs.
+/// The load on a device from other programs, and its clock rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BackgroundLoad {
     /// Threads of other programs that are runnable all the time.
@@ -32,7 +32,7 @@ pub struct BackgroundLoad {
 }
 
 impl BackgroundLoad {
-    /// Creates the load before any event. Other programs occupy `withheld` bytes until these are swapped out.
+    /// Creates the load before any event. Other programs occupy `withheld` bytes, which can be swapped out.
     pub fn initial(withheld: Bytes) -> Self {
         Self {
             co_runners: 0.0,
@@ -64,7 +64,7 @@ impl BackgroundLoad {
         self
     }
 
-    /// Returns the part of the `planned` memory that the load leaves; `None` if it is less than [`MIN_WEIGHT_CACHE`].
+    /// Returns how much of the `planned` memory the load leaves; `None` if it is less than [`MIN_WEIGHT_CACHE`].
     pub fn memory_budget(&self, planned: Bytes) -> Option<Bytes> {
         // At the start the system has swapped out at least enough memory for the device to begin.
         let withheld = self.withheld_bytes.min((planned.as_f64() - MIN_WEIGHT_CACHE.as_f64()).max(0.0));

@@ -6,13 +6,13 @@ use hearth_schema::trace::StepRecord;
 
 use crate::engine::Engine;
 
-/// An event of a simulated ring; a `usize` is the device's slot, its index among all devices of the run.
+/// An event of a simulated ring; a `usize` is a device ID, the index among all devices of the run.
 #[derive(Debug, Clone, Copy)]
 pub enum Event {
-    /// A step of known duration has ended, a woken thread runs, or a touch that found no free memory is repeated.
+    /// A step of known duration has ended, a woken thread runs, or a read that found no free memory is tried again.
     Wake(usize),
-    /// The processor may have finished a computation.
-    Processor(usize),
+    /// The CPU may have finished a computation.
+    Cpu(usize),
     Disk(usize),
     /// The helper thread, which reads weights ahead, continues after a pause or a wait.
     Helper(usize),
@@ -28,12 +28,13 @@ pub enum Event {
 #[derive(Debug, Clone, Copy)]
 pub struct Message {
     pub pass: Pass,
-    /// The round around the ring for which the receiver computes.
+    /// The round around the ring in which the receiver will compute.
     pub round: u32,
-    /// The round around the ring in which the sender computed; one less than `round` if the head receives.
+    /// The round around the ring in which the sender computed; one less than `round` if the receiver is the head
+    /// device.
     pub sender_round: u32,
-    /// The slot of the sender: its index among all devices of the run.
-    pub sender_slot: usize,
+    /// The device ID of the sender: its index among all devices of the run.
+    pub sender_id: usize,
     pub bytes: Bytes,
 }
 

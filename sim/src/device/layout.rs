@@ -1,9 +1,9 @@
-//! File layout: the position of each part of a device's share in the model file.
+//! File layout: the position of each part of a device's weights in the model file.
 //!
-//! A device maps the whole file and touches its own parts: the windows that its CPU computes. With Metal it also
-//! touches the windows of its GPU, and the head also touches the embedding and the output matrix. The order of the
-//! parts is that of model converters: embedding, layers, output. Positions matter because a page fault also reads some
-//! MiB before and after the touched page, which may belong to layers of other devices.
+//! A device maps the whole file and touches its own parts: the windows of layers that its CPU computes. With Metal it
+//! also touches the windows of its GPU. The head device also touches the embedding and the output matrix. The order of
+//! the parts is that of model converters: embedding, layers, output. Positions matter because a page fault also reads
+//! some MiB before and after the touched page, which may belong to layers of other devices.
 //!
 //! Deviation: a chunk in which one layer ends and the next begins belongs only to the first layer.
 //!
@@ -23,15 +23,16 @@ pub struct WeightLayout {
     /// The chunks of each layer of the model; `None` if this device does not read the layer through the mapping.
     layers: Vec<Option<Range<Chunk>>>,
     embedding: Range<Chunk>,
-    /// The chunks of the output matrix; empty except on the head.
+    /// The chunks of the output matrix; empty except on the head device.
     pub output_chunks: Range<Chunk>,
     /// Number of chunks of the model file.
     pub chunk_count: Chunk,
 }
 
 impl WeightLayout {
-    /// Creates the layout for the device with this index. With `gpu_maps` its GPU also reads mapped weights.
-    pub fn new(plan: &Plan, index: usize, model: &ModelProfile, chunk: Bytes, gpu_maps: bool) -> Self {
+    /// Creates the layout for the device with this index in the plan. With `gpu_maps` its GPU also reads mapped
+    /// weights.
+    pub fn new(plan: &Plan, index: usize, model: &ModelProfile, chunk_size: Bytes, gpu_maps: bool) -> Self {
         let mut owned = vec![false; model.layers.len()];
         for round in 0..plan.rounds {
             let (window, gpu) = (plan.window(index, round), plan.gpu_window(index, round));
@@ -44,7 +45,7 @@ impl WeightLayout {
         let mut next = |bytes: Bytes| {
             let start = offset;
             offset += bytes.0;
-            start.div_ceil(chunk.0) as Chunk..offset.div_ceil(chunk.0) as Chunk
+            start.div_ceil(chunk_size.0) as Chunk..offset.div_ceil(chunk_size.0) as Chunk
         };
         let embedding = next(model.input_embedding_bytes());
         let layers = (0..model.layers.len() as u32)
@@ -52,18 +53,19 @@ impl WeightLayout {
             .collect();
         let tied = model.shape.has_tied_embeddings;
         let output = if tied { embedding.clone() } else { next(model.output_head_bytes()) };
-        let chunk_count = offset.div_ceil(chunk.0) as Chunk;
+        let chunk_count = offset.div_ceil(chunk_size.0) as Chunk;
         let (embedding, output) = if index == 0 { (embedding, output) } else { (0..0, 0..0) };
         Self { layers, embedding, output_chunks: output, chunk_count }
     }
 
-    /// Returns the chunk that contains an embedding row, as a range; empty except on the head.
-    pub fn embedding_row_chunks(&self, row: u64, row_bytes: Bytes, chunk: Bytes) -> Range<Chunk> {
-        let at = self.embedding.start + (row * row_bytes.0 / chunk.0) as Chunk;
+    /// Returns the chunk that contains an embedding row, as a range; empty except on the head device.
+    pub fn embedding_row_chunks(&self, row: u64, row_bytes: Bytes, chunk_size: Bytes) -> Range<Chunk> {
+        let at = self.embedding.start + (row * row_bytes.0 / chunk_size.0) as Chunk;
         at.min(self.embedding.end)..(at + 1).min(self.embedding.end)
     }
 
-    /// Returns all chunks that this device reads through the mapping, in file order; on the head with the embedding.
+    /// Returns all chunks that this device reads through the mapping, in file order, including the embedding of the
+    /// head.
     pub fn own_chunks(&self) -> impl Iterator<Item = Chunk> {
         let mut own: Vec<Range<Chunk>> = self.layers.iter().flatten().cloned().collect();
         own.extend([self.output_chunks.clone(), self.embedding.clone()]);
@@ -82,7 +84,7 @@ impl WeightLayout {
         self.layers.get(layer as usize).cloned().flatten().unwrap_or(0..0)
     }
 
-    /// Returns the chunks of consecutive layers or of the output matrix, which are read as a unit.
+    /// Returns the chunks of a part of the model: of consecutive layers, or of the output matrix.
     pub fn part_chunks(&self, part: &ModelPart) -> Range<Chunk> {
         match part {
             ModelPart::Output => self.output_chunks.clone(),

@@ -1,20 +1,19 @@
 //! A simulated device: executes the steps of its schedule on one thread of control, as the executor does.
 //!
-//! A message is handled when the steps of the previous message are complete. A computation on the CPU is a walk
-//! through the mapped weights (`crate::device::walk`). A computation on the GPU does not use the disk, except
-//! that with Metal a walk first reads the mapped weights. Sending messages and reading ahead in the helper thread take
-//! no time of this thread.
+//! A message is handled when the steps of the previous message are complete. Computations on the CPU read mapped
+//! weights (`MappedComputation`). Computations on the GPU do not use the disk, except that with Metal a CPU thread
+//! first reads the mapped weights. Sending messages and reading ahead in the helper thread take no time of this thread.
 //!
 //! Not here: the choice of the steps (`hearth_core::schedule`), and the ring (`crate::ring`).
 
 pub mod background_load;
 pub mod context;
 mod layout;
+mod mapped_computation;
 mod reconfiguration;
 mod residency;
 pub mod setup;
 pub mod storage;
-mod walk;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -39,17 +38,17 @@ use crate::trace::{TimedSteps, gpu_step_with_copies, new_record, record_steps};
 
 use context::{DeviceOutput, Event, Message, SimContext};
 use layout::WeightLayout;
+use mapped_computation::{ComputationAction, MappedComputation, Segment};
 use residency::WeightResidency;
 use storage::{Storage, WAKE_LATENCY};
-use walk::{ComputationAction, MappedComputation, Segment};
 
 const PAGE_BYTES: u64 = 4096;
 
 #[derive(Debug)]
 enum ThreadState {
     Idle,
-    Walking(Box<MappedComputation>),
-    /// Steps of known duration, already in the trace. `output` is the index of the pass whose tokens they complete.
+    Computing(Box<MappedComputation>),
+    /// Steps of known duration, already in the trace. `output` is the index of the pass whose output they complete.
     Fixed {
         output: Option<u32>,
     },
@@ -57,11 +56,11 @@ enum ThreadState {
 
 #[derive(Debug)]
 pub struct DeviceSim<'a> {
-    /// Index of this device among all devices of the run; does not change when the ring gets a new plan.
-    slot: usize,
+    /// Index of this device among all devices of the run, which does not change when the ring gets a new plan.
+    id: usize,
     device: &'a DeviceProfile,
     model: &'a ModelProfile,
-    /// Size of an element of the key-value cache.
+    /// Size of an element of the KV cache.
     kv_element: Bytes,
     /// Bytes uploaded to the GPU for every token, by layer; a layer beyond the end of the list uploads nothing.
     uploads: Vec<Bytes>,
@@ -73,7 +72,7 @@ pub struct DeviceSim<'a> {
     steps: VecDeque<Step>,
     thread: ThreadState,
     /// GPU steps that wait until their mapped weights are in memory, and the index of the pass that the steps complete.
-    after_walk: Option<(TimedSteps, Option<u32>)>,
+    after_computation: Option<(TimedSteps, Option<u32>)>,
     idle_since: Nanos,
     cpu: CpuSim,
     cpu_timer: Timer,
@@ -98,13 +97,13 @@ fn idle_cpu(device: &DeviceProfile) -> CpuSim {
     CpuSim::new(f64::from(device.cpu.cores)).with_quota(device.cpu.quota.as_ref())
 }
 
-/// Returns a cost of a device profile; zero if the profile omits the cost.
-pub(crate) fn or_zero(cost: Option<&Sourced<Seconds>>) -> Seconds {
+/// Returns a cost of a device profile, or zero if the profile omits it.
+pub(crate) fn cost_or_zero(cost: Option<&Sourced<Seconds>>) -> Seconds {
     cost.map_or(Seconds(0.0), |cost| cost.value)
 }
 
 impl<'a> DeviceSim<'a> {
-    /// Whether the device is ready to begin a pass.
+    /// Returns whether the device is ready to begin a pass.
     pub fn is_idle(&self) -> bool {
         matches!(self.thread, ThreadState::Idle) && self.steps.is_empty() && self.inbox.is_empty()
     }
@@ -119,18 +118,18 @@ impl<'a> DeviceSim<'a> {
         self.run_steps(ctx)
     }
 
-    /// Handles [`Event::Processor`]: a computation may have ended.
+    /// Handles [`Event::Cpu`]: a computation may have ended.
     pub fn on_cpu_timer(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         let now = ctx.engine.now();
         let slowdown = self.cpu.slowdown_time(now, 0);
         if self.cpu.pop_completed(now).is_some()
-            && let ThreadState::Walking(walk) = &mut self.thread
+            && let ThreadState::Computing(computation) = &mut self.thread
         {
-            if self.residency.mark_used(walk.end_batch(now, slowdown)) {
-                ctx.engine.schedule_after(0, Event::Helper(self.slot));
+            if self.residency.mark_used(computation.end_batch(now, slowdown)) {
+                ctx.engine.schedule_after(0, Event::Helper(self.id));
             }
-            let next = walk.advance(now, &mut self.storage, self.residency.as_mut());
-            self.continue_walk(next, ctx);
+            let next = computation.advance(now, &mut self.storage, self.residency.as_mut());
+            self.continue_computation(next, ctx);
         }
         self.run_steps(ctx)
     }
@@ -138,9 +137,9 @@ impl<'a> DeviceSim<'a> {
     /// Handles [`Event::Wake`]: ends a step of known duration, or continues a computation that waited.
     pub fn on_wake(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         match &mut self.thread {
-            ThreadState::Walking(walk) => {
-                let next = walk.resume(ctx.engine.now(), &mut self.storage, self.residency.as_mut());
-                self.continue_walk(next, ctx);
+            ThreadState::Computing(computation) => {
+                let next = computation.resume(ctx.engine.now(), &mut self.storage, self.residency.as_mut());
+                self.continue_computation(next, ctx);
             }
             ThreadState::Fixed { output } => {
                 ctx.outputs.extend(output.map(DeviceOutput::Output));
@@ -155,15 +154,15 @@ impl<'a> DeviceSim<'a> {
     pub fn on_helper_wake(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         let now = ctx.engine.now();
         if let Some(at) = self.residency.run_helper(now, &mut self.storage) {
-            ctx.engine.schedule_at(at, Event::Helper(self.slot));
+            ctx.engine.schedule_at(at, Event::Helper(self.id));
         }
-        if let ThreadState::Walking(walk) = &mut self.thread
-            && walk.waits_for_helper()
+        if let ThreadState::Computing(computation) = &mut self.thread
+            && computation.waits_for_helper()
         {
-            let next = walk.advance(now, &mut self.storage, self.residency.as_mut());
-            self.continue_walk(next, ctx);
+            let next = computation.advance(now, &mut self.storage, self.residency.as_mut());
+            self.continue_computation(next, ctx);
         }
-        self.residency.report(ctx.records);
+        self.residency.report_finished_reads(ctx.records);
         self.run_steps(ctx)
     }
 
@@ -174,22 +173,22 @@ impl<'a> DeviceSim<'a> {
         while let Some(chunk) = self.storage.pop_completed(now) {
             let woken = self.residency.on_arrival(now, chunk);
             self.wake_helper_if(woken, ctx);
-            if let ThreadState::Walking(walk) = &mut self.thread
-                && walk.on_arrival(chunk)
+            if let ThreadState::Computing(computation) = &mut self.thread
+                && computation.on_arrival(chunk)
             {
-                self.continue_walk(ComputationAction::Retry(now + WAKE_LATENCY), ctx);
+                self.continue_computation(ComputationAction::Retry(now + WAKE_LATENCY), ctx);
             }
         }
-        self.residency.report(ctx.records);
+        self.residency.report_finished_reads(ctx.records);
         self.run_steps(ctx)
     }
 
     /// Moves the records of unfinished reads to the trace at the end of the run.
-    pub fn flush(&mut self, now: Nanos, records: &mut Vec<StepRecord>) {
-        self.residency.flush(now, records);
+    pub fn flush_records(&mut self, now: Nanos, records: &mut Vec<StepRecord>) {
+        self.residency.flush_records(now, records);
     }
 
-    /// Executes steps and handles received messages, until a step takes time.
+    /// Executes steps and handles received messages until a step takes simulated time.
     fn run_steps(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         while matches!(self.thread, ThreadState::Idle) {
             if let Some(step) = self.steps.pop_front() {
@@ -210,7 +209,7 @@ impl<'a> DeviceSim<'a> {
             start_ns: self.idle_since.min(arrival),
             end_ns: arrival,
             bytes: message.bytes.0,
-            peer: Some(message.sender_slot as u16),
+            peer: Some(message.sender_id as u16),
             ..self.record(StepKind::Receive, message.pass, message.round, ctx)
         });
         let event = ScheduleEvent::Arrived { pass: message.pass, round: message.round };
@@ -220,17 +219,17 @@ impl<'a> DeviceSim<'a> {
 
     fn execute(&mut self, step: Step, ctx: &mut SimContext) {
         match step {
-            // Only the length of the key-value cache changes.
+            // Only the length of the KV cache changes.
             Step::Rollback { .. } => {}
             Step::Draft { pass } => self.draft(pass, ctx),
             Step::Embed { pass } => {
                 let record = self.record(StepKind::Embed, pass, 0, ctx);
                 let segments = self.embedding_rows(pass);
-                self.start_walk(record, segments, ctx);
+                self.start_computation(record, segments, ctx);
             }
             Step::Compute { pass, round, layers, processor: Processor::Cpu } => {
                 let work = self.cpu_cost();
-                let fixed = or_zero(self.device.cpu.window_overhead.as_ref());
+                let fixed = cost_or_zero(self.device.cpu.window_overhead.as_ref());
                 let segment = |layer: u32| {
                     let own = if layer == layers.start { fixed } else { Seconds(0.0) };
                     self.segment(self.layout.layer_chunks(layer), work.layer_time(layer, pass) + own)
@@ -238,7 +237,7 @@ impl<'a> DeviceSim<'a> {
                 let segments: Vec<_> = layers.clone().map(segment).collect();
                 let mut record = self.record(StepKind::Compute, pass, round, ctx);
                 record.layers = Some([layers.start, layers.end]);
-                self.walk_part(&ModelPart::Layers(layers), record, segments, ctx);
+                self.compute_part(&ModelPart::Layers(layers), record, segments, ctx);
             }
             Step::Compute { pass, round, layers, processor: Processor::Gpu } => {
                 let mut record = self.record(StepKind::Compute, pass, round, ctx);
@@ -253,25 +252,25 @@ impl<'a> DeviceSim<'a> {
                 self.run_on_gpu(&ModelPart::Output, wiring, (steps, Some(pass.index)), ctx);
             }
             Step::Output { pass, processor: Processor::Cpu } => {
-                let fixed = or_zero(self.device.cpu.token_overhead.as_ref());
+                let fixed = cost_or_zero(self.device.cpu.token_overhead.as_ref());
                 let time = self.cpu_cost().output_time(pass.output_count()) + fixed;
                 let segment = self.segment(self.layout.output_chunks.clone(), time);
                 let record = self.record(StepKind::Output, pass, self.schedule.plan().rounds, ctx);
-                self.walk_part(&ModelPart::Output, record, vec![segment], ctx);
+                self.compute_part(&ModelPart::Output, record, vec![segment], ctx);
             }
             Step::Send { pass, round, next_round, receiver: to } => {
                 let format = self.schedule.plan().activation_format;
                 let bytes = format.bytes_per_token(&self.model.shape) * u64::from(pass.tokens);
                 let message =
-                    Message { pass, round: next_round, sender_round: round, sender_slot: self.slot, bytes };
+                    Message { pass, round: next_round, sender_round: round, sender_id: self.id, bytes };
                 ctx.outputs.push(DeviceOutput::Send(to, message));
             }
             Step::Prefetch { part, pass, round } => {
-                let woken = self.residency.request(self.part_request(&part, pass.index, round));
+                let woken = self.residency.request(self.weight_part(&part, pass.index, round));
                 self.wake_helper_if(woken, ctx);
             }
             Step::Release { part, pass, round } => {
-                let woken = self.residency.release(self.part_request(&part, pass.index, round));
+                let woken = self.residency.release(self.weight_part(&part, pass.index, round));
                 self.wake_helper_if(woken, ctx);
             }
         }
@@ -285,7 +284,7 @@ impl<'a> DeviceSim<'a> {
         match processor {
             Processor::Cpu => {
                 let segment = self.segment(0..0, time);
-                self.start_walk(record, vec![segment], ctx);
+                self.start_computation(record, vec![segment], ctx);
             }
             Processor::Gpu => {
                 let time = time * (1.0 / self.gpu_speed);
@@ -294,7 +293,7 @@ impl<'a> DeviceSim<'a> {
         }
     }
 
-    fn part_request(&self, part: &ModelPart, pass: u32, round: u32) -> WeightPart {
+    fn weight_part(&self, part: &ModelPart, pass: u32, round: u32) -> WeightPart {
         let layers = match part {
             ModelPart::Layers(layers) => Some([layers.start, layers.end]),
             ModelPart::Output => None,
@@ -305,11 +304,11 @@ impl<'a> DeviceSim<'a> {
 
     fn wake_helper_if(&self, woken: bool, ctx: &mut SimContext) {
         if woken {
-            ctx.engine.schedule_after(0, Event::Helper(self.slot));
+            ctx.engine.schedule_after(0, Event::Helper(self.id));
         }
     }
 
-    /// Returns a segment of which the computation needs all bytes of each chunk.
+    /// Returns a segment of which the computation needs all bytes.
     fn segment(&self, chunks: Range<Chunk>, time: Seconds) -> Segment {
         Segment { chunks, compute_time: time, bytes_per_chunk: self.storage.chunk_size }
     }
@@ -328,7 +327,7 @@ impl<'a> DeviceSim<'a> {
             let share = random::draw(self.seed, StreamPurpose::EmbeddingRow, sequence, position);
             let row = ((share * ((rows + 1) as f64).ln()).exp() as u64).saturating_sub(1).min(rows - 1);
             let chunks = self.layout.embedding_row_chunks(row, row_bytes, chunk);
-            let is_kept = self.reads_single_rows && self.residency.is_left_to_system();
+            let is_kept = self.reads_single_rows && self.residency.leaves_eviction_to_system();
             let is_resident = is_kept && !self.rows.insert(row * row_bytes.0 / bytes_per_chunk.0.max(1));
             let chunks = if is_resident { chunks.start..chunks.start } else { chunks };
             Segment { chunks, compute_time: time, bytes_per_chunk }
@@ -346,7 +345,7 @@ impl<'a> DeviceSim<'a> {
     fn gpu_steps(&self, compute: &StepRecord, pass: Pass) -> TimedSteps {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
         let work = ComputeCost::for_gpu(gpu, self.model, self.kv_element);
-        let overhead = or_zero(gpu.window_overhead.as_ref());
+        let overhead = cost_or_zero(gpu.window_overhead.as_ref());
         let time: Seconds = overhead + compute.layer_range().map(|layer| work.layer_time(layer, pass)).sum();
         // Deviation: a change of the GPU's speed during a computation applies from the next window on.
         let time = time * (1.0 / self.gpu_speed);
@@ -364,7 +363,7 @@ impl<'a> DeviceSim<'a> {
         let time = ComputeCost::for_gpu(gpu, self.model, self.kv_element).output_time(positions)
             * (1.0 / self.gpu_speed);
         let on_gpu = StepRecord { resource: Resource::Gpu, kind: StepKind::Compute, ..output.clone() };
-        let fixed = or_zero(self.device.cpu.token_overhead.as_ref());
+        let fixed = cost_or_zero(self.device.cpu.token_overhead.as_ref());
         let cost = StepCost { cpu_ns: fixed.to_nanos(), ..StepCost::default() };
         let up = self.model.shape.hidden_state_bytes() * u64::from(positions);
         let logits = Bytes(4 * u64::from(self.model.shape.vocab_size)) * u64::from(positions);
@@ -373,7 +372,7 @@ impl<'a> DeviceSim<'a> {
         steps
     }
 
-    /// Runs steps on the GPU. A CPU thread first touches the weights if the GPU reads mapped weights.
+    /// Runs steps on the GPU. If the GPU reads mapped weights, a CPU thread first touches these weights.
     fn run_on_gpu(
         &mut self,
         part: &ModelPart,
@@ -384,61 +383,63 @@ impl<'a> DeviceSim<'a> {
         if !self.device.gpu_maps_weights() {
             return self.run_timed(steps, output, ctx);
         }
-        self.after_walk = Some((steps, output));
+        self.after_computation = Some((steps, output));
         let segment = self.segment(self.layout.part_chunks(part), Seconds(0.0));
-        self.walk_part(part, record, vec![segment], ctx);
+        self.compute_part(part, record, vec![segment], ctx);
     }
 
-    /// Starts steps of known duration; the tokens of the pass with index `output` are available when the steps end.
+    /// Starts steps of known duration. When they end, the output of the pass with index `output` is complete.
     fn run_timed(&mut self, steps: TimedSteps, output: Option<u32>, ctx: &mut SimContext) {
         let end = record_steps(ctx.records, ctx.engine.now(), steps);
         self.thread = ThreadState::Fixed { output };
-        ctx.engine.set_timer(self.wake_timer, end, Event::Wake(self.slot));
+        ctx.engine.set_timer(self.wake_timer, end, Event::Wake(self.id));
     }
 
-    /// Starts a computation that reads a part of the mapped weights.
-    fn walk_part(
+    /// Starts a computation with a part of the mapped weights.
+    fn compute_part(
         &mut self,
         part: &ModelPart,
         record: StepRecord,
         segments: Vec<Segment>,
         ctx: &mut SimContext,
     ) {
-        let request = self.part_request(part, record.pass_index, record.round);
+        let request = self.weight_part(part, record.pass_index, record.round);
         let woken = self.residency.begin_part(request, &self.storage);
         self.wake_helper_if(woken, ctx);
-        self.start_walk(record, segments, ctx);
+        self.start_computation(record, segments, ctx);
     }
 
-    fn start_walk(&mut self, record: StepRecord, segments: Vec<Segment>, ctx: &mut SimContext) {
-        let mut walk = MappedComputation::new(record, segments, f64::from(self.device.cpu.cores), self.seed);
-        let next = walk.advance(ctx.engine.now(), &mut self.storage, self.residency.as_mut());
-        self.thread = ThreadState::Walking(Box::new(walk));
-        self.continue_walk(next, ctx);
+    fn start_computation(&mut self, record: StepRecord, segments: Vec<Segment>, ctx: &mut SimContext) {
+        let mut computation =
+            MappedComputation::new(record, segments, f64::from(self.device.cpu.cores), self.seed);
+        let next = computation.advance(ctx.engine.now(), &mut self.storage, self.residency.as_mut());
+        self.thread = ThreadState::Computing(Box::new(computation));
+        self.continue_computation(next, ctx);
     }
 
-    fn continue_walk(&mut self, next: ComputationAction, ctx: &mut SimContext) {
+    fn continue_computation(&mut self, next: ComputationAction, ctx: &mut SimContext) {
         let now = ctx.engine.now();
         match next {
             ComputationAction::Compute(work) => {
                 self.cpu.start_job(now, 0, f64::from(self.device.cpu.cores), work.0);
                 if let Some(at) = self.cpu.next_completion_time() {
-                    ctx.engine.set_timer(self.cpu_timer, at, Event::Processor(self.slot));
+                    ctx.engine.set_timer(self.cpu_timer, at, Event::Cpu(self.id));
                 }
             }
             ComputationAction::Wait => {}
-            ComputationAction::Retry(at) => ctx.engine.set_timer(self.wake_timer, at, Event::Wake(self.slot)),
+            ComputationAction::Retry(at) => ctx.engine.set_timer(self.wake_timer, at, Event::Wake(self.id)),
             ComputationAction::Done => {
-                if let ThreadState::Walking(walk) = std::mem::replace(&mut self.thread, ThreadState::Idle) {
+                let thread = std::mem::replace(&mut self.thread, ThreadState::Idle);
+                if let ThreadState::Computing(computation) = thread {
                     self.residency.end_part();
-                    let record = StepRecord { end_ns: now, ..walk.record };
+                    let record = StepRecord { end_ns: now, ..computation.record };
                     if record.kind == StepKind::Output {
                         ctx.outputs.push(DeviceOutput::Output(record.pass_index));
                     }
                     ctx.records.push(record);
                 }
                 self.idle_since = now;
-                if let Some((steps, output)) = self.after_walk.take() {
+                if let Some((steps, output)) = self.after_computation.take() {
                     self.run_timed(steps, output, ctx);
                 }
             }
@@ -451,7 +452,7 @@ impl<'a> DeviceSim<'a> {
         if next != self.disk_timer_at
             && let Some(at) = next
         {
-            ctx.engine.set_timer(self.disk_timer, at, Event::Disk(self.slot));
+            ctx.engine.set_timer(self.disk_timer, at, Event::Disk(self.id));
             self.disk_timer_at = next;
         }
     }
@@ -461,6 +462,6 @@ impl<'a> DeviceSim<'a> {
     }
 
     fn record(&self, kind: StepKind, pass: Pass, round: u32, ctx: &SimContext) -> StepRecord {
-        new_record(self.slot, Resource::Cpu, kind, (pass.index, round), ctx.engine.now())
+        new_record(self.id, Resource::Cpu, kind, (pass.index, round), ctx.engine.now())
     }
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use hearth_core::memory::DeviceMemory;
 use hearth_core::memory::draft;
-use hearth_core::schedule::{ModelPart, Schedule, parts_by_visit};
+use hearth_core::schedule::{ModelPart, Schedule, parts_by_busy_period};
 use hearth_core::weight_conversion::{converted_group, converted_model};
 use hearth_profiles::device::{DeviceProfile, PageCachePolicy};
 use hearth_profiles::model::ModelProfile;
@@ -20,11 +20,11 @@ use super::context::Event;
 use super::layout::WeightLayout;
 use super::residency::{ManagedWeights, ReadAheadThread, WeightResidency};
 use super::storage::Storage;
-use super::{DeviceSim, ThreadState, idle_cpu, or_zero};
+use super::{DeviceSim, ThreadState, cost_or_zero, idle_cpu};
 use crate::engine::Engine;
 use crate::input::Input;
 use crate::page_cache::config::{PageCacheConfig, unwire_idle_time};
-use crate::page_cache::{Access, Chunk, Fetch};
+use crate::page_cache::{Access, Chunk, FetchResult};
 use crate::random::{self, StreamPurpose};
 use crate::resource::DiskSpeed;
 use crate::speculation::Drafter;
@@ -32,21 +32,21 @@ use crate::speculation::Drafter;
 /// The default read-ahead window of Linux, for device profiles without `disk.read_ahead`.
 const DEFAULT_READ_AHEAD: Bytes = Bytes(128 << 10);
 
-/// Returns the memory that the run can use on the device with this index in the plan, without the memory of the draft
-/// model; `None` if the draft model does not fit.
+/// Returns the memory that the run can use on the device with this index in the plan, less the memory of the draft
+/// model. Returns `None` if the draft model does not fit.
 pub fn device_memory(input: &Input, index: usize, device: &DeviceProfile) -> Option<DeviceMemory> {
     let (cluster, plan) = (input.cluster, input.plan);
     let device = draft::device_without_draft(plan, index, cluster.draft_model.as_ref(), device)?;
     let mut memory =
         DeviceMemory::new(plan, index, &cluster.model, &device, input.options.ignore_memory_shortages);
     // The process has more memory than its profile states; the amount comes from the device's own random stream.
-    let part = random::draw(cluster.seed, StreamPurpose::Process, 0, index as u64);
+    let part = random::draw(cluster.seed, StreamPurpose::ProcessMemory, 0, index as u64);
     let process_memory = Bytes((input.options.max_extra_process_memory.as_f64() * part) as u64);
     memory.weight_cache = memory.weight_cache.saturating_sub(process_memory);
     Some(memory)
 }
 
-/// Returns for each device of the plan the model with the weight formats in which the device stores the weights.
+/// Returns, for each device of the plan, the model in the weight formats in which the device stores it.
 pub fn stored_models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
     let (plan, model) = (input.plan, &input.cluster.model);
     let of = |(index, planned): (usize, &PlannedDevice)| {
@@ -65,13 +65,13 @@ pub fn stored_models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
     plan.devices.iter().enumerate().map(of).collect()
 }
 
-/// Creates a device that executes `schedule`, with an empty page cache; `budget` is the memory that the run can use.
+/// Creates a device that executes `schedule` and has an empty page cache; `budget` is the memory that the run can use.
 pub fn new_device<'a>(
     input: Input<'a>,
     device: &'a DeviceProfile,
     model: &'a ModelProfile,
     schedule: Schedule,
-    slot: usize,
+    device_id: usize,
     budget: &DeviceMemory,
     engine: &mut Engine<Event>,
 ) -> DeviceSim<'a> {
@@ -85,21 +85,21 @@ pub fn new_device<'a>(
     let memory = if options.uses_anonymous_memory() { memory.min(file_memory) } else { memory };
     let cache_config = PageCacheConfig {
         device: if options.uses_anonymous_memory() { &anonymous(device) } else { device },
-        device_slot: slot,
+        device_id,
         seed: input.cluster.seed,
         memory_budget: memory,
-        share_chunks: layout.chunk_count,
+        file_chunks: layout.chunk_count,
         chunk_size: chunk,
     };
     let storage = storage(&cache_config);
     let residency: Box<dyn WeightResidency> = if managed {
         let chunks =
             |parts: &Vec<ModelPart>| parts.iter().flat_map(|part| layout.part_chunks(part)).collect();
-        let visits: Vec<Vec<Chunk>> = parts_by_visit(&plan, index).iter().map(chunks).collect();
+        let busy_periods: Vec<Vec<Chunk>> = parts_by_busy_period(&plan, index).iter().map(chunks).collect();
         let (cores, chunks) = (device.cpu.cores, layout.chunk_count);
-        Box::new(ManagedWeights::new(slot, options, &visits, memory, cores, chunks))
+        Box::new(ManagedWeights::new(device_id, options, &busy_periods, memory, cores, chunks))
     } else {
-        Box::new(ReadAheadThread::new(slot, options, chunk, storage.readahead.window_chunks))
+        Box::new(ReadAheadThread::new(device_id, options, chunk, storage.readahead.window_chunks))
     };
     // A tied embedding is read sequentially as the output matrix; anonymous memory cannot be advised.
     let in_order = model.shape.has_tied_embeddings
@@ -108,7 +108,7 @@ pub fn new_device<'a>(
     let kv_element = Bytes(plan.kv_cache_format.bytes_per_element());
     let draft = plan.draft_model.as_ref().zip(input.cluster.draft_model.as_ref()).filter(|_| index == 0);
     DeviceSim {
-        slot,
+        id: device_id,
         device,
         drafter: draft.map(|(planned, model)| Drafter::new(device, model, kv_element, planned.processor)),
         model,
@@ -123,7 +123,7 @@ pub fn new_device<'a>(
         inbox: VecDeque::new(),
         steps: VecDeque::new(),
         thread: ThreadState::Idle,
-        after_walk: None,
+        after_computation: None,
         idle_since: 0,
         cpu: idle_cpu(device),
         cpu_timer: engine.new_timer(),
@@ -145,12 +145,12 @@ fn anonymous(device: &DeviceProfile) -> DeviceProfile {
     device
 }
 
-/// Fills a device's page cache as earlier tokens would have done: with the device's whole share of the weights if it
-/// fits, otherwise with the chunks that the page-cache policy keeps after cyclic reads.
+/// Fills a device's page cache as earlier tokens would have done: with all weights that are assigned to the device if
+/// they fit, otherwise with the chunks that the page-cache policy keeps after cyclic reads.
 pub fn warm_page_cache(device: &mut DeviceSim) {
     let cache = &mut device.storage.cache;
     for chunk in device.residency.warm_chunks(&device.layout) {
-        if cache.access(chunk) == Access::Absent && cache.prefetch_now(chunk) == Fetch::Started {
+        if cache.access(chunk) == Access::Absent && cache.prefetch_now(chunk) == FetchResult::Started {
             cache.on_arrival(chunk);
             cache.resume(chunk);
         }
@@ -168,7 +168,7 @@ fn storage(cache_config: &PageCacheConfig) -> Storage {
         fault_read_rate: or_sequential(&device.disk.fault_bandwidth),
         prefetch_rate,
         throttle_rate: device.disk.bandwidth_limit.as_ref().map(|limit| limit.value),
-        latency: or_zero(device.disk.latency.as_ref()),
+        latency: cost_or_zero(device.disk.latency.as_ref()),
     };
     let mut storage = Storage::new(cache_config.build_page_cache(), read_ahead(device, chunk), speed, chunk);
     storage.unwire_after = unwire_idle_time(device).map(Seconds::to_nanos);
@@ -180,8 +180,8 @@ fn storage(cache_config: &PageCacheConfig) -> Storage {
 
 /// Returns the read-ahead window of page faults.
 ///
-/// The threads of a layer fault at several positions at once, so that some threads compute while others wait, even if
-/// the kernel's window is small. The simulator reads chunks in order, where a window that keeps the next chunk in
+/// The threads of a layer fault at several positions at once, so some threads compute while others wait, even if the
+/// kernel's window is small. The simulator reads chunks in order, where a window that keeps the next chunk in
 /// flight has this effect: four chunks, two of them before the missing chunk; a touch of the last starts the next read.
 fn read_ahead(device: &DeviceProfile, chunk: Bytes) -> Bytes {
     let window = device.disk.read_ahead_window.as_ref().map_or(DEFAULT_READ_AHEAD, |window| window.value);

@@ -6,13 +6,13 @@
 //!
 //! The CPU times of the kernel were measured on Linux 6.18 ([`MemoryManagementCosts`]). `WILLNEED` returns before its
 //! reads are complete, but after allocating and charging every page, so these pages occupy memory while in flight.
-//! Scanning a page for reclaim takes time of the thread that allocates memory.
+//! The thread that allocates memory also scans pages for reclaim (direct reclaim).
 
 use hearth_core::compute_cost::{PAGE_DISCARD_COST, PAGE_INSERT_COST, PAGE_SCAN_COST};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 
 use crate::engine::Nanos;
-use crate::page_cache::{Access, Chunk, Counters, Fetch, PageCache, Readahead};
+use crate::page_cache::{Access, Chunk, ChunkCounts, FetchResult, PageCache, Readahead};
 use crate::resource::{DiskSim, DiskSpeed, ReadKind};
 
 /// Pause in nanoseconds before a touch that found no free memory is repeated: about the time of a read.
@@ -26,7 +26,7 @@ pub const WAKE_LATENCY: Nanos = 23_500;
 /// The chunk number that stands for a read that bypasses the page cache.
 pub const UNCACHED_READ: Chunk = Chunk::MAX;
 
-/// CPU times of the kernel's memory management, which delay the thread that causes the work.
+/// CPU times of the kernel's memory management, which delay the thread for which the kernel works.
 #[derive(Debug, Clone, Copy)]
 pub struct MemoryManagementCosts {
     /// Time to allocate, charge and queue one chunk that is read ahead.
@@ -51,7 +51,7 @@ impl MemoryManagementCosts {
         }
     }
 
-    /// Returns the costs of a thread that reads pages into the page cache and evicts them at the given rate.
+    /// Returns the costs of a thread that reads chunks into the page cache and evicts them at the given rate.
     pub(super) fn with_page_cache_throughput(self, chunk: Bytes, rate: BytesPerSecond) -> Self {
         let factor = (chunk / rate).0 / (self.insertion + self.discard).0;
         Self { insertion: self.insertion * factor, discard: self.discard * factor, ..self }
@@ -77,7 +77,7 @@ pub struct Storage {
     /// Buffer for the chunks to read after one touch, kept to reuse its allocation.
     reads: Vec<Chunk>,
     /// The page cache's counters when kernel time was last charged to a thread.
-    charged: Counters,
+    charged: ChunkCounts,
     /// Kernel time that is charged to a thread but not spent by the thread yet.
     unspent: Seconds,
     /// Idle time after which the system unwires the weights that Metal has wired; `None` if it never does.
@@ -96,7 +96,7 @@ impl Storage {
             chunk_size,
             costs: MemoryManagementCosts::measured(chunk_size),
             reads: Vec::new(),
-            charged: Counters::default(),
+            charged: ChunkCounts::default(),
             unspent: Seconds(0.0),
             unwire_after: None,
             last_touch: 0,
@@ -110,8 +110,8 @@ impl Storage {
         self.last_touch = now;
     }
 
-    /// Touches a chunk of the mapping: with [`ReadKind::Fault`] as a thread that computes does, with
-    /// [`ReadKind::Prefetch`] by populating the mapping. A missing chunk is read together with the chunks around it.
+    /// Touches a chunk of the mapping: by a page fault with [`ReadKind::Fault`], or by populating the mapping with
+    /// [`ReadKind::Prefetch`]. A missing chunk is read together with the chunks around it.
     pub fn touch(&mut self, now: Nanos, chunk: Chunk, flow: ReadKind) -> TouchResult {
         self.note_touch(now);
         let cache = self.cache.as_mut();
@@ -138,7 +138,7 @@ impl Storage {
         }
     }
 
-    /// Reads a few pages, which do not count in the page cache; [`Storage::pop_completed`] returns [`UNCACHED_READ`].
+    /// Reads a few pages that bypass the page cache. [`Storage::pop_completed`] then returns [`UNCACHED_READ`].
     pub fn read_uncached(&mut self, now: Nanos, bytes: Bytes) -> TouchResult {
         self.disk.submit(now, ReadKind::Fault, UNCACHED_READ, bytes);
         TouchResult::Pending
@@ -153,30 +153,30 @@ impl Storage {
             return TouchResult::Ready;
         }
         match cache.prefetch_now(chunk) {
-            Fetch::Started => self.disk.submit(now, flow, chunk, self.chunk_size),
-            Fetch::Present => {}
-            Fetch::NoMemory | Fetch::Again => return TouchResult::NoMemory,
+            FetchResult::Started => self.disk.submit(now, flow, chunk, self.chunk_size),
+            FetchResult::Present => {}
+            FetchResult::NoMemory | FetchResult::Retry => return TouchResult::NoMemory,
         }
         TouchResult::Pending
     }
 
-    /// Requests a chunk without waiting for its arrival, as `WILLNEED` does. [`Fetch::NoMemory`] means that the kernel
-    /// drops the request; after [`Fetch::Again`], repeat the request when [`Storage::take_kernel_time`] is spent.
-    pub fn prefetch(&mut self, now: Nanos, chunk: Chunk) -> Fetch {
+    /// Requests a chunk without waiting for its arrival, as `WILLNEED` does. [`FetchResult::NoMemory`] means that the
+    /// kernel drops the request. [`FetchResult::Retry`] means to repeat it after [`Storage::take_kernel_time`].
+    pub fn prefetch(&mut self, now: Nanos, chunk: Chunk) -> FetchResult {
         let fetch = self.cache.prefetch(chunk);
-        if fetch == Fetch::Started {
+        if fetch == FetchResult::Started {
             self.disk.submit(now, ReadKind::Prefetch, chunk, self.chunk_size);
         }
         fetch
     }
 
-    /// Returns the kernel time since the last call, which the thread that touched or prefetched chunks must spend.
+    /// Returns the kernel time since the last call. It delays the thread that touched or prefetched chunks.
     pub fn take_kernel_time(&mut self) -> Seconds {
         let unspent = std::mem::replace(&mut self.unspent, Seconds(0.0));
         unspent + self.charge()
     }
 
-    /// Changes the page cache without charging kernel time to this device, because another program frees the memory.
+    /// Changes the page cache without charging kernel time to a thread, because another program causes the change.
     fn uncharged(&mut self, change: impl FnOnce(&mut dyn PageCache)) {
         let unspent = self.charge();
         self.unspent += unspent;
@@ -203,7 +203,7 @@ impl Storage {
         Some(chunk)
     }
 
-    /// Returns the time at which to call [`Storage::pop_completed`] next; any other call may change it.
+    /// Returns the time at which to call [`Storage::pop_completed`] next. Any other call may change this time.
     pub fn next_event_time(&self) -> Option<Nanos> {
         self.disk.next_event_time()
     }
@@ -213,7 +213,7 @@ impl Storage {
         self.disk.set_available_fraction(now, fraction);
     }
 
-    pub fn set_capacity(&mut self, chunks: u32) {
+    pub fn set_cache_capacity(&mut self, chunks: u32) {
         if self.cache.capacity() != chunks {
             self.uncharged(|cache| cache.set_capacity(chunks));
         }

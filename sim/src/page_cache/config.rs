@@ -1,4 +1,4 @@
-//! Configuration of page caches: builds the page cache of a device from its profile, and describes unvalidated parts.
+//! Configuration of page caches: builds the page cache of a device from its profile.
 //!
 //! The device profile names the policy (`memory.page_cache`) and may set the parameters of the policy
 //! (`memory.reclaim`); the constants of this module are the defaults. The memory budget for weights includes the memory
@@ -9,8 +9,7 @@ use hearth_profiles::device::{DeviceProfile, Os, PageCachePolicy};
 use hearth_profiles::{Bytes, Fraction, Seconds, Sourced};
 
 use super::{
-    MacosCache, MacosMetalCache, MgLruCache, PageCache, PaperFormulaCache, RandomCache, TwoListCache,
-    ZramConfig,
+    MacosCache, MacosMetalCache, MgLruCache, PageCache, PaperPageCache, RandomCache, TwoListCache, ZramConfig,
 };
 
 /// Compressed size of memory as a fraction of the original size, as reported for zram with lz4 and for macOS.
@@ -19,7 +18,7 @@ const COMPRESSED: Fraction = Fraction(1.0 / 3.0);
 /// Chunks of anonymous memory compressed per evicted chunk of file pages: vm.swappiness 100 reclaims both equally.
 /// source: assumed, the default of Android with zram
 const SWAPPED_PER_EVICTION: Fraction = Fraction(1.0);
-/// Minimum fraction of the total memory that macOS leaves to file pages.
+/// Fraction of the total memory that file pages keep on macOS under memory pressure.
 /// source: assumed
 const FILE_FLOOR: Fraction = Fraction(0.15);
 /// Page-cache size below which Android kills even the foreground process: 18432 pages, the first of the usual
@@ -34,36 +33,36 @@ const UNWIRE_AFTER: Seconds = Seconds(1.0);
 #[derive(Debug, Clone, Copy)]
 pub struct PageCacheConfig<'a> {
     pub device: &'a DeviceProfile,
-    pub device_slot: usize,
+    pub device_id: usize,
     pub seed: u64,
     pub memory_budget: Bytes,
-    pub share_chunks: u32,
+    pub file_chunks: u32,
     pub chunk_size: Bytes,
 }
 
 impl PageCacheConfig<'_> {
     /// Creates an empty page cache with the policy of the device profile.
     pub fn build_page_cache(&self) -> Box<dyn PageCache> {
-        let (share, memory, capacity) =
-            (self.share_chunks, &self.device.memory, self.initial_capacity_chunks());
+        let (chunks, memory, capacity) =
+            (self.file_chunks, &self.device.memory, self.initial_capacity_chunks());
         let two_list =
-            || TwoListCache::new(share, capacity).with_inactive_ratio_for_size(self.memory_budget.0 >> 30);
+            || TwoListCache::new(chunks, capacity).with_inactive_ratio_for_size(self.memory_budget.0 >> 30);
         let reclaim = memory.reclaim_parameters.clone().unwrap_or_default();
         match memory.page_cache {
-            PageCachePolicy::PaperLinear => Box::new(PaperFormulaCache::new(share, capacity)),
+            PageCachePolicy::PaperLinear => Box::new(PaperPageCache::new(chunks, capacity)),
             PageCachePolicy::TwoList => Box::new(two_list()),
-            PageCachePolicy::MgLru => Box::new(MgLruCache::new(share, capacity)),
+            PageCachePolicy::MgLru => Box::new(MgLruCache::new(chunks, capacity)),
             PageCachePolicy::Random => {
-                Box::new(RandomCache::new(share, capacity, self.seed, self.device_slot as u64))
+                Box::new(RandomCache::new(chunks, capacity, self.seed, self.device_id as u64))
             }
             PageCachePolicy::Macos => {
                 let floor = or_default(reclaim.min_file_page_fraction, FILE_FLOOR);
                 let floor = fraction_of(memory.total_memory.value, floor);
-                Box::new(MacosCache::new(share, capacity, self.chunks(floor)))
+                Box::new(MacosCache::new(chunks, capacity, self.chunks(floor)))
             }
             PageCachePolicy::MacosMetal => {
                 let ordinary = self.capacity(self.memory_budget).min(capacity);
-                Box::new(MacosMetalCache::new(share, capacity, ordinary))
+                Box::new(MacosMetalCache::new(chunks, capacity, ordinary))
             }
             PageCachePolicy::Android => {
                 let rate = or_default(reclaim.swapped_fraction_per_eviction, SWAPPED_PER_EVICTION);
@@ -78,7 +77,7 @@ impl PageCacheConfig<'_> {
         }
     }
 
-    /// Returns the capacity in chunks at the start, before other programs give up memory under memory pressure.
+    /// Returns the capacity in chunks at the start of a run, before other programs give up memory under pressure.
     pub fn initial_capacity_chunks(&self) -> u32 {
         let memory = &self.device.memory;
         self.capacity(match memory.page_cache {
@@ -121,17 +120,19 @@ pub fn unwire_idle_time(device: &DeviceProfile) -> Option<Seconds> {
     (metal && !reclaim.keeps_weights_wired).then(|| or_default(reclaim.unwire_timeout, UNWIRE_AFTER))
 }
 
-/// Describes the parts of a device's page cache that are not validated; `None` if all parts are validated.
-pub fn unvalidated_parts(device: &DeviceProfile) -> Option<String> {
-    let assumed = |what: &str| Some(format!("{what}, not checked against a machine"));
+/// Describes the parts of a device's page-cache model that are not validated on a machine; `None` if all are validated.
+pub fn describe_unvalidated_parts(device: &DeviceProfile) -> Option<String> {
+    let assumed = |what: &str| Some(format!("{what}, not validated on a machine"));
     match (device.memory.page_cache, device.os) {
         (PageCachePolicy::TwoList, Os::Linux) => None,
-        (PageCachePolicy::TwoList, Os::Macos) => Some("page cache of macOS as classic Linux".into()),
-        (PageCachePolicy::TwoList, Os::Android) => Some("page cache of Android as classic Linux".into()),
-        (PageCachePolicy::PaperLinear, _) => {
-            Some("page cache by the paper's formula, not by a kernel".into())
+        (PageCachePolicy::TwoList, Os::Macos) => {
+            Some("page cache of macOS, simulated as classic Linux".into())
         }
-        (PageCachePolicy::Random, _) => Some("page cache that evicts at random, as no kernel does".into()),
+        (PageCachePolicy::TwoList, Os::Android) => Some("page cache of Android, as classic Linux".into()),
+        (PageCachePolicy::PaperLinear, _) => {
+            Some("page cache by the formula of the prima.cpp paper, which no kernel follows".into())
+        }
+        (PageCachePolicy::Random, _) => Some("page cache with random eviction, which no kernel has".into()),
         (PageCachePolicy::MgLru, _) => assumed("page cache with generations (MGLRU)"),
         (PageCachePolicy::Macos, _) => assumed("page cache of macOS"),
         (PageCachePolicy::MacosMetal, _) => assumed("weights wired by Metal"),

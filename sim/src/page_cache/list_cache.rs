@@ -6,22 +6,22 @@
 //! which chunk is evicted. [`super::TwoListCache`] is separate, because its reclaim takes time and can be interrupted.
 
 use super::lists::{ChunkList, ListLinks};
-use super::{Access, Chunk, Counters, Fetch, PageCache};
+use super::{Access, Chunk, ChunkCounts, FetchResult, PageCache};
 
-/// The rules by which a policy orders and evicts chunks.
+/// An eviction policy: decides how chunks are ordered on lists, and which chunk is evicted.
 pub trait EvictionPolicy: std::fmt::Debug {
     /// Returns the index of the list for a new chunk; `awaited` is true if a reader waits for the chunk.
     fn insertion_list(&mut self, chunk: Chunk, awaited: bool) -> usize;
     /// Handles the use of a resident chunk, which is already marked as young.
-    fn on_use(&mut self, _pages: &mut ChunkLists, _chunk: Chunk) {}
+    fn on_use(&mut self, _lists: &mut ChunkLists, _chunk: Chunk) {}
     /// Returns the next chunk to evict, which is not in flight; `None` only if all chunks are in flight.
-    fn victim(&mut self, pages: &mut ChunkLists) -> Option<Chunk>;
+    fn victim(&mut self, lists: &mut ChunkLists) -> Option<Chunk>;
     fn on_evict(&mut self, _chunk: Chunk) {}
     /// Returns the minimum capacity in chunks.
     fn min_capacity(&self) -> u32 {
         0
     }
-    /// Returns the number of chunks that remain after a long idle time; `None` if all remain.
+    /// Returns the number of chunks that remain in memory after a long idle time; `None` if all remain.
     fn idle_capacity(&self) -> Option<u32> {
         None
     }
@@ -43,18 +43,18 @@ pub struct ChunkLists {
 struct Page {
     list: Option<u8>,
     young: bool,
-    /// Whether the chunk was used since it was read.
+    /// Whether the chunk has been used since it was read.
     mapped: bool,
     locked: bool,
     awaited: bool,
 }
 
 impl ChunkLists {
-    fn new(share: u32, lists: usize) -> Self {
+    fn new(file_chunks: u32, lists: usize) -> Self {
         Self {
-            links: ListLinks::new(share),
+            links: ListLinks::new(file_chunks),
             lists: vec![ChunkList::new(); lists],
-            chunks: vec![Page::default(); share as usize],
+            chunks: vec![Page::default(); file_chunks as usize],
             in_flight: 0,
             resident: 0,
             scanned_chunks: 0,
@@ -78,18 +78,18 @@ impl ChunkLists {
         self.in_flight == self.resident
     }
 
-    /// Scans a chunk: clears its young mark. Returns whether the chunk was used since the last scan.
+    /// Scans a chunk: clears its young mark. Returns whether the chunk has been used since its last scan.
     pub fn test_and_clear_young(&mut self, chunk: Chunk) -> bool {
         self.scanned_chunks += 1;
         std::mem::take(&mut self.chunks[chunk as usize].young)
     }
 
-    pub fn oldest(&self, list: usize) -> Option<Chunk> {
+    pub fn oldest_chunk(&self, list: usize) -> Option<Chunk> {
         self.lists[list].oldest()
     }
 
     /// Moves a chunk to the newest end of a list.
-    pub fn put(&mut self, chunk: Chunk, list: usize) {
+    pub fn move_to_list(&mut self, chunk: Chunk, list: usize) {
         self.take(chunk);
         self.lists[list].push_newest(&mut self.links, chunk);
         self.chunks[chunk as usize].list = Some(list as u8);
@@ -98,12 +98,12 @@ impl ChunkLists {
     /// Returns the oldest arrived chunk of a list. Moves older chunks, which are in flight, to the newest end.
     pub fn scan_for_arrived(&mut self, list: usize) -> Option<Chunk> {
         for _ in 0..self.list_len(list) {
-            let chunk = self.oldest(list)?;
+            let chunk = self.oldest_chunk(list)?;
             self.scanned_chunks += 1;
             if !self.is_in_flight(chunk) {
                 return Some(chunk);
             }
-            self.put(chunk, list);
+            self.move_to_list(chunk, list);
         }
         None
     }
@@ -116,42 +116,43 @@ impl ChunkLists {
 }
 
 #[derive(Debug)]
-pub struct ListCache<R> {
-    rules: R,
-    pages: ChunkLists,
+pub struct ListCache<P> {
+    policy: P,
+    lists: ChunkLists,
     capacity: u32,
-    counters: Counters,
+    counters: ChunkCounts,
 }
 
-impl<R: EvictionPolicy> ListCache<R> {
-    pub(super) fn with_rules(rules: R, lists: usize, share: u32, capacity: u32) -> Self {
-        let capacity = capacity.max(rules.min_capacity());
-        Self { rules, pages: ChunkLists::new(share, lists), capacity, counters: Counters::default() }
+impl<P: EvictionPolicy> ListCache<P> {
+    pub(super) fn with_policy(policy: P, list_count: usize, file_chunks: u32, capacity: u32) -> Self {
+        let capacity = capacity.max(policy.min_capacity());
+        let lists = ChunkLists::new(file_chunks, list_count);
+        Self { policy, lists, capacity, counters: ChunkCounts::default() }
     }
 
     fn evict(&mut self, chunk: Chunk) {
-        self.pages.take(chunk);
-        self.pages.chunks[chunk as usize] = Page::default();
-        self.pages.resident -= 1;
-        self.rules.on_evict(chunk);
+        self.lists.take(chunk);
+        self.lists.chunks[chunk as usize] = Page::default();
+        self.lists.resident -= 1;
+        self.policy.on_evict(chunk);
         self.counters.evicted += 1;
     }
 
     fn shrink_to(&mut self, chunks: u32) {
-        while self.pages.resident > chunks {
-            let Some(victim) = self.rules.victim(&mut self.pages) else { return };
-            self.counters.unmapped += u64::from(self.pages.chunks[victim as usize].mapped);
+        while self.lists.resident > chunks {
+            let Some(victim) = self.policy.victim(&mut self.lists) else { return };
+            self.counters.unmapped += u64::from(self.lists.chunks[victim as usize].mapped);
             self.evict(victim);
         }
     }
 }
 
-impl<R: EvictionPolicy> PageCache for ListCache<R> {
+impl<P: EvictionPolicy> PageCache for ListCache<P> {
     fn access(&mut self, chunk: Chunk) -> Access {
         if self.resume(chunk) {
             return Access::Hit;
         }
-        let page = &mut self.pages.chunks[chunk as usize];
+        let page = &mut self.lists.chunks[chunk as usize];
         page.awaited = true;
         if page.locked { Access::InFlight } else { Access::Absent }
     }
@@ -159,35 +160,35 @@ impl<R: EvictionPolicy> PageCache for ListCache<R> {
     fn resume(&mut self, chunk: Chunk) -> bool {
         let held = self.contains(chunk);
         if held {
-            let page = &mut self.pages.chunks[chunk as usize];
+            let page = &mut self.lists.chunks[chunk as usize];
             (page.young, page.mapped) = (true, true);
-            self.rules.on_use(&mut self.pages, chunk);
+            self.policy.on_use(&mut self.lists, chunk);
         }
         held
     }
 
-    fn prefetch(&mut self, chunk: Chunk) -> Fetch {
-        if self.pages.chunks[chunk as usize].list.is_some() {
-            return Fetch::Present;
+    fn prefetch(&mut self, chunk: Chunk) -> FetchResult {
+        if self.lists.chunks[chunk as usize].list.is_some() {
+            return FetchResult::Present;
         }
         self.shrink_to(self.capacity.saturating_sub(1));
-        if self.pages.resident >= self.capacity {
-            return Fetch::NoMemory;
+        if self.lists.resident >= self.capacity {
+            return FetchResult::NoMemory;
         }
-        let awaited = std::mem::take(&mut self.pages.chunks[chunk as usize].awaited);
-        let list = self.rules.insertion_list(chunk, awaited);
-        self.pages.put(chunk, list);
-        self.pages.chunks[chunk as usize].locked = true;
-        self.pages.in_flight += 1;
-        self.pages.resident += 1;
+        let awaited = std::mem::take(&mut self.lists.chunks[chunk as usize].awaited);
+        let list = self.policy.insertion_list(chunk, awaited);
+        self.lists.move_to_list(chunk, list);
+        self.lists.chunks[chunk as usize].locked = true;
+        self.lists.in_flight += 1;
+        self.lists.resident += 1;
         self.counters.fetched += 1;
-        Fetch::Started
+        FetchResult::Started
     }
 
     fn on_arrival(&mut self, chunk: Chunk) {
-        let page = &mut self.pages.chunks[chunk as usize];
+        let page = &mut self.lists.chunks[chunk as usize];
         if std::mem::take(&mut page.locked) {
-            self.pages.in_flight -= 1;
+            self.lists.in_flight -= 1;
         }
     }
 
@@ -199,13 +200,13 @@ impl<R: EvictionPolicy> PageCache for ListCache<R> {
     }
 
     fn on_idle(&mut self) {
-        if let Some(chunks) = self.rules.idle_capacity() {
+        if let Some(chunks) = self.policy.idle_capacity() {
             self.shrink_to(chunks);
         }
     }
 
     fn set_capacity(&mut self, chunks: u32) {
-        self.capacity = chunks.max(self.rules.min_capacity());
+        self.capacity = chunks.max(self.policy.min_capacity());
         self.shrink_to(self.capacity);
     }
 
@@ -214,19 +215,19 @@ impl<R: EvictionPolicy> PageCache for ListCache<R> {
     }
 
     fn resident_chunks(&self) -> u32 {
-        self.pages.resident
+        self.lists.resident
     }
 
-    fn share_chunks(&self) -> u32 {
-        self.pages.chunks.len() as u32
+    fn file_chunks(&self) -> u32 {
+        self.lists.chunks.len() as u32
     }
 
     fn contains(&self, chunk: Chunk) -> bool {
-        let page = &self.pages.chunks[chunk as usize];
+        let page = &self.lists.chunks[chunk as usize];
         page.list.is_some() && !page.locked
     }
 
-    fn counters(&self) -> Counters {
-        Counters { scanned: self.pages.scanned_chunks, ..self.counters }
+    fn counters(&self) -> ChunkCounts {
+        ChunkCounts { scanned: self.lists.scanned_chunks, ..self.counters }
     }
 }

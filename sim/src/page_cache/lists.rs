@@ -6,14 +6,14 @@ use super::Chunk;
 
 const NONE: u32 = u32::MAX;
 
-/// The links from each chunk of a device's share to the next and the previous chunk of its list.
+/// The links from each chunk of a file to the next and the previous chunk of its list.
 #[derive(Debug)]
 pub struct ListLinks {
     next: Vec<u32>,
     previous: Vec<u32>,
 }
 
-/// One list of chunks; [`ListLinks`] stores its links.
+/// A list of chunks: its ends and its length. [`ListLinks`] has the links between its chunks.
 #[derive(Debug, Clone)]
 pub struct ChunkList {
     head: u32,

@@ -2,7 +2,7 @@
 //!
 //! The tests make the page-cache calls of a helper thread and a reader. Layers are numbered from 1 as in the figures.
 
-use super::{Access, Chunk, Fetch, PageCache, PaperFormulaCache, TwoListCache};
+use super::{Access, Chunk, FetchResult, PageCache, PaperPageCache, TwoListCache};
 
 const LAYERS: u32 = 8;
 
@@ -19,7 +19,7 @@ impl<C: PageCache> Device<C> {
 
     fn prefetch(&mut self, layers: impl IntoIterator<Item = u32>) {
         for layer in layers {
-            if self.cache.prefetch_now(layer - 1) == Fetch::Started {
+            if self.cache.prefetch_now(layer - 1) == FetchResult::Started {
                 self.cache.on_arrival(layer - 1);
                 self.loads.push(layer);
             }
@@ -43,7 +43,7 @@ impl<C: PageCache> Device<C> {
 
 #[test]
 fn figure_3_every_layer_is_loaded_twice() {
-    // Six layers, three slots, one round, prefetch.
+    // Six layers, memory for three, one round, prefetch.
     let mut device = Device::new(TwoListCache::new(LAYERS, 3));
     device.prefetch(1..=6);
     assert_eq!(device.resident_layers(), [4, 5, 6], "the first three were released by the last three");
@@ -59,7 +59,7 @@ fn figure_3_every_layer_is_loaded_twice() {
 #[test]
 fn figure_3_contradicts_the_formula() {
     // Reload = need - capacity: three of six layers per token, with the same steps.
-    let mut device = Device::new(PaperFormulaCache::new(LAYERS, 3));
+    let mut device = Device::new(PaperPageCache::new(LAYERS, 3));
     device.compute(1..=6);
     let first = device.loads.len();
     device.compute(1..=6);
@@ -68,7 +68,7 @@ fn figure_3_contradicts_the_formula() {
 
 #[test]
 fn figure_4_fast_disk() {
-    // A window of two layers (this device's are 1, 2 and then 5, 6), two slots.
+    // A window of two layers (this device's are 1, 2 and then 5, 6), memory for two layers.
     let mut device = Device::new(TwoListCache::new(LAYERS, 2));
     device.prefetch([1, 2]);
     device.compute([1, 2]);

@@ -6,11 +6,11 @@
 //! the bytes that this policy reloads are a lower bound for those of [`super::TwoListCache`].
 
 use super::lists::{ChunkList, ListLinks};
-use super::{Access, Chunk, Counters, Fetch, PageCache};
+use super::{Access, Chunk, ChunkCounts, FetchResult, PageCache};
 
-/// A page cache that reloads per token only the part of its share that exceeds its capacity.
+/// A page cache that reloads for each token only the weights that exceed its capacity.
 #[derive(Debug)]
-pub struct PaperFormulaCache {
+pub struct PaperPageCache {
     capacity: u32,
     chunks: Vec<State>,
     awaited: Vec<bool>,
@@ -20,7 +20,7 @@ pub struct PaperFormulaCache {
     /// Used chunks, the least recently used chunk at the tail.
     used: ChunkList,
     in_flight: u32,
-    counters: Counters,
+    counters: ChunkCounts,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,17 +31,17 @@ enum State {
     Used,
 }
 
-impl PaperFormulaCache {
-    pub fn new(share: u32, capacity: u32) -> Self {
+impl PaperPageCache {
+    pub fn new(file_chunks: u32, capacity: u32) -> Self {
         Self {
             capacity,
-            chunks: vec![State::Absent; share as usize],
-            awaited: vec![false; share as usize],
-            links: ListLinks::new(share),
+            chunks: vec![State::Absent; file_chunks as usize],
+            awaited: vec![false; file_chunks as usize],
+            links: ListLinks::new(file_chunks),
             fresh: ChunkList::new(),
             used: ChunkList::new(),
             in_flight: 0,
-            counters: Counters::default(),
+            counters: ChunkCounts::default(),
         }
     }
 
@@ -56,7 +56,7 @@ impl PaperFormulaCache {
     }
 }
 
-impl PageCache for PaperFormulaCache {
+impl PageCache for PaperPageCache {
     fn access(&mut self, chunk: Chunk) -> Access {
         let state = &mut self.chunks[chunk as usize];
         match state {
@@ -77,21 +77,21 @@ impl PageCache for PaperFormulaCache {
         }
     }
 
-    fn prefetch(&mut self, chunk: Chunk) -> Fetch {
+    fn prefetch(&mut self, chunk: Chunk) -> FetchResult {
         if self.chunks[chunk as usize] != State::Absent {
-            return Fetch::Present;
+            return FetchResult::Present;
         }
         while self.resident_chunks() >= self.capacity {
             // If the reader would wait forever, the chunk that was read farthest ahead is evicted.
             let stuck = self.awaited[chunk as usize] && self.in_flight == 0;
             let farthest = self.fresh.newest().filter(|_| stuck);
-            let Some(victim) = self.used.newest().or(farthest) else { return Fetch::NoMemory };
+            let Some(victim) = self.used.newest().or(farthest) else { return FetchResult::NoMemory };
             self.evict(victim);
         }
         self.chunks[chunk as usize] = State::InFlight;
         self.in_flight += 1;
         self.counters.fetched += 1;
-        Fetch::Started
+        FetchResult::Started
     }
 
     fn on_arrival(&mut self, chunk: Chunk) {
@@ -128,7 +128,7 @@ impl PageCache for PaperFormulaCache {
         self.fresh.len() + self.used.len() + self.in_flight
     }
 
-    fn share_chunks(&self) -> u32 {
+    fn file_chunks(&self) -> u32 {
         self.chunks.len() as u32
     }
 
@@ -136,7 +136,7 @@ impl PageCache for PaperFormulaCache {
         matches!(self.chunks[chunk as usize], State::Fresh | State::Used)
     }
 
-    fn counters(&self) -> Counters {
+    fn counters(&self) -> ChunkCounts {
         self.counters
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! Deviation: in the kernel each page can have a marker; here only the last marker is kept.
 
-use super::{Chunk, Fetch, PageCache};
+use super::{Chunk, FetchResult, PageCache};
 
 /// The read-ahead state of one open file (`struct file_ra_state`), in chunks.
 #[derive(Debug)]
@@ -21,21 +21,21 @@ pub struct Readahead {
 }
 
 impl Readahead {
-    /// Creates the state for a device whose read-ahead window has `window` chunks, at least one.
-    pub fn new(window: u32) -> Self {
-        Self { window_chunks: window.max(1), start: 0, size: 0, marker: None }
+    /// Creates the state with a read-ahead window of `window_chunks` chunks, at least one.
+    pub fn new(window_chunks: u32) -> Self {
+        Self { window_chunks: window_chunks.max(1), start: 0, size: 0, marker: None }
     }
 
-    /// Handles an access to a missing chunk: adds the chunks to read to `reads`. Returns false if no memory is free.
+    /// Handles an access to a missing chunk: appends the chunks to read to `reads`. Returns false if no memory is free.
     pub fn on_miss(&mut self, cache: &mut dyn PageCache, chunk: Chunk, reads: &mut Vec<Chunk>) -> bool {
         self.start = chunk.saturating_sub(self.window_chunks / 2);
         self.size = self.window_chunks;
         self.fetch(cache, self.start + self.size - (self.window_chunks / 4).max(1), reads);
         // With one chunk per window, or no free memory for the chunks before it, the chunk may still be missing.
         match cache.prefetch_now(chunk) {
-            Fetch::Started => reads.push(chunk),
-            Fetch::Present => {}
-            Fetch::NoMemory | Fetch::Again => return false,
+            FetchResult::Started => reads.push(chunk),
+            FetchResult::Present => {}
+            FetchResult::NoMemory | FetchResult::Retry => return false,
         }
         true
     }
@@ -52,18 +52,18 @@ impl Readahead {
 
     fn fetch(&mut self, cache: &mut dyn PageCache, mark: Chunk, reads: &mut Vec<Chunk>) {
         self.marker = None;
-        for chunk in self.start..(self.start + self.size).min(cache.share_chunks()) {
+        for chunk in self.start..(self.start + self.size).min(cache.file_chunks()) {
             match cache.prefetch_now(chunk) {
-                Fetch::Started => {
+                FetchResult::Started => {
                     reads.push(chunk);
                     // A page that was in memory gets no marker: sequential read-ahead ends there, until the next miss.
                     if chunk == mark {
                         self.marker = Some(mark);
                     }
                 }
-                Fetch::Present => {}
+                FetchResult::Present => {}
                 // The kernel drops the rest of the window, without an error.
-                Fetch::NoMemory | Fetch::Again => return,
+                FetchResult::NoMemory | FetchResult::Retry => return,
             }
         }
     }
@@ -71,11 +71,11 @@ impl Readahead {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Access, PaperFormulaCache};
+    use super::super::{Access, PaperPageCache};
     use super::*;
 
     fn scan(range: std::ops::Range<u32>) -> Vec<(Chunk, Vec<Chunk>)> {
-        let (mut cache, mut readahead) = (PaperFormulaCache::new(40, 40), Readahead::new(8));
+        let (mut cache, mut readahead) = (PaperPageCache::new(40, 40), Readahead::new(8));
         let mut steps = Vec::new();
         for chunk in range {
             let mut reads = Vec::new();

@@ -11,8 +11,8 @@
 //!   populated a second time.
 //! - **Locked while in flight.** A page in flight cannot be evicted: reclaim moves it to the head and continues.
 //! - **Scan pressure.** One attempt scans 1/4096 of the list, then 1/2048, ... then all of it, and stops when it
-//!   has freed 32 pages. So the first attempt after a window was used ages *all* of that window before it frees any
-//!   page. That takes many milliseconds, in which reads arrive.
+//!   has freed 32 pages. So the first attempt after a window of layers was computed ages *all* pages of that window
+//!   before it frees any page. That takes many milliseconds, in which reads arrive.
 //! - **Shadows.** The kernel stores the age at which a page was evicted. If the page is read again within a
 //!   distance no longer than the active list, it becomes active at once.
 //! - **Balance.** The active list shrinks from its tail after activations by refault, or when it is longer than the
@@ -29,13 +29,13 @@
 //! Not here: anonymous pages and swap, dirty pages, several mappings of one page, global reclaim by kswapd.
 
 use super::lists::{ChunkList, ListLinks};
-use super::{Access, Chunk, Counters, Fetch, PageCache, ZramConfig};
+use super::{Access, Chunk, ChunkCounts, FetchResult, PageCache, ZramConfig};
 
 /// Initial priority of reclaim. A scan at priority p covers 1/2^p of a list; the last scan, at priority 0, covers all.
 const FIRST_PRIORITY: u32 = 12;
-/// Maximum reclaim attempts of an allocation; the kernel drains its per-processor charges before the second attempt.
+/// Maximum reclaim attempts of an allocation; the kernel drains its per-CPU charges before the second attempt.
 const MAX_ATTEMPTS: u32 = 2;
-/// Maximum number of scans in one call. Then the caller lets time pass, in which reads in flight may arrive.
+/// Maximum number of chunks scanned in one call. Then the caller lets time pass, in which reads in flight may arrive.
 const MAX_SCANS_AT_ONCE: u32 = 32;
 
 /// The page cache of classic Linux, with an active and an inactive list.
@@ -51,7 +51,7 @@ pub struct TwoListCache {
     links: ListLinks,
     inactive: ChunkList,
     active: ChunkList,
-    /// Linux's `nonresident_age`: the number of evictions and activations so far.
+    /// Number of evictions and activations so far (`nonresident_age` in Linux).
     age: u64,
     /// Maximum ratio of the active list to the inactive one.
     inactive_ratio: u32,
@@ -59,22 +59,22 @@ pub struct TwoListCache {
     /// Value of `refault_activations` after the last reclaim.
     seen_activations: u64,
     scan: Option<Scan>,
-    counters: Counters,
+    counters: ChunkCounts,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 #[allow(clippy::struct_excessive_bools, reason = "they are the kernel's page flags")]
 struct Page {
     state: ListState,
-    /// Whether the mapping was used since the last scan.
+    /// Whether a thread has used the page through the mapping since the last scan.
     young: bool,
     /// Whether a scan found the page young.
     referenced: bool,
-    /// Whether the page was used since it was read.
+    /// Whether the page has been used since it was read.
     mapped: bool,
     /// Whether a thread that populates the mapping waits for this page.
     populated: bool,
-    /// Whether the page is being read, so that it cannot be evicted.
+    /// Whether the page is being read. Then it cannot be evicted.
     locked: bool,
     /// The cache's `age` when the page was evicted.
     shadow: Option<u64>,
@@ -143,14 +143,14 @@ impl Scan {
 }
 
 impl TwoListCache {
-    pub fn new(share: u32, capacity: u32) -> Self {
+    pub fn new(file_chunks: u32, capacity: u32) -> Self {
         Self {
             capacity,
             base_capacity: capacity,
             zram: None,
             killed: false,
-            chunks: vec![Page::default(); share as usize],
-            links: ListLinks::new(share),
+            chunks: vec![Page::default(); file_chunks as usize],
+            links: ListLinks::new(file_chunks),
             inactive: ChunkList::new(),
             active: ChunkList::new(),
             age: 0,
@@ -158,7 +158,7 @@ impl TwoListCache {
             seen_activations: 0,
             refault_activations: 0,
             scan: None,
-            counters: Counters::default(),
+            counters: ChunkCounts::default(),
         }
     }
 
@@ -308,9 +308,9 @@ impl PageCache for TwoListCache {
         found
     }
 
-    fn prefetch(&mut self, chunk: Chunk) -> Fetch {
+    fn prefetch(&mut self, chunk: Chunk) -> FetchResult {
         if self.chunks[chunk as usize].state != ListState::Absent {
-            return Fetch::Present;
+            return FetchResult::Present;
         }
         let evicted = self.counters.evicted;
         let reclaimed = self.free_for_one();
@@ -321,8 +321,8 @@ impl PageCache for TwoListCache {
         }
         match reclaimed {
             Reclaim::Freed => {}
-            Reclaim::Nothing => return Fetch::NoMemory,
-            Reclaim::Again => return Fetch::Again,
+            Reclaim::Nothing => return FetchResult::NoMemory,
+            Reclaim::Again => return FetchResult::Retry,
         }
         self.counters.fetched += 1;
         let page = &mut self.chunks[chunk as usize];
@@ -337,7 +337,7 @@ impl PageCache for TwoListCache {
             page.state = ListState::Inactive;
             self.inactive.push_newest(&mut self.links, chunk);
         }
-        Fetch::Started
+        FetchResult::Started
     }
 
     fn on_arrival(&mut self, chunk: Chunk) {
@@ -381,7 +381,7 @@ impl PageCache for TwoListCache {
         self.update_capacity();
     }
 
-    fn is_alive(&self) -> bool {
+    fn is_process_alive(&self) -> bool {
         !self.killed
     }
 
@@ -393,7 +393,7 @@ impl PageCache for TwoListCache {
         self.inactive.len() + self.active.len()
     }
 
-    fn share_chunks(&self) -> u32 {
+    fn file_chunks(&self) -> u32 {
         self.chunks.len() as u32
     }
 
@@ -402,45 +402,45 @@ impl PageCache for TwoListCache {
         page.state != ListState::Absent && !page.locked
     }
 
-    fn counters(&self) -> Counters {
+    fn counters(&self) -> ChunkCounts {
         self.counters
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{prefetch, read};
+    use super::super::tests::{prefetch_chunk, read_chunk};
     use super::*;
 
     #[test]
     fn used_pages_outlive_prefetched_pages() {
         let mut cache = TwoListCache::new(8, 4);
-        (0..2).for_each(|chunk| read(&mut cache, chunk));
-        (2..4).for_each(|chunk| prefetch(&mut cache, chunk));
+        (0..2).for_each(|chunk| read_chunk(&mut cache, chunk));
+        (2..4).for_each(|chunk| prefetch_chunk(&mut cache, chunk));
         // 0 and 1 are older but young: they move to the head again, and 2 is then the oldest.
-        prefetch(&mut cache, 4);
+        prefetch_chunk(&mut cache, 4);
         assert!(cache.contains(0) && cache.contains(1) && !cache.contains(2));
     }
 
     #[test]
     fn in_flight_pages_are_not_evicted() {
         let mut cache = TwoListCache::new(4, 2);
-        assert_eq!(cache.prefetch(0), Fetch::Started);
-        assert_eq!(cache.prefetch(1), Fetch::Started);
-        assert_eq!(cache.prefetch(2), Fetch::NoMemory);
+        assert_eq!(cache.prefetch(0), FetchResult::Started);
+        assert_eq!(cache.prefetch(1), FetchResult::Started);
+        assert_eq!(cache.prefetch(2), FetchResult::NoMemory);
         cache.on_arrival(1);
-        assert_eq!(cache.prefetch(2), Fetch::Started);
+        assert_eq!(cache.prefetch(2), FetchResult::Started);
         assert!(!cache.contains(1));
     }
 
     #[test]
     fn use_between_scans_activates() {
         let mut cache = TwoListCache::new(8, 3);
-        (0..3).for_each(|chunk| read(&mut cache, chunk));
+        (0..3).for_each(|chunk| read_chunk(&mut cache, chunk));
         // Ages 0, 1, 2 and evicts 0; 1 is used again, so the next scan finds it young and referenced.
-        prefetch(&mut cache, 3);
+        prefetch_chunk(&mut cache, 3);
         assert_eq!(cache.access(1), Access::Hit);
-        prefetch(&mut cache, 4);
+        prefetch_chunk(&mut cache, 4);
         assert_eq!((cache.active.len(), cache.counters().activated), (1, 1));
         assert!(cache.contains(1) && !cache.contains(2));
     }
@@ -448,13 +448,13 @@ mod tests {
     #[test]
     fn refault_within_active_list_activates() {
         let mut cache = TwoListCache::new(8, 4);
-        (0..4).for_each(|chunk| read(&mut cache, chunk));
-        prefetch(&mut cache, 4);
+        (0..4).for_each(|chunk| read_chunk(&mut cache, chunk));
+        prefetch_chunk(&mut cache, 4);
         (1..3).for_each(|chunk| assert_eq!(cache.access(chunk), Access::Hit));
         // 1 and 2 become active, 3 is evicted. Reading it again evicts 4: distance 2, active list 2.
-        prefetch(&mut cache, 5);
+        prefetch_chunk(&mut cache, 5);
         assert!(cache.active.len() == 2 && !cache.contains(3));
-        read(&mut cache, 3);
+        read_chunk(&mut cache, 3);
         assert_eq!((cache.active.len(), cache.counters().refaults), (3, 1));
     }
 }

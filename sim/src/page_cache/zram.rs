@@ -6,9 +6,9 @@
 //! pressure, nothing is left to compress, and the page cache is smaller than a threshold (lmkd, `ro.lmk.*`; formerly
 //! drivers/staging/android/lowmemorykiller.c, `minfree`).
 //!
-//! Not checked against a machine. Not here: killing applications to free memory, and reading pages back from zram.
+//! Not validated on a machine. Not here: killing applications to free memory, and reading pages back from zram.
 
-use super::Counters;
+use super::ChunkCounts;
 
 const PER_MILLE: u64 = 1000;
 
@@ -26,7 +26,7 @@ pub struct ZramConfig {
 
 impl ZramConfig {
     /// Returns the anonymous memory compressed so far, in thousandths of a chunk.
-    fn compressed_thousandths(&self, counters: &Counters) -> u64 {
+    fn compressed_thousandths(&self, counters: &ChunkCounts) -> u64 {
         // Chunks evicted on request are not evicted under memory pressure.
         let evicted = counters.evicted - counters.released - counters.discarded;
         (evicted * u64::from(self.swapped_per_eviction_permille))
@@ -34,12 +34,12 @@ impl ZramConfig {
     }
 
     /// Whether no anonymous memory is left to compress.
-    pub fn is_exhausted(&self, counters: &Counters) -> bool {
+    pub fn is_exhausted(&self, counters: &ChunkCounts) -> bool {
         self.compressed_thousandths(counters) == u64::from(self.swappable_chunks) * PER_MILLE
     }
 
     /// Returns the number of chunks that compression has freed so far.
-    pub fn freed_chunks(&self, counters: &Counters) -> u64 {
+    pub fn freed_chunks(&self, counters: &ChunkCounts) -> u64 {
         let left = PER_MILLE.saturating_sub(u64::from(self.compressed_permille));
         self.compressed_thousandths(counters) * left / PER_MILLE / PER_MILLE
     }
@@ -47,21 +47,22 @@ impl ZramConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{cyclic, zram};
+    use super::super::tests::{read_cyclically, zram_config};
     use super::super::{PageCache, TwoListCache};
 
-    fn android(share: u32, capacity: u32, swappable_chunks: u32, kill_threshold: u32) -> TwoListCache {
-        TwoListCache::new(share, capacity).with_zram(zram(swappable_chunks, 1000, kill_threshold))
+    fn android(file_chunks: u32, capacity: u32, swappable_chunks: u32, kill_threshold: u32) -> TwoListCache {
+        let zram = zram_config(swappable_chunks, 1000, kill_threshold);
+        TwoListCache::new(file_chunks, capacity).with_zram(zram)
     }
 
     #[test]
     fn compression_frees_memory() {
         // 100 chunks, of which 80 fit. Compressing thirty chunks frees 30 x 0.667 = 20, so that all fit.
         let mut cache = android(100, 80, 30, 0);
-        cyclic(&mut cache, 1);
+        read_cyclically(&mut cache, 1);
         // In the first round e evictions satisfy 100 = 80 + 0.667 e + e, so e = 12: twelve compressed chunks freed 8.
         assert_eq!((cache.counters().evicted, cache.capacity()), (12, 88));
-        assert_eq!(cyclic(&mut cache, 4), 0);
+        assert_eq!(read_cyclically(&mut cache, 4), 0);
         assert_eq!(cache.capacity(), 100);
     }
 
@@ -69,14 +70,14 @@ mod tests {
     fn killed_below_threshold() {
         let is_alive = |capacity, swappable| {
             let mut cache = android(100, capacity, swappable, 40);
-            cyclic(&mut cache, 3);
-            cache.is_alive()
+            read_cyclically(&mut cache, 3);
+            cache.is_process_alive()
         };
         // A capacity of thirty chunks is below forty; compressing thirty chunks raises it to fifty.
         assert!(!is_alive(30, 0) && is_alive(30, 30) && is_alive(50, 0));
         // Without pressure nothing is killed.
         let mut cache = android(20, 30, 0, 40);
-        cyclic(&mut cache, 3);
-        assert!(cache.is_alive());
+        read_cyclically(&mut cache, 3);
+        assert!(cache.is_process_alive());
     }
 }

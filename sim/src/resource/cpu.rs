@@ -1,10 +1,10 @@
-//! Processor: shares the cores of a device among computations and other programs.
+//! CPU: shares the cores of a device among computations and other programs.
 //!
 //! A computation runs on a number of threads and takes a known time when undisturbed. The kernel's fair scheduler
 //! gives every runnable thread the same share, so with more runnable threads than cores every thread runs for cores /
 //! threads of the time. Other programs ("co-runners") are threads that never end. A slower clock lengthens the time
 //! that a thread runs, not the time that it waits. Under a quota (`quota`) all threads wait for the next period when
-//! they have used up the processor time of the current one.
+//! they have used up the CPU time of the current one.
 
 use hearth_profiles::Seconds;
 use hearth_profiles::device::Quota;
@@ -20,7 +20,7 @@ pub struct CpuSim {
     co_runners: f64,
     /// Clock rate as a fraction of the full clock rate.
     clock: f64,
-    /// The running computations, sorted by key; a vector, because they are few and change often.
+    /// The running computations, sorted by key. A vector is fast, because there are only a few, which change often.
     jobs: Vec<Job>,
     settled: Nanos,
     quota: Option<CpuQuota>,
@@ -73,7 +73,7 @@ impl CpuSim {
         }
     }
 
-    /// Returns the time at which the next computation ends if nothing changes.
+    /// Returns the time at which the next computation ends if nothing changes before; `None` if none makes progress.
     pub fn next_completion_time(&self) -> Option<Nanos> {
         let speed = self.share() * self.clock;
         let remaining = self.jobs.iter().map(|job| job.remaining.max(0.0)).min_by(f64::total_cmp)?;
@@ -112,7 +112,7 @@ impl CpuSim {
         let running = self.running();
         let seconds = match &mut self.quota {
             None => now.saturating_sub(self.settled) as f64 * 1e-9,
-            Some(quota) => quota.run(self.settled, now, running),
+            Some(quota) => quota.run_threads(self.settled, now, running),
         };
         let share = self.share();
         let speed = share * self.clock;

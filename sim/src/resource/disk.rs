@@ -29,9 +29,9 @@ pub struct DiskSpeed {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReadKind {
-    /// A page fault of a thread that needs the bytes now, or the read-ahead that the page fault triggers.
+    /// A page fault of a thread that needs the bytes now, or read-ahead that the page fault triggers.
     Fault,
-    /// A read of the helper thread before the bytes are used.
+    /// A read by the helper thread before the bytes are used.
     Prefetch,
 }
 
@@ -103,7 +103,7 @@ impl<T> DiskSim<T> {
         }
     }
 
-    /// Returns the time at which to call [`DiskSim::pop_completed`] next, if nothing changes.
+    /// Returns the time at which to call [`DiskSim::pop_completed`] next, if no read is submitted before.
     pub fn next_event_time(&self) -> Option<Nanos> {
         let starts = self.queues.iter().filter_map(|queue| queue.starts);
         let admissions = self.throttle.as_ref().and_then(Throttle::next_admission_time);

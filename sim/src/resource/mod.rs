@@ -1,4 +1,4 @@
-//! Resources with a rate: processors, disks, links.
+//! Resources with a rate: CPU cores, disks, links.
 //!
 //! A resource has a method that returns the time at which its next job ends, and a method that removes the job that has
 //! ended. After every change the simulation reads that time again and sets the timer of the resource; a resource has no

@@ -1,4 +1,4 @@
-//! CPU quota: limits the processor time that a group of threads uses in each period.
+//! CPU quota: limits the CPU time that a group of threads uses in each period.
 //!
 //! As in the bandwidth control of kernel/sched/fair.c, periods follow each other from time zero, whether threads run or
 //! not. The threads of the group use up the quota of a period together, then wait for the next period. Unused quota is
@@ -12,15 +12,15 @@ use hearth_profiles::device::Quota;
 use super::nanos_until;
 use crate::engine::Nanos;
 
-/// Processor time in seconds that counts as zero: less than a nanosecond of one thread.
+/// CPU time in seconds that counts as zero: less than a nanosecond of one thread.
 const NEGLIGIBLE: f64 = 1e-10;
 
 #[derive(Debug, Clone)]
 pub struct CpuQuota {
     period: Nanos,
-    /// Processor time that all threads together may use in a period, in seconds.
+    /// CPU time in seconds that all threads together may use in a period.
     budget: f64,
-    /// Remaining processor time in seconds of the period that ends at `ends`.
+    /// Remaining CPU time in seconds of the period that ends at `ends`.
     left: f64,
     ends: Nanos,
 }
@@ -32,8 +32,8 @@ impl CpuQuota {
         Self { period, budget, left: budget, ends: period }
     }
 
-    /// Runs `threads` threads in the time from `from` to `to`. Returns for how many seconds each thread ran.
-    pub fn run(&mut self, from: Nanos, to: Nanos, threads: f64) -> f64 {
+    /// Runs `threads` threads from the time `from` to the time `to`. Returns for how many seconds each thread ran.
+    pub fn run_threads(&mut self, from: Nanos, to: Nanos, threads: f64) -> f64 {
         let (mut at, mut ran) = (from, 0.0);
         while at < to {
             self.enter_period(at);
@@ -46,7 +46,7 @@ impl CpuQuota {
         ran
     }
 
-    /// Returns the time at which each of `threads` threads that start at `now` has run for `seconds`.
+    /// Returns the time at which each of `threads` threads, which start at `now`, has run for `seconds` seconds.
     pub fn completion_time(&self, now: Nanos, seconds: f64, threads: f64) -> Nanos {
         let (mut ahead, mut at, mut remaining) = (self.clone(), now, seconds);
         // The running time of each thread in a full period, with which full periods are skipped below.
@@ -107,23 +107,23 @@ mod tests {
 
     #[test]
     fn work_beyond_quota_waits_for_next_period() {
-        // Half a processor in periods of 10 ms: 5 ms of each period.
+        // Half a CPU in periods of 10 ms: 5 ms of each period.
         let half = quota(0.5);
         assert_eq!(half.completion_time(0, 0.004, 1.0), 4 * MS);
         assert_eq!(half.completion_time(0, 0.012, 1.0), 22 * MS);
         // Two threads can run for 2.5 ms each in a period; those that start at 8 ms run for 2 ms until its end.
         assert_eq!(half.completion_time(8 * MS, 0.004, 2.0), 12 * MS);
         assert_eq!(half.completion_time(0, 0.004, 2.0), 11 * MS + MS / 2);
-        // A quota of as many processors as threads slows nothing.
+        // A quota of as many CPUs as threads slows nothing.
         assert!(quota(2.0).completion_time(3 * MS, 1.0, 2.0).abs_diff(1003 * MS) <= 1);
     }
 
     #[test]
     fn unused_quota_is_lost() {
         let mut half = quota(0.5);
-        assert!((half.run(0, 3 * MS, 1.0) - 0.003).abs() < 1e-12);
+        assert!((half.run_threads(0, 3 * MS, 1.0) - 0.003).abs() < 1e-12);
         assert_eq!(half.completion_time(3 * MS, 0.003, 1.0), 11 * MS, "2 ms are left");
-        assert!((half.run(3 * MS, 10 * MS, 1.0) - 0.002).abs() < 1e-12);
+        assert!((half.run_threads(3 * MS, 10 * MS, 1.0) - 0.002).abs() < 1e-12);
         // After ten idle periods the quota of one period is available, not of ten.
         assert_eq!(half.completion_time(110 * MS, 0.006, 1.0), 121 * MS);
     }
@@ -142,14 +142,14 @@ mod tests {
             let mut whole = quota(cores);
             let end = whole.completion_time(begin, work, threads);
             let mut parts = whole.clone();
-            let at_once = whole.run(begin, end, threads);
+            let at_once = whole.run_threads(begin, end, threads);
             prop_assert!((at_once - work).abs() < 1e-7, "{at_once} and {work}");
             let mut cuts: Vec<u64> = cuts.into_iter().map(|cut| begin + cut).filter(|&cut| cut < end).collect();
             cuts.sort_unstable();
             cuts.push(end);
             let (mut at, mut ran) = (begin, 0.0);
             for cut in cuts {
-                ran += parts.run(at, cut, threads);
+                ran += parts.run_threads(at, cut, threads);
                 at = cut;
             }
             prop_assert!((ran - at_once).abs() < 1e-9, "{ran} and {at_once}");

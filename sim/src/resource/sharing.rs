@@ -22,7 +22,7 @@ struct Job {
 pub struct ProcessorSharing {
     capacity: f64,
     jobs: Vec<Job>,
-    /// The time up to which the jobs' remaining work is computed.
+    /// The time for which the remaining work of the jobs is up to date.
     settled: Nanos,
 }
 
@@ -37,7 +37,7 @@ impl ProcessorSharing {
         self.divide();
     }
 
-    /// Adds a job of `work` units of work, of which at most `max_rate` are done per second.
+    /// Adds a job with `work` units of work, which is done at a rate of at most `max_rate` units per second.
     pub fn add_job(&mut self, now: Nanos, key: u64, work: f64, max_rate: f64) {
         self.settle(now);
         self.jobs.push(Job { key, remaining: work, max_rate, rate: 0.0 });
@@ -74,7 +74,7 @@ impl ProcessorSharing {
         }
     }
 
-    /// Sets the rates of the jobs by water filling. The loop is quadratic, which is fast for few jobs.
+    /// Sets the rates of the jobs by water filling. The loop is quadratic, which is fast for a small number of jobs.
     fn divide(&mut self) {
         let mut left = self.capacity.max(0.0);
         let mut unserved = self.jobs.len();

@@ -1,12 +1,12 @@
-//! Throttle: a limit on bytes per second, like that of a cgroup on a block device.
+//! Throttle: limits the bytes read per second, as a cgroup limits a block device.
 //!
 //! As in block/blk-throttle.c, the limit applies to slices of 0.1 s. Reads that fit in a slice are admitted at once and
 //! run at the speed of the disk. A read that does not fit waits for the end of the slice, and then for the time that
 //! its excess bytes take at the limit. So short bursts are faster than the limit: with 400 MB/s, a 1.5 GB/s disk
 //! delivers the first 40 MB in 27 ms. Reads are admitted in the order of submission.
 //!
-//! A reader that was idle long enough starts a new slice. The end of a slice is rounded up to a multiple of 0.1 s on
-//! the clock, so this takes one to two slices, and until then the unused bytes of the old slice remain available.
+//! A read after the end of a slice starts a new slice. The end is rounded up to a multiple of 0.1 s on the
+//! clock, one to two slices after the last admitted read. Until then the unused bytes of the slice remain available.
 
 use std::collections::VecDeque;
 

@@ -1,8 +1,8 @@
 //! Ring simulation: simulates a plan whose devices compute windows of layers in turn.
 //!
 //! [`Simulation`] has a [`DeviceSim`] for each device of the plan, the links between the devices, and the engine that
-//! orders their events. `hearth_core::schedule::Generation` decides which pass enters the ring when the head is free.
-//! Weights in GPU memory are loaded before the run begins; all other weights are then on disk, unless
+//! orders their events. `hearth_core::schedule::Generation` decides which pass enters the ring when the head device is
+//! free. Weights in GPU memory are loaded before the run begins; all other weights are then on disk, unless
 //! [`crate::Options::starts_warm`] is set.
 //!
 //! The events of a scenario change the load, the memory and the ring ([`timeline`], [`reconfiguration`]).
@@ -36,18 +36,18 @@ use crate::trace::{TraceCollector, counter_reading, memory_readings, new_record}
 use reachability::{HeldMessage, Reachability};
 use timeline::EventTimeline;
 
-/// Number of successive events without a new trace record after which the ring counts as deadlocked.
-/// source: assumed, a hundred times the events of the longest step of a large model
+/// Number of consecutive events without a new trace record after which the ring is considered deadlocked.
+/// source: assumed, a hundred times the number of events of the longest step of a large model
 const MAX_IDLE_EVENTS: u32 = 20_000_000;
 
 #[derive(Debug)]
 pub(crate) struct Ring<'a> {
-    /// The devices by slot: the devices of the first plan in ring order, then the devices that joined the ring later.
+    /// The devices by device ID: those of the first plan in ring order, then those that joined the ring later.
     pub(crate) devices: Vec<DeviceSim<'a>>,
-    /// For each slot, the index of its device in the members of the cluster.
-    pub(crate) members: Vec<usize>,
+    /// The index of each device among the members of the cluster, by device ID.
+    pub(crate) member_indices: Vec<usize>,
     pub(crate) memories: Vec<DeviceMemory>,
-    /// The slots of the current plan's devices in ring order; the head has slot 0 in every plan.
+    /// The IDs of the current plan's devices in ring order. The head device has ID 0 in every plan.
     pub(crate) order: Vec<usize>,
 }
 
@@ -65,17 +65,18 @@ pub(crate) struct Simulation<'a> {
     acceptance: AcceptanceSampler,
     /// The passes that have started, in order.
     passes: Vec<Pass>,
-    /// Number of tokens of all sequences that have been generated.
-    pub(crate) tokens: u32,
+    /// Number of tokens that have been generated, in all sequences.
+    pub(crate) generated_tokens: u32,
     pub(crate) timeline: EventTimeline,
     pub(crate) timeline_timer: Timer,
     pub(crate) reachability: Reachability,
     pub(crate) recovery: Recovery,
     /// The time at which all devices have confirmed the current plan.
     pub(crate) ready_at: Nanos,
-    pub(crate) plans: Vec<Plan>,
+    /// The plans made during the run, in order of time.
+    pub(crate) new_plans: Vec<Plan>,
     pub(crate) outcome: Outcome,
-    pub(crate) ended: bool,
+    pub(crate) has_ended: bool,
     pub(crate) trace: TraceCollector,
 }
 
@@ -90,12 +91,12 @@ pub fn simulate(
     let models = setup::stored_models(input);
     let mut simulation = Simulation::new(*input, *scenario_events, devices, memories, &models, header);
     simulation.run()?;
-    let Simulation { trace, passes, timeline, outcome, plans, .. } = simulation;
+    let Simulation { trace, passes, timeline, outcome, new_plans, .. } = simulation;
     let unreached_events = timeline.unreached_events();
     let mut run_events = timeline.run_events;
     run_events.sort_by_key(|run_event| run_event.start_ns);
     let trace = Trace { run_events, ..trace.finish(passes, outcome) };
-    Ok(SimulationResult { trace, new_plans: plans, unreached_event_indices: unreached_events })
+    Ok(SimulationResult { trace, new_plans, unreached_event_indices: unreached_events })
 }
 
 impl<'a> Simulation<'a> {
@@ -130,7 +131,7 @@ impl<'a> Simulation<'a> {
             ring: Ring {
                 order: (0..devices.len()).collect(),
                 devices,
-                members: plan.devices.iter().filter_map(|device| member(&device.name)).collect(),
+                member_indices: plan.devices.iter().filter_map(|device| member(&device.name)).collect(),
                 memories,
             },
             network,
@@ -138,15 +139,15 @@ impl<'a> Simulation<'a> {
             generation: Generation::new(&input.cluster.workload),
             acceptance: AcceptanceSampler::new(input.cluster.seed, &input.cluster.workload),
             passes: Vec::new(),
-            tokens: 0,
+            generated_tokens: 0,
             timeline: EventTimeline::new(scenario_events.events),
             timeline_timer,
             reachability: Reachability::new(input.cluster.members.len()),
             recovery: Recovery::with_running_ring(plan),
             ready_at: 0,
-            plans: Vec::new(),
+            new_plans: Vec::new(),
             outcome: Outcome::Ok,
-            ended: false,
+            has_ended: false,
             trace: TraceCollector { header, records: Vec::new(), readings: Vec::new() },
         };
         simulation.schedule_next_action();
@@ -157,9 +158,9 @@ impl<'a> Simulation<'a> {
         self.apply_initial_background_load();
         self.begin_passes()?;
         let (mut idle, mut records) = (0, 0);
-        while !self.ended {
+        while !self.has_ended {
             let event = self.engine.next_event().filter(|_| idle < MAX_IDLE_EVENTS);
-            let (tokens, at) = (self.tokens, Seconds::from_nanos(self.engine.now()));
+            let (tokens, at) = (self.generated_tokens, Seconds::from_nanos(self.engine.now()));
             let Some(event) = event else { return Err(SimError::Deadlock { tokens, at }) };
             if self.engine.now() > MAX_SIM_TIME {
                 return Err(SimError::RunTooLong { tokens, at });
@@ -167,18 +168,18 @@ impl<'a> Simulation<'a> {
             idle = if self.trace.records.len() == records { idle + 1 } else { 0 };
             records = self.trace.records.len();
             match event {
-                Event::Wake(slot) => self.with_device(slot, DeviceSim::on_wake)?,
-                Event::Processor(slot) => self.with_device(slot, DeviceSim::on_cpu_timer)?,
-                Event::Disk(slot) => self.with_device(slot, DeviceSim::on_disk_timer)?,
+                Event::Wake(id) => self.with_device(id, DeviceSim::on_wake)?,
+                Event::Cpu(id) => self.with_device(id, DeviceSim::on_cpu_timer)?,
+                Event::Disk(id) => self.with_device(id, DeviceSim::on_disk_timer)?,
                 Event::Wifi => self.collect_deliveries(),
-                Event::Deliver(slot, message) => self.on_delivery(slot, message)?,
+                Event::Deliver(id, message) => self.on_delivery(id, message)?,
                 Event::Timeline => self.run_due_actions()?,
-                Event::Helper(slot) => self.with_device(slot, DeviceSim::on_helper_wake)?,
+                Event::Helper(id) => self.with_device(id, DeviceSim::on_helper_wake)?,
             }
             self.begin_passes()?;
         }
         let now = self.engine.now();
-        self.ring.devices.iter_mut().for_each(|device| device.flush(now, &mut self.trace.records));
+        self.ring.devices.iter_mut().for_each(|device| device.flush_records(now, &mut self.trace.records));
         Ok(())
     }
 
@@ -194,33 +195,33 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Applies a change to a device; the change must not make the device send messages or return tokens.
+    /// Applies a change to a device. The change must not cause the device to send messages or output tokens.
     pub(crate) fn change_device(
         &mut self,
-        slot: usize,
+        device_id: usize,
         change: impl FnOnce(&mut DeviceSim<'a>, &mut SimContext),
     ) {
         let (engine, records) = (&mut self.engine, &mut self.trace.records);
         let mut ctx = SimContext { engine, records, outputs: &mut Vec::new() };
-        change(&mut self.ring.devices[slot], &mut ctx);
+        change(&mut self.ring.devices[device_id], &mut ctx);
     }
 
     pub(crate) fn with_device(
         &mut self,
-        slot: usize,
+        device_id: usize,
         act: impl FnOnce(&mut DeviceSim<'a>, &mut SimContext) -> Result<(), SimError>,
     ) -> Result<(), SimError> {
         let mut outgoing = Vec::new();
         let (engine, records) = (&mut self.engine, &mut self.trace.records);
         let mut ctx = SimContext { engine, records, outputs: &mut outgoing };
-        act(&mut self.ring.devices[slot], &mut ctx)?;
-        if !self.ended && !self.ring.devices[slot].storage.cache.is_alive() {
-            let what = "the system killed the process: no memory to compress, and too little page cache";
-            self.end_out_of_memory(slot, Outcome::Killed, what);
+        act(&mut self.ring.devices[device_id], &mut ctx)?;
+        if !self.has_ended && !self.ring.devices[device_id].storage.cache.is_process_alive() {
+            let what = "the system killed the process, because the page cache is too small and no memory is left to compress";
+            self.end_out_of_memory(device_id, Outcome::Killed, what);
         }
-        let plans = self.plans.len();
+        let plans = self.new_plans.len();
         for sent in outgoing {
-            if self.plans.len() != plans {
+            if self.new_plans.len() != plans {
                 // A token has caused a new plan: the remaining messages belong to the old ring.
                 break;
             }
@@ -234,25 +235,25 @@ impl<'a> Simulation<'a> {
 
     fn send(&mut self, receiver: usize, message: Message) {
         let now = self.engine.now();
-        if self.is_disconnected(message.sender_slot, receiver) {
+        if self.is_disconnected(message.sender_id, receiver) {
             self.reachability.held_messages.push(HeldMessage { receiver, message, unsent_since: Some(now) });
         } else {
             self.transmit(receiver, message, now);
         }
     }
 
-    pub(crate) fn transmit(&mut self, to: usize, message: Message, submitted: Nanos) {
+    pub(crate) fn transmit(&mut self, to: usize, message: Message, submit_time: Nanos) {
         let (engine, records) = (&mut self.engine, &mut self.trace.records);
-        let Message { pass, sender_round: sent_round, sender_slot: from, bytes, .. } = message;
-        let record = new_record(from, Resource::Tx, StepKind::Send, (pass.index, sent_round), submitted);
+        let Message { pass, sender_round: sent_round, sender_id: from, bytes, .. } = message;
+        let record = new_record(from, Resource::Tx, StepKind::Send, (pass.index, sent_round), submit_time);
         records.push(StepRecord { end_ns: engine.now(), bytes: bytes.0, peer: Some(to as u16), ..record });
-        // The links number all members; devices that join the ring later may have slots in another order.
-        let index = |slot: usize| {
-            let member = self.ring.members[slot];
-            self.link_order.iter().position(|&it| it == member).unwrap_or(slot)
+        // The links number all members; devices that join the ring later may have IDs in another order.
+        let index = |id: usize| {
+            let member = self.ring.member_indices[id];
+            self.link_order.iter().position(|&it| it == member).unwrap_or(id)
         };
-        let path = [index(from), index(to)];
-        self.network.send(engine, records, path, bytes, Event::Deliver(to, message));
+        let endpoints = [index(from), index(to)];
+        self.network.send(engine, records, endpoints, bytes, Event::Deliver(to, message));
         self.collect_deliveries();
     }
 
@@ -265,12 +266,12 @@ impl<'a> Simulation<'a> {
         let drafting = self.passes.get(pass as usize).filter(|started| started.drafted > 0);
         let accepted_drafts = drafting.map(|&started| self.acceptance.accepted_drafts(started));
         let tokens = self.generation.complete_pass(pass, accepted_drafts.unwrap_or(0))?;
-        self.ended |= self.generation.is_finished();
+        self.has_ended |= self.generation.is_finished();
         let at = self.engine.now();
-        for &slot in &self.ring.order {
-            let device = &self.ring.devices[slot];
-            let bytes = [device.bytes_read(), device.resident_bytes(), self.unreclaimable_bytes(slot)];
-            self.trace.readings.extend(memory_readings(slot, pass, at, bytes));
+        for &id in &self.ring.order {
+            let device = &self.ring.devices[id];
+            let bytes = [device.bytes_read(), device.resident_bytes(), self.unreclaimable_bytes(id)];
+            self.trace.readings.extend(memory_readings(id, pass, at, bytes));
         }
         let accepted = |drafts: u32| counter_reading(0, Counter::Accepted, pass, at, u64::from(drafts));
         self.trace.readings.extend(accepted_drafts.map(accepted));

@@ -1,7 +1,7 @@
 //! Reachability of devices, and the messages to and from unreachable devices.
 //!
 //! A device is unreachable while it is away or its links stall. Messages to and from the device are held, as in TCP,
-//! and continue when the device is reachable again. A new plan of the ring before that drops the held messages.
+//! and continue when the device is reachable again. If the ring gets a new plan before that, they are dropped.
 //!
 //! Not here: failure detection ([`hearth_core::recovery::heartbeat`]), and the reaction to a failure
 //! ([`crate::ring::reconfiguration`]).
@@ -27,11 +27,11 @@ pub struct Reachability {
 }
 
 impl Reachability {
-    pub fn new(members: usize) -> Self {
-        Self { disconnections: vec![0; members], since: vec![0; members], held_messages: Vec::new() }
+    pub fn new(member_count: usize) -> Self {
+        Self { disconnections: vec![0; member_count], since: vec![0; member_count], held_messages: vec![] }
     }
 
-    /// Counts the start of an event that disconnects a member. Returns whether the member was reachable before.
+    /// Handles the start of an event that disconnects a member. Returns whether the member was reachable until then.
     pub fn disconnect(&mut self, now: Nanos, member: usize) -> bool {
         self.disconnections[member] += 1;
         let first = self.disconnections[member] == 1;
@@ -41,7 +41,7 @@ impl Reachability {
         first
     }
 
-    /// Counts the end of an event that disconnects a member. Returns whether the member has become reachable again.
+    /// Handles the end of an event that disconnects a member. Returns whether the member is reachable again.
     pub fn reconnect(&mut self, member: usize) -> bool {
         let before = self.disconnections[member];
         self.disconnections[member] = before.saturating_sub(1);
@@ -57,11 +57,12 @@ impl Reachability {
         (self.disconnections[member] > 0).then(|| self.since[member])
     }
 
-    /// Removes and returns the held messages that can continue, in order. `members` has the member index of each slot.
-    pub fn pop_deliverable_messages(&mut self, members: &[usize]) -> Vec<HeldMessage> {
-        let is_reachable = |slot: usize| self.disconnections[members[slot]] == 0;
+    /// Removes and returns the held messages that can continue, in order. `member_indices` has the index
+    /// of each device among the members of the cluster, by device ID.
+    pub fn pop_deliverable_messages(&mut self, member_indices: &[usize]) -> Vec<HeldMessage> {
+        let is_reachable = |id: usize| self.disconnections[member_indices[id]] == 0;
         let is_free =
-            |held: &mut HeldMessage| is_reachable(held.message.sender_slot) && is_reachable(held.receiver);
+            |held: &mut HeldMessage| is_reachable(held.message.sender_id) && is_reachable(held.receiver);
         self.held_messages.extract_if(.., is_free).collect()
     }
 }

@@ -1,11 +1,11 @@
 //! Reconfiguration of a ring: the effects of a scenario's events, and the new plans that some of them cause.
 //!
-//! Events of load, clock rate and memory change the resources of a device, which continues. A disconnected device stops
-//! the ring until the device is reachable again, or until the head detects the loss
+//! Events of load, clock rate and memory change the resources of a device, which continues to run. A disconnected
+//! device stops the ring until the device is reachable again, or until the head detects the loss
 //! ([`hearth_core::recovery::heartbeat`]). Then [`hearth_core::recovery`] decides what the head does, and this module
 //! executes these steps in simulated time. A new plan takes the one-way latency to each device, and its confirmation
-//! the one-way latency back. After that all tokens so far enter the new ring as a prompt, because their keys and values
-//! were distributed over the old ring.
+//! takes the one-way latency back. After that, all tokens so far enter the new ring as a prompt, because their keys and
+//! values were distributed over the old ring.
 //!
 //! Deviation: planning and preparing take no time; the head knows at once which devices are reachable; and it plans
 //! with the profiles of the devices, not with their background load.
@@ -36,17 +36,17 @@ use super::reachability::HeldMessage;
 use super::timeline::TimelineAction;
 
 impl<'a> Simulation<'a> {
-    /// Applies the background load at the start of the run. Memory that an event will swap out cannot be used yet.
+    /// Applies the background load at the start of the run, when memory that an event will swap out cannot be used yet.
     pub fn apply_initial_background_load(&mut self) {
-        for slot in 0..self.ring.devices.len() {
-            if self.timeline.has_swap_event(self.device_name(slot)) {
-                self.apply_load(slot);
+        for id in 0..self.ring.devices.len() {
+            if self.timeline.has_swap_event(self.device_name(id)) {
+                self.apply_load(id);
             }
         }
     }
 
-    pub fn device_name(&self, slot: usize) -> &'a str {
-        &self.input.cluster.members[self.ring.members[slot]].name
+    pub fn device_name(&self, device_id: usize) -> &'a str {
+        &self.input.cluster.members[self.ring.member_indices[device_id]].name
     }
 
     fn member(&self, name: &str) -> Option<usize> {
@@ -61,7 +61,7 @@ impl<'a> Simulation<'a> {
 
     pub fn run_due_actions(&mut self) -> Result<(), SimError> {
         let now = self.engine.now();
-        while let Some(action) = self.timeline.pop_due_action(now).filter(|_| !self.ended) {
+        while let Some(action) = self.timeline.pop_due_action(now).filter(|_| !self.has_ended) {
             match action {
                 TimelineAction::Begin(index) => self.begin_event(index)?,
                 TimelineAction::Ramp(index, step) => {
@@ -84,15 +84,15 @@ impl<'a> Simulation<'a> {
 
     pub fn on_tokens(&mut self, count: u32) -> Result<(), SimError> {
         let now = self.engine.now();
-        let before = self.tokens;
-        self.tokens = before.saturating_add(count);
+        let before = self.generated_tokens;
+        self.generated_tokens = before.saturating_add(count);
         self.timeline.end_replanning(now);
-        if self.ended {
+        if self.has_ended {
             return Ok(());
         }
-        (before..self.tokens).for_each(|token| self.timeline.on_token(now, token + 1));
+        (before..self.generated_tokens).for_each(|token| self.timeline.on_token(now, token + 1));
         self.run_due_actions()?;
-        if self.ended {
+        if self.has_ended {
             return Ok(());
         }
         self.react(recovery::Event::Token)
@@ -110,7 +110,7 @@ impl<'a> Simulation<'a> {
                 self.reconnect(member);
                 self.react(recovery::Event::DeviceReturned { device, rejoins: when })?;
             }
-            Change::Leaves if member == Some(self.ring.members[0]) => {
+            Change::Leaves if member == Some(self.ring.member_indices[0]) => {
                 self.timeline.begin_event(now, index, Seconds(0.0));
                 let (device, reason) = (self.device_name(0).to_owned(), "the device left".into());
                 self.react(recovery::Event::DeviceLost { device, since: now, reason })?;
@@ -152,7 +152,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Returns the memory that other programs on a member occupy and that can be swapped out.
+    /// Returns the memory of other programs on a member that can be swapped out.
     fn swappable(&self, member: usize) -> Bytes {
         let memory = &self.input.cluster.members[member].device.memory;
         memory.obtainable_bytes().saturating_sub(memory.available_memory.value)
@@ -160,59 +160,61 @@ impl<'a> Simulation<'a> {
 
     fn apply_event_load(&mut self, index: usize) {
         let (_, device) = self.timeline.change_and_device(index);
-        let slot =
-            device.and_then(|name| (0..self.ring.members.len()).find(|&slot| self.device_name(slot) == name));
-        if let Some(slot) = slot {
-            self.apply_load(slot);
+        let id =
+            device.and_then(|name| (0..self.ring.devices.len()).find(|&id| self.device_name(id) == name));
+        if let Some(id) = id {
+            self.apply_load(id);
         }
     }
 
     /// Applies the background load of a device. Ends the run if too little memory remains for the device's weights.
-    fn apply_load(&mut self, slot: usize) {
-        let background_load =
-            self.timeline.background_load(self.device_name(slot), self.swappable(self.ring.members[slot]));
-        let works =
-            self.ring.order.contains(&slot) && self.ring.devices[slot].reads_weights_from_page_cache();
-        let memory_budget = background_load.memory_budget(self.ring.memories[slot].weight_cache);
+    fn apply_load(&mut self, id: usize) {
+        let swappable = self.swappable(self.ring.member_indices[id]);
+        let background_load = self.timeline.background_load(self.device_name(id), swappable);
+        let device = &self.ring.devices[id];
+        let works = self.ring.order.contains(&id) && device.reads_weights_from_page_cache();
+        let memory_budget = background_load.memory_budget(self.ring.memories[id].weight_cache);
         if memory_budget.is_none() && works {
             let what = "other programs leave too little memory for weights";
-            return self.end_out_of_memory(slot, Outcome::OutOfMemory, what);
+            return self.end_out_of_memory(id, Outcome::OutOfMemory, what);
         }
         let memory_budget = memory_budget.unwrap_or(Bytes::ZERO);
-        self.change_device(slot, |device, ctx| device.apply_load(&background_load, memory_budget, ctx));
+        self.change_device(id, |device, ctx| device.apply_load(&background_load, memory_budget, ctx));
     }
 
-    /// Returns the unreclaimable memory of a device, with the memory that other programs have allocated during the run.
-    pub fn unreclaimable_bytes(&self, slot: usize) -> Bytes {
-        let background_load = self.timeline.background_load(self.device_name(slot), Bytes::ZERO);
-        self.ring.memories[slot].unreclaimable_memory + Bytes(background_load.allocated_bytes as u64)
+    /// Returns the unreclaimable memory of a device, including what other programs have allocated during the run.
+    pub fn unreclaimable_bytes(&self, device_id: usize) -> Bytes {
+        let background_load = self.timeline.background_load(self.device_name(device_id), Bytes::ZERO);
+        self.ring.memories[device_id].unreclaimable_memory + Bytes(background_load.allocated_bytes as u64)
     }
 
     /// Ends the run because a device has too little memory; `what` explains the reason to users.
-    pub fn end_out_of_memory(&mut self, slot: usize, outcome: Outcome, what: &str) {
-        let (now, name) = (self.engine.now(), self.device_name(slot));
+    pub fn end_out_of_memory(&mut self, device_id: usize, outcome: Outcome, what: &str) {
+        let (now, name) = (self.engine.now(), self.device_name(device_id));
         self.record_event(RunEventKind::OutOfMemory, Some(name), now, what.into());
-        (self.outcome, self.ended) = (outcome, true);
+        (self.outcome, self.has_ended) = (outcome, true);
     }
 
-    /// Logs a run event that ends now.
+    /// Logs a run event from `since` until now.
     fn record_event(&mut self, kind: RunEventKind, device: Option<&str>, since: Nanos, what: String) {
         let now = self.engine.now();
-        self.timeline.log(kind, device.map(str::to_owned), since, what).end_ns = Some(now);
+        self.timeline.log_run_event(kind, device.map(str::to_owned), since, what).end_ns = Some(now);
     }
 
-    /// Whether messages from one device to another cannot be sent now; `from` and `to` are slots.
+    /// Returns whether one of two devices, given by their IDs, is unreachable now, so that messages must be held.
     pub fn is_disconnected(&self, from: usize, to: usize) -> bool {
-        ![from, to].iter().all(|&slot| self.reachability.is_reachable(self.ring.members[slot]))
+        let members = [from, to].map(|id| self.ring.member_indices[id]);
+        !members.iter().all(|&member| self.reachability.is_reachable(member))
     }
 
-    /// Delivers activations, or holds them if their sender or receiver is unreachable.
-    pub fn on_delivery(&mut self, slot: usize, message: Message) -> Result<(), SimError> {
-        if self.is_disconnected(message.sender_slot, slot) {
-            self.reachability.held_messages.push(HeldMessage { receiver: slot, message, unsent_since: None });
+    /// Delivers activations to a device, or holds them if the sender or the device is unreachable.
+    pub fn on_delivery(&mut self, device_id: usize, message: Message) -> Result<(), SimError> {
+        if self.is_disconnected(message.sender_id, device_id) {
+            let held = HeldMessage { receiver: device_id, message, unsent_since: None };
+            self.reachability.held_messages.push(held);
             return Ok(());
         }
-        self.with_device(slot, |device, ctx| device.deliver(message, ctx))
+        self.with_device(device_id, |device, ctx| device.deliver(message, ctx))
     }
 
     fn disconnect(&mut self, member: usize) {
@@ -228,7 +230,7 @@ impl<'a> Simulation<'a> {
             return;
         }
         let now = self.engine.now();
-        let deliverable = self.reachability.pop_deliverable_messages(&self.ring.members);
+        let deliverable = self.reachability.pop_deliverable_messages(&self.ring.member_indices);
         for HeldMessage { receiver: to, message, unsent_since } in deliverable {
             match unsent_since {
                 Some(submitted) => self.transmit(to, message, submitted),
@@ -237,10 +239,10 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Handles the missed heartbeat of a member. If the member is the head itself, all other members are out of reach.
+    /// Handles the missed heartbeat of a member. If it is the head device itself, it cannot reach the other members.
     fn heartbeat_missed(&mut self, member: usize, since: Nanos) -> Result<(), SimError> {
         let (device, reason) = (self.input.cluster.members[member].name.clone(), "no heartbeat".into());
-        self.react(if member == self.ring.members[0] {
+        self.react(if member == self.ring.member_indices[0] {
             recovery::Event::HeadIsolated { since, reason }
         } else {
             recovery::Event::DeviceLost { device, since, reason }
@@ -272,7 +274,7 @@ impl<'a> Simulation<'a> {
                     }
                 }
                 Step::Configure { .. } => self.configure_ring()?,
-                Step::GiveUp { .. } => (self.outcome, self.ended) = (Outcome::Killed, true),
+                Step::GiveUp { .. } => (self.outcome, self.has_ended) = (Outcome::Killed, true),
                 // A run is one request, and a pass begins when the head is free.
                 Step::Reset { .. } | Step::Begin { .. } => {}
             }
@@ -282,7 +284,7 @@ impl<'a> Simulation<'a> {
 
     /// Makes a plan for the reachable devices, and checks that the plan fits in their memory.
     fn replan(&mut self) -> Result<recovery::Event, SimError> {
-        let (all, head) = (self.input.cluster, self.ring.members[0]);
+        let (all, head) = (self.input.cluster, self.ring.member_indices[0]);
         let is_alone = !self.reachability.is_reachable(head);
         let others = all.members.iter().enumerate().filter(|&(member, _)| member != head);
         for (member, device) in others.map(|(member, it)| (member, it.name.clone())) {
@@ -306,10 +308,10 @@ impl<'a> Simulation<'a> {
         Ok(recovery::Event::NoPlan { reason })
     }
 
-    /// Returns why a plan does not fit in the memory of its devices; `None` if it fits.
+    /// Returns the reason why a plan does not fit in the memory of its devices; `None` if it fits.
     fn misfit(&self, plan: &Plan) -> Result<Option<String>, SimError> {
         let input = Input { plan, ..self.input };
-        let devices = input::check(&input)?;
+        let devices = input::check_input(&input)?;
         for (index, device) in devices.iter().enumerate() {
             let name = &plan.devices[index].name;
             let fits =
@@ -331,14 +333,15 @@ impl<'a> Simulation<'a> {
         let windows = plan.devices.iter().map(|device| format!("{} {}", device.name, device.window));
         let what = format!("{}; {again} tokens computed again", windows.collect::<Vec<_>>().join(", "));
         let now = self.engine.now();
-        self.timeline.log(RunEventKind::Replanned, missing, now, what).plan_digest = Some(plan.digest());
-        self.plans.push(plan);
+        let run_event = self.timeline.log_run_event(RunEventKind::Replanned, missing, now, what);
+        run_event.plan_digest = Some(plan.digest());
+        self.new_plans.push(plan);
     }
 
     fn stop_ring(&mut self) {
         let now = self.engine.now();
-        for slot in self.ring.order.clone() {
-            self.change_device(slot, DeviceSim::stop);
+        for id in self.ring.order.clone() {
+            self.change_device(id, DeviceSim::stop);
         }
         for record in self.trace.records.iter_mut().filter(|record| record.end_ns > now) {
             (record.start_ns, record.end_ns) = (record.start_ns.min(now), now);
@@ -347,7 +350,7 @@ impl<'a> Simulation<'a> {
                 record.kind = StepKind::Compute;
             }
         }
-        self.engine.clear();
+        self.engine.clear_events();
         self.reachability.held_messages.clear();
         self.network.drop_pending_messages();
         self.collect_deliveries();
@@ -359,25 +362,25 @@ impl<'a> Simulation<'a> {
         let plan = self.recovery.plan().clone();
         self.ring.order.clear();
         for index in 0..plan.devices.len() {
-            let slot = self.configure_device(&plan, index, first_pass)?;
-            self.ring.order.push(slot);
+            let id = self.configure_device(&plan, index, first_pass)?;
+            self.ring.order.push(id);
         }
-        for slot in 0..self.ring.devices.len() {
-            self.apply_load(slot);
+        for id in 0..self.ring.devices.len() {
+            self.apply_load(id);
         }
         self.await_confirmations();
         Ok(())
     }
 
-    /// Makes the head wait until the device with the longest round trip has confirmed the plan.
+    /// Makes the head device wait until the device with the longest round trip has confirmed the plan.
     fn await_confirmations(&mut self) {
         let links = &self.input.cluster.links;
         let one_way = |from: usize, to: usize| {
             let link = links.link_between(self.device_name(from), self.device_name(to));
             link.map_or(0, |link| link.latency.value.to_nanos())
         };
-        let round_trip = |&slot: &usize| one_way(0, slot) + one_way(slot, 0);
-        let wait = self.ring.order.iter().filter(|&&slot| slot != 0).map(round_trip).max().unwrap_or(0);
+        let round_trip = |&id: &usize| one_way(0, id) + one_way(id, 0);
+        let wait = self.ring.order.iter().filter(|&&id| id != 0).map(round_trip).max().unwrap_or(0);
         self.ready_at = self.engine.now() + wait;
         self.timeline.schedule(self.ready_at, TimelineAction::Ready);
         self.schedule_next_action();
@@ -406,29 +409,29 @@ impl<'a> Simulation<'a> {
         let device = &input.cluster.members[member].device;
         // `misfit` has checked that it fits.
         let memory = setup::device_memory(&Input { plan, ..input }, index, device).ok_or_else(unknown)?;
-        let known = self.ring.members.iter().position(|&it| it == member);
-        let slot = known.unwrap_or(self.ring.devices.len());
-        let old = known.map(|slot| &self.ring.devices[slot]);
+        let known = self.ring.member_indices.iter().position(|&it| it == member);
+        let id = known.unwrap_or(self.ring.devices.len());
+        let old = known.map(|id| &self.ring.devices[id]);
         let (held, output) = old.map_or((vec![], false), |old| (old.gpu_layers(), old.has_gpu_output()));
         // A device that was in no ring before adopts the plan in the same way as the other devices.
         let mut schedule = old.map_or_else(|| Schedule::new(plan.clone(), index), |old| old.schedule.clone());
         schedule.react(&ScheduleEvent::Replanned { plan: plan.clone(), first_pass })?;
         let (model, engine) = (&input.cluster.model, &mut self.engine);
-        let new_device = setup::new_device(input, device, model, schedule, slot, &memory, engine);
+        let new_device = setup::new_device(input, device, model, schedule, id, &memory, engine);
         if known.is_some() {
-            self.ring.devices[slot].reconfigure(new_device);
-            self.ring.memories[slot] = memory;
+            self.ring.devices[id].reconfigure(new_device);
+            self.ring.memories[id] = memory;
         } else {
-            self.ring.members.push(member);
+            self.ring.member_indices.push(member);
             self.ring.devices.push(new_device);
             self.ring.memories.push(memory);
             self.trace.header.devices.push(trace::build_traced_device(name, device));
         }
-        let mut new = self.ring.devices[slot].gpu_layers();
+        let mut new = self.ring.devices[id].gpu_layers();
         new.retain(|layer| !held.contains(layer));
-        self.change_device(slot, |device, ctx| {
+        self.change_device(id, |device, ctx| {
             device.load_gpu_weights(&new, device.has_gpu_output() && !output, ctx);
         });
-        Ok(slot)
+        Ok(id)
     }
 }

@@ -1,7 +1,7 @@
 //! Event timeline: the events of a scenario as timed actions, and the log of run events.
 //!
-//! An event has an action for its beginning, an action for each step of its ramp if it has a ramp, and an action for
-//! its end. Other actions, such as heartbeat checks, are added during the run.
+//! An event has an action for its beginning, for each step of its ramp (if its effect increases gradually), and for its
+//! end. Other actions, such as heartbeat checks, are added during the run.
 //!
 //! Not here: the effect of an action on the ring ([`crate::ring::reconfiguration`]) and on a device
 //! ([`crate::device::background_load`]).
@@ -16,7 +16,7 @@ use crate::device::background_load::BackgroundLoad;
 use crate::engine::Nanos;
 
 /// Number of equal steps in which an event with a ramp time reaches its full effect.
-/// source: assumed, so that each step is a small part of the whole effect
+/// source: assumed, so that the effect of each step is small
 const RAMP_STEPS: u32 = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,9 +25,9 @@ pub enum TimelineAction {
     /// The event with this index reaches the ramp step with this number.
     Ramp(usize, u32),
     End(usize),
-    /// The head checks whether the member with this index has been unreachable since this time.
+    /// The head device checks whether the member with this index has been unreachable since this time.
     CheckHeartbeat(usize, Nanos),
-    /// All devices may have confirmed a new plan.
+    /// By this time all devices have confirmed a new plan, if no newer plan has replaced it.
     Ready,
 }
 
@@ -37,7 +37,7 @@ pub struct EventTimeline {
     /// The pending actions, by time and then by order of insertion.
     queue: BTreeMap<(Nanos, u32), TimelineAction>,
     next_sequence: u32,
-    /// Indices of the events that begin with a token, by the number of the token.
+    /// Indices of the events that begin with a token, by the number of this token.
     by_token: BTreeMap<u32, Vec<usize>>,
     /// The completed fraction of the ramp of each active event, by the index of the event.
     progress: BTreeMap<usize, f64>,
@@ -85,9 +85,9 @@ impl EventTimeline {
         if next.key().0 > now { None } else { Some(next.remove()) }
     }
 
-    /// Schedules the events that begin with the token with number `count`.
-    pub fn on_token(&mut self, now: Nanos, count: u32) {
-        for index in self.by_token.remove(&count).unwrap_or_default() {
+    /// Schedules the events that begin with the token of this number.
+    pub fn on_token(&mut self, now: Nanos, token: u32) {
+        for index in self.by_token.remove(&token).unwrap_or_default() {
             self.schedule(now, TimelineAction::Begin(index));
         }
     }
@@ -113,8 +113,8 @@ impl EventTimeline {
         self.events[index].0.duration
     }
 
-    /// Logs a run event without an end and returns the entry.
-    pub fn log(
+    /// Logs a run event that has not ended yet, and returns the entry.
+    pub fn log_run_event(
         &mut self,
         kind: RunEventKind,
         device: Option<String>,
@@ -126,16 +126,16 @@ impl EventTimeline {
         &mut self.run_events[at]
     }
 
-    /// Begins an event, whose effect increases over the time `over` and lasts until the event ends.
-    pub fn begin_event(&mut self, now: Nanos, index: usize, over: Seconds) {
+    /// Begins an event. Its effect increases during `ramp_time` and then lasts until the event ends.
+    pub fn begin_event(&mut self, now: Nanos, index: usize, ramp_time: Seconds) {
         let (event, change) = &self.events[index];
         let (device, duration, (kind, what)) = (event.device.clone(), event.duration, describe(change));
         self.logged.insert(index, self.run_events.len());
-        self.log(kind, device, now, what);
-        let over = over.to_nanos();
-        self.progress.insert(index, if over == 0 { 1.0 } else { 0.0 });
-        if over > 0 {
-            let step = |step| now + (u128::from(over) * u128::from(step) / u128::from(RAMP_STEPS)) as Nanos;
+        self.log_run_event(kind, device, now, what);
+        let ramp = ramp_time.to_nanos();
+        self.progress.insert(index, if ramp == 0 { 1.0 } else { 0.0 });
+        if ramp > 0 {
+            let step = |step| now + (u128::from(ramp) * u128::from(step) / u128::from(RAMP_STEPS)) as Nanos;
             (1..=RAMP_STEPS).for_each(|count| self.schedule(step(count), TimelineAction::Ramp(index, count)));
         }
         if let Some(duration) = duration {
@@ -164,7 +164,7 @@ impl EventTimeline {
         }
     }
 
-    /// Ends the logged replanning, because the ring has generated its first token with the new plan.
+    /// Sets the end of a logged replanning, because the ring has generated its first token with the new plan.
     pub fn end_replanning(&mut self, now: Nanos) {
         for run_event in &mut self.run_events {
             if run_event.kind == RunEventKind::Replanned && run_event.end_ns.is_none() {
@@ -173,7 +173,7 @@ impl EventTimeline {
         }
     }
 
-    /// Returns a device's background load. With a swap event, other programs occupy `withheld` bytes at first.
+    /// Returns a device's background load. Before its swap event, if any, other programs occupy `withheld` bytes.
     pub fn background_load(&self, device: &str, withheld: Bytes) -> BackgroundLoad {
         let own = |index: usize| self.events[index].0.device.as_deref() == Some(device);
         let quiet = BackgroundLoad::initial(if self.has_swap_event(device) { withheld } else { Bytes::ZERO });

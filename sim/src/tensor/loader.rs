@@ -1,8 +1,8 @@
 //! Block loader: reads the blocks of a sliding window from disk into memory.
 //!
-//! TPI-LLM's memory scheduler loads blocks in the order of use. It loads block b as soon as block b - 1 is loaded and
-//! block b - tau is released (prima.cpp paper, section 2: it "loads model layers on demand and hides disk loading with
-//! prefetching"):
+//! TPI-LLM's memory scheduler loads blocks in the order of use. With memory for tau blocks, it loads block b as soon as
+//! block b - 1 is loaded and block b - tau is released (prima.cpp paper, section 2: it "loads model layers on demand
+//! and hides disk loading with prefetching"):
 //!
 //! ```text
 //! loaded(b) = max(loaded(b - 1), released(b - tau)) + bytes(b) / s_disk
@@ -23,27 +23,28 @@ pub struct BlockLoader {
     released: VecDeque<Nanos>,
     window: usize,
     loaded: Nanos,
-    disk: BytesPerSecond,
+    disk_rate: BytesPerSecond,
     pub bytes_read: Bytes,
 }
 
 impl BlockLoader {
     /// Creates a loader that starts at time zero and has memory for `window` blocks.
-    pub fn new(window: usize, disk: BytesPerSecond) -> Self {
-        Self { released: VecDeque::new(), window: window.max(1), loaded: 0, disk, bytes_read: Bytes::ZERO }
+    pub fn new(window: usize, disk_rate: BytesPerSecond) -> Self {
+        let window = window.max(1);
+        Self { released: VecDeque::new(), window, loaded: 0, disk_rate, bytes_read: Bytes::ZERO }
     }
 
-    /// Loads the next block, which has `bytes` bytes. Returns the time span of the read.
-    pub fn load(&mut self, bytes: Bytes) -> Range<Nanos> {
+    /// Loads the next block, of `bytes` bytes. Returns the start and the end of the read.
+    pub fn load_block(&mut self, bytes: Bytes) -> Range<Nanos> {
         let is_full = self.released.len() >= self.window;
         let freed = if is_full { self.released.pop_front().unwrap_or(0) } else { 0 };
         let start = self.loaded.max(freed);
-        self.loaded = start.saturating_add((bytes / self.disk).to_nanos());
+        self.loaded = start.saturating_add((bytes / self.disk_rate).to_nanos());
         self.bytes_read += bytes;
         start..self.loaded
     }
 
-    pub fn release(&mut self, now: Nanos) {
+    pub fn release_block(&mut self, now: Nanos) {
         self.released.push_back(now);
     }
 }
@@ -59,9 +60,9 @@ mod tests {
         let mut loader = BlockLoader::new(window, BytesPerSecond(1e6));
         let mut now = 0;
         let each = |_| {
-            let loading = loader.load(Bytes(10_000));
+            let loading = loader.load_block(Bytes(10_000));
             now = now.max(loading.end) + compute * MS;
-            loader.release(now);
+            loader.release_block(now);
             now / MS
         };
         (0..count).map(each).collect()
@@ -78,10 +79,10 @@ mod tests {
     fn block_waits_for_a_released_block() {
         let mut loader = BlockLoader::new(2, BytesPerSecond(1e6));
         for _ in 0..2 {
-            loader.load(Bytes(10_000));
-            loader.release(50 * MS);
+            loader.load_block(Bytes(10_000));
+            loader.release_block(50 * MS);
         }
-        assert_eq!(loader.load(Bytes(10_000)), 50 * MS..60 * MS);
+        assert_eq!(loader.load_block(Bytes(10_000)), 50 * MS..60 * MS);
         assert_eq!(loader.bytes_read, Bytes(30_000));
     }
 }

@@ -12,12 +12,12 @@ mod rank;
 mod simulation;
 
 use hearth_core::memory::PinnedMemory;
-use hearth_core::schedule::{ScheduleError, passes};
+use hearth_core::schedule::{ScheduleError, workload_passes};
 use hearth_profiles::device::DeviceProfile;
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Plan;
 use hearth_schema::plan::tensor_parallel::TensorParallelPlan;
-use hearth_schema::trace::{Header, Outcome, Shortage, Trace};
+use hearth_schema::trace::{Header, Outcome, ShortageRecord, Trace};
 
 use crate::error::SimError;
 use crate::input::Input;
@@ -32,7 +32,7 @@ pub(crate) fn simulate(
     devices: &[&DeviceProfile],
     header: Header,
 ) -> Result<Trace, SimError> {
-    let passes = tensor.split_passes(passes(&input.cluster.workload));
+    let passes = tensor.split_passes(workload_passes(&input.cluster.workload));
     check_context(&passes, input.plan)?;
     let ignore = input.options.ignore_memory_shortages;
     let model = &input.cluster.model;
@@ -40,7 +40,7 @@ pub(crate) fn simulate(
         PinnedMemory::new(input.plan, index, model, device, ignore)
     };
     let memories: Vec<PinnedMemory> = devices.iter().enumerate().filter_map(memory).collect();
-    let shortages: Vec<Shortage> =
+    let shortages: Vec<ShortageRecord> =
         memories.iter().enumerate().flat_map(|(index, memory)| memory.shortages(index)).collect();
     if !ignore && !shortages.is_empty() {
         let unreclaimable = memories.iter().map(PinnedMemory::unreclaimable_memory);

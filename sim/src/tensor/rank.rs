@@ -16,7 +16,7 @@ use hearth_schema::plan::tensor_parallel::TensorParallelPlan;
 use hearth_schema::residency::Residency;
 use hearth_schema::trace::{Resource, StepCost, StepKind, StepRecord};
 
-use crate::device::or_zero;
+use crate::device::cost_or_zero;
 use crate::engine::Nanos;
 use crate::input::Input;
 use crate::trace::{gpu_step_with_copies, new_record, record_steps};
@@ -34,7 +34,7 @@ pub struct Rank<'a> {
     loader: Option<BlockLoader>,
     /// Sizes of the blocks of the output matrix, which a sliding window loads one after another.
     output: Vec<Bytes>,
-    /// Number of bytes that are swapped in for each byte of weights that is used.
+    /// Bytes that are swapped in for each byte of weights that the rank uses.
     swap_ratio: f64,
     swapped_in: Bytes,
 }
@@ -98,14 +98,14 @@ impl<'a> Rank<'a> {
         }
         let mut time = slice_time(&self.cpu_cost(), &self.sliced, block, pass);
         if block == 0 {
-            time += or_zero(self.device.cpu.window_overhead.as_ref());
+            time += cost_or_zero(self.device.cpu.window_overhead.as_ref());
         }
         let bytes = self.sliced.block_bytes(block);
         record.bytes = bytes.0;
         self.compute_parts(&[(bytes, time)], &record, out)
     }
 
-    /// Simulates the output of a pass on the head. Adds the records to `out` and returns the end time.
+    /// Simulates the output of a pass on the head device. Adds the records to `out` and returns the end time.
     pub fn simulate_output(
         &mut self,
         now: Nanos,
@@ -117,7 +117,7 @@ impl<'a> Rank<'a> {
         let time = self.cpu_cost().output_time(1);
         let part = |&bytes: &Bytes| (bytes, time * (bytes.as_f64() / whole.as_f64().max(1.0)));
         let mut parts: Vec<(Bytes, Seconds)> = self.output.iter().map(part).collect();
-        parts.push((Bytes::ZERO, or_zero(self.device.cpu.token_overhead.as_ref())));
+        parts.push((Bytes::ZERO, cost_or_zero(self.device.cpu.token_overhead.as_ref())));
         let record = StepRecord { bytes: whole.0, ..self.new_record(StepKind::Output, pass, round, now) };
         self.compute_parts(&parts, &record, out)
     }
@@ -126,7 +126,7 @@ impl<'a> Rank<'a> {
         self.swapped_in + self.loader.as_ref().map_or(Bytes::ZERO, |loader| loader.bytes_read)
     }
 
-    /// Simulates computing with parts of the weights in order, each once it is in memory. Returns the end time.
+    /// Simulates computing with parts of the weights in order, each as soon as it is in memory. Returns the end time.
     fn compute_parts(
         &mut self,
         parts: &[(Bytes, Seconds)],
@@ -136,7 +136,7 @@ impl<'a> Rank<'a> {
         let (mut at, mut computed) = (record.start_ns, 0);
         for &(bytes, time) in parts {
             if let Some(loader) = self.loader.as_mut().filter(|_| bytes > Bytes::ZERO) {
-                let loading = loader.load(bytes);
+                let loading = loader.load_block(bytes);
                 at = at.max(loading.end);
                 out.push(StepRecord {
                     resource: Resource::DiskPrefetch,
@@ -153,7 +153,7 @@ impl<'a> Rank<'a> {
             at = at.saturating_add(swapping).saturating_add(time.to_nanos());
             computed += time.to_nanos();
             if let Some(loader) = self.loader.as_mut().filter(|_| bytes > Bytes::ZERO) {
-                loader.release(at);
+                loader.release_block(at);
             }
         }
         let cost = Some(StepCost { cpu_ns: computed, ..StepCost::default() });
@@ -172,7 +172,7 @@ impl<'a> Rank<'a> {
         let work = ComputeCost::for_gpu(gpu, &self.sliced.attention, self.kv_element);
         let mut time = slice_time(&work, &self.sliced, block, pass);
         if block == 0 {
-            time += or_zero(gpu.window_overhead.as_ref());
+            time += cost_or_zero(gpu.window_overhead.as_ref());
         }
         let record = StepRecord { resource: Resource::Gpu, ..record.clone() };
         let bytes = self.sliced.attention.shape.hidden_state_bytes() * u64::from(pass.tokens);

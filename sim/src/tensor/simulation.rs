@@ -1,8 +1,8 @@
 //! Tensor-parallel run: simulates the computations and messages of the ranks in order.
 //!
 //! The head computes the embedding of a pass and sends it to every worker. Then, block by block, a rank computes its
-//! slice, takes part in the all-reduce, and begins the next block when it has the sum. Nothing else synchronises the
-//! ranks, so a rank may be ahead of other ranks. After the last block the head computes the output.
+//! slice, takes part in the all-reduce, and begins the next block when it has the sum of all ranks. Nothing else
+//! synchronises the ranks, so a rank may be ahead of other ranks. After the last block the head computes the output.
 //!
 //! Which messages a rank sends depends on the number of messages that it has received
 //! ([`hearth_core::tensor::collective`]). Messages of a later block are counted when they arrive, and used when the
@@ -98,7 +98,7 @@ impl<'a> TensorSimulation<'a> {
             passes,
             air_time: tensor.all_reduce_time.unwrap_or(Seconds(0.0)),
             tensor,
-            embedding: shape.embedding,
+            embedding: shape.embedding_length,
             blocks: 2 * shape.layers.0,
             ranks_waiting: BTreeMap::new(),
             ended: false,
@@ -207,7 +207,7 @@ impl<'a> TensorSimulation<'a> {
         }
     }
 
-    /// Computes the output of a pass on the head; if the pass has no output, begins the next pass.
+    /// Computes the output of a pass on the head device. Begins the next pass if this pass has no output.
     fn output(&mut self, index: usize) {
         let (now, pass) = (self.engine.now(), self.passes[index]);
         if !pass.has_output {

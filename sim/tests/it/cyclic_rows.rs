@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use hearth_sim::page_cache::{Access, Chunk, Fetch, PageCache, Readahead, TwoListCache};
+use hearth_sim::page_cache::{Access, Chunk, FetchResult, PageCache, Readahead, TwoListCache};
 
 const LOG: &str = include_str!("../data/cyclic_reader.log");
 const CHUNKS_PER_MIB: u32 = 8;
@@ -17,7 +17,7 @@ const PIECE_MIB: u32 = 2;
 const PAGES_PER_CHUNK: u64 = 32;
 /// Read-ahead window in chunks: 8 MiB, as set by `read_ahead_kb` 8192.
 const READ_AHEAD: u32 = 8 * CHUNKS_PER_MIB;
-/// Memory of the process, its page tables and the nodes of the page cache's tree, in chunks: 3.2 MiB were measured.
+/// Memory in chunks of the process, its page tables and the tree nodes of the page cache: 3.2 MiB were measured.
 const PROCESS_CHUNKS: u32 = 26;
 
 struct LoggedRow {
@@ -109,7 +109,7 @@ impl Replay {
     fn request(&mut self, chunks: Range<Chunk>) {
         for chunk in chunks {
             // A request that finds no free memory is dropped.
-            if self.cache.prefetch_now(chunk) == Fetch::Started {
+            if self.cache.prefetch_now(chunk) == FetchResult::Started {
                 self.in_flight.push(chunk);
             }
         }

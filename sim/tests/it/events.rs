@@ -52,9 +52,9 @@ pub fn run_with(
     simulate_with_events(&input, &ScenarioEvents { events, replanner }).expect("a run that ends")
 }
 
-fn refused(cluster: &Cluster, plan: &Plan, events: &[Event]) -> SimError {
+fn simulation_error(cluster: &Cluster, plan: &Plan, events: &[Event]) -> SimError {
     let input = Input { cluster, plan, options: &Options::default() };
-    simulate_with_events(&input, &ScenarioEvents { events, replanner: None }).expect_err("a refusal")
+    simulate_with_events(&input, &ScenarioEvents { events, replanner: None }).expect_err("an error")
 }
 
 /// Simulates a ring of two devices, each with half of the layers and enough memory. Returns the trace and its metrics.
@@ -228,7 +228,7 @@ fn android_kill_is_reported() {
     let memory = &mut cluster.members[1].device.memory;
     memory.can_swap = Some(Sourced::new(Bytes::from_mib(64), "test"));
     memory.swap_available = Some(Sourced::new(Bytes(4 << 30), "test"));
-    let error = refused(&cluster, &plan, &[Event { compressed_swap: swap, ..on("d1", 1) }]);
+    let error = simulation_error(&cluster, &plan, &[Event { compressed_swap: swap, ..on("d1", 1) }]);
     assert!(matches!(error, SimError::AutomaticSwap { .. }), "{error:?}");
 }
 
@@ -238,7 +238,7 @@ fn events_need_a_ring_plan() {
     let (cluster, plan) = ring(&[PLENTY, PLENTY], 4, &[16, 16], pinned);
     let slow = Event { clock_rate_fraction: Some(Fraction(0.5)), ..on("d1", 2) };
     assert_eq!(run_with(&cluster, &plan, &[], None).trace.outcome, Outcome::Ok);
-    let error = refused(&cluster, &plan, &[slow]);
+    let error = simulation_error(&cluster, &plan, &[slow]);
     assert!(matches!(error, SimError::EventsWithoutRing { .. }), "{error:?}");
 }
 
@@ -356,5 +356,5 @@ fn swapping_frees_memory_at_its_rate() {
     let at = counted.expect("counted").time_ns;
     assert!(at as f64 * 1e-9 > seconds * 0.8, "quiet from {at} ns on, and swapping takes {seconds} s");
     cluster.members[1].device.memory.can_swap = None;
-    assert!(matches!(refused(&cluster, &plan, &[event]), SimError::NoSwap { .. }));
+    assert!(matches!(simulation_error(&cluster, &plan, &[event]), SimError::NoSwap { .. }));
 }

@@ -28,7 +28,7 @@ impl Replanner for TwoLayerWindows {
     }
 }
 
-/// Generates an event on one of three devices, early enough to affect the run.
+/// Generates an event on one of three devices that begins early enough to affect the run.
 fn event() -> impl Strategy<Value = Event> {
     let seconds = |ms: u32| Some(Seconds(f64::from(ms) / 1e3));
     let when = prop_oneof![

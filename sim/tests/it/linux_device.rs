@@ -20,9 +20,9 @@ pub const FILE_BYTES: u64 = 675_681_184;
 pub const LIMIT_MARGIN: u64 = 64 << 20;
 /// Memory in bytes that a process of the executor occupied in its cgroup, without weights: 22.3 MB that could not be
 /// reclaimed, including keys and values; 4 MiB of program text on the active list (`active_file`), which reclaim does
-/// not evict (`VM_EXEC`); and the stocks of charges of two processors (`MEMCG_CHARGE_BATCH`).
+/// not evict (`VM_EXEC`); and the stocks of charges of two CPUs (`MEMCG_CHARGE_BATCH`).
 pub const EXECUTOR_MEMORY: u64 = 22_300_000 + (4 << 20) + (512 << 10);
-/// Memory in bytes that a process of llama.cpp occupied in its cgroup, without weights. Only 49.6 MB were measured.
+/// Memory in bytes of a process of llama.cpp without weights: 49.6 MB were measured, the rest is as for the executor.
 pub const LLAMA_CPP_MEMORY: u64 = 49_600_000 + (4 << 20) + (512 << 10);
 
 /// Number of tokens until the page cache is in a steady state; these tokens are not counted.

@@ -5,16 +5,16 @@ use std::collections::VecDeque;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use hearth_sim::device::storage::{Storage, TouchResult, WAKE_LATENCY};
 use hearth_sim::engine::{Engine, Nanos, Timer};
-use hearth_sim::page_cache::{Chunk, Fetch, TwoListCache};
+use hearth_sim::page_cache::{Chunk, FetchResult, TwoListCache};
 use hearth_sim::resource::{DiskSpeed, ReadKind};
 
 const CHUNK: Bytes = Bytes(128 << 10);
 const CHUNKS_PER_MIB: u32 = 8;
 /// Read-ahead window of the kernel, as set by `read_ahead_kb` 8192.
 const READ_AHEAD: Bytes = Bytes::from_mib(8);
-/// Nanoseconds to sum the words of a chunk: 400 MiB take 45 ms.
+/// Nanoseconds to sum the words of a chunk. For 400 MiB, 45 ms were measured.
 const SUM_CHUNK: Nanos = 45_000_000 / (400 * CHUNKS_PER_MIB as u64);
-/// Memory in MiB of the reading process in its cgroup: about 2 MiB for `windowed_reader`, plus its `--ballast-mib`.
+/// Memory in MiB of the reading process without the file: about 2 MiB, plus the `--ballast-mib` of `windowed_reader`.
 pub const PROCESS_MIB: u32 = 3;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -217,7 +217,7 @@ impl ReaderSim {
         self.engine.schedule_after(released + others, Event::OthersDone);
     }
 
-    /// Runs the helper thread: prefetches the next chunk of the first requested window.
+    /// Runs the helper thread, which prefetches the next chunk of the first requested window.
     fn help(&mut self) {
         while self.requested.front().is_some_and(|&(start, end)| start < end && self.keeps(start)) {
             self.requested[0].0 += 1;
@@ -238,7 +238,7 @@ impl ReaderSim {
             }
             return;
         }
-        if self.storage.prefetch(now, chunk) == Fetch::Again {
+        if self.storage.prefetch(now, chunk) == FetchResult::Retry {
             return self.continue_helper();
         }
         // In all other cases the chunk is done: a request that finds no free memory is dropped.

@@ -15,7 +15,7 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 use crate::linux_device::{DeviceRun, EXECUTOR_MEMORY, LLAMA_CPP_MEMORY};
 use crate::linux_reader::{BASE, Prefetch, Setup, windowed};
 
-/// Measured ranges of the seconds per token and of the data read per token, in multiples of the share or in MB.
+/// Measured ranges of the seconds and of the data read per token; data is in multiples of the file size or in MB.
 type Measured = (RangeInclusive<f64>, RangeInclusive<f64>);
 
 type Row = (&'static str, Setup, Measured);
@@ -79,7 +79,7 @@ fn measured() -> Vec<Row> {
 /// Number of simulated runs over which the rows of whole devices are averaged, as in the measurements.
 const SEEDS: u64 = 5;
 
-/// Returns rows of the executor and llama.cpp on one device: name, part of the file in memory, run, measured ranges.
+/// Returns rows of the executor and llama.cpp: name, part of the file that fits in memory, run, measured ranges.
 fn runs() -> Vec<(&'static str, f64, DeviceRun, Measured)> {
     let os = ResidencyOptions::default();
     let (none, windowed) = (os.without_prefetch(), ResidencyOptions::with_policy(Residency::Windowed));
@@ -148,7 +148,7 @@ fn edges() -> Vec<(&'static str, &'static str, DeviceRun, Bytes, Measured)> {
     ]
 }
 
-/// Rows that the simulator does not reproduce; the study states the reasons, if known.
+/// Rows that the simulator does not reproduce; `docs/studies/linux-page-cache` states the reasons, if known.
 const MISSED: [&str; 5] = [
     "llama.cpp at 50 %",
     "os at 75 %",

@@ -23,7 +23,8 @@ fn run(cluster: &Cluster, windows: &[u32]) -> Trace {
     warm(cluster, &plan(&cluster.model, windows, OS))
 }
 
-/// Returns the mean milliseconds to send the activations of a token over Wi-Fi, by the formula for one message.
+/// Returns the mean milliseconds to send the activations of a token over Wi-Fi, computed by the formula for one
+/// message.
 fn hop(cluster: &Cluster, fresh: bool) -> f64 {
     let Some(Connection::Wireless(path)) = cluster.links.connection("d0", "d1") else { panic!("no Wi-Fi") };
     path.mean_message_time(cluster.model.shape.hidden_state_bytes(), fresh).as_millis()

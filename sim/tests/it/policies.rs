@@ -1,7 +1,7 @@
 //! Tests of whole runs with the page-cache policy of each operating system.
 //!
-//! A run has one device of [`crate::small_rings`], with a disk of 1 GB/s, and a share of the 8B shape that does not fit
-//! in memory. Reads are counted after the first token. The trace marks policies that are not validated on a machine.
+//! A run has one device of [`crate::small_rings`], with a disk of 1 GB/s and too little memory for the 8B shape. Reads
+//! are counted after the first token. The trace marks policies that are not validated on a machine.
 
 use hearth_core::metrics;
 use hearth_profiles::device::PageCachePolicy::{
@@ -16,7 +16,7 @@ use crate::small_rings::{OS, PLENTY, add_gpu, cluster, cold, llama_8b, plan, run
 const POLICIES: [PageCachePolicy; 7] = [PaperLinear, TwoList, MgLru, Random, Macos, MacosMetal, Android];
 
 /// Runs the 8B shape on one device whose page cache can contain a fraction `part` of its weights; `change` may change
-/// the device's profile. Returns the trace, and the bytes read per token as a fraction of the share.
+/// the device's profile. Returns the trace, and the bytes read per token as a fraction of the weights.
 fn traced(part: f64, policy: PageCachePolicy, change: impl Fn(&mut DeviceProfile)) -> (Trace, f64) {
     let model = llama_8b();
     let plan = plan(&model, &[32], OS);

@@ -6,7 +6,7 @@
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics::{self, Metrics};
 use hearth_core::residency::kept_bytes;
-use hearth_core::schedule::{ModelPart, parts_by_visit};
+use hearth_core::schedule::{ModelPart, parts_by_busy_period};
 use hearth_profiles::device::PageCachePolicy;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds, Sourced};
@@ -36,7 +36,7 @@ fn share(plan: &Plan, place: usize, model: &ModelProfile) -> Bytes {
         ModelPart::Output => model.output_head_bytes(),
         ModelPart::Layers(part) => layers(model, part),
     };
-    parts_by_visit(plan, place).into_iter().flatten().map(bytes).sum()
+    parts_by_busy_period(plan, place).into_iter().flatten().map(bytes).sum()
 }
 
 /// A ring in which all devices except the last have enough memory.

@@ -11,8 +11,8 @@ use hearth_sim::{Options, SimError};
 use proptest::prelude::*;
 
 use crate::small_rings::{
-    OS, PLENTY, add_gpu, assert_near, cluster, cold, count, layers, llama_8b, memories, plan, records,
-    refusal, ring, run, set_prompt, simulate_with, tpot, warm,
+    OS, PLENTY, add_gpu, assert_near, cluster, cold, count, layers, llama_8b, memories, plan, records, ring,
+    run, set_prompt, simulate_with, simulation_error, tpot, warm,
 };
 
 fn policy(residency: Residency, prefetch: bool) -> ResidencyOptions {
@@ -104,7 +104,7 @@ fn unreclaimable_beyond_memory_is_out_of_memory() {
     let (mut small, plan) = ring(&[PLENTY, Bytes(1 << 20)], 3, &[16, 16], OS);
     assert_eq!(cold(&small, &plan).outcome, Outcome::OutOfMemory);
     small.members.pop();
-    assert!(matches!(refusal(&small, &plan), SimError::UnknownDevice { index: 1, .. }));
+    assert!(matches!(simulation_error(&small, &plan), SimError::UnknownDevice { index: 1, .. }));
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn gpu_layers_do_not_use_the_disk() {
     assert!(metrics.devices[0].bytes_read_per_token < output, "embedding rows and the pages around them");
     (plan.devices[0].gpu_layers, plan.devices[0].window, plan.rounds) = (17, 32, 1);
     cluster.members[0].device.gpu = None;
-    assert!(matches!(refusal(&cluster, &plan), SimError::NoGpu { layers: 17, .. }));
+    assert!(matches!(simulation_error(&cluster, &plan), SimError::NoGpu { layers: 17, .. }));
 }
 
 #[test]

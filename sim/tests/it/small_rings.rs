@@ -187,9 +187,9 @@ links:
     cluster.links = LinkTable::new(scenario.links);
 }
 
-/// Returns the error of a plan that is refused.
-pub fn refusal(cluster: &Cluster, plan: &Plan) -> SimError {
-    simulate(&Input { cluster, plan, options: &Options::default() }).expect_err("a refusal")
+/// Returns the error of a plan that cannot be simulated.
+pub fn simulation_error(cluster: &Cluster, plan: &Plan) -> SimError {
+    simulate(&Input { cluster, plan, options: &Options::default() }).expect_err("an error")
 }
 
 pub fn simulate_with(cluster: &Cluster, plan: &Plan, options: &Options) -> Trace {
@@ -201,7 +201,7 @@ pub fn cold(cluster: &Cluster, plan: &Plan) -> Trace {
     simulate_with(cluster, plan, &Options::default())
 }
 
-/// Simulates a run in which the weights are in the page cache at the start, as far as they fit.
+/// Simulates a run in which as many weights as fit are in the page cache at the start.
 pub fn warm(cluster: &Cluster, plan: &Plan) -> Trace {
     simulate_with(cluster, plan, &Options { starts_warm: true, ..Options::default() })
 }

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 
 use crate::small_rings::{
     LATENCY, PLENTY, assert_near, assert_terms, cluster, cold, count, layers, plan as ring_plan, records,
-    refusal, ring, run, set_prompt, simulate_with, tpot, written,
+    ring, run, set_prompt, simulate_with, simulation_error, tpot, written,
 };
 
 /// Returns a plan with these slices, each of key-value heads (8 in all) and feed-forward rows (14336 in all).
@@ -182,18 +182,18 @@ fn pinned_ring_reads_nothing() {
 }
 
 #[test]
-fn slices_of_another_model_are_refused() {
+fn slices_of_another_model_are_rejected() {
     let mut cluster = cluster("llama-8b", &[PLENTY, PLENTY], 3);
     for (slices, reason) in [
         ([(4, 7168), (4, 7000)], "`feed_forward` add up to 14168"),
         ([(8, 14336), (8, 14336)], "`kv_heads` add up to 16"),
         ([(8, 14336), (0, 0)], "neither KV heads nor feed-forward rows"),
     ] {
-        let error = refusal(&cluster, &plan(&cluster, AllReduce::Star, &slices, PINNED));
+        let error = simulation_error(&cluster, &plan(&cluster, AllReduce::Star, &slices, PINNED));
         assert!(matches!(error, SimError::InvalidPlan(_)) && error.to_string().contains(reason), "{error:?}");
     }
     cluster.workload.prompt_tokens = 600;
-    let error = refusal(&cluster, &plan(&cluster, AllReduce::Star, &even(2), PINNED));
+    let error = simulation_error(&cluster, &plan(&cluster, AllReduce::Star, &even(2), PINNED));
     assert!(matches!(error, SimError::Schedule(_)), "{error:?}");
 }
 

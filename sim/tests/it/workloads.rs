@@ -16,7 +16,7 @@ use proptest::prelude::*;
 
 use crate::small_rings::{
     OS, PLENTY, add_gpu, assert_near, assert_terms, bytes, cluster, draft_model, layers, links, llama_8b,
-    memories, readings, records, refusal, tpot, warm, with_drafts,
+    memories, readings, records, simulation_error, tpot, warm, with_drafts,
 };
 
 /// Returns a cluster whose devices have enough memory for all weights, and whose links take a microsecond.
@@ -181,31 +181,31 @@ fn gpu_draft_does_not_use_the_cpu() {
 }
 
 #[test]
-fn mismatched_draft_plan_is_refused() {
+fn mismatched_draft_plan_is_rejected() {
     let base = with_drafts(quick("1b", 1, Workload::new(4, 8)), 3, 0.5);
     let plan = planned(&base, &[16]);
-    let refused = |cluster: &Cluster, plan: &Plan| match refusal(cluster, plan) {
+    let draft_error = |cluster: &Cluster, plan: &Plan| match simulation_error(cluster, plan) {
         SimError::Draft(error) => error,
         other => panic!("{other:?}"),
     };
     let without_draft = Plan { draft_model: None, ..plan.clone() };
-    assert!(matches!(refused(&base, &without_draft), DraftError::OneSided { .. }));
+    assert!(matches!(draft_error(&base, &without_draft), DraftError::OnlyOneHasDraft { .. }));
     let plain = quick("1b", 1, Workload::new(4, 8));
-    assert!(matches!(refused(&plain, &plan), DraftError::OneSided { .. }));
+    assert!(matches!(draft_error(&plain, &plan), DraftError::OnlyOneHasDraft { .. }));
     let mut other = base.clone();
     other.draft_model = Some(model::shipped_profile("tiny").expect("shipped"));
-    assert!(matches!(refused(&other, &plan), DraftError::OtherModel { .. }));
+    assert!(matches!(draft_error(&other, &plan), DraftError::DifferentModel { .. }));
     // A draft model with another vocabulary.
     let model = model::shipped_profile("tiny").expect("shipped");
     let planned = PlannedDraftModel { model: PlannedModel::from_profile(&model), processor: Processor::Cpu };
     let with_tiny = Plan { draft_model: Some(planned), ..plan.clone() };
-    assert!(matches!(refused(&other, &with_tiny), DraftError::Vocabulary { .. }));
+    assert!(matches!(draft_error(&other, &with_tiny), DraftError::VocabularyMismatch { .. }));
     let mut on_gpu = plan.clone();
     on_gpu.draft_model.as_mut().expect("a draft").processor = Processor::Gpu;
-    assert!(matches!(refused(&base, &on_gpu), DraftError::NoGpu { .. }));
+    assert!(matches!(draft_error(&base, &on_gpu), DraftError::NoGpu { .. }));
     let mut several = base;
     several.workload.sequences = 2;
-    assert!(matches!(refused(&several, &plan), DraftError::Sequences { requested: 2, planned: 1 }));
+    assert!(matches!(draft_error(&several, &plan), DraftError::TooFewCaches { requested: 2, planned: 1 }));
 }
 
 #[test]

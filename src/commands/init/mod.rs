@@ -1,8 +1,8 @@
 //! `hearth init`: writes a new scenario.
 //!
-//! The values come from flags. At a terminal, prompts ask for missing values; otherwise they have defaults.
+//! The values come from flags. At a terminal, questions ask for missing values; otherwise these values have defaults.
 
-mod prompter;
+mod questionnaire;
 
 use std::io::{IsTerminal, stdin};
 use std::path::Path;
@@ -14,7 +14,7 @@ use hearth_workflow::files::{check_outputs, check_parent_folder, write};
 use hearth_workflow::init::{Network, NewDevice, NewScenario};
 use serde::Serialize;
 
-use self::prompter::Prompter;
+use self::questionnaire::Questionnaire;
 use super::print_json;
 use crate::cli::InitArgs;
 use crate::diagnostics::{ExitCode, Failure};
@@ -26,8 +26,8 @@ use crate::progress;
 const DEFAULT_MODEL: &str = "llama-8b";
 /// Default context length in tokens. source: assumed, enough for a conversation
 const DEFAULT_CONTEXT: u32 = 1024;
-/// Device name of this machine, which becomes the head of the discovered workers if no flag names a device.
-const HEAD: &str = "this";
+/// Device name of this machine, which becomes the head device if workers are discovered and no flag names a device.
+const HEAD_NAME: &str = "this";
 
 /// A summary of the written scenario, as `--json` prints it.
 #[derive(Serialize)]
@@ -46,7 +46,7 @@ pub fn run(args: &InitArgs, json: bool) -> Result<ExitCode, Failure> {
     if path.exists() && !args.force {
         return Err(Failure::invalid("the file exists already")
             .with_location(path.display())
-            .with_hint("write to another file, or overwrite this file with --force"));
+            .with_hint("write to a different file, or overwrite this file with `--force`"));
     }
     let scenario = new_scenario(args)?;
     let text = scenario.to_yaml();
@@ -68,7 +68,7 @@ pub fn run(args: &InitArgs, json: bool) -> Result<ExitCode, Failure> {
         say!(
             "{}: uses the profile `{}` until it is measured; see the comments in the file\n",
             stand_ins.join(", "),
-            args.discovered_profile
+            args.profile_for_discovered
         );
     }
     Ok(ExitCode::SUCCESS)
@@ -78,26 +78,26 @@ fn new_scenario(args: &InitArgs) -> Result<NewScenario, Failure> {
     let mut devices: Vec<NewDevice> =
         args.device.iter().map(|text| NewDevice::parse(text)).collect::<Result<_, _>>()?;
     if let Some(seconds) = args.discovery_seconds {
-        add_discovered(&mut devices, seconds, &args.discovered_profile)?;
+        add_discovered(&mut devices, seconds, &args.profile_for_discovered)?;
     }
     let is_interactive = args.ask || (stdin().is_terminal() && std::io::stderr().is_terminal());
-    let mut prompter = is_interactive.then(|| Prompter::new(stdin().lock()));
-    let model = match (&args.model, &mut prompter) {
+    let mut questionnaire = is_interactive.then(|| Questionnaire::new(stdin().lock()));
+    let model = match (&args.model, &mut questionnaire) {
         (Some(model), _) => model.clone(),
-        (None, Some(prompter)) => prompter.ask_model()?,
+        (None, Some(questionnaire)) => questionnaire.ask_model()?,
         (None, None) => DEFAULT_MODEL.to_owned(),
     };
     if devices.is_empty() {
-        let Some(prompter) = &mut prompter else {
+        let Some(questionnaire) = &mut questionnaire else {
             let hint = "add `--device NAME=PROFILE`, such as `--device laptop=d2`, or `--discover`";
             let what = "no device is given, and standard input is not a terminal";
             return Err(Failure::invalid(what).with_hint(hint));
         };
-        devices = prompter.ask_devices()?;
+        devices = questionnaire.ask_devices()?;
     }
-    let network = match (args.network, &mut prompter) {
+    let network = match (args.network, &mut questionnaire) {
         (Some(network), _) => network,
-        (None, Some(prompter)) if devices.len() > 1 => prompter.ask_network()?,
+        (None, Some(questionnaire)) if devices.len() > 1 => questionnaire.ask_network()?,
         (None, _) => Network::Wifi,
     };
     let stem = args.output.file_stem().map(|stem| stem.to_string_lossy().into_owned());
@@ -120,7 +120,7 @@ fn add_discovered(devices: &mut Vec<NewDevice>, seconds: u64, like: &str) -> Res
     }
     if devices.is_empty() && !found.is_empty() {
         let profile = "measured".to_owned();
-        devices.push(NewDevice { name: HEAD.into(), profile, address: None, is_placeholder: false });
+        devices.push(NewDevice { name: HEAD_NAME.into(), profile, address: None, is_placeholder: false });
     }
     for (name, address) in found {
         tracing::info!("found `{}` at {address}", name.escape_debug());

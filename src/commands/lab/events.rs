@@ -1,9 +1,9 @@
 //! Applies the events of a scenario to the processes of a lab.
 //!
 //! The head reports when its prompt enters the ring and when each token is generated. For the duration of an event, a
-//! background process computes or allocates memory on the processors and within the limits of the device. A device
-//! that leaves is stopped (SIGSTOP), not killed: like a device out of range, it sends nothing while its connections
-//! remain open.
+//! background process computes or allocates memory on the CPUs and within the limits of the device. A device that
+//! leaves is stopped (SIGSTOP), not killed: like a device out of range, it sends nothing while its connections remain
+//! open.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -23,8 +23,8 @@ use hearth_workflow::files::write_in_folder;
 use crate::diagnostics::Failure;
 use crate::emulation::EmulatedLinks;
 
-/// Latency of the emulated path that is used to measure the overhead of the emulation.
-/// source: assumed, about that of a cable
+/// Latency of the emulated network path that is used to measure the overhead of the emulation. source: assumed, about
+/// that of a cable
 const PROBE_LATENCY: Seconds = Seconds(1e-3);
 /// Address at which this process measures the link to itself; port 0 selects a free port.
 const PROBE_ADDRESS: &str = "127.0.0.1:0";
@@ -34,7 +34,8 @@ const MAX_LATENCY: Seconds = Seconds(0.5);
 /// Name of the lock file that serialises the transmissions on the emulated Wi-Fi channel.
 const CHANNEL_LOCK: &str = "wifi-channel.lock";
 
-/// Returns an error if the lab cannot emulate the links of a scenario. The error continues a sentence about the lab.
+/// Returns an error if the lab cannot emulate the links of a scenario. The error text continues a sentence that begins
+/// with "the lab".
 pub fn check(links: &Links) -> Result<(), String> {
     if !links.is_emulated {
         return Ok(());
@@ -67,7 +68,7 @@ pub fn check(links: &Links) -> Result<(), String> {
     }
 }
 
-/// Returns the emulated path from one device to another. `channel_lock` is the lock file that serialises the
+/// Returns the emulated network path from one device to another. `channel_lock` is the lock file that serialises the
 /// transmissions on the Wi-Fi channel.
 fn path_between(
     table: &LinkTable,
@@ -94,8 +95,8 @@ fn path_between(
     Ok(EmulatedPath { seed, rng_stream, ..path })
 }
 
-/// Returns the emulated path between two Wi-Fi stations, whose messages use the channel twice: to and from the access
-/// point. `None` if a device is not a station.
+/// Returns the emulated network path between two Wi-Fi stations, whose messages use the channel twice: to and from the
+/// access point. `None` if a device is not a station.
 fn wireless_path(wireless: &wifi_path::WirelessPath, channel_lock: &Path) -> Option<EmulatedPath> {
     let (Endpoint::Station { channel, .. }, Endpoint::Station { .. }) =
         (&wireless.sender, &wireless.receiver)
@@ -116,7 +117,7 @@ pub fn file_name(device: &str) -> String {
     format!("{device}.links.json")
 }
 
-/// Writes a file of emulated paths for each device of a plan. The workers in the plan must have addresses.
+/// Writes a file of emulated network paths for each device of a plan. The workers in the plan must have addresses.
 pub fn write(folder: &Path, scenario: &Scenario, plan: &Plan) -> Result<(), Failure> {
     let table = LinkTable::new(scenario.links.clone());
     let channel_lock = folder.join(CHANNEL_LOCK);
@@ -144,14 +145,14 @@ pub fn write(folder: &Path, scenario: &Scenario, plan: &Plan) -> Result<(), Fail
 /// their emulation. The measurement runs in this process, because it would increase the memory use of a worker.
 pub fn measure(links: &Links) -> Result<Links, Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
-    let effort = ProbeOptions::quick();
+    let options = ProbeOptions::quick();
     if !links.is_emulated {
-        let probed = runtime.block_on(probe::measure_link_to_self(&TcpTransport, PROBE_ADDRESS, effort))?;
+        let probed = runtime.block_on(probe::measure_link_to_self(&TcpTransport, PROBE_ADDRESS, options))?;
         return Ok(Links::uniform(Link { latency: probed.latency, bandwidth: probed.bandwidth }));
     }
     let paths = Arc::new(|_: Option<&str>| Ok(EmulatedPath::with_latency(PROBE_LATENCY)));
     let network = EmulatedTransport::new(TcpTransport, paths);
-    let probed = runtime.block_on(probe::measure_link_to_self(&network, PROBE_ADDRESS, effort))?;
+    let probed = runtime.block_on(probe::measure_link_to_self(&network, PROBE_ADDRESS, options))?;
     Ok(with_overhead(links, &probed))
 }
 
@@ -207,7 +208,7 @@ default: {latency: {value: 5 ms, source: t}, bandwidth: {value: 100 MB/s, source
     }
 
     #[test]
-    fn unsupported_links_are_refused() {
+    fn unsupported_links_are_rejected() {
         assert_eq!(check(&links(WIRE)), Ok(()));
         let far = WIRE.replace("5 ms", "600 ms");
         assert!(check(&links(&far)).is_err_and(|why| why.contains("500 ms")));
@@ -229,7 +230,7 @@ default: {latency: {value: 5 ms, source: t}, bandwidth: {value: 100 MB/s, source
     }
 
     #[test]
-    fn each_pair_of_devices_has_its_own_path() {
+    fn each_pair_of_devices_has_its_own_network_path() {
         let scenario: Scenario = serde_yaml::from_str(
             "{schema: scenario/1, name: n, model: {profile: tiny}, context: 64, workload: {prompt: 1, generate: 1},
 devices: [{name: a, profile: d1}, {name: b, profile: d1}, {name: c, profile: d1}],

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use hearth_core::metrics::{self, Metrics};
-use hearth_lab::{DeviceUsage, LabError, allowed_processors};
+use hearth_lab::{DeviceUsage, LabError, allowed_cpus};
 use hearth_reports::Report;
 use hearth_schema::{Plan, Trace};
 use hearth_workflow::files::{check_parent_folder, write_in_folder};
@@ -26,7 +26,7 @@ use super::print_json;
 use crate::cli::LabArgs;
 use crate::diagnostics::{ExitCode, Failure};
 use crate::machine::read_scenario_with_overrides;
-use crate::output::run::{RunSummary, table};
+use crate::output::run::{RunSummary, format_table};
 use crate::output::{counters, plan, say};
 use crate::progress::{self, TerminalProgress};
 
@@ -77,7 +77,7 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
 
 fn run_one(args: &LabArgs, scenario: &Path, json: bool) -> Result<ExitCode, Failure> {
     let loaded = read_scenario_with_overrides(scenario, &args.planning, args.tokens)?;
-    checks::check(&loaded.scenario, &allowed_processors())
+    checks::check(&loaded.scenario, &allowed_cpus())
         .map_err(|failure| failure.with_location(scenario.display()))?;
     for warning in checks::warnings(&loaded.scenario) {
         tracing::warn!("{warning}");
@@ -88,7 +88,7 @@ fn run_one(args: &LabArgs, scenario: &Path, json: bool) -> Result<ExitCode, Fail
     let model = args.planning.model.clone().or_else(|| loaded.model_file()).ok_or_else(|| {
         Failure::invalid("the lab runs a real model, but the scenario has no model file")
             .with_location(scenario.display())
-            .with_hint("name a model with --model GGUF; `hearth synth` can make a model")
+            .with_hint("name a model with `--model GGUF`; `hearth synth` can make a model")
     })?;
     let spinner = progress::spinner();
     spinner.set_message("copying the model");
@@ -139,7 +139,7 @@ fn show_all(
     let first = RunSummary::from_trace(&traces[0]);
     let repeats: Vec<RunSummary> = traces[1..].iter().map(RunSummary::from_trace).collect();
     let output = Output {
-        error: Errors::of(&metrics::compute_metrics(&predicted), &first.metrics),
+        error: Errors::from_metrics(&metrics::compute_metrics(&predicted), &first.metrics),
         predicted: RunSummary::from_trace(&predicted),
         measured: first,
         groups: groups.swap_remove(0),
@@ -161,14 +161,14 @@ fn show_all(
     if json {
         print_json(&output)?;
     } else {
-        say!("{}", plan::table(plan));
+        say!("{}", plan::format_table(plan));
         say!("\nprediction {}, written before the run\n", output.prediction);
-        say!("predicted: {}\n", table(&output.predicted.metrics));
-        say!("measured:  {}\n", table(&output.measured.metrics));
+        say!("predicted: {}\n", format_table(&output.predicted.metrics));
+        say!("measured:  {}\n", format_table(&output.measured.metrics));
         for again in &output.repeats {
-            say!("again:     {}\n", table(&again.metrics));
+            say!("again:     {}\n", format_table(&again.metrics));
         }
-        say!("{}\n", counters::table(&output.groups));
+        say!("{}\n", counters::format_table(&output.groups));
         say!("{}\n", output.error.sentence());
         if args.report.is_some() {
             say!("report: {}\n", folder.join("index.html").display());
@@ -178,7 +178,7 @@ fn show_all(
 }
 
 impl Errors {
-    fn of(predicted: &Metrics, measured: &Metrics) -> Self {
+    fn from_metrics(predicted: &Metrics, measured: &Metrics) -> Self {
         let relative = |predicted: Option<f64>, measured: Option<f64>| {
             let (predicted, measured) = predicted.zip(measured)?;
             (measured != 0.0).then(|| predicted / measured - 1.0)

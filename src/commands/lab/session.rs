@@ -86,10 +86,10 @@ impl<'l> Lab<'l> {
         for (index, entry) in devices.iter().enumerate() {
             let Some(found) = &found else { break };
             let ResourceLimits { memory, cpu_cores: cpu, .. } = limits_of(entry);
-            // Disk and processor are limited only after the measurement of the device, because the simulator models
+            // Disk and CPU are limited only after the measurement of the device, because the simulator models
             // throttles, which pass bytes in slices, and quotas, under which short work runs at full speed.
             let limits = DeviceLimits { memory, disk_read: None, cpus: cpu };
-            let group = found.create(index, copies.first_file(index), limits)?;
+            let group = found.create_group(index, copies.first_file(index), limits)?;
             group.set_cpu_limit(None)?;
             groups.insert(entry.name.clone(), group);
         }
@@ -129,11 +129,11 @@ impl<'l> Lab<'l> {
 
     fn placement<'s>(&'s self, entry: &'s DeviceEntry) -> Placement<'s> {
         let affinity = entry.limits.as_ref().and_then(|limits| limits.affinity.as_deref());
-        Placement { cgroup: self.groups.get(&entry.name), processors: affinity.unwrap_or_default() }
+        Placement { cgroup: self.groups.get(&entry.name), cpus: affinity.unwrap_or_default() }
     }
 
     /// Measures the profile of each device within its limits; devices with equal limits share a measurement. Also
-    /// returns the mean speed of the machine at these measurements, in FLOP/s.
+    /// returns the mean speed of the machine during these measurements, in FLOP/s.
     pub fn measure_profiles(&self) -> Result<(Vec<DeviceProfile>, f64), Failure> {
         let now = steadiness::measure_flops_per_second()?;
         let mut speeds = Vec::new();

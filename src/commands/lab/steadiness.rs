@@ -40,20 +40,20 @@ pub struct Steadiness {
 }
 
 impl Steadiness {
-    /// Returns whether a run was steady. `computing` is the share of CPU time in the predicted time per token.
+    /// Determines whether a run was steady. `computing` is the share of CPU time in the predicted time per token,
+    /// `stolen` the share of CPU time that the hypervisor stole.
     ///
     /// ```text
     /// |computing (1 / relative speed - 1)| <= 0.1    and    1 / (1 - stolen) - 1 <= 0.1
     /// ```
     ///
-    /// Stolen CPU time counts fully, because a processor that does not run also handles no interrupts of disks and
-    /// links.
-    fn of(relative_speeds: [f64; 2], stolen_share: f64, computing: f64) -> Steadiness {
+    /// Stolen CPU time counts fully, because a stolen CPU also handles no interrupts of disks and links.
+    fn new(relative_speeds: [f64; 2], stolen: f64, computing: f64) -> Steadiness {
         // False for NaN.
         let is_small = |share: f64, speed: f64| (share * (1.0 / speed - 1.0)).abs() <= MAX_TIME_CHANGE;
-        let is_steady = relative_speeds.iter().all(|&speed| is_small(computing, speed))
-            && is_small(1.0, 1.0 - stolen_share);
-        Steadiness { relative_speeds, steal_time_share: stolen_share, is_steady }
+        let is_steady =
+            relative_speeds.iter().all(|&speed| is_small(computing, speed)) && is_small(1.0, 1.0 - stolen);
+        Steadiness { relative_speeds, steal_time_share: stolen, is_steady }
     }
 
     pub fn warning(&self) -> Option<String> {
@@ -78,39 +78,38 @@ pub fn measure_steadiness<T>(
     let computing =
         predicted.tpot_ms.map_or(0.0, |tpot| (predicted.terms_ms.cpu / tpot.mean_ms).clamp(0.0, 1.0));
     let before = measure_flops_per_second()?;
-    let times = ProcessorTimes::now();
+    let times = CpuTimes::now();
     let result = run()?;
-    let stolen = ProcessorTimes::now().zip(times).map_or(0.0, |(now, then)| now.stolen_since(then));
+    let stolen = CpuTimes::now().zip(times).map_or(0.0, |(now, then)| now.stolen_since(then));
     let relative_speeds = [before / measured, measure_flops_per_second()? / measured];
-    Ok((result, Steadiness::of(relative_speeds, stolen, computing)))
+    Ok((result, Steadiness::new(relative_speeds, stolen, computing)))
 }
 
-/// CPU time of all processors since boot, in ticks.
-/// source: Linux, Documentation/filesystems/proc.rst, 1.7: `/proc/stat`
+/// Time of all CPUs since boot, in ticks. source: Linux, Documentation/filesystems/proc.rst, 1.7: `/proc/stat`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct ProcessorTimes {
+struct CpuTimes {
     stolen: u64,
     all: u64,
 }
 
-impl ProcessorTimes {
-    fn now() -> Option<ProcessorTimes> {
-        ProcessorTimes::parse(&fs::read_to_string("/proc/stat").ok()?)
+impl CpuTimes {
+    fn now() -> Option<CpuTimes> {
+        CpuTimes::parse(&fs::read_to_string("/proc/stat").ok()?)
     }
 
     /// Parses the `cpu` line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq and steal. The guest times
     /// at the end of the line are already included in user and nice.
-    fn parse(text: &str) -> Option<ProcessorTimes> {
+    fn parse(text: &str) -> Option<CpuTimes> {
         let times = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
         let times: Vec<u64> =
             times.split_whitespace().take(8).map(|time| time.parse().ok()).collect::<Option<_>>()?;
-        Some(ProcessorTimes {
+        Some(CpuTimes {
             stolen: *times.get(7)?,
             all: times.iter().try_fold(0, |sum: u64, time| sum.checked_add(*time))?,
         })
     }
 
-    fn stolen_since(self, then: ProcessorTimes) -> f64 {
+    fn stolen_since(self, then: CpuTimes) -> f64 {
         let [stolen, all] = [(self.stolen, then.stolen), (self.all, then.all)]
             .map(|(now, then)| now.saturating_sub(then) as f64);
         if all > 0.0 { (stolen / all).min(1.0) } else { 0.0 }
@@ -127,7 +126,7 @@ mod tests {
 
     #[test]
     fn change_of_speed_counts_by_the_share_of_computing() {
-        let is_steady = |computing, speeds| Steadiness::of(speeds, 0.0, computing).is_steady;
+        let is_steady = |computing, speeds| Steadiness::new(speeds, 0.0, computing).is_steady;
         assert!(is_steady(1.0, [1.0, 0.96]) && is_steady(1.0, [1.05, 1.0]));
         assert!(!is_steady(1.0, [1.0, 0.8]) && !is_steady(1.0, [1.3, 1.0]));
         assert!(is_steady(0.1, [0.7, 1.3]), "most of the time is waiting for disks");
@@ -137,20 +136,20 @@ mod tests {
 
     #[test]
     fn stolen_time_makes_a_run_unsteady() {
-        let is_steady = |stolen| Steadiness::of([1.0, 1.0], stolen, 0.05).is_steady;
+        let is_steady = |stolen| Steadiness::new([1.0, 1.0], stolen, 0.05).is_steady;
         assert!(is_steady(0.0) && is_steady(0.09));
         let is_unsteady = !is_steady(0.1) && !is_steady(0.5) && !is_steady(1.0);
-        assert!(is_unsteady, "a stolen processor reads nothing from disk");
-        let warned = Steadiness::of([1.0, 1.0], 0.5, 0.05).warning();
+        assert!(is_unsteady, "a stolen CPU reads nothing from disk");
+        let warned = Steadiness::new([1.0, 1.0], 0.5, 0.05).warning();
         assert!(warned.is_some_and(|text| text.contains("50 % of the CPU time was stolen")));
     }
 
     #[test]
     fn stolen_time_is_the_eighth_field() {
-        let parse = ProcessorTimes::parse;
-        let then = parse("cpu  10 1 5 100 2 1 1 30 7 7\ncpu0 1 2 3 4 5 6 7 8\n").expect("all processors");
-        assert_eq!(then, ProcessorTimes { stolen: 30, all: 150 });
-        let now = parse("cpu  30 1 5 140 2 1 1 70 9 9").expect("a line of all processors");
+        let parse = CpuTimes::parse;
+        let then = parse("cpu  10 1 5 100 2 1 1 30 7 7\ncpu0 1 2 3 4 5 6 7 8\n").expect("all CPUs");
+        assert_eq!(then, CpuTimes { stolen: 30, all: 150 });
+        let now = parse("cpu  30 1 5 140 2 1 1 70 9 9").expect("a line of all CPUs");
         assert!((now.stolen_since(then) - 0.4).abs() < 1e-12);
         assert!(then.stolen_since(now).abs() < 1e-12 && now.stolen_since(now).abs() < 1e-12);
         let none =

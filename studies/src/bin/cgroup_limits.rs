@@ -1,6 +1,6 @@
-//! Compares processes under cgroup limits with the slow processor and the slow disk of the simulator.
+//! Compares processes under cgroup limits with the simulator's slow CPU and slow disk.
 //!
-//! - `--cpu`: a process computes bursts of work with half a processor (CFS quota), for several periods of the bandwidth
+//! - `--cpu`: a process computes bursts of work with half a CPU (CFS quota), for several periods of the bandwidth
 //!   control. The time of a burst is compared with work / rate and with an exact model of the bandwidth control.
 //! - `--disk`: a process reads bursts of data under a blkio throttle. The time of a burst is compared with bytes / rate
 //!   and with the simulator's [`DiskSim`].
@@ -34,7 +34,7 @@ use hearth_studies::cgroups::{
 };
 use hearth_studies::{StudyError, run_study, thread_cpu_seconds};
 
-/// The CPU limit with `--cpu`, in processors.
+/// The CPU limit with `--cpu`, in CPUs.
 const SHARE: f64 = 0.5;
 const DISK_MBPS: u64 = 200;
 const FILE_MIB: usize = 640;
@@ -66,7 +66,7 @@ fn in_child(limits: CgroupLimits, file: &Path, arguments: &[String]) -> Result<V
     Cgroups::run_child(limits, file, arguments)?.split_whitespace().map(parse_number).collect()
 }
 
-/// Runs bursts of work in a child process with a CPU quota. Returns their wall times and processor times in ms.
+/// Runs bursts of work in a child process with a CPU quota. Returns their wall times and CPU times in ms.
 fn bursts_in_child(
     cores: f64,
     period_ms: u64,
@@ -98,7 +98,7 @@ fn work(rounds: u64) -> u64 {
     (0..rounds).fold(1, |value: u64, round| std::hint::black_box(value.wrapping_mul(25_214_903_917) ^ round))
 }
 
-/// Returns the rounds of [`work`] per millisecond of an undisturbed processor: the maximum of many measurements.
+/// Returns the rounds of [`work`] per millisecond of an undisturbed CPU: the maximum of many measurements.
 fn rounds_per_milli() -> f64 {
     const ROUNDS: u64 = 200_000;
     let rate = |_| {
@@ -138,7 +138,7 @@ fn cpu_rows() -> Result<(), StudyError> {
 }
 
 /// Runs as the child process of `--cpu` and `--duty`: several threads start and end each burst of work together. Prints
-/// the wall time of each burst and the mean processor time of the threads, in milliseconds.
+/// the wall time of each burst and the mean CPU time of the threads, in milliseconds.
 fn spin(threads: usize, rounds: u64, bursts: usize, idle_ms: u64) -> Result<(), StudyError> {
     let _groups = Cgroups::join()?;
     let together = Barrier::new(threads);
@@ -201,7 +201,7 @@ fn duty_rows() -> Result<(), StudyError> {
     Ok(())
 }
 
-/// Returns the mean time of a burst of work on the simulated processor ([`CpuSim`]), in milliseconds.
+/// Returns the mean time of a burst of work on the simulated CPU ([`CpuSim`]), in milliseconds.
 fn simulated_mean_ms(cores: f64, threads: f64, work_ms: f64, idle_ms: u64, bursts: u64) -> f64 {
     let (value, period) = (Sourced::new(cores, "set"), Sourced::new(Seconds(0.01), "set"));
     let mut cpu = CpuSim::new(2.0).with_quota(Some(&Quota { cores: value, period }));
@@ -246,7 +246,7 @@ fn exact_quota_ms(work: f64, idle: f64, period: f64, bursts: u64) -> f64 {
     total / (bursts - 1) as f64
 }
 
-/// Runs as the child process of `--disk`: requests and then awaits all pieces of a burst; prints each time in ms.
+/// Runs as the child process of `--disk`: prints the time to request and read all pieces of a burst, in ms.
 fn read(path: &Path, burst_mib: usize, bursts: usize, pause_ms: u64) -> Result<(), StudyError> {
     let _groups = Cgroups::join()?;
     let file = File::open(path)?;

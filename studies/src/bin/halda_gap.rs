@@ -8,8 +8,8 @@
 //! those of `halda/tests/data/lda`. In the first table every device must have a layer. In the second table devices may
 //! be dropped; it also shows how the removal of devices with one layer changes the time per token. Both tables compare
 //! with the strategy `exact`. Instances without a plan are ignored; `refused` counts instances for which a plan exists
-//! but the strategy finds none. The key `halda_global_text` of an object is the plan of another interpretation of
-//! Algorithm 1; the last lines list the differences from these plans.
+//! but the strategy finds none. The key `halda_global_text` of an object is the plan of a different interpretation
+//! of Algorithm 1; the last lines list the differences from these plans.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -24,7 +24,7 @@ const TOLERANCE: f64 = 1e-9;
 struct Row {
     name: String,
     instance: Instance,
-    /// The recorded plan of the other interpretation of Algorithm 1: the key `halda_global_text`, if present.
+    /// The recorded plan of the other interpretation of Algorithm 1, if the key `halda_global_text` is present.
     other_interpretation: Option<Value>,
 }
 
@@ -66,8 +66,8 @@ fn main() -> Result<(), StudyError> {
     Ok(())
 }
 
-/// Returns the cells of a table row: the numbers of plans, optimal plans and refused instances, the median gap, and
-/// the share of plans whose time is more than twice the optimum.
+/// Returns the cells of a table row: the numbers of plans, of optimal plans and of instances without a plan of the
+/// strategy (`refused`), the median gap, and the share of plans whose time is more than twice the optimum.
 fn gaps(rows: &[Row], halda: Halda) -> Result<String, StudyError> {
     let (mut found, mut refused) = (Vec::new(), 0);
     for row in rows {
@@ -109,7 +109,7 @@ fn removals(rows: &[Row], halda: Halda) -> Result<String, StudyError> {
     ))
 }
 
-/// Returns the instances for which the other interpretation of Algorithm 1 gives another time per token.
+/// Returns the instances for which the other interpretation of Algorithm 1 gives a different time per token.
 fn readings(rows: &[Row]) -> Result<String, StudyError> {
     let (mut compared, mut same, mut listed) = (0, 0, String::new());
     for row in rows {

@@ -1,10 +1,10 @@
-//! Simulates other systems on the testbed of the prima.cpp paper.
+//! Simulates exo, dllama, TPI-LLM and other systems on the testbed of the prima.cpp paper.
 //!
 //!     cargo run --release -p hearth-studies --bin other_systems > docs/studies/other-systems/report.md
 //!
 //! Prints a page with these sections: exo and dllama compared with the times in Table 4 and the memory pressures in
 //! Table 5 of the paper; both systems with the 70B model and without the memory check; TPI-LLM on devices of 4 GiB; and
-//! all systems compared with each other. No parameter is fitted to these results: all are those of the device profiles.
+//! all systems compared with each other. No parameter is fitted to these results; all are from the device profiles.
 //!
 //! All links are constant, except in the section about the shared Wi-Fi channel of `scenarios/home`.
 //!
@@ -75,7 +75,7 @@ fn run(cluster: &Cluster, plan: &Plan, ignore_memory: bool) -> Result<Metrics, S
     Ok(metrics::compute_metrics(&simulate(&Input { cluster, plan, options: &options })?))
 }
 
-/// Makes a plan like another system, with the weight format that this system uses, and simulates the plan.
+/// Makes the plan of `system`, with the weight format that this system uses, and simulates the plan.
 fn run_system(system: &str, cluster: &Cluster, ignore_memory: bool) -> Result<Metrics, StudyError> {
     run(cluster, &planned(system, cluster, SystemPlanOptions::default())?, ignore_memory)
 }

@@ -1,13 +1,13 @@
-//! Measures the processor time of the planners: the shortest and the median time of repeated runs, in microseconds.
+//! Measures the CPU time of the planners: the shortest and the median time of repeated runs, in microseconds.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin planner_speed
 //! cargo run --release -p hearth-studies --bin planner_speed -- --limits
 //! ```
 //!
-//! The instances have a model of 80 layers and devices of `halda/tests/data/lda/medium.jsonl`, other devices for each
-//! run. In the output, `plan` is only the search, and `solve` also includes the check and the explanation of the plan.
-//! `plans` is the number of runs with a plan, because runs that end with an error are faster.
+//! The instances have a model of 80 layers and devices of `halda/tests/data/lda/medium.jsonl`, different devices for
+//! each run. In the output, `plan` is only the search, and `solve` also includes the check and the explanation of the
+//! plan. `plans` is the number of runs with a plan, because runs that end with an error are faster.
 //!
 //! The first command compares `exact`, `overlap` and `halda` with 4 to 32 devices; `halda` runs with and without
 //! pruning by a bound. The prima.cpp paper (section 3.3) reports 10 to 12 ms for 4 to 32 devices, on an unnamed
@@ -22,12 +22,12 @@ use hearth_studies::{StudyError, measure_cpu_seconds, medium_model_and_devices, 
 
 /// Number of timed runs of each planner. source: assumed, enough for a stable median
 const RUNS: usize = 60;
-/// Number of timed runs of a search that takes a hundred times as long. source: assumed
+/// Number of timed runs of the searches that take about a hundred times as long as the others. source: assumed
 const SLOW_RUNS: usize = 3;
 
 const KEEP_ALL: PlanRules = PlanRules { may_drop_devices: false, may_have_partial_round: false };
 const SELECT: PlanRules = PlanRules { may_drop_devices: true, may_have_partial_round: false };
-/// Planning rules with which devices may be dropped and the last round may be partial.
+/// Planning rules by which devices may be dropped and the last round may be partial.
 const FREE: PlanRules = PlanRules { may_drop_devices: true, may_have_partial_round: true };
 
 fn main() -> Result<(), StudyError> {
@@ -59,7 +59,7 @@ fn limits() -> Result<(), StudyError> {
         let count = instance.devices.len();
         let hop = |from: usize, to: usize| Some(1e-3 + ((from * 7 + to * 13 + run) % 11) as f64 * 5e-4);
         let rows = (0..count).map(|from| (0..count).map(|to| hop(from, to)).collect()).collect();
-        Instance { hops: Some(rows), ..instance }
+        Instance { pair_hop_seconds: Some(rows), ..instance }
     };
     for count in [4, 8, 12, 16, 32] {
         let make = |run| with_links(planning_instance(&model, &devices, run, count), run);

@@ -1,9 +1,9 @@
-//! Computes the prefill speed of a phone by prompt length, and the time of a matmul by its partition.
+//! Computes the prefill speed of a phone by prompt length, and the time of a matmul that GPU and NPU share.
 //!
 //!     cargo run --release -p hearth-studies --bin soc
 //!
 //! Writes two charts to `docs/studies/soc`, the same bytes on every machine, and prints averages over prompt lengths
-//! and models, for which there is no scenario. The phone is the shipped device `snapdragon-8-gen-3`.
+//! and models that no scenario covers. The phone is the shipped device `snapdragon-8-gen-3`.
 //!
 //! Not here: the interpretation of the results, in `docs/studies/soc/README.md`.
 
@@ -20,7 +20,7 @@ use hearth_reports::charts::lines::{AxisPosition, LineChart, Series};
 use hearth_schema::pass::Pass;
 use hearth_studies::{StudyError, run_study};
 
-/// Maximum prompt length in tokens. Lengths are multiples of 32, and one token more, which needs another NPU graph.
+/// Maximum prompt length in tokens. Lengths are 32 n, and 32 n + 1, which needs a larger NPU graph, for integers n.
 const MAX_LENGTH: u32 = 1024;
 
 fn main() -> ExitCode {
@@ -88,13 +88,13 @@ fn partition() -> Result<LineChart, StudyError> {
     let milliseconds =
         |part: u64, gpu: f64, npu: f64| 1e3 * (gpu.max(npu) + if part == 0 { 0.0 } else { pair });
     let by_tokens = |part: u64, matmul: Matmul| {
-        let gpu = solver.gpu.matmul_time(matmul, 256 - part * 16);
-        milliseconds(part, gpu, solver.npu.matmul_time(matmul, part * 16))
+        let gpu = solver.gpu.matmul_seconds(matmul, 256 - part * 16);
+        milliseconds(part, gpu, solver.npu.matmul_seconds(matmul, part * 16))
     };
     let by_rows = |part: u64, matmul: Matmul| {
         let rows = matmul.outputs / 16 * part;
-        let gpu = solver.gpu.matmul_time(matmul.with_outputs(matmul.outputs - rows), 256);
-        milliseconds(part, gpu, solver.npu.matmul_time(matmul.with_outputs(rows), 256))
+        let gpu = solver.gpu.matmul_seconds(matmul.with_outputs(matmul.outputs - rows), 256);
+        milliseconds(part, gpu, solver.npu.matmul_seconds(matmul.with_outputs(rows), 256))
     };
     let line = |name: &str, time: &dyn Fn(u64) -> f64| Series {
         name: name.to_owned(),

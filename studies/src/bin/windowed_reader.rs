@@ -1,10 +1,10 @@
 //! Measures the disk reads of a device that reads a window of layers in every round, with this machine's page cache.
 //!
-//! The results are the measured rows of the simulator's test `linux_rows`. A file replaces the weights of the device.
-//! For every token and round, the reader sleeps while the other devices would compute, then sums every word of its
-//! window (about 45 ms for 400 MiB). After that a helper thread prefetches the next window. A memory cgroup (v1)
-//! limits the page cache, and a blkio throttle limits the disk. The program prints medians per token: time, bytes
-//! read from the disk, major faults, refaults and activated bytes. The program needs root.
+//! The results are the measured rows of the simulator's test `linux_rows`. A file stands in for the weights of the
+//! device. For every token and round, the reader sleeps while the other devices would compute, then sums every word of
+//! its window (about 45 ms for 400 MiB). After that a helper thread prefetches the next window. A memory cgroup (v1)
+//! limits the page cache, and a blkio throttle limits the disk. The program prints medians per token: time, bytes read
+//! from the disk, major faults, refaults and activated bytes. The program needs root.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin windowed_reader -- --table
@@ -73,7 +73,7 @@ struct Experiment {
     /// Limit disk reads to this rate in MB/s; 0 means no limit.
     #[arg(long, default_value_t = 400)]
     disk_mbps: u64,
-    /// Sleep this many seconds per token, in which the other devices would compute.
+    /// Sleep this many seconds per token, the time in which the other devices would compute.
     #[arg(long, default_value_t = 1.3)]
     others_s: f64,
     /// Divide the weights into this number of windows, one for each round.
@@ -128,7 +128,7 @@ fn run(Arguments { table, directory, child, experiment }: Arguments) -> Result<(
     Ok(())
 }
 
-/// Returns the experiments of `--table`, with which the test `linux_rows` compares the simulator.
+/// Returns the experiments of `--table`. The test `linux_rows` compares the simulator with their results.
 fn spec_rows(base: &Experiment) -> Vec<Experiment> {
     let windowed = |name: &str, rounds, memory_mib, prefetch| Experiment {
         name: name.into(),
@@ -280,7 +280,7 @@ fn streamed(experiment: &Experiment, start: usize, length: usize) -> Vec<(usize,
     parts
 }
 
-/// Draws the resident tenths of each 8 MiB (`.` for 0, `#` for 10), with `|` after each window.
+/// Draws a character for each 8 MiB of `map`: the tenths that are in memory (`.` for 0, `#` for 10). `|` ends a window.
 fn residency_map(map: &[u8], window: usize) -> String {
     let pages = page_residency(map);
     let cell = |pages: &[bool]| match pages.iter().filter(|&&resident| resident).count() * 10 / pages.len() {

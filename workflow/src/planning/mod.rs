@@ -27,7 +27,8 @@ pub const DEFAULT_STRATEGY: &str = "overlap";
 /// The name of the strategy that improves a plan by simulating similar plans.
 pub const REFINE_STRATEGY: &str = "refine";
 
-/// Returns the name of the strategy in the options; without a name, `manual` with windows, else [`DEFAULT_STRATEGY`].
+/// Returns the name of the strategy in the options. Options without a name mean `manual` if they have windows,
+/// otherwise [`DEFAULT_STRATEGY`].
 pub fn strategy_name(options: &PlannerOptions) -> &str {
     let unnamed = if options.windows.is_some() { "manual" } else { DEFAULT_STRATEGY };
     options.strategy.as_deref().unwrap_or(unnamed)
@@ -92,7 +93,7 @@ fn unknown_strategy(name: &str) -> Error {
     let error = Error::invalid(format!("there is no strategy `{name}`"));
     if SocStrategy::ALL_EXCEPT_BEST.iter().any(|strategy| strategy.name() == name) {
         return error.with_hint(format!(
-            "`{name}` is a strategy for the processors of a phone: write `soc: {{strategy: {name}}}` at the device in the \
+            "`{name}` is a strategy for the GPU and NPU of a phone: write `soc: {{strategy: {name}}}` at the device in the \
              scenario"
         ));
     }
@@ -108,8 +109,8 @@ fn no_plan(error: StrategyError) -> Error {
 /// Makes a new plan during a run, after a ring has lost a device.
 ///
 /// The new plan is for the remaining devices, with the planner options of the scenario except in three cases. The head
-/// does not change, because it has the tokens. The default strategy replaces `refine`, because the ring waits for the
-/// plan, and `manual`, because its windows fit only the first ring.
+/// device does not change, because it has the tokens. The default strategy replaces `refine`, because the ring waits
+/// for the plan, and `manual`, because its windows fit only the first ring.
 #[derive(Debug)]
 pub struct ScenarioReplanner<L> {
     loaded: L,

@@ -3,7 +3,7 @@
 //! This module connects the local search of `hearth_halda::refine` with the simulator; neither depends on the other.
 //! The search starts from the plan of the default strategy, or from the windows in the planner options, and simulates
 //! each plan that it considers ([`crate::score`]) until the budget is used up or the caller cancels the search. The
-//! result is the best plan so far.
+//! result is the best plan found.
 
 #![allow(clippy::disallowed_methods)] // the search is bounded by a time that the user gives
 
@@ -114,7 +114,7 @@ fn sentence(found: &RefineResult, first: &str) -> String {
         StopReason::StoppedByCaller => "stopped before every neighbour was tried",
     };
     format!(
-        "Refinement by simulation: the plan of `{first}` takes {from} per token, the best plan found {to} \
+        "Refinement by simulation: the plan of `{first}` takes {from} per token, the best plan found takes {to} \
          ({evaluations} {plans}; {ended})."
     )
 }

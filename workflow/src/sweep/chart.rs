@@ -1,7 +1,7 @@
 //! Draws the chart of a sweep: the time per token over the first field, with a line for each value of the second field.
 //!
-//! Repeats are averaged. The axis is logarithmic if the values of the first field grow by equal ratios. Values that are
-//! not quantities are drawn at equal distances in the order of the table.
+//! Rows that differ only in the seed are averaged. The axis is logarithmic if the values of the first field grow by
+//! equal ratios. Values that are not quantities are drawn at equal distances in the order of the table.
 //!
 //! Not here: drawing lines and axes (`hearth_reports`).
 
@@ -30,7 +30,7 @@ pub fn line_chart(table: &str) -> Result<LineChart, Error> {
     let column = |name: &str| columns.iter().rposition(|column| column == name);
     let (Some(across), Some(tpot), true) = (columns.get(INDEX_COLUMNS.len()), column("tpot_ms"), fields > 0)
     else {
-        return Err(Error::invalid("no field is varied, so there is nothing to draw").with_hint("add --vary"));
+        return Err(Error::invalid("no field is varied: there is nothing to draw").with_hint("add `--vary`"));
     };
     let rows: Vec<Vec<String>> = lines.map(cells).filter(|row| row.len() == columns.len()).collect();
     let (first, second) = (INDEX_COLUMNS.len(), (fields > 1).then_some(INDEX_COLUMNS.len() + 1));
@@ -69,8 +69,8 @@ fn unique<'t>(texts: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
     texts.filter(|text| seen.insert(*text)).collect()
 }
 
-/// Returns the positions of the models `names` on an axis of the size of their weights; `None` unless the field is
-/// `model.profile` and all models are shipped.
+/// Returns the positions of the models `names` on an axis that shows the size of their weights; `None` unless the field
+/// is `model.profile` and all models are shipped.
 fn by_size(field: &str, names: &[&str]) -> Option<Vec<AxisPosition>> {
     let size = |name: &&str| Some(shipped_profile(name).ok()?.total_bytes().as_f64());
     let sizes: Vec<f64> =

@@ -168,7 +168,7 @@ impl VariedField {
         if is_descriptive(path) {
             return Err(Error::invalid(format!("`{path}` has no effect on a plan or a run"))
                 .with_location(format!("--vary {text}"))
-                .with_hint("vary another field, such as `devices.d2.memory.available`"));
+                .with_hint("vary a different field, such as `devices.d2.memory.available`"));
         }
         let values = values::parse_values(path, values)?;
         let mut siblings = Vec::new();
@@ -220,7 +220,7 @@ impl VariedField {
             match documents.try_value(self.target, &self.keys, &setting.json) {
                 Ok(sourced) if sourced == self.sourced => {}
                 Ok(_) | Err(InvalidValue::UnknownKey { .. }) => {
-                    return Err(wrong_value(&self.path, setting, "the other values have another type"));
+                    return Err(wrong_value(&self.path, setting, "the other values have a different type"));
                 }
                 Err(InvalidValue::Value(why)) => return Err(wrong_value(&self.path, setting, &why)),
             }

@@ -1,7 +1,7 @@
 //! Merges the tables of the shards of a sweep.
 //!
 //! Tables can be merged if their first lines have the same digest. Every row must be present exactly once. The result
-//! is byte for byte the table of a single process.
+//! is byte for byte equal to the table that a single process writes.
 
 use std::path::PathBuf;
 
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn incomplete_tables_are_refused() {
+    fn incomplete_tables_are_rejected() {
         let one = || part("a", ", shard 1 of 2", &[0, 2]);
         let check = |parts: &[ShardTable], expected: &[&str]| {
             let error = merge_shards(parts).expect_err("not whole");

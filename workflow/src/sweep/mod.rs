@@ -1,4 +1,4 @@
-//! Plans and simulates a scenario for all values of one or two of its fields.
+//! Plans and simulates a scenario for each combination of values of one or two of its fields.
 //!
 //! A point is a combination of values of the fields. It has one row, or with `--repeat` a row for each of several
 //! seeds. A row is the [`Evaluation`] of the documents with these values. All files are read before the first row, so
@@ -102,7 +102,7 @@ impl Sweep {
         sweep.read_profiles()?;
         sweep.read_models(options)?;
         if options.is_shard && sweep.devices.keys().any(|(profile, _)| profile == "measured") {
-            return Err(Error::invalid("--shard: a measured device would have different values in each shard")
+            return Err(Error::invalid("`--shard`: a measured device would have different values in each shard")
                 .with_location(sweep.loaded.path().display())
                 .with_hint("write its profile to a file with `hearth profile -o this.yaml`, and name that file in the scenario"));
         }
@@ -114,8 +114,8 @@ impl Sweep {
         self.fields.iter().map(|field| field.values.len()).product::<usize>() * self.seeds_per_point
     }
 
-    /// Returns the varied fields, each with its value in a row. Between rows the seed changes first and the first field
-    /// last.
+    /// Returns the varied fields, each with its value in a row. From row to row, the seed changes fastest and the first
+    /// field slowest.
     fn settings(&self, index: usize) -> Vec<(&VariedField, &FieldValue)> {
         let mut point = index / self.seeds_per_point;
         let mut settings = Vec::new();
@@ -140,7 +140,7 @@ impl Sweep {
             let cluster = Cluster { seed, ..self.cluster(&loaded, &settings)? };
             Ok(Evaluation::new(&loaded, cluster, self.plan.as_ref()))
         });
-        let evaluation = evaluation.unwrap_or_else(|why| Evaluation::refused(&why));
+        let evaluation = evaluation.unwrap_or_else(|why| Evaluation::rejected(&why));
         SweepRow { index, values, seed, evaluation }
     }
 
@@ -296,10 +296,10 @@ fn check_fields(fields: &[VariedField], options: &SweepOptions, scenario: &Scena
         if planned && (fixed || field.has_key("residency") || field.has_key("head")) {
             return Err(Error::invalid(format!("`{path}` is fixed by the plan"))
                 .with_location("--plan")
-                .with_hint("remove --plan, so that each point is planned"));
+                .with_hint("remove `--plan`, so that each point is planned"));
         }
         if let Some(flag) = overriding_flag(field, options) {
-            return Err(Error::invalid(format!("{flag} and `{path}` set the same field"))
+            return Err(Error::invalid(format!("`{flag}` and `{path}` set the same field"))
                 .with_hint("remove one of the two"));
         }
         if let Some(limit) = overriding_limit(path, scenario) {
@@ -307,7 +307,7 @@ fn check_fields(fields: &[VariedField], options: &SweepOptions, scenario: &Scena
             return Err(Error::invalid(what).with_hint("vary the limit, or remove it from the scenario"));
         }
         if path.ends_with(".limits.threads") {
-            let what = format!("`{path}` only has an effect on the measurement, which is made once");
+            let what = format!("`{path}` affects only the measurement of the device, which is made once");
             return Err(Error::invalid(what).with_hint("vary a value of the device, such as `cpu.cores`"));
         }
     }

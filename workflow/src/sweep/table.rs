@@ -1,4 +1,4 @@
-//! The table of a sweep: a CSV file whose parts can be merged.
+//! The table of a sweep: a CSV file that can be merged with the tables of other shards.
 //!
 //! The first line is a comment with the digest of all inputs of the rows, the number of rows of the whole sweep, and
 //! for a shard its number. The second line has the names of the columns. The rows follow in ascending order of their
@@ -15,7 +15,7 @@ pub use hearth_reports::exports::csv::split_fields as cells;
 use super::{Sweep, SweepRow};
 
 /// Beginning of the first line of the table of a sweep.
-const MARK: &str = "# hearth sweep/1, ";
+const HEADER_PREFIX: &str = "# hearth sweep/1, ";
 
 /// The name of a column, and the function that returns the cell of a row in this column.
 pub type Column = (&'static str, fn(&SweepRow) -> String);
@@ -48,9 +48,9 @@ pub struct TableHeader {
 }
 
 impl TableHeader {
-    /// Parses the first line of the table of a sweep; `None` if the line has another format.
+    /// Parses the first line of the table of a sweep; `None` if the line has a different format.
     pub fn parse(line: &str) -> Option<TableHeader> {
-        let mut parts = line.strip_prefix(MARK)?.split(", ");
+        let mut parts = line.strip_prefix(HEADER_PREFIX)?.split(", ");
         let digest = parts.next()?.to_owned();
         let rows = parts.next()?.strip_suffix(" rows")?.parse().ok()?;
         let shard = match parts.next() {
@@ -66,7 +66,7 @@ impl TableHeader {
 
 impl fmt::Display for TableHeader {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "{MARK}{}, {} rows", self.digest, self.row_count)?;
+        write!(f, "{HEADER_PREFIX}{}, {} rows", self.digest, self.row_count)?;
         self.shard.map_or(Ok(()), |(part, of)| write!(f, ", shard {part} of {of}"))
     }
 }
@@ -77,7 +77,7 @@ pub fn csv_text(sweep: &Sweep, shard: Option<(usize, usize)>, rows: &[SweepRow])
     let fields = sweep.fields.iter().map(|field| csv_field(&field.path));
     let columns = INDEX_COLUMNS.map(str::to_owned).into_iter().chain(fields);
     let columns: Vec<String> = columns.chain(RESULT_COLUMNS.map(|(name, _)| name.to_owned())).collect();
-    let rows = csv::write([columns].into_iter().chain(rows.iter().map(cells_of)));
+    let rows = csv::write_rows([columns].into_iter().chain(rows.iter().map(cells_of)));
     format!("{header}\n{}", String::from_utf8_lossy(&rows))
 }
 
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn cells_round_trip() {
         let written = ["1", "a \"b\", c", "", "2 GiB"];
-        let line = csv::write([written.map(csv_field).to_vec()]);
+        let line = csv::write_rows([written.map(csv_field).to_vec()]);
         assert_eq!(cells(&String::from_utf8_lossy(&line)), written);
     }
 }

@@ -5,7 +5,7 @@
 //! - `0.5,1,2` or `os,managed` or `64MiB`: a list of values.
 //!
 //! Units are written as in documents. A bare number is a count. Counts and sizes in a range are rounded to integers,
-//! and duplicate values are refused.
+//! and duplicate values are rejected.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
@@ -169,7 +169,7 @@ fn range(text: &str) -> Result<Vec<FieldValue>, String> {
 }
 
 impl FieldValue {
-    /// Returns the value written in another unit if that is exact; otherwise the unchanged value.
+    /// Returns the value written in the unit `unit` if that is exact; otherwise the unchanged value.
     fn in_unit(self, kind: QuantityKind, unit: &str) -> FieldValue {
         let base = parse_quantity(&self.text).map(|(_, base)| base);
         let one = parse_quantity(&format!("1 {unit}")).map(|(_, one)| one);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_ranges_are_refused() {
+    fn wrong_ranges_are_rejected() {
         for (text, expected) in [
             ("1GiB..2GiB/0", "at least 2"),
             ("1GiB..2GiB/1", "at least 2"),

@@ -48,10 +48,10 @@ pub fn rank_variants(
     if loaded.scenario.planner.strategy.as_deref() == Some(REFINE_STRATEGY) {
         let what =
             format!("strategy `{REFINE_STRATEGY}` ends after a time limit, so variants cannot be compared");
-        return Err(Error::invalid(what).with_hint("choose another strategy with `--strategy`"));
+        return Err(Error::invalid(what).with_hint("choose a different strategy with `--strategy`"));
     }
     let devices = loaded.resolve_devices(|_, entry| loaded.resolve_device(entry))?;
-    let variants = variants::all(&loaded.scenario, &devices, model);
+    let variants = variants::all_variants(&loaded.scenario, &devices, model);
     let job = |index: usize| match index.checked_sub(1) {
         None => evaluate(loaded, devices.clone(), model.clone()),
         Some(index) => evaluate_variant(loaded, &variants[index]),
@@ -74,8 +74,8 @@ pub fn rank_variants(
 
 fn evaluate_variant(loaded: &LoadedScenario, variant: &Variant) -> Evaluation {
     match (variant.validation_error(), &variant.model) {
-        (Some(why), _) => Evaluation::refused(&why),
-        (None, Err(why)) => Evaluation::refused(why),
+        (Some(why), _) => Evaluation::rejected(&why),
+        (None, Err(why)) => Evaluation::rejected(why),
         (None, Ok(model)) => {
             let loaded = loaded.with_scenario(variant.scenario.clone());
             evaluate(&loaded, variant.devices.clone(), model.clone())
@@ -87,7 +87,7 @@ fn evaluate(loaded: &LoadedScenario, devices: Vec<DeviceProfile>, model: ModelPr
     let cluster =
         loaded.resolve_draft_model_profile().and_then(|draft| loaded.assemble_cluster(devices, model, draft));
     cluster.map_or_else(
-        |error| Evaluation::refused(&error.one_line_message()),
+        |error| Evaluation::rejected(&error.one_line_message()),
         |cluster| Evaluation::new(loaded, cluster, None),
     )
 }

@@ -1,8 +1,8 @@
 //! Creates the variants of a scenario, each with one change ([`VariantKind`]).
 //!
-//! The planner of the scenario makes a new plan for each variant, so that the saved time is that of a new plan. Saved
-//! times do not add up: two variants that save a second each may together save only one second. The effect of a
-//! quantisation on the quality of the output is not considered.
+//! The planner of the scenario makes a new plan for each variant, so the saved time includes the effect of the new
+//! plan. Saved times do not add up: two variants that each save a second may together save only one second. The effect
+//! of a quantisation on the quality of the output is not considered.
 //!
 //! Not here: the evaluation of a variant ([`crate::evaluation`]).
 
@@ -24,7 +24,7 @@ const FAST_FLASH: BytesPerSecond = BytesPerSecond(4.2e9);
 const MIN_SPEEDUP: f64 = 1.2;
 
 /// Bandwidth of a Gigabit Ethernet cable. source: IEEE 802.3ab
-const CABLE: BytesPerSecond = BytesPerSecond(125e6);
+const CABLE_BANDWIDTH: BytesPerSecond = BytesPerSecond(125e6);
 /// Latency between two programs over a cable. source: assumed: a switch and two network stacks
 const CABLE_LATENCY: Seconds = Seconds(0.2e-3);
 
@@ -34,10 +34,11 @@ pub enum VariantKind {
     /// A device is removed. If this device was the head, the first remaining device becomes the head.
     #[serde(rename = "without")]
     RemovedDevice,
-    /// A device has twice the memory; the added part is free. Memory limits and shared GPU memory are doubled, too.
+    /// A device has twice the memory; the added memory is available. Memory limits and shared GPU memory are doubled,
+    /// too.
     Memory,
-    /// A device has a faster disk without a throttle. The rate of page replacement in the kernel (`turnover`) is the
-    /// same.
+    /// A device has a faster disk without a throttle. The rate of page replacement in the kernel (`turnover`) does not
+    /// change.
     Disk,
     /// Cables of 1 Gbit/s replace all links.
     #[serde(rename = "wired")]
@@ -60,7 +61,7 @@ pub struct Variant {
     pub model: Result<ModelProfile, String>,
 }
 
-pub(super) fn all(scenario: &Scenario, devices: &[DeviceProfile], model: &ModelProfile) -> Vec<Variant> {
+pub fn all_variants(scenario: &Scenario, devices: &[DeviceProfile], model: &ModelProfile) -> Vec<Variant> {
     let base = Base { scenario, devices, model };
     let indices = 0..devices.len();
     let removed = indices.clone().filter(|_| devices.len() > 1).map(|at| base.without(at));
@@ -180,7 +181,8 @@ impl Base<'_> {
     /// Creates the variant with cables; `None` if no link is slower than a cable.
     fn wired(&self) -> Option<Variant> {
         let links = &self.scenario.links;
-        let slower = |link: &Link| link.bandwidth.value < CABLE || link.latency.value > CABLE_LATENCY;
+        let slower =
+            |link: &Link| link.bandwidth.value < CABLE_BANDWIDTH || link.latency.value > CABLE_LATENCY;
         let has_wifi = links.wifi.is_some();
         let pairs = links.pair_links.iter().filter_map(|named| named.link.as_ref());
         if self.devices.len() < 2
@@ -193,7 +195,7 @@ impl Base<'_> {
         let mut variant = self.variant(VariantKind::Cables, None, what);
         let cable = Link {
             latency: Sourced::new(CABLE_LATENCY, "assumed: a switch and two network stacks"),
-            bandwidth: Sourced::new(CABLE, "IEEE 802.3ab"),
+            bandwidth: Sourced::new(CABLE_BANDWIDTH, "IEEE 802.3ab"),
         };
         // Pairs that are marked as unreachable remain so with cables.
         let kept = links.pair_links.iter().filter(|named| named.unreachable_directions.is_some());
@@ -260,7 +262,7 @@ events:
         let scenario = Scenario::from_yaml(SCENARIO).expect("a valid scenario");
         let devices: Vec<DeviceProfile> =
             scenario.devices.iter().map(|entry| shipped_profile(&entry.profile).expect("a device")).collect();
-        all(&scenario, &devices, &model::shipped_profile("llama-8b").expect("a model"))
+        all_variants(&scenario, &devices, &model::shipped_profile("llama-8b").expect("a model"))
     }
 
     fn find(kind: VariantKind, device: &str) -> Variant {

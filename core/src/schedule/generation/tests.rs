@@ -45,8 +45,8 @@ fn rejected_drafts_are_rolled_back() {
     assert_eq!(generation.complete_pass(0, 0), Ok(1));
     assert_eq!(generation.begin_pass().map(shape).as_deref(), Some("0:10+4/3!"));
     let before = generation.clone();
-    let refused = GenerationError::TooManyAccepted { pass: 1, drafted: 3, accepted: 4 };
-    assert_eq!(generation.complete_pass(1, 4), Err(refused));
+    let rejected = GenerationError::TooManyAccepted { pass: 1, drafted: 3, accepted: 4 };
+    assert_eq!(generation.complete_pass(1, 4), Err(rejected));
     assert_eq!(generation.complete_pass(0, 0), Err(GenerationError::NotAwaited { pass: 0 }));
     assert_eq!(generation, before);
     // The accepted draft has position 11; the token that replaces the second draft has position 12.
@@ -72,8 +72,8 @@ fn restart_processes_all_tokens_so_far_as_prompts() {
     assert_eq!(generation.begin_pass().map(shape).as_deref(), Some("0:10+3/2!"));
     assert_eq!(generation.complete_pass(6, 1), Ok(2));
     assert_eq!((generation.restart(), generation.next_pass_index()), (33, 7));
-    let refused = GenerationError::NotAwaited { pass: 3 };
-    assert_eq!(generation.complete_pass(3, 0), Err(refused), "the pass was dropped");
+    let rejected = GenerationError::NotAwaited { pass: 3 };
+    assert_eq!(generation.complete_pass(3, 0), Err(rejected), "the pass was dropped");
     let again = ["0:0+8/0", "0:8+5/0!", "1:0+8/0", "1:8+2/0!", "2:0+8/0", "2:8+2/0!"];
     assert_eq!(enter(&mut generation), again);
     assert_eq!(generation.complete_pass(8, 0), Ok(1));

@@ -63,7 +63,7 @@ impl Capabilities {
     }
 
     /// Returns the wgpu features that a device with these capabilities must be opened with.
-    pub(super) fn features(self) -> wgpu::Features {
+    pub(super) fn required_features(self) -> wgpu::Features {
         let mut features = wgpu::Features::empty();
         features.set(wgpu::Features::SUBGROUP, self.subgroup_size_range.is_some());
         features.set(wgpu::Features::SHADER_F16, self.shader_f16);
@@ -112,11 +112,11 @@ impl AdapterInfo {
 
 /// Returns the descriptions of all GPU adapters of this machine, starting with the preferred adapter.
 pub fn enumerate_adapters() -> Vec<AdapterInfo> {
-    found().into_iter().map(|(_, info)| info).collect()
+    find_adapters().into_iter().map(|(_, info)| info).collect()
 }
 
-/// Returns all GPU adapters of this machine with their descriptions, starting with the preferred adapter.
-pub(super) fn found() -> Vec<(wgpu::Adapter, AdapterInfo)> {
+/// Returns all GPU adapters of this machine and their descriptions, starting with the preferred adapter.
+pub(super) fn find_adapters() -> Vec<(wgpu::Adapter, AdapterInfo)> {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
         memory_budget_thresholds: wgpu::MemoryBudgetThresholds {
             for_resource_creation: Some(BUDGET_PERCENT),

@@ -11,7 +11,6 @@ use super::memory::Reservation;
 use crate::error::GpuError;
 use crate::virtual_tensor::Storage;
 
-/// A buffer in GPU memory.
 #[derive(Debug, Clone)]
 pub struct GpuBuffer {
     pub(crate) buffer: wgpu::Buffer,
@@ -73,39 +72,40 @@ impl Gpu {
             usage: wgpu::TextureUsages::STORAGE_BINDING | wgpu::TextureUsages::TEXTURE_BINDING,
             view_formats: &[],
         };
-        self.checked(what, |device| {
+        self.try_run(what, |device| {
             device.create_texture(&descriptor).create_view(&wgpu::TextureViewDescriptor::default())
         })
     }
 
     /// Allocates a buffer of `bytes` bytes, filled with zeros. `what` names the buffer in errors.
-    pub fn zeros(&self, what: &str, bytes: u64) -> Result<GpuBuffer, GpuError> {
-        self.buffer(what, bytes, BufferUsages::STORAGE | BufferUsages::COPY_DST | BufferUsages::COPY_SRC)
+    pub fn allocate(&self, what: &str, bytes: u64) -> Result<GpuBuffer, GpuError> {
+        let usage = BufferUsages::STORAGE | BufferUsages::COPY_DST | BufferUsages::COPY_SRC;
+        self.allocate_for(what, bytes, usage)
     }
 
     /// Allocates a buffer for [`KernelParams`].
     pub fn create_params_buffer(&self) -> Result<GpuBuffer, GpuError> {
         let bytes = size_of::<KernelParams>() as u64;
-        self.buffer("parameters of a pass", bytes, BufferUsages::UNIFORM | BufferUsages::COPY_DST)
+        self.allocate_for("parameters of a pass", bytes, BufferUsages::UNIFORM | BufferUsages::COPY_DST)
     }
 
-    fn buffer(&self, what: &str, bytes: u64, usage: BufferUsages) -> Result<GpuBuffer, GpuError> {
+    fn allocate_for(&self, what: &str, bytes: u64, usage: BufferUsages) -> Result<GpuBuffer, GpuError> {
         // A binding must have at least one texel.
         let size = bytes.next_multiple_of(16).max(16);
         let max = self.capabilities().max_binding_bytes.min(self.capabilities().max_buffer_bytes);
         if size > max {
-            let what = format!("{what} (a buffer of {size} bytes; the maximum of this GPU is {max} bytes)");
+            let what = format!("{what}: {size} bytes are needed, but a buffer has at most {max} bytes");
             return Err(GpuError::OutOfMemory { what });
         }
         let reservation = Arc::new(self.memory_budget.reserve(what, size)?);
         let descriptor = wgpu::BufferDescriptor { label: Some(what), size, usage, mapped_at_creation: false };
-        let buffer = self.checked(what, |device| device.create_buffer(&descriptor))?;
+        let buffer = self.try_run(what, |device| device.create_buffer(&descriptor))?;
         Ok(GpuBuffer { buffer, bytes: size, _reservation: reservation })
     }
 
     /// Allocates a buffer and uploads `values` to the buffer. `what` names the buffer in errors.
     pub fn upload<T: Pod>(&self, what: &str, values: &[T]) -> Result<GpuBuffer, GpuError> {
-        let tensor = self.zeros(what, size_of_val(values) as u64)?;
+        let tensor = self.allocate(what, size_of_val(values) as u64)?;
         self.write(&tensor, values)?;
         Ok(tensor)
     }
@@ -115,7 +115,7 @@ impl Gpu {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         // A copy must have whole words.
         let (whole, rest) = bytes.split_at(bytes.len() / 4 * 4);
-        self.checked("a copy to the GPU", |_| {
+        self.try_run("a copy to the GPU", |_| {
             self.queue.write_buffer(&tensor.buffer, 0, whole);
             if !rest.is_empty() {
                 let mut word = [0; 4];
@@ -138,9 +138,9 @@ impl Gpu {
         let bytes = size_of_val(values);
         let size = (bytes as u64).next_multiple_of(16).min(tensor.bytes);
         let usage = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
-        let staging = self.buffer(what, size, usage)?;
+        let staging = self.allocate_for(what, size, usage)?;
         let (mapped_tx, mapped_rx) = mpsc::channel();
-        self.checked(what, |device| {
+        self.try_run(what, |device| {
             let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
             encoder.copy_buffer_to_buffer(&tensor.buffer, 0, &staging.buffer, 0, size);
             self.queue.submit([encoder.finish()]);

@@ -2,16 +2,16 @@
 //!
 //! wgpu does not report how much memory a GPU has. Three limits are used instead:
 //!
-//! - The driver: if it has a budget for this process (VK_EXT_memory_budget, DXGI), wgpu refuses allocations beyond
-//!   [`BUDGET_PERCENT`] of it.
+//! - The driver: if it reports a budget for this process (VK_EXT_memory_budget, DXGI), wgpu rejects allocations that
+//!   exceed [`BUDGET_PERCENT`] of the budget.
 //! - The operating system: a GPU that shares the machine's memory, or a software driver, may use the memory that was
 //!   available when the GPU was opened (`hearth_profiles::measure`). Without this limit the system would kill
 //!   processes.
 //! - The plan: it assigns to a GPU no more memory than the device document states as available.
 //!
-//! A discrete GPU whose driver has no budget refuses allocations itself. If a limit is exceeded, the allocation returns
-//! [`GpuError::OutOfMemory`]: a run does not start if its plan needs too much memory, and a run that has started
-//! continues without the GPU.
+//! On a discrete GPU whose driver reports no budget, allocations that exceed the GPU memory fail in the driver. If a
+//! limit is exceeded, the allocation returns [`GpuError::OutOfMemory`]. A run whose plan needs too much memory does not
+//! start, and a run that has started continues without the GPU.
 //!
 //! If the GPU shares the machine's memory, the memory that the CPU needs in the same run is reserved first
 //! ([`Gpu::reserve_shared`]). Textures are not counted, because no run uses them.
@@ -26,7 +26,7 @@ use super::{AdapterInfo, Gpu};
 use crate::error::GpuError;
 
 /// Percentage of the memory budget of the driver that may be allocated.
-/// source: assumed; the rest is for the driver's own buffers and for changes in the use by other programs
+/// source: assumed; the rest is for the driver's own buffers and for changes in the memory use of other programs
 pub(super) const BUDGET_PERCENT: u8 = 95;
 
 /// The bytes of GPU memory that are reserved, and the maximum that can be reserved.
@@ -38,7 +38,7 @@ pub(super) struct MemoryBudget {
     is_shared: bool,
 }
 
-/// A number of reserved bytes of GPU memory, which are released on drop.
+/// Reserved bytes of GPU memory, which are released on drop.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     memory_budget: Arc<MemoryBudget>,
@@ -79,7 +79,6 @@ impl Drop for Reservation {
 }
 
 impl Gpu {
-    /// Returns the number of bytes that are reserved.
     pub fn reserved_bytes(&self) -> u64 {
         self.memory_budget.reserved.load(Ordering::Relaxed)
     }

@@ -1,7 +1,7 @@
 //! Opened GPUs: device, queue, buffers and pipelines.
 //!
 //! Drivers list adapters; [`Gpu`] is an adapter that was opened. All driver calls that can fail run inside
-//! `Gpu::checked`, which converts errors of the driver to a [`GpuError`], so that nothing panics when a device is
+//! `Gpu::try_run`, which converts errors of the driver to a [`GpuError`], so that nothing panics when a device is
 //! lost.
 //!
 //! Not here: the kernels, and the selection of their variant for a device (`crate::kernels`).
@@ -25,7 +25,7 @@ use crate::error::GpuError;
 
 /// Default maximum duration of a submission.
 /// source: assumed, far more than a batch takes on the slowest software driver in the tests
-const DEADLINE: Duration = Duration::from_mins(2);
+const DEFAULT_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// An opened GPU, with the memory that is reserved on it and the kernels that are compiled for it.
 pub struct Gpu {
@@ -37,7 +37,7 @@ pub struct Gpu {
     lost: Arc<Mutex<Option<String>>>,
     memory_budget: Arc<memory::MemoryBudget>,
     /// Maximum duration of a submission, in nanoseconds.
-    deadline: AtomicU64,
+    timeout_nanos: AtomicU64,
     /// The compiled kernels. The key is the WGSL source.
     pipelines: Mutex<BTreeMap<String, Arc<wgpu::ComputePipeline>>>,
 }
@@ -54,20 +54,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Gpu {
-    /// Opens the preferred adapter: a discrete GPU, or else an integrated GPU, or else another adapter, and a software
-    /// driver last. The capabilities that `mask` disables are not used.
+    /// Opens the preferred adapter. The order of preference is: discrete GPU, integrated GPU, another adapter, software
+    /// driver. The capabilities that `mask` disables are not used.
     pub fn open(mask: CapabilityMask) -> Result<Gpu, GpuError> {
-        let (adapter, info) = adapter::found().into_iter().next().ok_or(GpuError::NoAdapter)?;
+        let (adapter, info) = adapter::find_adapters().into_iter().next().ok_or(GpuError::NoAdapter)?;
         let capabilities = info.capabilities.with_mask(mask);
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("hearth"),
-            required_features: capabilities.features(),
+            required_features: capabilities.required_features(),
             required_limits: adapter.limits(),
             ..wgpu::DeviceDescriptor::default()
         };
         let opened = pollster::block_on(adapter.request_device(&descriptor));
-        let (device, queue) =
-            opened.map_err(|error| GpuError::Open { adapter: info.name.clone(), why: error.to_string() })?;
+        let (device, queue) = opened
+            .map_err(|error| GpuError::OpenFailed { adapter: info.name.clone(), why: error.to_string() })?;
         let lost: Arc<Mutex<Option<String>>> = Arc::default();
         let reason_sink = Arc::clone(&lost);
         device.set_device_lost_callback(move |_, message| {
@@ -79,8 +79,9 @@ impl Gpu {
             lock(&reason_sink).get_or_insert_with(|| error.to_string());
         }));
         let memory_budget = memory::MemoryBudget::new(&info, mask.max_memory_bytes);
-        let (deadline, pipelines) = (AtomicU64::new(DEADLINE.as_nanos() as u64), Mutex::default());
-        Ok(Gpu { device, queue, info, capabilities, lost, memory_budget, deadline, pipelines })
+        let (timeout_nanos, pipelines) =
+            (AtomicU64::new(DEFAULT_TIMEOUT.as_nanos() as u64), Mutex::default());
+        Ok(Gpu { device, queue, info, capabilities, lost, memory_budget, timeout_nanos, pipelines })
     }
 
     pub fn info(&self) -> &AdapterInfo {
@@ -91,7 +92,7 @@ impl Gpu {
         self.capabilities
     }
 
-    /// Destroys the device, so that every later call fails as if the device were lost.
+    /// Destroys the device. Every later call fails as if the device were lost.
     pub fn destroy(&self) {
         self.device.destroy();
         lock(&self.lost).get_or_insert_with(|| "the device was destroyed".into());
@@ -102,8 +103,8 @@ impl Gpu {
         lock(&self.lost).clone().map_or(Ok(()), |why| Err(GpuError::Lost { why }))
     }
 
-    /// Calls `run` inside wgpu error scopes and returns the error that the device reports. `what` names the work.
-    pub(crate) fn checked<T>(&self, what: &str, run: impl FnOnce(&wgpu::Device) -> T) -> Result<T, GpuError> {
+    /// Calls `run` inside wgpu error scopes. Returns an error if the device reports one; `what` names the work in it.
+    pub(crate) fn try_run<T>(&self, what: &str, run: impl FnOnce(&wgpu::Device) -> T) -> Result<T, GpuError> {
         self.check_not_lost()?;
         let internal = self.device.push_error_scope(wgpu::ErrorFilter::Internal);
         let validation = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
@@ -122,22 +123,22 @@ impl Gpu {
     }
 
     /// Sets the maximum duration of a submission. If a submission takes longer, the device counts as lost.
-    pub fn set_timeout(&self, deadline: Duration) {
-        let deadline = u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX);
-        self.deadline.store(deadline, Ordering::Relaxed);
+    pub fn set_timeout(&self, timeout: Duration) {
+        let timeout_nanos = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        self.timeout_nanos.store(timeout_nanos, Ordering::Relaxed);
     }
 
     /// Waits until all submissions have finished, up to the maximum duration. `what` names the work in errors.
     pub fn wait(&self, what: &str) -> Result<(), GpuError> {
-        let deadline = Duration::from_nanos(self.deadline.load(Ordering::Relaxed));
-        let poll = wgpu::PollType::Wait { submission_index: None, timeout: Some(deadline) };
+        let timeout = Duration::from_nanos(self.timeout_nanos.load(Ordering::Relaxed));
+        let poll = wgpu::PollType::Wait { submission_index: None, timeout: Some(timeout) };
         let waited = self.device.poll(poll);
         self.check_not_lost()?;
-        // A deadline of zero has always passed.
-        if waited.is_ok() && !deadline.is_zero() {
+        // A timeout of zero has always elapsed.
+        if waited.is_ok() && !timeout.is_zero() {
             return Ok(());
         }
-        let error = GpuError::Timeout { what: what.into(), seconds: deadline.as_secs_f64() };
+        let error = GpuError::Timeout { what: what.into(), seconds: timeout.as_secs_f64() };
         self.abandon(&error);
         Err(error)
     }

@@ -25,7 +25,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Returns this launch with another number of workgroups.
+    /// Returns this launch with a different number of workgroups.
     #[must_use]
     pub fn with_workgroups(&self, workgroups: [u32; 3]) -> Launch {
         Launch { workgroups, ..self.clone() }
@@ -37,7 +37,7 @@ impl Gpu {
         if let Some(known) = lock(&self.pipelines).get(text) {
             return Ok(Arc::clone(known));
         }
-        let pipeline = self.checked(&format!("the kernel `{name}`"), |device| {
+        let pipeline = self.try_run(&format!("the kernel `{name}`"), |device| {
             let source = wgpu::ShaderSource::Wgsl(text.into());
             let module =
                 device.create_shader_module(wgpu::ShaderModuleDescriptor { label: Some(name), source });
@@ -95,7 +95,7 @@ impl Gpu {
                 },
             })
             .collect();
-        let bindings = self.checked(&format!("the bindings of `{name}`"), |device| {
+        let bindings = self.try_run(&format!("the bindings of `{name}`"), |device| {
             device.create_bind_group(&wgpu::BindGroupDescriptor {
                 label: Some(name),
                 layout: &pipeline.get_bind_group_layout(0),
@@ -107,7 +107,7 @@ impl Gpu {
 
     /// Submits launches to the queue. Each launch sees the results of all earlier launches.
     pub fn submit<'a>(&self, launches: impl IntoIterator<Item = &'a Launch>) -> Result<(), GpuError> {
-        self.checked("a pass", |device| {
+        self.try_run("a pass", |device| {
             let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
             {
                 let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());

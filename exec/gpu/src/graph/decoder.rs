@@ -26,10 +26,10 @@ struct Builder<'a> {
     size: PassSize,
 }
 
-/// Returns the unfused graph of a decoder, from the embedding to the norm before the logits of the last token.
+/// Returns the unfused graph of a decoder, from the input embedding to the output norm, which only the last token has.
 pub fn decoder_graph(shape: &ModelShape, size: PassSize) -> Graph {
     let mut builder = Builder { graph: Graph::default(), shape, size };
-    let wide = u64::from(shape.embedding);
+    let wide = u64::from(shape.embedding_length);
     let bytes = builder.rows(wide);
     let mut hidden = builder.graph.add_node(Operation::Embed, &[], "embed", bytes);
     if matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2) {
@@ -60,7 +60,7 @@ impl Builder<'_> {
 
     fn attention(&mut self, hidden: usize) -> usize {
         let shape = self.shape;
-        let wide = self.rows(u64::from(shape.embedding));
+        let wide = self.rows(u64::from(shape.embedding_length));
         let widths =
             [shape.query_width(), shape.key_width(), shape.value_width()].map(|width| self.rows(width));
         let x = self.graph.add_node(Operation::Norm(Norm::Attention), &[hidden], "rmsnorm", wide);
@@ -95,7 +95,8 @@ impl Builder<'_> {
     }
 
     fn feed_forward(&mut self, hidden: usize) -> usize {
-        let (wide, inner) = (u64::from(self.shape.embedding), u64::from(self.shape.feed_forward_length));
+        let (wide, inner) =
+            (u64::from(self.shape.embedding_length), u64::from(self.shape.feed_forward_length));
         let (wide, inner) = (self.rows(wide), self.rows(inner));
         let graph = &mut self.graph;
         let x = graph.add_node(Operation::Norm(Norm::FeedForward), &[hidden], "rmsnorm", wide);
@@ -107,9 +108,9 @@ impl Builder<'_> {
         self.add(down, hidden, Norm::PostFeedForward, "down+add")
     }
 
-    /// Adds the residual addition of a block; in Gemma 2, adds a norm of the output of the block before.
+    /// Adds the residual addition of a block, preceded in Gemma 2 by a norm of the output of the block.
     fn add(&mut self, mut output: usize, hidden: usize, norm: Norm, name: &'static str) -> usize {
-        let bytes = self.rows(u64::from(self.shape.embedding));
+        let bytes = self.rows(u64::from(self.shape.embedding_length));
         if self.is(Architecture::Gemma2) {
             output = self.graph.add_node(Operation::Norm(norm), &[output], "post norm", bytes);
         }

@@ -3,7 +3,7 @@
 //! ML Drift paper, section 3.5 and Figure 3. The architecture is that of Rombach et al. 2022 as released: a text
 //! encoder of twelve layers (CLIP ViT-L/14), a UNet over latents of 64 by 64 with skip connections from its down
 //! blocks to its up blocks, and a decoder from latents to an image of 512 by 512. Text encoder and UNet have a batch
-//! of two, with and without the prompt. Elements are f16.
+//! of two: one element with the prompt and one without (classifier-free guidance). Elements are f16.
 //!
 //! The memory depends on the fused operations, see [`FusedKernels`]. These graphs are planned, never executed.
 
@@ -15,7 +15,7 @@ const ELEMENT_BYTES: u64 = 2;
 const PROMPT_TOKENS: u64 = 77;
 /// Number of attention heads in a layer of the UNet. source: `attention_head_dim: 8` in the configuration of the UNet
 const HEADS: u64 = 8;
-/// Height and width of the latents: an eighth of 512. source: `sample_size` in the configuration of the UNet
+/// Height and width of the latents: 512 pixels / 8. source: `sample_size` in the configuration of the UNet
 const LATENT_SIDE: u64 = 64;
 
 /// The operations of Stable Diffusion that are fused into one kernel.
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn plans_are_as_large_as_published() {
+    fn memory_plans_are_as_large_as_published() {
         // ML Drift paper, Figure 3. The sums without planning depend on launches that the paper does not list, hence
         // the wider tolerance.
         for (name, graph, naive, planned) in [
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn each_fusion_is_needed_for_its_size() {
+    fn each_fusion_reduces_the_planned_memory() {
         let all = FusedKernels::ALL;
         let of_unet = |kernels| mib(&unet_graph(kernels))[1];
         let fused = of_unet(all);

@@ -3,19 +3,19 @@
 //! ML Drift paper, section 3.6 and Figure 4. There are three kinds of fusion:
 //!
 //! - An element-wise operation is merged into the node that produces its first input, if no other node reads this
-//!   input: biases, the activation of the gate, the multiplication by the gate, soft caps, residual additions.
-//!   Alternatively, a residual addition becomes one kernel with the following norm, and with the preceding norm if
-//!   there is one.
+//!   input. Element-wise operations are biases, the activation of the gate, the multiplication by the gate, soft caps
+//!   and residual additions. Alternatively, a residual addition is merged with the following norm, and with the
+//!   preceding norm if there is one.
 //! - The norms of heads, the rotary embedding and the layout change of queries, keys and values become one
 //!   kernel, which writes keys and values to the cache, so that they need no tensor.
-//! - Attention becomes one kernel that never writes its scores.
+//! - Attention becomes one kernel, which never writes the attention scores to memory.
 
 use super::{Graph, Node, Norm, Operation};
 
 /// The operation into which residual additions are fused: none, the preceding matmul, or the following norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResidualFusion {
-    Alone,
+    Unfused,
     IntoMatmul,
     IntoNorm,
 }
@@ -36,7 +36,7 @@ impl FusionOptions {
     /// No fusion: one operation per launch.
     pub const NONE: FusionOptions = FusionOptions {
         pointwise: false,
-        residual: ResidualFusion::Alone,
+        residual: ResidualFusion::Unfused,
         rope_and_layout: false,
         attention: false,
     };
@@ -49,13 +49,13 @@ impl FusionOptions {
     };
 }
 
-/// Returns a graph with the same operations as `graph` in fewer launches, by the kinds of fusion that are enabled.
+/// Returns a graph with the same operations as `graph` in fewer launches. `fusion` enables the kinds of fusion.
 pub fn fuse(mut graph: Graph, fusion: FusionOptions) -> Graph {
     if fusion.pointwise {
         fuse_into_producers(&mut graph, |operation| operation.is_pointwise() && operation != Operation::Add);
     }
     match fusion.residual {
-        ResidualFusion::Alone => {}
+        ResidualFusion::Unfused => {}
         ResidualFusion::IntoMatmul => {
             fuse_into_producers(&mut graph, |operation| operation == Operation::Add);
         }
@@ -123,7 +123,7 @@ fn producer_of(graph: &Graph, at: usize, fits: impl Fn(Operation) -> bool) -> Op
     let &input = graph.nodes[at].inputs.first()?;
     let producer = graph.nodes[..at].iter().position(|node| node.outputs == [input])?;
     let last = *graph.nodes[producer].operations.last()?;
-    (fits(last) && graph.readers(input) == 1).then_some(producer)
+    (fits(last) && graph.reader_count(input) == 1).then_some(producer)
 }
 
 /// Merges node `early` into node `late`, which reads the outputs of node `early`. Outputs of node `early` that later

@@ -75,7 +75,7 @@ pub enum Operation {
     Activate,
     /// Multiplies the result of the up projection by the gate, element by element.
     Multiply,
-    /// Adds the output of a block to the hidden rows: the residual addition.
+    /// Adds the output of a block to the hidden states: the residual addition.
     Add,
     /// An operation of an image model, which has only a name. Image models are planned but never executed.
     Image(&'static str),
@@ -143,7 +143,7 @@ impl Graph {
         (tensors, records)
     }
 
-    fn readers(&self, tensor: usize) -> usize {
+    fn reader_count(&self, tensor: usize) -> usize {
         self.nodes.iter().filter(|node| node.inputs.contains(&tensor)).count()
     }
 }

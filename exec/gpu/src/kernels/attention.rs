@@ -6,7 +6,7 @@
 //! positions in tiles, and updates the maximum and the sum of the softmax after each tile (online softmax, Milakov and
 //! Gimelshein 2018).
 //!
-//! Deviation: the paper leaves this fusion out of its measurements; here it saves the memory of the scores.
+//! Deviation: the paper measures without this fusion of attention; here the fusion saves the memory of the scores.
 
 use std::fmt::Write;
 
@@ -25,7 +25,7 @@ pub struct AttentionKernel {
     pub scale: f32,
     /// The soft cap of the scores; `None` if the model has no soft cap.
     pub soft_cap: Option<f32>,
-    /// Size of the sliding window in positions, including that of the token; `None` for full attention.
+    /// Size of the sliding window in positions, including the token itself; `None` for full attention.
     pub sliding_window: Option<u32>,
     /// The layout of the output tensor.
     pub output_storage: Storage,
@@ -40,10 +40,10 @@ impl AttentionKernel {
         let out = Accessor::for_rows("out", self.output_storage, width, AccessMode::Write);
         let mut kernel = Declarations::new(false);
         let _ = writeln!(kernel.text, "const QUERY_GROUP: u32 = {}u;", heads.queries_per_kv_head());
-        kernel.tensor(&queries);
+        kernel.declare_tensor(&queries);
         heads.declare_cache(&mut kernel, "k", &heads.key_cache_shape()?, AccessMode::Read);
         heads.declare_cache(&mut kernel, "v", &heads.value_cache_shape()?, AccessMode::Read);
-        kernel.tensor(&out);
+        kernel.declare_tensor(&out);
         let _ = write!(
             kernel.text,
             "var<workgroup> query: array<vec4<f32>, {slices}>;\n\

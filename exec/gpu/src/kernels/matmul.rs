@@ -11,7 +11,7 @@
 //!
 //! Weights are dequantised only here. The products of a block, multiplied by its integer factors, are summed as
 //! integers, so that both phases and the CPU have the same integers; only the order in which the resulting floats are
-//! added differs. With one scale per row, the whole dot product is one integer (`rows`). The kernel also adds the
+//! added differs. With one scale per row, the whole dot product is one integer (see `rows`). The kernel also adds the
 //! bias, applies the activation function, and multiplies by the gate, if the model has them.
 
 mod blocks;
@@ -22,7 +22,7 @@ use std::fmt::Write;
 use hearth_runtime::hyperparameters::GateActivation;
 
 use super::Declarations;
-use super::packing::{PackedFormat, scale_texel};
+use super::packing::{PackedFormat, scale_texel_index};
 use super::quantise::{self, Granularity, VALUES_PER_THREAD};
 use crate::device::Capabilities;
 use crate::virtual_tensor::{AccessMode, Accessor, ShapeError, Storage, WeightOrder, WeightShape};
@@ -119,7 +119,7 @@ impl MatmulKernel {
         if halves { "Halves" } else { "vec4<u32>" }
     }
 
-    /// Returns the shape of the packed weights of this kernel, with 32-bit words as inputs.
+    /// Returns the shape of the packed weights of this kernel. The inputs of this shape are 32-bit words.
     pub fn packed_weight_shape(&self) -> Result<WeightShape, ShapeError> {
         let words = self.packed_format.texels_per_row(self.row_length) * 4;
         WeightShape::new(self.rows, words, self.tiling.slices_per_workgroup)
@@ -146,29 +146,29 @@ impl MatmulKernel {
         if self.texel_type() == "Halves" {
             kernel.text += "struct Halves { first: vec4<f16>, second: vec4<f16> }\n";
         }
-        kernel.buffer("read", "weights", self.texel_type());
+        kernel.declare_buffer("read", "weights", self.texel_type());
         if self.packed_format.scale_words_per_row(self.row_length) > 0 {
-            kernel.buffer("read", "scales", "vec4<u32>");
+            kernel.declare_buffer("read", "scales", "vec4<u32>");
         } else if self.packed_format.has_row_scales() {
-            kernel.buffer("read", "row_scales", "vec4<f32>");
+            kernel.declare_buffer("read", "row_scales", "vec4<f32>");
         }
         if self.reads_quants() {
-            kernel.buffer("read", "quants_object", "vec4<u32>");
-            kernel.buffer("read", "scales_object", "f32");
-            kernel.buffer("read", "sums_object", "i32");
+            kernel.declare_buffer("read", "quants_object", "vec4<u32>");
+            kernel.declare_buffer("read", "scales_object", "f32");
+            kernel.declare_buffer("read", "sums_object", "i32");
         } else {
-            kernel.tensor(&rows("x", self.row_length, AccessMode::Read));
+            kernel.declare_tensor(&rows("x", self.row_length, AccessMode::Read));
         }
         if self.writes_integer_sums {
-            kernel.buffer("read_write", "integers", "vec4<i32>");
+            kernel.declare_buffer("read_write", "integers", "vec4<i32>");
         } else {
-            kernel.tensor(&rows("out", self.total_rows, AccessMode::Write));
+            kernel.declare_tensor(&rows("out", self.total_rows, AccessMode::Write));
         }
         if self.has_bias {
-            kernel.buffer("read", "bias", "vec4<f32>");
+            kernel.declare_buffer("read", "bias", "vec4<f32>");
         }
         if self.multiplies_by_gate {
-            kernel.tensor(&rows("gate", self.total_rows, AccessMode::Read));
+            kernel.declare_tensor(&rows("gate", self.total_rows, AccessMode::Read));
         }
         Ok(kernel.text + &self.functions()? + &self.main())
     }
@@ -188,7 +188,7 @@ impl MatmulKernel {
             writeln!(text, "fn weight(slice: u32, r: u32, t: u32) -> {kind} {{ return weights[{texel}]; }}");
         let words = self.packed_format.scale_words_per_row(self.row_length);
         if words > 0 {
-            let texel = scale_texel(self.tiling.weight_order, self.tiling.slices_per_workgroup, words);
+            let texel = scale_texel_index(self.tiling.weight_order, self.tiling.slices_per_workgroup, words);
             let _ = writeln!(
                 text,
                 "fn scale(slice: u32, block: u32) -> vec4<f32> {{\n    let word = block / 2u;\n    \
@@ -212,8 +212,8 @@ impl MatmulKernel {
         Ok(text)
     }
 
-    /// Generates the WGSL functions `quants`, `input_scale` and `input_sum`, which return quantised inputs: in decode
-    /// those of the current chunk, in prefill all of them.
+    /// Generates the WGSL functions `quants`, `input_scale` and `input_sum`, which return quantised inputs. In decode
+    /// the inputs are those of the current chunk, in prefill those of all tokens.
     fn inputs(&self) -> String {
         let granularity = self.packed_format.input_granularity().unwrap_or(Granularity::Row);
         let block = granularity.block_length(self.row_length);
@@ -250,7 +250,7 @@ impl MatmulKernel {
              var<workgroup> quant_sums_shared: array<i32, {halves}>;\n{scale}\
              fn quants(token: u32, texel: u32) -> vec4<u32> {{ return quants_shared[texel]; }}\n\
              fn input_sum(token: u32, at: u32) -> i32 {{ return quant_sums_shared[at]; }}\n{}",
-            quantise::functions(granularity, self.row_length, threads, &stored),
+            quantise::wgsl_functions(granularity, self.row_length, threads, &stored),
         )
     }
 
@@ -432,8 +432,8 @@ const SILU: &str = "\
 fn activate(x: vec4<f32>) -> vec4<f32> { return x / (1.0 + exp(min(-x, vec4<f32>(80.0)))); }
 ";
 
-/// The WGSL function for the tanh approximation of GELU: `x/2 (1 + tanh z)`, which equals `x / (1 + e^(-2z))`.
-/// source: Hendrycks and Gimpel 2016, section 2
+/// The WGSL function for the tanh approximation of GELU: `x/2 (1 + tanh z) = x / (1 + e^(-2z))` with
+/// `z = sqrt(2/pi) (x + 0.044715 x^3)`. source: Hendrycks and Gimpel 2016, section 2
 const GELU: &str = "\
 fn activate(x: vec4<f32>) -> vec4<f32> {
     let z = 0.7978846 * x * (0.044715 * x * x + 1.0);

@@ -18,7 +18,7 @@ use std::fmt::Write;
 use crate::device::{Capabilities, KernelParams};
 use crate::virtual_tensor::Accessor;
 
-/// The WGSL declarations at the start of a kernel. Bindings are numbered in order, after the parameters at 0.
+/// The WGSL declarations at the start of a kernel. Binding 0 has the parameters; the others follow in order.
 pub(crate) struct Declarations {
     pub(crate) text: String,
     bindings: u32,
@@ -33,14 +33,14 @@ impl Declarations {
     }
 
     /// Declares a buffer `name` with elements of the WGSL type `kind` and the WGSL access mode `access`.
-    pub(crate) fn buffer(&mut self, access: &str, name: &str, kind: &str) {
+    pub(crate) fn declare_buffer(&mut self, access: &str, name: &str, kind: &str) {
         self.bindings += 1;
         let at = self.bindings;
         let _ = writeln!(self.text, "@group(0) @binding({at}) var<storage, {access}> {name}: array<{kind}>;");
     }
 
     /// Declares the buffer or texture of a tensor, and the functions that access its elements.
-    pub(crate) fn tensor(&mut self, accessor: &Accessor) {
+    pub(crate) fn declare_tensor(&mut self, accessor: &Accessor) {
         self.bindings += 1;
         self.text += &accessor.wgsl_declaration(self.bindings);
         self.text += &accessor.wgsl_functions();

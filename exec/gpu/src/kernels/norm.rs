@@ -1,9 +1,8 @@
 //! The RMSNorm kernel, which can include the preceding residual addition.
 //!
-//! `x = h / sqrt(mean(h^2) + epsilon) * weight`. ML Drift paper, section 3.6: the residual addition `h += change`
-//! before the norm is part of the kernel, and so is the norm of the change if the architecture has one. After the
-//! last layer of a range there is an addition and no norm.
-//!
+//! `out = h / sqrt(mean(h^2) + epsilon) * weight` for a hidden state h. ML Drift paper, section 3.6: the kernel includes
+//! the residual addition `h += change` before the norm, where `change` is the output of a block. It also includes the
+//! norm of the change if the architecture has one. After the last layer of a range there is an addition and no norm.
 //! A workgroup processes one token; the slices of the token are distributed among the threads.
 
 use std::fmt::Write;
@@ -17,38 +16,38 @@ const THREADS: u32 = 64;
 /// A kernel with an optional residual addition and an optional RMSNorm.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NormKernel {
-    /// Number of elements in a hidden row, a multiple of four.
+    /// Number of elements in a hidden state, a multiple of four.
     pub width: u32,
     /// Constant that is added to the mean square in RMSNorm.
     pub epsilon: f32,
-    /// Whether the change, which is the output of a block, is added to the hidden rows: the residual addition.
+    /// Whether the change, which is the output of a block, is added to the hidden states: the residual addition.
     pub adds_residual: bool,
     /// Whether the change is normalised before the residual addition.
     pub has_post_norm: bool,
-    /// Whether the hidden rows are normalised after the residual addition.
+    /// Whether the hidden states are normalised after the residual addition.
     pub normalises_hidden: bool,
     pub capabilities: Capabilities,
 }
 
 impl NormKernel {
     /// Generates the WGSL source of the kernel. The bindings after the parameters are, each only if it is used: hidden
-    /// rows, change, weights of the norm of the change, weights of the norm of the hidden rows, output.
+    /// rows, change, weights of the norm of the change, weights of the norm of the hidden states, output.
     pub fn wgsl_source(&self) -> String {
         let hidden = if self.adds_residual { AccessMode::ReadWrite } else { AccessMode::Read };
         let rows = |name, direction| Accessor::for_rows(name, Storage::Linear, self.width, direction);
         let hidden = rows("h", hidden);
         let (change, out) = (rows("change", AccessMode::Read), rows("out", AccessMode::Write));
         let mut kernel = Declarations::new(self.capabilities.shader_f16);
-        kernel.tensor(&hidden);
+        kernel.declare_tensor(&hidden);
         if self.adds_residual {
-            kernel.tensor(&change);
+            kernel.declare_tensor(&change);
         }
         if self.has_post_norm {
-            kernel.buffer("read", "post_weight", "vec4<f32>");
+            kernel.declare_buffer("read", "post_weight", "vec4<f32>");
         }
         if self.normalises_hidden {
-            kernel.buffer("read", "weight", "vec4<f32>");
-            kernel.tensor(&out);
+            kernel.declare_buffer("read", "weight", "vec4<f32>");
+            kernel.declare_tensor(&out);
         }
         if self.has_post_norm || self.normalises_hidden {
             kernel.text += &group_sum(self.capabilities, THREADS);

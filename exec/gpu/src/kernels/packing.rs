@@ -74,13 +74,13 @@ impl PackedFormat {
         let found = PackedFormat::FILE_FORMATS.into_iter().find(|&(_, stored)| stored == format);
         let (packed, _) = found.ok_or_else(|| {
             let known = PackedFormat::FILE_FORMATS.map(|(_, stored)| stored.to_string()).join(", ");
-            GpuError::Format { format, known }
+            GpuError::UnsupportedFormat { format, known }
         })?;
-        packed.for_rows(length)
+        packed.for_row_length(length)
     }
 
     /// Returns this format if its kernels support rows of `length` weights, otherwise an error.
-    pub(crate) fn for_rows(self, length: usize) -> Result<PackedFormat, GpuError> {
+    pub(crate) fn for_row_length(self, length: usize) -> Result<PackedFormat, GpuError> {
         let need = if !length.is_multiple_of(self.unit().0 as usize) {
             "a multiple of the block size"
         } else if length <= self.max_length() {
@@ -90,7 +90,7 @@ impl PackedFormat {
         } else {
             "a length whose bytes can be indexed with 32 bits"
         };
-        Err(GpuError::Dimension { what: "the length of a row of weights", found: length, need })
+        Err(GpuError::UnsupportedDimension { what: "the length of a row of weights", found: length, need })
     }
 
     /// Returns the smallest number of weights that fill whole texels, and the number of these texels. The length of a
@@ -217,10 +217,10 @@ fn high_bits(block: u32, unit: u32) -> vec2<u32> {
 }
 ";
 
-/// Returns the WGSL expression for the index of the texel that has word `word` of the scales of the four outputs in
-/// output slice `slice`. `slices` is the number of slices in a group of the layout, and `words` the number of words for
-/// the scales of a row.
-pub(crate) fn scale_texel(order: WeightOrder, slices: u32, words: u32) -> String {
+/// Returns the WGSL expression for the index of a texel of scales. For each of the four outputs in output slice `slice`
+/// the texel has word `word` of the scales; both are WGSL variables. `slices` is the number of slices in a group of the
+/// layout, and `words` the number of words for the scales of a row.
+pub(crate) fn scale_texel_index(order: WeightOrder, slices: u32, words: u32) -> String {
     match order {
         WeightOrder::ByOutput => format!("(slice * {words}u + word)"),
         WeightOrder::Interleaved => {
@@ -256,7 +256,7 @@ pub fn scale_packing_kernel(
 ) -> String {
     let (words, blocks) = (packed.scale_words_per_row(length), length / packed.block_length());
     let (block_bytes, at) = packed.scale_offset();
-    let index = scale_texel(order, group_slices, words);
+    let index = scale_texel_index(order, group_slices, words);
     let body = format!(
         "    let output = params.offset + row;\n\
          \x20   if (output >= params.end) {{ return; }}\n\
@@ -300,18 +300,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_whose_sums_would_overflow_are_refused() {
+    fn rows_whose_sums_would_overflow_are_rejected() {
         // The maximum number of products of the largest quants whose sum fits into an i32.
         let fits = |products: i64| products * 127 * 127 <= i64::from(i32::MAX);
         assert!(fits(133_144) && !fits(133_145));
         assert_eq!(PackedFormat::Row8.max_length(), 133_144);
-        assert!(PackedFormat::Row8.for_rows(133_120).is_ok());
-        let error = PackedFormat::Row8.for_rows(133_152).unwrap_err();
+        assert!(PackedFormat::Row8.for_row_length(133_120).is_ok());
+        let error = PackedFormat::Row8.for_row_length(133_152).unwrap_err();
         assert!(error.to_string().contains("133152") && error.to_string().contains("32 bits"), "{error}");
-        assert!(PackedFormat::Row4.for_rows(133_152).is_ok());
-        assert!(PackedFormat::Row4.for_rows(1 << 21).is_err());
+        assert!(PackedFormat::Row4.for_row_length(133_152).is_ok());
+        assert!(PackedFormat::Row4.for_row_length(1 << 21).is_err());
         // The sums of other formats are those of a block, so longer rows are accepted.
-        assert!(PackedFormat::Q8_0.for_rows(1 << 22).is_ok());
-        assert!(PackedFormat::F32.for_rows(1 << 31).is_err());
+        assert!(PackedFormat::Q8_0.for_row_length(1 << 22).is_ok());
+        assert!(PackedFormat::F32.for_row_length(1 << 31).is_err());
     }
 }

@@ -1,10 +1,10 @@
 //! The kernel that quantises the inputs of a matmul to eight bits.
 //!
 //! As on the CPU, inputs are quantised in blocks of 32 or 256: `scale = max |x| / 127`,
-//! `quant = round_ties_even(x * (127 / max |x|))`. The sum of every 16 quants is stored too, because weights with a
-//! minimum or an offset subtract a multiple of this sum. For weights with one scale per row, a whole row of inputs has
-//! one scale. ML Drift paper, section 3.7: in prefill the inputs are quantised by a separate kernel, in decode the same
-//! functions are part of the matmul kernel.
+//! `quant = round_ties_even(x * (127 / max |x|))`. The sum of every 16 quants is stored too, because matmuls with
+//! weights that have a minimum or an offset subtract a multiple of this sum. If weights have one scale per row, a row
+//! of inputs also has one scale. ML Drift paper, section 3.7: in prefill the inputs are quantised by a separate kernel,
+//! in decode the same functions are part of the matmul kernel.
 //!
 //! Each thread quantises a unit of 32 values; the threads of units with a common scale compare the maxima through
 //! workgroup memory. A block with a value that is not finite gets the scale NaN, so that the logits become NaN too.
@@ -40,7 +40,7 @@ impl Granularity {
 /// barrier, and `quantise_finish`. With one scale per row, a shader calls `row_largest`, which contains a barrier, and
 /// then `unit_load` and `unit_store` for each unit. The shader must define `x_read`. `stored` are the WGSL statements
 /// that store the quants, the sums and the scale of a unit.
-pub(crate) fn functions(granularity: Granularity, length: u32, threads: u32, stored: &str) -> String {
+pub(crate) fn wgsl_functions(granularity: Granularity, length: u32, threads: u32, stored: &str) -> String {
     let own = match granularity {
         Granularity::Blocks(block) => {
             let units = block / VALUES_PER_THREAD;
@@ -117,8 +117,8 @@ pub(crate) fn functions(granularity: Granularity, length: u32, threads: u32, sto
     )
 }
 
-/// Generates the WGSL source of the kernel for rows of `length` inputs. The bindings are: parameters, inputs, quants
-/// [tokens, units * 2] of 16 bytes, scales [tokens, blocks] and sums [tokens, units * 2].
+/// Generates the WGSL source of the kernel that quantises rows of `length` inputs in units of 32. The bindings are:
+/// parameters, inputs, quants [tokens, units * 2] of 16 bytes, scales [tokens, blocks] and sums [tokens, units * 2].
 pub fn wgsl_source(length: u32, granularity: Granularity) -> String {
     let (units, block) = (length / VALUES_PER_THREAD, granularity.block_length(length));
     let blocks = length / block;
@@ -146,9 +146,9 @@ pub fn wgsl_source(length: u32, granularity: Granularity) -> String {
         ),
     };
     let mut kernel = Declarations::new(false);
-    kernel.tensor(&Accessor::for_rows("x", Storage::Linear, length, AccessMode::Read));
+    kernel.declare_tensor(&Accessor::for_rows("x", Storage::Linear, length, AccessMode::Read));
     for (name, kind) in [("quants_object", "vec4<u32>"), ("scales_object", "f32"), ("sums_object", "i32")] {
-        kernel.buffer("read_write", name, kind);
+        kernel.declare_buffer("read_write", name, kind);
     }
     format!(
         "{}{}\
@@ -158,7 +158,7 @@ pub fn wgsl_source(length: u32, granularity: Granularity) -> String {
          {main}\
          }}\n",
         kernel.text,
-        functions(granularity, length, THREADS, &stored),
+        wgsl_functions(granularity, length, THREADS, &stored),
     )
 }
 

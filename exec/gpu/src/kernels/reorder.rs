@@ -10,8 +10,8 @@ pub fn wgsl_source(shape: &Shape, from: Storage, to: Storage) -> String {
     let [batch, height, width] = shape.extents();
     let (slices, texels) = (shape.slice_count(), shape.texel_count());
     let mut kernel = Declarations::new(false);
-    kernel.tensor(&Accessor::for_shape("src", from, shape, AccessMode::Read));
-    kernel.tensor(&Accessor::for_shape("dst", to, shape, AccessMode::Write));
+    kernel.declare_tensor(&Accessor::for_shape("src", from, shape, AccessMode::Read));
+    kernel.declare_tensor(&Accessor::for_shape("dst", to, shape, AccessMode::Write));
     format!(
         "{}@compute @workgroup_size({WORKGROUP_SIZE})\n\
          fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n    \

@@ -1,9 +1,9 @@
 //! The kernel that applies the rotary embedding to queries and keys, and writes keys and values to the cache.
 //!
 //! ML Drift paper, sections 3.6 and 3.8. The kernel applies the norms of heads if the architecture has them, then the
-//! rotary embedding, and changes the layouts for h_q query heads and h_kv key heads of d_h elements: queries from
-//! (1, tokens, h_q * d_h) to (h_kv, tokens * h_q / h_kv, d_h); keys to the cache as weights OHWI with O = cache size
-//! and I = d_h; values to the cache as weights with O = d_h and I = cache size.
+//! rotary embedding, and changes the layouts. With h_q query heads and h_kv key heads of d_h elements, queries change
+//! from (1, tokens, h_q * d_h) to (h_kv, tokens * h_q / h_kv, d_h). The cache stores keys as weights OHWI with
+//! O = cache size and I = d_h, and values as weights with O = d_h and I = cache size.
 //!
 //! For queries and keys, a workgroup processes one head of one token. For values, it processes one head of four
 //! neighbouring positions, because these positions share texels of the cache, and one thread must write a whole texel.
@@ -22,7 +22,7 @@ use crate::virtual_tensor::{
 
 const THREADS: u32 = 32;
 
-/// The dimensions of attention in a layer, and the format and layout of its key-value cache.
+/// The dimensions of attention in a layer, and the format and layout of its KV cache.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
     /// Number of query heads.
@@ -33,7 +33,7 @@ pub struct AttentionShape {
     pub key_length: u32,
     /// Number of elements in a value head.
     pub value_length: u32,
-    /// Number of positions in the key-value cache.
+    /// Number of positions in the KV cache.
     pub context_length: u32,
     pub format: KvCacheFormat,
     /// The weight layout in which the cache stores keys and values.
@@ -67,8 +67,8 @@ impl AttentionShape {
             // Kernels index the texels of all heads with 32 bits.
             let Some(texels) = texels.checked_mul(self.kv_heads) else {
                 let AttentionShape { kv_heads, context_length: context, .. } = self;
-                let shape = format!("the key-value cache of {kv_heads} heads and {context} positions");
-                return Err(ShapeError::Large { shape });
+                let shape = format!("the KV cache of {kv_heads} heads and {context} positions");
+                return Err(ShapeError::TooLarge { shape });
             };
             Ok(u64::from(texels) * texel_bytes)
         };
@@ -85,7 +85,7 @@ impl AttentionShape {
     }
 
     /// Declares a key cache or value cache of the given shape in WGSL, the function `NAME_load` and, unless `mode` is
-    /// reading only, the function `NAME_store`. The functions access the texel of one output and one slice of inputs.
+    /// `Read`, the function `NAME_store`. The functions access the texel of one output and one slice of inputs.
     pub(crate) fn declare_cache(
         &self,
         kernel: &mut Declarations,
@@ -104,7 +104,7 @@ impl AttentionShape {
             ),
             KvCacheFormat::F32 => ("vec4<f32>", "texel", "value"),
         };
-        kernel.buffer(access, &format!("{name}_object"), kind);
+        kernel.declare_buffer(access, &format!("{name}_object"), kind);
         let _ = write!(
             kernel.text,
             "fn {name}_load(head: u32, output: u32, input: u32) -> vec4<f32> {{\n    \
@@ -151,15 +151,15 @@ impl RopeKernel {
         let mut kernel = Declarations::new(self.capabilities.shader_f16);
         let _ = writeln!(kernel.text, "const QUERY_GROUP: u32 = {}u;", heads.queries_per_kv_head());
         for input in &inputs {
-            kernel.tensor(input);
+            kernel.declare_tensor(input);
         }
-        kernel.buffer("read", "angles", "vec2<f32>");
-        kernel.tensor(&queries);
+        kernel.declare_buffer("read", "angles", "vec2<f32>");
+        kernel.declare_tensor(&queries);
         heads.declare_cache(&mut kernel, "k", &heads.key_cache_shape()?, AccessMode::ReadWrite);
         heads.declare_cache(&mut kernel, "v", &heads.value_cache_shape()?, AccessMode::ReadWrite);
         if self.norm_epsilon.is_some() {
-            kernel.buffer("read", "query_weight", "f32");
-            kernel.buffer("read", "key_weight", "f32");
+            kernel.declare_buffer("read", "query_weight", "f32");
+            kernel.declare_buffer("read", "key_weight", "f32");
             kernel.text += &group_sum(self.capabilities, THREADS);
         }
         let _ = writeln!(kernel.text, "var<workgroup> head: array<f32, {}>;", heads.key_length);

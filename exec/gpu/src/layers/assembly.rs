@@ -58,7 +58,7 @@ impl GpuLayers {
             .filter(|(tensor, record)| !hidden.contains(tensor) && record.size > 0)
             .unzip();
         let plan = greedy_by_size_improved(&records);
-        // All ranges and phases share the same buffers, each largest object with the largest one of the others.
+        // All ranges and phases share the same buffers: the i-th largest object of each plan uses buffer i.
         let mut order: Vec<usize> = (0..plan.object_sizes.len()).collect();
         order.sort_by_key(|&object| std::cmp::Reverse(plan.object_sizes[object]));
         let sizes: Vec<u64> = order.iter().map(|&object| plan.object_sizes[object]).collect();
@@ -76,7 +76,7 @@ impl GpuLayers {
     }
 }
 
-/// Returns the indices of the tensors that are hidden rows: the embeddings and the results of residual additions.
+/// Returns the indices of the tensors that are hidden states: the embeddings and the results of residual additions.
 fn hidden_rows(graph: &Graph) -> Vec<usize> {
     let is_hidden = |operation: &Operation| matches!(operation, Operation::Embed | Operation::Add);
     let nodes = graph.nodes.iter().filter(|node| node.operations.iter().any(is_hidden));
@@ -138,7 +138,7 @@ impl Assembly<'_> {
             adds_residual: adds,
             has_post_norm: post.is_some(),
             normalises_hidden: after.is_some(),
-            ..weights::plain_norm(&self.own.gpu, &self.own.model)
+            ..weights::plain_norm_kernel(&self.own.gpu, &self.own.model)
         };
         let buffers = &self.own.buffers;
         let mut tensors = vec![&buffers.params, &buffers.hidden];
@@ -189,7 +189,7 @@ impl Assembly<'_> {
         if multiplies_by_gate {
             others.push(self.tensor(node.inputs[1]));
         }
-        let launches = weights.launches(&self.own.gpu, "matmul", kernel, &buffers.params, &others, 1)?;
+        let launches = weights.part_launches(&self.own.gpu, "matmul", kernel, &buffers.params, &others, 1)?;
         for (kernel, launch) in launches {
             self.push(Grid::Matmul(kernel), vec![launch]);
         }

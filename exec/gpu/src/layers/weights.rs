@@ -1,4 +1,4 @@
-//! Weights and key-value caches of one layer in GPU memory, and the output matrix.
+//! Weights and KV caches of one layer in GPU memory, and the output matrix.
 
 use std::collections::BTreeMap;
 
@@ -28,14 +28,14 @@ pub(super) struct GpuLayer {
 }
 
 /// Returns an error if the kernels do not support the dimensions of a model.
-pub(super) fn check(shape: &ModelShape, parameters: &Hyperparameters) -> Result<(), GpuError> {
+pub(super) fn check_dimensions(shape: &ModelShape, parameters: &Hyperparameters) -> Result<(), GpuError> {
     let whole_slices = |length: u32| length.is_multiple_of(4) && length > 0;
     let (slices, groups) = ("a multiple of 4", "a multiple of the number of key heads");
     let half = "at most half the head dimension";
     let heads_fit = shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads);
     let (pairs, inner) = (parameters.rope.frequencies.len() as u32, shape.feed_forward_length);
     for (what, found, is_supported, need) in [
-        ("the width of hidden rows", shape.embedding, whole_slices(shape.embedding), slices),
+        ("the width of hidden states", shape.embedding_length, whole_slices(shape.embedding_length), slices),
         ("the head dimension of keys", shape.key_length, whole_slices(shape.key_length), slices),
         ("the head dimension of values", shape.value_length, whole_slices(shape.value_length), slices),
         ("the width of the feed-forward block", inner, whole_slices(inner), slices),
@@ -43,13 +43,13 @@ pub(super) fn check(shape: &ModelShape, parameters: &Hyperparameters) -> Result<
         ("the number of rotated pairs", pairs, 2 * pairs <= shape.key_length, half),
     ] {
         if !is_supported {
-            return Err(GpuError::Dimension { what, found: found as usize, need });
+            return Err(GpuError::UnsupportedDimension { what, found: found as usize, need });
         }
     }
     Ok(())
 }
 
-/// Returns the dimensions of attention in a model, and the format and layout of its key-value cache.
+/// Returns the dimensions of attention in a model, and the format and layout of its KV cache.
 pub(super) fn attention_shape(shape: &ModelShape, options: KvCacheOptions) -> AttentionShape {
     AttentionShape {
         heads: shape.heads,
@@ -62,10 +62,10 @@ pub(super) fn attention_shape(shape: &ModelShape, options: KvCacheOptions) -> At
     }
 }
 
-/// Returns the kernel of a norm of the hidden rows, without a residual addition.
-pub(super) fn plain_norm(gpu: &Gpu, model: &Weights) -> NormKernel {
+/// Returns the kernel of a norm of the hidden states, without a residual addition.
+pub(super) fn plain_norm_kernel(gpu: &Gpu, model: &Weights) -> NormKernel {
     NormKernel {
-        width: model.shape().embedding,
+        width: model.shape().embedding_length,
         epsilon: model.hyperparameters().rms_norm_epsilon,
         adds_residual: false,
         has_post_norm: false,
@@ -86,7 +86,7 @@ impl GpuLayer {
         let own = model.layer_weights(layer);
         let vector = |values: &[f32]| gpu.upload("a norm or a bias", values);
         let heads = attention_shape(model.shape(), options);
-        let cache = |bytes| gpu.zeros("the key-value cache", bytes);
+        let cache = |bytes| gpu.allocate("the KV cache", bytes);
         let caches = (0..options.sequences.max(1)).map(|_| {
             let [keys, values] = heads.kv_cache_bytes()?;
             Ok([cache(keys)?, cache(values)?])
@@ -130,7 +130,7 @@ impl GpuLayer {
 pub(super) struct OutputMatrix {
     matrix: GpuMatrix,
     params: GpuBuffer,
-    /// The hidden row of one position, [embedding].
+    /// The hidden state of one position, [embedding].
     hidden: GpuBuffer,
     /// The logits of one position, [vocabulary].
     logits: GpuBuffer,
@@ -153,20 +153,20 @@ impl OutputMatrix {
         let norm = gpu.upload("a norm", norm)?;
         let params = gpu.create_params_buffer()?;
         gpu.write(&params, &[KernelParams::for_pass(1, 0)])?;
-        let row = || gpu.zeros("a hidden row", width as u64 * 4);
+        let row = || gpu.allocate("a hidden state", width as u64 * 4);
         let (hidden, x) = (row()?, row()?);
-        let logits = gpu.zeros("logits", u64::from(matrix.rows) * 4)?;
-        let norm_text = plain_norm(gpu, model).wgsl_source();
+        let logits = gpu.allocate("logits", u64::from(matrix.rows) * 4)?;
+        let norm_text = plain_norm_kernel(gpu, model).wgsl_source();
         let bound = [&params, &hidden, &norm, &x];
         let mut launches = vec![gpu.prepare_launch("norm", &norm_text, &bound, [1, 1, 1])?];
         let kernel = MatmulKernel { has_bias: bias.is_some(), ..matrix.matmul_kernel(gpu, 0, matrix.rows) };
         let others: Vec<&GpuBuffer> = [&x, &logits].into_iter().chain(&bias).collect();
-        let matmuls = matrix.launches(gpu, "logits", kernel, &params, &others, 1)?;
+        let matmuls = matrix.part_launches(gpu, "logits", kernel, &params, &others, 1)?;
         launches.extend(matmuls.into_iter().map(|(_, launch)| launch));
         Ok(OutputMatrix { matrix, params, hidden, logits, launches, width })
     }
 
-    /// Computes the logits [rows, vocabulary] of hidden rows, one row at a time, because few rows are requested.
+    /// Computes the logits [rows, vocabulary] of hidden states, one row at a time: a pass requests only a few.
     pub(super) fn logits(&self, gpu: &Gpu, hidden: &[f32]) -> Result<Vec<f32>, GpuError> {
         let rows = self.matrix.rows as usize;
         let mut all = vec![0.0; hidden.len() / self.width * rows];
@@ -178,7 +178,7 @@ impl OutputMatrix {
         Ok(all)
     }
 
-    pub(super) fn bytes(&self) -> u64 {
+    pub(super) fn memory_bytes(&self) -> u64 {
         self.matrix.memory_bytes()
             + self.params.size_bytes()
             + self.hidden.size_bytes()

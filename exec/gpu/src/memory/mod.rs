@@ -26,7 +26,7 @@ pub struct TensorUsageRecord {
 }
 
 impl TensorUsageRecord {
-    /// Whether the lifetimes of two tensors overlap, so that the tensors cannot share memory.
+    /// Whether the lifetimes of two tensors overlap. Such tensors cannot share memory.
     pub fn overlaps(&self, other: &TensorUsageRecord) -> bool {
         self.first_operation.max(other.first_operation) <= self.last_operation.min(other.last_operation)
     }
@@ -129,7 +129,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn planned_memory_of_1024_tokens_is_a_fiftieth() {
+    fn planned_memory_of_1024_tokens_is_a_fiftieth_of_the_sum() {
         let llama = &reference_plans()["llama-8b-decoder-s1024"];
         let mib = |key: &str| llama[key].as_u64().unwrap() as f64 / f64::from(1 << 20);
         assert_eq!((mib("offsets_total"), mib("naive_bytes").round()), (170.0, 8968.0));

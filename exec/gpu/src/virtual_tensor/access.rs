@@ -1,11 +1,10 @@
 //! Generation of WGSL functions that read and write a tensor independently of its layout.
 //!
-//! ML Drift paper, section 3.3. A kernel calls `NAME_read(b, x, y, s)` and `NAME_write(b, x, y, s, value)`. These
-//! functions are generated for the layout of the tensor, with the index arithmetic of [`super::layout`], so that the
-//! GPU need not look up the layout. An extent that changes from pass to pass, such as the number of tokens, is a WGSL
-//! expression instead of a constant.
-//!
-//! Textures have f16 components, which every device can read and write.
+//! ML Drift paper, section 3.3. A kernel calls `NAME_read(b, x, y, s)` and `NAME_write(b, x, y, s, value)` for a tensor
+//! NAME, with the coordinates of [`super::TexelCoordinates`]. These functions are generated for the layout of the
+//! tensor, with the index arithmetic of [`super::layout`], so that the GPU need not look up the layout. An extent that
+//! changes from pass to pass, such as the number of tokens, is a WGSL expression instead of a constant. Textures have
+//! f16 components, which every device can read and write.
 
 use std::fmt::Write;
 

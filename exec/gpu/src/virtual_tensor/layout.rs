@@ -1,6 +1,7 @@
 //! Layouts of activation tensors: the position of each texel in a GPU buffer or texture.
 //!
-//! ML Drift paper, section 3.1 and Table 1, for depth D = 1 and with S = ceil(C / 4) slices:
+//! ML Drift paper, section 3.1 and Table 1, for batch size B, height H, width W, depth D = 1 and C channels, which form
+//! S = ceil(C / 4) slices:
 //!
 //! ```text
 //! 1-D buffer, DSHWBC4     ((s * H + y) * W + x) * B + b
@@ -133,9 +134,9 @@ mod tests {
     }
 
     #[test]
-    fn shapes_that_32_bits_cannot_index_are_refused() {
-        assert!(matches!(Shape::new(1, 0, 1, 4), Err(ShapeError::Empty { .. })));
-        assert!(matches!(Shape::new(1, 1, 1, 0), Err(ShapeError::Empty { .. })));
+    fn shapes_that_32_bits_cannot_index_are_rejected() {
+        assert!(matches!(Shape::new(1, 0, 1, 4), Err(ShapeError::EmptyAxis { .. })));
+        assert!(matches!(Shape::new(1, 1, 1, 0), Err(ShapeError::EmptyAxis { .. })));
         let error = Shape::new(1 << 16, 1 << 16, 1, 8).unwrap_err();
         assert!(error.to_string().contains("too large for 32-bit indices"), "{error}");
     }

@@ -18,24 +18,24 @@ pub use weights::{WeightOrder, WeightShape};
 /// Number of channels in a texel, and number of outputs or inputs in a slice of weights.
 pub const SLICE_SIZE: u32 = 4;
 
-/// An error about a tensor shape whose elements the GPU kernels cannot index.
+/// An error for a tensor shape whose elements the GPU kernels cannot index.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
     #[error("a tensor on the GPU has an empty axis: {shape}; plan with `gpu_layers: 0`")]
-    Empty { shape: String },
+    EmptyAxis { shape: String },
     #[error(
         "a tensor on the GPU is too large for 32-bit indices: {shape}; reduce `context`, or plan with \
          `gpu_layers: 0`"
     )]
-    Large { shape: String },
+    TooLarge { shape: String },
 }
 
 /// Returns the product of `extents`. Returns an error if an extent is zero or the product exceeds 32 bits; `shape`
 /// returns the text that describes the tensor in this error.
 fn checked_product(extents: &[u32], shape: impl Fn() -> String) -> Result<u32, ShapeError> {
     if extents.contains(&0) {
-        return Err(ShapeError::Empty { shape: shape() });
+        return Err(ShapeError::EmptyAxis { shape: shape() });
     }
     let all = extents.iter().try_fold(1u32, |all, &extent| all.checked_mul(extent));
-    all.ok_or_else(|| ShapeError::Large { shape: shape() })
+    all.ok_or_else(|| ShapeError::TooLarge { shape: shape() })
 }

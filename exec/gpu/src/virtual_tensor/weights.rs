@@ -9,10 +9,10 @@
 //! interleaved   (((g * S_I + i / 4) * S_O + sl) * 4 + o % 4) * 4 + i % 4
 //! ```
 //!
-//! Here g is the group of output o, and sl the slice of output o in the group. "By output" is the naive layout: the
-//! weights of one output are contiguous, and neighbouring threads read along the inputs. In the interleaved layout,
-//! neighbouring threads compute different outputs and read neighbouring texels. Outputs are padded to whole groups,
-//! inputs to whole slices.
+//! Here o and i are the indices of output and input, g is the group of output o, and sl its slice in the group. "By
+//! output" is the naive layout: the weights of one output are contiguous, and neighbouring threads read along the
+//! inputs. In the interleaved layout, neighbouring threads compute different outputs and read neighbouring texels.
+//! Outputs are padded to whole groups, inputs to whole slices.
 
 use super::{SLICE_SIZE, ShapeError, checked_product};
 
@@ -40,10 +40,10 @@ impl WeightShape {
         // The error names all axes of the paper.
         let axes = || format!("O={outputs} H=1 W=1 D=1 I={inputs}");
         if group_slices == 0 {
-            return Err(ShapeError::Empty { shape: format!("{} with groups of zero slices", axes()) });
+            return Err(ShapeError::EmptyAxis { shape: format!("{} with groups of zero slices", axes()) });
         }
         let padded = outputs.div_ceil(SLICE_SIZE).checked_next_multiple_of(group_slices);
-        let padded = padded.ok_or_else(|| ShapeError::Large { shape: axes() })?;
+        let padded = padded.ok_or_else(|| ShapeError::TooLarge { shape: axes() })?;
         checked_product(&[padded, SLICE_SIZE, inputs.div_ceil(SLICE_SIZE), SLICE_SIZE], axes)?;
         Ok(WeightShape { outputs, inputs, group_slices })
     }
@@ -106,11 +106,11 @@ mod tests {
     }
 
     #[test]
-    fn shapes_that_32_bits_cannot_index_are_refused() {
-        assert!(matches!(WeightShape::new(0, 1, 1), Err(ShapeError::Empty { .. })));
-        assert!(matches!(WeightShape::new(1, 1, 0), Err(ShapeError::Empty { .. })));
-        assert!(matches!(WeightShape::new(1 << 20, 1 << 14, 1), Err(ShapeError::Large { .. })));
-        assert!(matches!(WeightShape::new(u32::MAX, 1, 3), Err(ShapeError::Large { .. })));
+    fn shapes_that_32_bits_cannot_index_are_rejected() {
+        assert!(matches!(WeightShape::new(0, 1, 1), Err(ShapeError::EmptyAxis { .. })));
+        assert!(matches!(WeightShape::new(1, 1, 0), Err(ShapeError::EmptyAxis { .. })));
+        assert!(matches!(WeightShape::new(1 << 20, 1 << 14, 1), Err(ShapeError::TooLarge { .. })));
+        assert!(matches!(WeightShape::new(u32::MAX, 1, 3), Err(ShapeError::TooLarge { .. })));
     }
 
     proptest! {

@@ -11,7 +11,7 @@ use hearth_gpu::{CapabilityMask, Gpu};
 use hearth_runtime::KvCacheFormat;
 use hearth_runtime::rope::PairLayout;
 
-use crate::gpu::{max_difference, numbers, open_alone};
+use crate::gpu::{max_difference, open_and_lock, random_numbers};
 
 /// The queries, keys and values of a sequence, [positions, heads * head dimension], and the attention options.
 struct Sequence {
@@ -27,7 +27,7 @@ const SCALE: f32 = 0.2;
 
 impl Sequence {
     fn new(heads: AttentionShape, positions: usize, cap: Option<f32>, window: Option<u32>) -> Sequence {
-        let of = |heads: u32, length: u32, seed| numbers(positions * (heads * length) as usize, seed);
+        let of = |heads: u32, length: u32, seed| random_numbers(positions * (heads * length) as usize, seed);
         let query = of(heads.heads, heads.key_length, 1);
         let key = of(heads.kv_heads, heads.key_length, 2);
         let value = of(heads.kv_heads, heads.value_length, 3);
@@ -61,7 +61,7 @@ impl Sequence {
         out
     }
 
-    /// Returns the attention output of all positions, computed on the GPU in passes with these numbers of tokens.
+    /// Returns the attention output of all positions, computed on the GPU. Pass i has `passes[i]` tokens.
     fn on_gpu(&self, gpu: &Gpu, passes: &[usize], storage: Storage) -> Vec<f32> {
         let heads = self.heads;
         let pair_count = heads.key_length / 2;
@@ -82,7 +82,7 @@ impl Sequence {
             output_storage: storage,
         };
         let [key_bytes, value_bytes] = heads.kv_cache_bytes().unwrap();
-        let [keys, values] = [gpu.zeros("k", key_bytes).unwrap(), gpu.zeros("v", value_bytes).unwrap()];
+        let [keys, values] = [gpu.allocate("k", key_bytes).unwrap(), gpu.allocate("v", value_bytes).unwrap()];
         let params = gpu.create_params_buffer().unwrap();
         let positions: usize = passes.iter().sum();
         let mixed = (heads.heads * heads.value_length) as usize;
@@ -99,8 +99,8 @@ impl Sequence {
             let [q, k, v] = [&self.query, &self.key, &self.value].map(part);
             // No rotation: the cosine is one, the sine zero.
             let angles = gpu.upload("angles", &vec![[1.0f32, 0.0]; tokens * pair_count as usize]).unwrap();
-            let queries = gpu.zeros("q", q.size_bytes()).unwrap();
-            let result = gpu.zeros("out", (tokens * mixed * 4) as u64).unwrap();
+            let queries = gpu.allocate("q", q.size_bytes()).unwrap();
+            let result = gpu.allocate("out", (tokens * mixed * 4) as u64).unwrap();
             let bound = |tensors: &[&GpuBuffer], text: &str, groups| {
                 gpu.prepare_launch("attention", text, tensors, groups).unwrap()
             };
@@ -127,7 +127,7 @@ fn transposed(texels: &[f32], rows: usize) -> Vec<f32> {
 
 #[test]
 fn attention_over_a_cache_of_weights_equals_plain_attention() {
-    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+    let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
     let mut worst = [0.0f32; 2];
     // More positions than a tile, and a cache that does not consist of whole slices.
     for (heads, kv_heads, key_length, value_length) in [(6, 3, 32, 64), (8, 1, 16, 72), (4, 4, 64, 16)] {

@@ -19,21 +19,21 @@ pub fn open(mask: CapabilityMask) -> Option<Arc<Gpu>> {
     }
 }
 
-/// Waits until no other test holds the returned guard, so that one test runs at a time. Software drivers use all
-/// processors, so parallel tests would not be faster but would need more memory.
-pub fn alone() -> MutexGuard<'static, ()> {
+/// Waits until no other test holds the returned guard, so that only one test runs. Software drivers use all
+/// CPU cores, so parallel tests would not be faster but would need more memory.
+pub fn lock_gpu() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Opens the GPU for a test. No other test runs while the test holds the returned guard.
-pub fn open_alone(mask: CapabilityMask) -> Option<(MutexGuard<'static, ()>, Arc<Gpu>)> {
-    let guard = alone();
+pub fn open_and_lock(mask: CapabilityMask) -> Option<(MutexGuard<'static, ()>, Arc<Gpu>)> {
+    let guard = lock_gpu();
     Some((guard, open(mask)?))
 }
 
 /// Returns pseudo-random numbers from -1 to 1. Equal seeds give equal numbers.
-pub fn numbers(count: usize, seed: u32) -> Vec<f32> {
+pub fn random_numbers(count: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -42,7 +42,6 @@ pub fn numbers(count: usize, seed: u32) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// Returns the largest absolute difference between the elements of two vectors.
 pub fn max_difference(own: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(own.len(), expected.len());
     own.iter().zip(expected).map(|(own, expected)| (own - expected).abs()).fold(0.0, f32::max)

@@ -5,7 +5,7 @@ use hearth_gpu::kernels::reorder;
 use hearth_gpu::virtual_tensor::{Shape, Storage};
 use hearth_gpu::{CapabilityMask, Gpu};
 
-use crate::gpu::open_alone;
+use crate::gpu::open_and_lock;
 
 /// Returns one value for each element of a tensor: integers, which f16 represents exactly.
 fn values(shape: &Shape) -> Vec<f32> {
@@ -17,12 +17,12 @@ fn round_trip(gpu: &Gpu, shape: &Shape, storage: Storage) -> (Vec<f32>, Vec<f32>
     let params = gpu.create_params_buffer().unwrap();
     gpu.write(&params, &[KernelParams::for_pass(0, 0)]).unwrap();
     let sent = values(shape);
-    let (from, to) = (gpu.upload("from", &sent).unwrap(), gpu.zeros("to", sent.len() as u64 * 4).unwrap());
+    let (from, to) = (gpu.upload("from", &sent).unwrap(), gpu.allocate("to", sent.len() as u64 * 4).unwrap());
     let there = reorder::wgsl_source(shape, Storage::Linear, storage);
     let back = reorder::wgsl_source(shape, storage, Storage::Linear);
     let groups = reorder::workgroup_count(shape);
     let extent = storage.object_extent(shape);
-    let buffer = gpu.zeros("between", u64::from(shape.texel_count()) * 16).unwrap();
+    let buffer = gpu.allocate("between", u64::from(shape.texel_count()) * 16).unwrap();
     let view;
     let between = match storage {
         Storage::Buffer | Storage::Linear => Binding::Buffer(&buffer),
@@ -43,7 +43,7 @@ fn round_trip(gpu: &Gpu, shape: &Shape, storage: Storage) -> (Vec<f32>, Vec<f32>
 
 #[test]
 fn tensors_survive_a_copy_through_every_layout() {
-    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+    let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
     for shape in [Shape::new(1, 2, 3, 5), Shape::new(2, 3, 4, 9), Shape::new(3, 1, 70, 64)] {
         let shape = shape.unwrap();
         for storage in Storage::ALL {

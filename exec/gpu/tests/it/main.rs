@@ -5,7 +5,6 @@
 
 mod attention;
 mod converted;
-mod deadlines;
 mod gpu;
 mod layouts;
 mod matmuls;
@@ -13,4 +12,5 @@ mod models;
 mod norms;
 mod rings;
 mod sequences;
+mod timeouts;
 mod tuning;

@@ -1,6 +1,6 @@
 //! Tests of GPU matmuls against scalar matmuls on the CPU (the oracle), in every format, layout, phase and variant.
 //!
-//! The oracle quantises its input like the GPU, so that the integers are the same. Only the order in which floats are
+//! The oracle quantises its input like the GPU, so the integers are the same. Only the order in which floats are
 //! added differs, and occasionally the rounding of a value at a tie. The bound is 1e-4 of the largest result.
 
 use half::{bf16, f16};
@@ -14,13 +14,13 @@ use hearth_kernels::Matrix;
 use hearth_profiles::Format;
 use hearth_runtime::oracle;
 
-use crate::gpu::{alone, numbers, open, open_alone, relative_difference};
+use crate::gpu::{lock_gpu, open, open_and_lock, random_numbers, relative_difference};
 
 /// Returns the bytes of a matrix of pseudo-random weights. In quantised formats any bytes are valid weights, but the
 /// f16 scales and minima are set to small numbers.
-pub fn bytes(format: Format, rows: usize, length: usize, seed: u32) -> Vec<u8> {
+pub fn random_weight_bytes(format: Format, rows: usize, length: usize, seed: u32) -> Vec<u8> {
     let row = format.row_bytes(length as u64).unwrap().0 as usize;
-    let values = numbers(rows * length, seed).into_iter();
+    let values = random_numbers(rows * length, seed).into_iter();
     // The bytes of a block, and the offsets of its scale and its minimum.
     let (block, offsets): (usize, &[usize]) = match format {
         Format::F32 => return values.flat_map(f32::to_le_bytes).collect(),
@@ -59,8 +59,8 @@ struct Case {
 
 impl Case {
     fn new(format: Format, rows: usize, length: usize, tokens: usize) -> Case {
-        let bytes = bytes(format, rows, length, 7);
-        let input = numbers(tokens * length, 3);
+        let bytes = random_weight_bytes(format, rows, length, 7);
+        let input = random_numbers(tokens * length, 3);
         let mut case = Case { bytes, format, rows, length, input, expected: Vec::new() };
         case.expected =
             case.input.chunks_exact(length).flat_map(|row| oracle::matvec(case.matrix(), row)).collect();
@@ -85,7 +85,7 @@ impl Case {
     }
 }
 
-/// Runs a matmul on the GPU. Returns the results [tokens, rows], or with `integers` the integer sums of each block.
+/// Runs a matmul on the GPU. Returns the results [tokens, rows], or the integer sums of blocks if `integers` is set.
 pub fn run_matmul<T: bytemuck::Pod>(
     gpu: &Gpu,
     matrix: &GpuMatrix,
@@ -125,7 +125,7 @@ pub fn tilings(gpu: &Gpu, mask: CapabilityMask) -> Vec<Tiling> {
 
 #[test]
 fn matmuls_equal_the_oracle_in_every_variant() {
-    let _alone = alone();
+    let _lock = lock_gpu();
     for (mask, what) in masks() {
         let Some(gpu) = open(mask) else { return };
         for (packed, format) in PackedFormat::FILE_FORMATS {
@@ -143,7 +143,7 @@ fn matmuls_equal_the_oracle_in_every_variant() {
 
 #[test]
 fn batches_of_every_size_and_long_rows_equal_the_oracle() {
-    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+    let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
     for format in [Format::Q8_0, Format::Q4K, Format::F16] {
         for tokens in [2, 7, 8, 9, 16, 17, 31, 33] {
             let case = Case::new(format, 100, 512, tokens);
@@ -160,7 +160,7 @@ fn batches_of_every_size_and_long_rows_equal_the_oracle() {
 #[test]
 fn matrix_larger_than_a_binding_is_split() {
     let mask = CapabilityMask { max_binding_bytes: Some(128 << 10), ..CapabilityMask::default() };
-    let Some((_alone, gpu)) = open_alone(mask) else { return };
+    let Some((_lock, gpu)) = open_and_lock(mask) else { return };
     for format in [Format::Q8_0, Format::Q6K] {
         let [one, many] = [1, 5].map(|tokens| Case::new(format, 1000, 512, tokens));
         let parts = GpuMatrix::upload(&gpu, one.matrix(), Tiling::DEFAULT).unwrap().parts.len();
@@ -176,7 +176,7 @@ fn matrix_larger_than_a_binding_is_split() {
 
 #[test]
 fn both_phases_have_the_same_integers() {
-    let _alone = alone();
+    let _lock = lock_gpu();
     for (mask, what) in masks() {
         let Some(gpu) = open(mask) else { return };
         let quantised =
@@ -197,8 +197,8 @@ fn both_phases_have_the_same_integers() {
 }
 
 #[test]
-fn formats_and_dimensions_without_a_kernel_are_refused() {
-    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+fn formats_and_dimensions_without_a_kernel_are_rejected() {
+    let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
     let upload = |format: Format, rows: usize, length: usize| {
         let bytes = vec![0; rows * format.row_bytes(length as u64).unwrap().0 as usize];
         GpuMatrix::upload(&gpu, Matrix { format, row_length: length, rows, bytes: &bytes }, Tiling::DEFAULT)
@@ -206,6 +206,6 @@ fn formats_and_dimensions_without_a_kernel_are_refused() {
     };
     let error = upload(Format::Q2K, 4, 256).to_string();
     assert!(error.contains("q2_k") && error.contains("q4_k"), "{error}");
-    assert!(matches!(upload(Format::F32, 4, 6), GpuError::Dimension { found: 6, .. }));
-    assert!(matches!(upload(Format::F32, 3, 8), GpuError::Dimension { found: 3, .. }));
+    assert!(matches!(upload(Format::F32, 4, 6), GpuError::UnsupportedDimension { found: 6, .. }));
+    assert!(matches!(upload(Format::F32, 3, 8), GpuError::UnsupportedDimension { found: 3, .. }));
 }

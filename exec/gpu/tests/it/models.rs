@@ -3,7 +3,7 @@
 //! The trained model runs with none, some and all of its layers on the GPU, teacher-forced along llama.cpp's golden
 //! tokens. Its greedy token must be the golden one wherever the margin of the logits is above 0.05. Models with
 //! random weights of every architecture must have logits within a relative RMS of 1e-4 of the oracle where
-//! activations are not quantised, because floats are added in another order. Where they are quantised, the bound is
+//! activations are not quantised, because floats are added in a different order. Where they are quantised, the bound is
 //! 2e-2: a value near a tie can be rounded differently, and random weights do not attenuate the difference. (For the
 //! same reason the executor is within 1e-2 of llama.cpp.)
 
@@ -27,10 +27,10 @@ use hearth_runtime::{
 };
 use serde_json::Value;
 
-use crate::gpu::{alone, open, open_alone};
+use crate::gpu::{lock_gpu, open, open_and_lock};
 use crate::matmuls::plain_mask;
 
-/// The options of the key-value cache for one short sequence.
+/// The options of the KV cache for one short sequence.
 pub const CACHE: KvCacheOptions = KvCacheOptions { context: 40, format: KvCacheFormat::F16, sequences: 1 };
 
 /// Returns `count` arbitrary tokens, which are different for each seed.
@@ -83,7 +83,7 @@ struct Model {
     input_output: InputOutputLayers,
     stage: Stage,
     windows: Vec<Range<u32>>,
-    /// Number of positions in the key-value cache.
+    /// Number of positions in the KV cache.
     length: u32,
     warnings: Warnings,
 }
@@ -103,7 +103,7 @@ impl Model {
         Model { input_output, stage, windows: windows.to_vec(), length: 0, warnings }
     }
 
-    /// Runs a pass of `tokens` at the next positions and returns the final hidden rows, [tokens, embedding].
+    /// Runs a pass of `tokens` at the next positions and returns the final hidden states, [tokens, embedding].
     fn pass(&mut self, tokens: &[u32]) -> Vec<f32> {
         let mut hidden = self.input_output.embed(tokens).unwrap();
         let positions: Vec<u32> = (self.length..).take(tokens.len()).collect();
@@ -136,17 +136,17 @@ impl Model {
     }
 }
 
-pub fn models() -> PathBuf {
+pub fn models_folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models")
 }
 
-pub fn golden(file: &str) -> Vec<Value> {
-    let text = std::fs::read_to_string(models().join("golden.json")).unwrap();
+pub fn golden_runs(file: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(models_folder().join("golden.json")).unwrap();
     let golden: BTreeMap<String, Value> = serde_json::from_str(&text).unwrap();
     golden["files"][file].as_array().unwrap().clone()
 }
 
-pub fn tokens(value: &Value) -> Vec<u32> {
+pub fn parse_tokens(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as u32).collect()
 }
 
@@ -161,7 +161,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Whether the margin of the golden token is above [`NEAR_TIE`], so that the GPU must generate this token.
+    /// Whether the margin of the golden token is above [`NEAR_TIE`]. If so, the GPU must generate this token.
     pub fn is_clear(&self) -> bool {
         self.margin > NEAR_TIE
     }
@@ -169,15 +169,15 @@ impl Step {
 
 /// Compares the greedy tokens of the trained model with llama.cpp's golden tokens at each position (teacher forcing).
 pub fn teacher_forced(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>], upload: UploadOptions) -> Vec<Step> {
-    let weights = Arc::new(Weights::open(models().join(file)).unwrap());
+    let weights = Arc::new(Weights::open(models_folder().join(file)).unwrap());
     let cache = KvCacheOptions { context: 256, format: KvCacheFormat::F32, ..CACHE };
     let mut model = Model::new(gpu, &weights, &[0..4, 4..8], on_gpu, cache, upload);
     let mut steps = Vec::new();
-    for run in golden(file) {
+    for run in golden_runs(file) {
         model.restart();
-        let mut logits = model.step(&tokens(&run["prompt_ids"]));
+        let mut logits = model.step(&parse_tokens(&run["prompt_ids"]));
         let margins = run["margins"].as_array().unwrap();
-        for (expected, margin) in tokens(&run["greedy_ids"]).into_iter().zip(margins) {
+        for (expected, margin) in parse_tokens(&run["greedy_ids"]).into_iter().zip(margins) {
             let is_golden = greedy_token(&logits) == expected;
             steps.push(Step { is_golden, margin: margin.as_f64().unwrap() });
             logits = model.step(&[expected]);
@@ -189,7 +189,7 @@ pub fn teacher_forced(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>], upload:
 
 #[test]
 fn trained_model_generates_the_golden_tokens() {
-    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+    let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
     let all = std::slice::from_ref(&(0..8));
     for (file, on_gpu) in [
         ("psalm-7m-q4_k.gguf", &[][..]),
@@ -230,7 +230,7 @@ pub fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
     options.shape = ModelShape {
         architecture,
         layers: Layers(4),
-        embedding: 256,
+        embedding_length: 256,
         feed_forward_length: 512,
         heads: 6,
         kv_heads: 3,
@@ -251,7 +251,7 @@ pub fn relative_rms(own: &[f32], expected: &[f32]) -> f64 {
     off / rms(&mut expected.iter().map(|&value| f64::from(value)))
 }
 
-/// Returns the hidden rows of all tokens before the first and after the last layer, as the oracle computes them.
+/// Returns the hidden states of all tokens before the first and after the last layer, as the oracle computes them.
 pub fn oracle_rows(weights: &Arc<Weights>, tokens: &[u32], cache: KvCacheOptions) -> (Vec<f32>, Vec<f32>) {
     let oracle: Box<dyn Backend> = Box::new(Oracle::new(weights.clone(), 0..4, cache).unwrap());
     let whole = std::slice::from_ref(&(0..4));
@@ -270,7 +270,7 @@ fn expected(weights: &Arc<Weights>, tokens: &[u32], cache: KvCacheOptions) -> Ve
 
 #[test]
 fn logits_of_every_architecture_equal_those_of_the_oracle() {
-    let _alone = alone();
+    let _lock = lock_gpu();
     let [Some(full), Some(plain)] = [CapabilityMask::default(), plain_mask()].map(open) else { return };
     let (tokens, upload) = (arbitrary_tokens(39, 0), Tiling::DEFAULT.into());
     let quants = ["f16", "q8_0", "q4_k", "q6_k", "q4_0", "f32"];
@@ -307,7 +307,7 @@ fn run_continues_when_the_gpu_fails() {
         (|gpu| gpu.set_memory_limit(gpu.reserved_bytes()), "has too little memory for a copy from the GPU"),
     ];
     for (failure, message) in failures {
-        let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+        let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
         let (windows, upload) = ([0..2, 2..4], Tiling::DEFAULT.into());
         let mut model = Model::new(&gpu, &weights, &windows, &[0..1, 2..4], CACHE, upload);
         assert_eq!(model.stage.backend_name(), "gpu");
@@ -324,8 +324,8 @@ fn run_continues_when_the_gpu_fails() {
 }
 
 #[test]
-fn upload_beyond_the_memory_limit_is_refused_and_frees_its_memory() {
-    let _alone = alone();
+fn upload_beyond_the_memory_limit_fails_and_frees_its_memory() {
+    let _lock = lock_gpu();
     let weights = synthetic(Architecture::Llama, "q8_0");
     let upload = |bytes: u64| {
         let gpu = open(CapabilityMask { max_memory_bytes: Some(bytes), ..CapabilityMask::default() })?;
@@ -345,7 +345,7 @@ fn upload_beyond_the_memory_limit_is_refused_and_frees_its_memory() {
 
 #[test]
 fn upload_reports_its_progress() {
-    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+    let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
     let weights = synthetic(Architecture::Llama, "q8_0");
     let reports: Arc<Mutex<Vec<(u64, u64)>>> = Arc::default();
     let sink = reports.clone();
@@ -361,9 +361,9 @@ fn upload_reports_its_progress() {
 }
 
 #[test]
-fn cache_larger_than_a_binding_is_refused() {
+fn cache_larger_than_a_binding_is_rejected() {
     let mask = CapabilityMask { max_binding_bytes: Some(1 << 20), ..CapabilityMask::default() };
-    let Some((_alone, gpu)) = open_alone(mask) else { return };
+    let Some((_lock, gpu)) = open_and_lock(mask) else { return };
     let weights = synthetic(Architecture::Llama, "q8_0");
     let made = |context| {
         let cache = KvCacheOptions { context, format: KvCacheFormat::F32, ..CACHE };
@@ -374,7 +374,7 @@ fn cache_larger_than_a_binding_is_refused() {
     let error = made(1024).unwrap_err();
     assert!(matches!(error, GpuError::OutOfMemory { .. }), "{error}");
     let text = error.to_string();
-    assert!(text.contains("key-value cache") && text.contains("`context`"), "{text}");
+    assert!(text.contains("KV cache") && text.contains("`context`"), "{text}");
     // Kernels index a cache with 32 bits.
     let error = made(1 << 30).unwrap_err().to_string();
     assert!(error.contains("32-bit indices"), "{error}");
@@ -382,7 +382,7 @@ fn cache_larger_than_a_binding_is_refused() {
 
 #[test]
 fn shared_memory_is_counted_once() {
-    let _alone = alone();
+    let _lock = lock_gpu();
     let weights = synthetic(Architecture::Llama, "q8_0");
     let cache = KvCacheOptions { context: 4000, format: KvCacheFormat::F32, ..CACHE };
     let taken = |owned: Range<u32>| {

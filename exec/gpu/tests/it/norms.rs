@@ -6,13 +6,13 @@ use hearth_gpu::Gpu;
 use hearth_gpu::device::{GpuBuffer, KernelParams};
 use hearth_gpu::kernels::norm::NormKernel;
 
-use crate::gpu::{alone, numbers, open, relative_difference};
+use crate::gpu::{lock_gpu, open, random_numbers, relative_difference};
 use crate::matmuls::masks;
 
 const TOKENS: usize = 5;
 const EPSILON: f32 = 1e-5;
 
-/// Returns the sums of hidden rows and normalised change, [TOKENS, width], and the norms of these sums (in f64).
+/// Returns the sums of hidden states and normalised change, [TOKENS, width], and the norms of the sums, computed in f64.
 fn reference(hidden: &[f32], change: &[f32], weights: [&[f32]; 2], width: usize) -> (Vec<f32>, Vec<f32>) {
     let normalised = |row: &[f64], weight: &[f32]| -> Vec<f64> {
         let square: f64 = row.iter().map(|number| number * number).sum::<f64>() / width as f64;
@@ -31,8 +31,8 @@ fn reference(hidden: &[f32], change: &[f32], weights: [&[f32]; 2], width: usize)
 }
 
 fn check(gpu: &Gpu, width: usize, what: &str) {
-    let [hidden, change] = [1, 2].map(|seed| numbers(TOKENS * width, seed));
-    let [post, weight] = [3, 4].map(|seed| numbers(width, seed));
+    let [hidden, change] = [1, 2].map(|seed| random_numbers(TOKENS * width, seed));
+    let [post, weight] = [3, 4].map(|seed| random_numbers(width, seed));
     let kernel = NormKernel {
         width: width as u32,
         epsilon: EPSILON,
@@ -58,7 +58,7 @@ fn check(gpu: &Gpu, width: usize, what: &str) {
 
 #[test]
 fn norms_equal_the_reference_in_every_variant() {
-    let _alone = alone();
+    let _lock = lock_gpu();
     for (mask, what) in masks() {
         let Some(gpu) = open(mask) else { return };
         assert!(!(mask.no_subgroups && gpu.capabilities().subgroup_size_range.is_some()));

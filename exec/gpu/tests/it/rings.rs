@@ -16,8 +16,8 @@ use hearth_schema::Plan;
 use hearth_schema::pass::Pass;
 use hearth_schema::trace::{Resource, StepKind, StepRecord};
 
-use crate::gpu::open_alone;
-use crate::models::{Warnings, golden, models, tokens, warning_sink};
+use crate::gpu::open_and_lock;
+use crate::models::{Warnings, golden_runs, models_folder, parse_tokens, warning_sink};
 
 const FILE: &str = "psalm-7m-q8_0.gguf";
 
@@ -40,9 +40,10 @@ impl Ring {
             let open = || gpu.check_not_lost().map(|()| gpu.clone());
             Ok(Box::new(GpuBackend::open(open, |_| Tiling::DEFAULT.into(), options, sink.clone())?))
         });
-        let model = LocalModel::open(&models().join(FILE)).unwrap().with_backend_factory(Some(factory));
-        let run = &golden(FILE)[0];
-        let (prompt, greedy_ids) = (tokens(&run["prompt_ids"]), tokens(&run["greedy_ids"]));
+        let model =
+            LocalModel::open(&models_folder().join(FILE)).unwrap().with_backend_factory(Some(factory));
+        let run = &golden_runs(FILE)[0];
+        let (prompt, greedy_ids) = (parse_tokens(&run["prompt_ids"]), parse_tokens(&run["greedy_ids"]));
         let all_tokens = [&prompt[..], &greedy_ids].concat();
         let plan = plan(&model, 8);
         let progress = UploadProgressReporter::default();
@@ -64,7 +65,7 @@ impl Ring {
     }
 }
 
-/// Returns a plan for one device with `gpu_layers` layers on its GPU, and the output matrix if these are all layers.
+/// Returns a plan for one device whose GPU computes `gpu_layers` layers, and the output matrix too if these are all.
 fn plan(model: &LocalModel, gpu_layers: u32) -> Arc<Plan> {
     let output = if gpu_layers == 8 { "gpu" } else { "cpu" };
     let text = format!(
@@ -89,7 +90,7 @@ fn resources(records: &[StepRecord], pass: u32) -> Vec<Resource> {
 
 #[test]
 fn trace_names_the_cpu_for_the_steps_of_a_lost_gpu() {
-    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+    let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
     let mut ring = Ring::new(&gpu);
     let prompt = ring.prompt;
     ring.pass(0, 0, prompt);
@@ -111,7 +112,7 @@ fn trace_names_the_cpu_for_the_steps_of_a_lost_gpu() {
 
 #[test]
 fn reconfigured_ring_uses_the_cpu_when_the_gpu_cannot_be_opened() {
-    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+    let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
     let mut ring = Ring::new(&gpu);
     let prompt = ring.prompt;
     ring.pass(0, 0, prompt);

@@ -1,7 +1,7 @@
 //! Tests of the GPU caches of several sequences: separate caches, roll-backs, and activations rounded to f16.
 //!
-//! A stage on the GPU and one with the oracle run the same passes. The weights are f16, so that no activation is
-//! quantised to eight bits. The bound is a relative RMS of 1e-4, because floats are added in another order. It is
+//! A stage on the GPU and one with the oracle run the same passes. The weights are f16, so no activation is
+//! quantised to eight bits. The bound is a relative RMS of 1e-4, because floats are added in a different order. It is
 //! 2e-3 where rows are rounded to f16 after every layer, because a value near a tie can be rounded differently.
 
 use std::ops::Range;
@@ -15,7 +15,7 @@ use hearth_runtime::{
     Backend, BackendOptions, InputOutputLayers, KvCacheFormat, KvCacheOptions, Oracle, Stage, Weights,
 };
 
-use crate::gpu::{alone, open, open_alone};
+use crate::gpu::{lock_gpu, open, open_and_lock};
 use crate::models::{arbitrary_tokens, backend_options, cpu, gpu_backend, relative_rms, synthetic};
 
 const CACHE: KvCacheOptions = KvCacheOptions { context: 40, format: KvCacheFormat::F16, sequences: 3 };
@@ -60,7 +60,7 @@ impl Pair {
         }
     }
 
-    /// Runs a pass of `count` tokens, which depend on the seed, on both stages and compares the resulting hidden rows.
+    /// Runs a pass of `count` tokens, which depend on the seed, on both stages and compares the resulting hidden states.
     fn check(&mut self, sequence: u32, first: u32, count: u32, seed: u32) {
         let rows = embeddings(&self.weights, count, seed);
         let positions: Vec<u32> = (first..first + count).collect();
@@ -84,7 +84,7 @@ fn embeddings(weights: &Arc<Weights>, count: u32, seed: u32) -> Vec<f32> {
 
 #[test]
 fn sequences_have_caches_of_their_own() {
-    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+    let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
     let mut pair = Pair::new(&gpu, None);
     let (kernels, taken) = (gpu.compiled_kernel_count(), gpu.reserved_bytes());
     assert!(kernels > 0);
@@ -108,10 +108,10 @@ fn sequences_have_caches_of_their_own() {
 
 #[test]
 fn rolled_back_positions_do_not_affect_later_passes() {
-    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+    let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
     let mut pair = Pair::new(&gpu, None);
     for (seed, (back_to, count)) in (0..).zip([(0, 33), (9, 1), (10, 20), (3, 2), (0, 6), (6, 1)]) {
-        // Going back to 0 clears all sequences at once, as for another request.
+        // Going back to 0 clears all sequences at once, as for a new request.
         if back_to == 0 {
             for stage in [&mut pair.gpu, &mut pair.oracle] {
                 stage.truncate_kv_caches(0);
@@ -125,11 +125,11 @@ fn rolled_back_positions_do_not_affect_later_passes() {
 
 #[test]
 fn rolled_back_nan_does_not_affect_later_passes() {
-    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+    let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
     let mut pair = Pair::new(&gpu, None);
     pair.check(0, 0, 9, 1);
     // Positions 9 to 17 become NaN: 9 to 11 share their values' texels with 8.
-    let mut not_finite = vec![f32::NAN; 9 * pair.weights.shape().embedding as usize];
+    let mut not_finite = vec![f32::NAN; 9 * pair.weights.shape().embedding_length as usize];
     let positions: Vec<u32> = (9..18).collect();
     for window in windows() {
         pair.gpu.forward_sequence(0, window, &mut not_finite, &positions).unwrap();
@@ -143,7 +143,7 @@ fn rolled_back_nan_does_not_affect_later_passes() {
 
 #[test]
 fn rows_rounded_after_every_layer_equal_the_oracle() {
-    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+    let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
     let mut pair = Pair::new(&gpu, Some(round_to_f16));
     let (bytes, kernels, taken) =
         (pair.gpu.kv_cache_bytes(), gpu.compiled_kernel_count(), gpu.reserved_bytes());
@@ -155,14 +155,15 @@ fn rows_rounded_after_every_layer_equal_the_oracle() {
     }
     // Rows are saved once per window, whether they are rounded between layers or not.
     let plain = Pair::new(&gpu, None).gpu.kv_cache_bytes();
-    let kept = BackendOptions::max_saved_hidden_bytes(windows().len(), CACHE, pair.weights.shape().embedding);
+    let kept =
+        BackendOptions::max_saved_hidden_bytes(windows().len(), CACHE, pair.weights.shape().embedding_length);
     assert_eq!(bytes, plain);
     assert!(kept > 0 && bytes > kept, "{kept} of {bytes}");
 }
 
 #[test]
 fn gpu_lost_within_a_window_of_rounded_rows_is_replaced() {
-    let _alone = alone();
+    let _lock = lock_gpu();
     for lost_at in [0, 1, 2, 3] {
         let Some(gpu) = open(CapabilityMask::default()) else { return };
         let weights = synthetic(Architecture::Llama, "f16");

@@ -6,11 +6,11 @@ use hearth_gpu::{CapabilityMask, measure};
 use hearth_profiles::measure::MeasurementOptions;
 use hearth_profiles::{Bytes, Format, Sourced};
 
-use crate::gpu::open_alone;
+use crate::gpu::open_and_lock;
 
 #[test]
 fn fastest_candidate_is_stored_for_the_adapter() {
-    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+    let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
     let timed = tuning::time_candidates(&gpu).unwrap();
     assert_eq!(timed.len(), candidate_tilings(gpu.capabilities()).len());
     // Three formats, each with one token and with a batch.
@@ -28,11 +28,11 @@ fn fastest_candidate_is_stored_for_the_adapter() {
 
 #[test]
 fn measured_profile_has_all_values_of_a_device_document() {
-    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+    let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
     let (memory, buffers) =
         (Sourced::new(Bytes::from_mib(512), "a test"), Sourced::new(Bytes::from_mib(8), "a test"));
-    let (formats, effort) = ([Format::Q4K, Format::F16, Format::Q2K], MeasurementOptions::minimal());
-    let profile = measure::measure_gpu(&gpu, Tiling::DEFAULT, &formats, memory, buffers, &effort).unwrap();
+    let (formats, options) = ([Format::Q4K, Format::F16, Format::Q2K], MeasurementOptions::minimal());
+    let profile = measure::measure_gpu(&gpu, Tiling::DEFAULT, &formats, memory, buffers, &options).unwrap();
     // There is no kernel for the third format.
     assert_eq!((profile.matvec.iter().count(), profile.matmul.iter().count()), (2, 2));
     let rates = profile.matvec.iter().chain(profile.matmul.iter()).map(|(_, rate)| rate.value.0);
@@ -41,7 +41,7 @@ fn measured_profile_has_all_values_of_a_device_document() {
     assert!(rates.iter().all(|rate| rate.is_finite() && *rate > 0.0), "{rates:?}");
     let times = [&profile.kv_copy, &profile.upload, &profile.download].map(|copy| copy.latency.value.0);
     assert!(times.iter().all(|time| time.is_finite() && *time > 0.0), "{times:?}");
-    // The whole buffer that the effort allows, not only as much as a cache holds.
+    // The whole buffer that the options allow, not only as much as a cache holds.
     let source = &profile.read_bandwidth.source;
     assert!(source.starts_with("measured") && source.contains("reading 4.00 MiB"), "{source}");
 }

@@ -11,7 +11,7 @@ use half::f16;
 
 use super::{load, load_half, per_token, prefetch};
 use crate::attention::attention_f16;
-use crate::blocks::bf16;
+use crate::blocks::bf16_to_f32;
 
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -96,7 +96,7 @@ macro_rules! dots {
 }
 dots! {
     dot_f16: 2, widen, |bytes| f16::from_le_bytes(*bytes).to_f32();
-    dot_bf16: 2, upper, |bytes| bf16(*bytes);
+    dot_bf16: 2, upper, |bytes| bf16_to_f32(*bytes);
     dot_f32: 4, plain, |bytes| f32::from_le_bytes(*bytes);
 }
 

@@ -6,7 +6,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::blocks32::nibble;
-use super::{GRID, IntegerBlock256};
+use super::{IQ1_S_GRID, IntegerBlock256};
 
 /// The codebook of `IQ4_NL` and `IQ4_XS`. source: `kvalues_iq4nl` of ggml-common.h
 pub(crate) const IQ4_VALUES: [i8; 16] =
@@ -64,32 +64,32 @@ impl BlockIq4Xs {
 
 impl BlockIq1S {
     #[inline(always)]
-    fn head(&self, sub_block: usize) -> u16 {
+    fn high_bits_of(&self, sub_block: usize) -> u16 {
         u16::from_le_bytes(self.high_bits[sub_block])
     }
 
     /// Returns the integer scale of a sub-block of 32 weights, an odd number from 1 to 15.
     #[inline(always)]
     pub(crate) fn sub_scale(&self, sub_block: usize) -> u8 {
-        2 * (self.head(sub_block) >> 12 & 7) as u8 + 1
+        2 * (self.high_bits_of(sub_block) >> 12 & 7) as u8 + 1
     }
 
-    /// Returns the offset of a sub-block, 7 or 9: its bytes of `GRID` minus the offset are `8 * (g + shift)`.
+    /// Returns 7 or 9: the bytes of a sub-block in `IQ1_S_GRID`, minus this offset, are 8 times its unscaled weights.
     #[inline(always)]
     pub(crate) fn offset(&self, sub_block: usize) -> u8 {
-        if self.head(sub_block) >> 15 == 0 { 7 } else { 9 }
+        if self.high_bits_of(sub_block) >> 15 == 0 { 7 } else { 9 }
     }
 
-    /// Returns the `GRID` entry of a group of eight weights; `row` is the index of the group in the block, 0 to 31.
+    /// Returns the entry of `IQ1_S_GRID` for eight weights, given the index of their group in the block (0 to 31).
     #[inline(always)]
-    pub(crate) fn row(&self, row: usize) -> u64 {
-        let high = self.head(row / 4) >> (3 * (row % 4)) & 7;
-        GRID[usize::from(u16::from(self.low_bits[row]) | high << 8)]
+    pub(crate) fn grid_entry(&self, group: usize) -> u64 {
+        let high = self.high_bits_of(group / 4) >> (3 * (group % 4)) & 7;
+        IQ1_S_GRID[usize::from(u16::from(self.low_bits[group]) | high << 8)]
     }
 }
 
 impl IntegerBlock256 for BlockIq4Xs {
-    const GROUP: usize = 32;
+    const GROUP_LENGTH: usize = 32;
 
     #[inline(always)]
     fn quant(&self, index: usize) -> i32 {
@@ -103,15 +103,15 @@ impl IntegerBlock256 for BlockIq4Xs {
     }
 }
 
-/// The integer of a weight is `8 * (g + shift)`, that is 8 g + 1 or 8 g - 1. `UNIT` divides the scale of the block by
-/// eight, which is exact.
+/// The integer of a weight is `8 * (g + shift)` in the symbols of [`BlockIq1S`], that is 8 g + 1 or 8 g - 1.
+/// `SCALE_FACTOR` divides the scale of the block by eight, which is exact.
 impl IntegerBlock256 for BlockIq1S {
-    const UNIT: f32 = 0.125;
-    const GROUP: usize = 32;
+    const SCALE_FACTOR: f32 = 0.125;
+    const GROUP_LENGTH: usize = 32;
 
     #[inline(always)]
     fn quant(&self, index: usize) -> i32 {
-        let entry = (self.row(index / 8) >> (8 * (index % 8))) as u8;
+        let entry = (self.grid_entry(index / 8) >> (8 * (index % 8))) as u8;
         i32::from(entry) - i32::from(self.offset(index / 32))
     }
 

@@ -28,7 +28,7 @@ const MEMBERS: &[u8; 1642] = b"\
 /// The rows of the codebook: each byte of a row is `8 * (weight + 1)`, that is 0, 8 or 16.
 ///
 /// The factor of eight keeps a weight an integer after the format adds the shift of 1/8 or -1/8.
-pub(crate) static GRID: [u64; 2048] = grid();
+pub(crate) static IQ1_S_GRID: [u64; 2048] = grid();
 
 const fn grid() -> [u64; 2048] {
     let mut grid = [0; 2048];

@@ -13,7 +13,7 @@ use super::IntegerBlock256;
 pub(crate) struct BlockQ2K {
     /// The scale (low four bits) and the minimum (high four bits) of each sub-block.
     pub(crate) packed: [u8; 16],
-    /// 32 bytes for each half of the block. A byte has two bits of one weight of each of four groups of 32 weights.
+    /// 32 bytes for each half of the block. Byte i has the two bits of weight i of each of four groups of 32 weights.
     pub(crate) quants: [u8; 64],
     scale: [u8; 2],
     minimum: [u8; 2],
@@ -149,7 +149,7 @@ macro_rules! six_bit_minima {
         }
 
         impl IntegerBlock256 for $block {
-            const GROUP: usize = 32;
+            const GROUP_LENGTH: usize = 32;
 
             #[inline(always)]
             fn quant(&self, $index: usize) -> i32 {

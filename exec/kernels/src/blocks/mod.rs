@@ -15,7 +15,7 @@ macro_rules! scaled {
                 u16::from_le_bytes(self.scale)
             }
             $(
-                const MINIMUM: bool = true;
+                const HAS_MINIMUM: bool = true;
                 #[inline(always)]
                 fn minimum_bits(&self) -> u16 {
                     u16::from_le_bytes(self.$minimum)
@@ -50,14 +50,14 @@ use hearth_profiles::{Bytes, Format};
 use super::KernelError;
 pub(crate) use blocks32::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
 pub(crate) use i_quants::{BlockIq1S, BlockIq4Nl, BlockIq4Xs, IQ4_VALUES};
-pub(crate) use iq1_s_grid::GRID;
+pub(crate) use iq1_s_grid::IQ1_S_GRID;
 pub(crate) use k_quants::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 
 /// A block of weights with an f16 scale and, in some formats, an f16 minimum.
 ///
 /// Kernels that convert several f16 values at once use the methods that return bits.
 pub(crate) trait ScaledBlock: Pod {
-    const MINIMUM: bool = false;
+    const HAS_MINIMUM: bool = false;
 
     fn scale_bits(&self) -> u16;
 
@@ -88,13 +88,13 @@ pub(crate) trait IntegerBlock32: ScaledBlock {
     fn quant(&self, index: usize) -> i32;
 }
 
-/// A block of 256 weights: weight j is `UNIT * scale * scales[j / 16] * quant(j)`, minus `minimum * minima[j / 16]` if
-/// the format has minima.
+/// A block of 256 weights: weight j is `SCALE_FACTOR * scale * scales[j / 16] * quant(j)`, minus
+/// `minimum * minima[j / 16]` if the format has minima.
 pub(crate) trait IntegerBlock256: ScaledBlock {
     /// The factor by which the scale of the block is multiplied, a power of two.
-    const UNIT: f32 = 1.0;
+    const SCALE_FACTOR: f32 = 1.0;
     /// Number of adjacent weights with the same integer scale and minimum: 16 or 32.
-    const GROUP: usize = 16;
+    const GROUP_LENGTH: usize = 16;
 
     fn quant(&self, index: usize) -> i32;
 
@@ -114,7 +114,7 @@ pub(crate) fn blocks<B: Pod>(row: &[u8]) -> &[B] {
 
 /// Converts a little-endian BF16 value, which is the upper half of an f32, to f32.
 #[inline(always)]
-pub(crate) fn bf16(bytes: [u8; 2]) -> f32 {
+pub(crate) fn bf16_to_f32(bytes: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
 }
 
@@ -131,7 +131,7 @@ pub fn dequantise(format: Format, row: &[u8], out: &mut [f32]) -> Result<(), Ker
             convert(row, out, |bytes| f16::from_le_bytes(bytes).to_f32())
         };
         (dot_bf16) => {
-            convert(row, out, bf16)
+            convert(row, out, bf16_to_f32)
         };
     }
     macro_rules! blocks {
@@ -156,7 +156,7 @@ fn decode32<B: IntegerBlock32>(row: &[u8], out: &mut [f32]) {
     for (block, out) in blocks::<B>(row).iter().zip(out.as_chunks_mut::<32>().0) {
         for (index, value) in out.iter_mut().enumerate() {
             *value = block.scale() * block.quant(index) as f32;
-            if B::MINIMUM {
+            if B::HAS_MINIMUM {
                 *value += block.minimum();
             }
         }
@@ -167,9 +167,9 @@ fn decode256<B: IntegerBlock256>(row: &[u8], out: &mut [f32]) {
     for (block, out) in blocks::<B>(row).iter().zip(out.as_chunks_mut::<256>().0) {
         let (scales, minima) = (block.scales(), block.minima());
         for (index, value) in out.iter_mut().enumerate() {
-            let scale = B::UNIT * block.scale() * f32::from(scales[index / 16]);
+            let scale = B::SCALE_FACTOR * block.scale() * f32::from(scales[index / 16]);
             *value = scale * block.quant(index) as f32;
-            if B::MINIMUM {
+            if B::HAS_MINIMUM {
                 *value -= block.minimum() * f32::from(minima[index / 16]);
             }
         }

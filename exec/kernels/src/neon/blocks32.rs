@@ -11,9 +11,9 @@ use crate::activations::QuantisedRow;
 use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, ScaledBlock, blocks};
 
 /// A block of 32 weights that can be unpacked to signed bytes.
-pub(crate) trait Unpack: ScaledBlock {
-    /// Whether all integer weights are from -64 to 63. This is the argument `small` of [`ByteDot::sum32`].
-    const SMALL: bool;
+pub(crate) trait Unpack32: ScaledBlock {
+    /// Whether all integer weights are from -64 to 63: the argument `small` of [`ByteDot::sum32`].
+    const IS_SMALL: bool;
 
     /// Returns the 32 integer weights of the block, before the multiplication by the scale.
     ///
@@ -28,7 +28,7 @@ pub(crate) trait Unpack: ScaledBlock {
 /// The processor has the instructions of `P`.
 #[inline]
 #[target_feature(enable = "neon")]
-pub(crate) unsafe fn dot32<P: ByteDot, B: Unpack, const T: usize>(
+pub(crate) unsafe fn dot32<P: ByteDot, B: Unpack32, const T: usize>(
     row: &[u8],
     input: &[QuantisedRow<'_>; T],
 ) -> [f32; T] {
@@ -47,12 +47,12 @@ pub(crate) unsafe fn dot32<P: ByteDot, B: Unpack, const T: usize>(
             let quants = &quants[t].as_chunks::<4>().0[at];
             // SAFETY: the caller's promise.
             let [a, b, c, d] =
-                std::array::from_fn(|n| unsafe { P::sum32(weights[n], load_both(&quants[n]), B::SMALL) });
+                std::array::from_fn(|n| unsafe { P::sum32(weights[n], load_both(&quants[n]), B::IS_SMALL) });
             let totals: int32x4_t = vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
             let token_scales = load_floats(&scales[t].as_chunks::<4>().0[at]);
             let (factors, totals) =
                 (stored(vmulq_f32(block_scales, token_scales)), stored(vcvtq_f32_s32(totals)));
-            if B::MINIMUM {
+            if B::HAS_MINIMUM {
                 let minima = stored(vmulq_f32(minima, token_scales));
                 let sums = stored(four_sums(&sums[t].as_chunks::<4>().0[at]));
                 for n in 0..4 {
@@ -72,9 +72,9 @@ pub(crate) unsafe fn dot32<P: ByteDot, B: Unpack, const T: usize>(
         let (scale, minimum) = (half_bits(block.scale_bits()), half_bits(block.minimum_bits()));
         for t in 0..T {
             // SAFETY: the caller's promise.
-            let total = vaddvq_s32(unsafe { P::sum32(weights, load_both(&quants[t][at]), B::SMALL) });
+            let total = vaddvq_s32(unsafe { P::sum32(weights, load_both(&quants[t][at]), B::IS_SMALL) });
             dots[t] = (scale * scales[t][at]).mul_add(total as f32, dots[t]);
-            if B::MINIMUM {
+            if B::HAS_MINIMUM {
                 dots[t] = (minimum * scales[t][at]).mul_add(f32::from(sums[t][at]), dots[t]);
             }
         }
@@ -84,8 +84,8 @@ pub(crate) unsafe fn dot32<P: ByteDot, B: Unpack, const T: usize>(
 
 macro_rules! unpack {
     ($($block:ty, small: $small:literal, |$this:ident| $weights:expr;)+) => {$(
-        impl Unpack for $block {
-            const SMALL: bool = $small;
+        impl Unpack32 for $block {
+            const IS_SMALL: bool = $small;
 
             #[inline]
             #[target_feature(enable = "neon")]

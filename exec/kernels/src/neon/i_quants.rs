@@ -3,12 +3,12 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::aarch64::*;
 
-use super::k_quants::{Unpack, widen_eight, widen_sixteen};
+use super::k_quants::{Unpack256, widen_eight, widen_sixteen};
 use super::{iq4_values, load, nibbles, two_of_eight};
 use crate::blocks::{BlockIq1S, BlockIq4Xs};
 
-impl Unpack for BlockIq4Xs {
-    const SMALL: bool = false;
+impl Unpack256 for BlockIq4Xs {
+    const IS_SMALL: bool = false;
 
     #[inline]
     #[target_feature(enable = "neon")]
@@ -28,12 +28,12 @@ impl Unpack for BlockIq4Xs {
 }
 
 /// Weights are unpacked in units of 1/8, so that they are integers.
-impl Unpack for BlockIq1S {
+impl Unpack256 for BlockIq1S {
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
         let offset = vdupq_n_u8(self.offset(group));
-        let rows: [[u8; 8]; 4] = std::array::from_fn(|at| self.row(4 * group + at).to_le_bytes());
+        let rows: [[u8; 8]; 4] = std::array::from_fn(|at| self.grid_entry(4 * group + at).to_le_bytes());
         let halves = [two_of_eight(&rows[0], &rows[1]), two_of_eight(&rows[2], &rows[3])];
         halves.map(|numbers| vreinterpretq_s8_u8(vsubq_u8(numbers, offset)))
     }

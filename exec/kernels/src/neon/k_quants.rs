@@ -14,14 +14,14 @@ use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, IntegerBlo
 ///
 /// # Safety
 /// All methods require a processor with NEON.
-pub(crate) trait Unpack: IntegerBlock256 {
+pub(crate) trait Unpack256: IntegerBlock256 {
     /// Whether all integer weights are from -64 to 63. This is the argument `small` of [`ByteDot::sum32`].
-    const SMALL: bool = true;
+    const IS_SMALL: bool = true;
 
     /// Returns the 32 integer weights of a group, before the multiplication by their scales.
     unsafe fn group(&self, group: usize) -> [int8x16_t; 2];
 
-    /// Returns the integer scales of the block, one for each [`GROUP`](IntegerBlock256::GROUP) weights.
+    /// Returns the integer scales of the block, one for each [`GROUP_LENGTH`](IntegerBlock256::GROUP_LENGTH) weights.
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn wide_scales(&self) -> [i32; 16] {
@@ -43,7 +43,7 @@ pub(crate) trait Unpack: IntegerBlock256 {
 /// The processor has the instructions of `P`.
 #[inline]
 #[target_feature(enable = "neon")]
-pub(crate) unsafe fn dot256<P: ByteDot, B: Unpack, const T: usize>(
+pub(crate) unsafe fn dot256<P: ByteDot, B: Unpack256, const T: usize>(
     row: &[u8],
     input: &[QuantisedRow<'_>; T],
 ) -> [f32; T] {
@@ -69,8 +69,8 @@ pub(crate) unsafe fn dot256<P: ByteDot, B: Unpack, const T: usize>(
         }
         for t in 0..T {
             let token_scale = scales[t][at];
-            dots[t] = (B::UNIT * scale * token_scale).mul_add(vaddvq_s32(totals[t]) as f32, dots[t]);
-            if B::MINIMUM {
+            dots[t] = (B::SCALE_FACTOR * scale * token_scale).mul_add(vaddvq_s32(totals[t]) as f32, dots[t]);
+            if B::HAS_MINIMUM {
                 let subtracted = vaddvq_s32(products_of_sums(minima, &sums[t][at]));
                 dots[t] = (-(minimum * token_scale)).mul_add(subtracted as f32, dots[t]);
             }
@@ -85,7 +85,7 @@ pub(crate) unsafe fn dot256<P: ByteDot, B: Unpack, const T: usize>(
 /// The processor has the instructions of `P`.
 #[inline]
 #[target_feature(enable = "neon")]
-unsafe fn add_group<P: ByteDot, B: Unpack>(
+unsafe fn add_group<P: ByteDot, B: Unpack256>(
     total: int32x4_t,
     weights: [int8x16_t; 2],
     values: [int8x16_t; 2],
@@ -94,8 +94,8 @@ unsafe fn add_group<P: ByteDot, B: Unpack>(
 ) -> int32x4_t {
     // SAFETY: the caller's promise.
     unsafe {
-        if B::GROUP == 32 {
-            return vmlaq_n_s32(total, P::sum32(weights, values, B::SMALL), scales[group]);
+        if B::GROUP_LENGTH == 32 {
+            return vmlaq_n_s32(total, P::sum32(weights, values, B::IS_SMALL), scales[group]);
         }
         let total = vmlaq_n_s32(total, P::sum16(weights[0], values[0]), scales[2 * group]);
         vmlaq_n_s32(total, P::sum16(weights[1], values[1]), scales[2 * group + 1])
@@ -178,11 +178,11 @@ fn joined(low: [uint8x16_t; 2], high: [uint8x16_t; 2], offset: i8) -> [int8x16_t
     [of(0), of(1)]
 }
 
-/// Implements [`Unpack`] for block types, given an expression for the weights of a group. If a method is named that
+/// Implements [`Unpack256`] for block types, given an expression for the weights of a group. If a method is named that
 /// returns the packed scales and minima, it replaces the default methods for them.
 macro_rules! unpack {
     ($($block:ty $(, $scales_and_minima:ident)?: |$this:ident, $group:ident| $weights:expr;)+) => {$(
-        impl Unpack for $block {
+        impl Unpack256 for $block {
             #[inline]
             #[target_feature(enable = "neon")]
             unsafe fn group(&self, $group: usize) -> [int8x16_t; 2] {

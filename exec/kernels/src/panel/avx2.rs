@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 
-use super::unpack::{Block32, Block256, CODEBOOK};
+use super::unpack::{Block32, Block256, IQ4_CODEBOOK};
 use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply, pack};
 use crate::avx2::{load as load_one, load_half};
 use crate::matmul::MatmulTask;
@@ -40,11 +40,11 @@ impl PanelKernel for Avx2 {
 
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn multiply256<B: Block256, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
-        match lines_in_16_bits(B::MAX_QUANT, B::GROUP / 4) {
+        match lines_in_16_bits(B::MAX_QUANT, B::GROUP_LENGTH / 4) {
             8 => multiply256::<B, 8, T>(tile, sums),
             4 => multiply256::<B, 4, T>(tile, sums),
             2 => multiply256::<B, 2, T>(tile, sums),
-            _ => multiply256::<B, SIGNED, T>(tile, sums),
+            _ => multiply256::<B, EIGHT_BIT_LINES, T>(tile, sums),
         }
     }
 
@@ -54,18 +54,19 @@ impl PanelKernel for Avx2 {
             8 => multiply32::<B, 8, T>(tile, sums),
             4 => multiply32::<B, 4, T>(tile, sums),
             2 => multiply32::<B, 2, T>(tile, sums),
-            _ => multiply32::<B, SIGNED, T>(tile, sums),
+            _ => multiply32::<B, EIGHT_BIT_LINES, T>(tile, sums),
         }
     }
 }
 
-/// The number of lines summed in 16 bits for eight-bit weights. Kernels subtract the offset only with this number.
-const SIGNED: usize = 1;
+/// Number of lines whose products fit in a 16-bit sum if weights have eight bits. Kernels that add this number of lines
+/// first subtract the offset of the weights.
+const EIGHT_BIT_LINES: usize = 1;
 
-/// Returns the number of lines (at most `max_lines`) whose products, for quants up to `max_quant`, add up in 16 bits.
+/// Returns the number of lines, at most `max_lines`, whose products fit in a 16-bit sum for quants up to `max_quant`.
 const fn lines_in_16_bits(max_quant: i32, max_lines: usize) -> usize {
     let mut count = max_lines;
-    while count > SIGNED && 2 * 127 * max_quant * count as i32 > i16::MAX as i32 {
+    while count > EIGHT_BIT_LINES && 2 * 127 * max_quant * count as i32 > i16::MAX as i32 {
         count /= 2;
     }
     count
@@ -110,7 +111,7 @@ fn broadcast<N: Pod>(values: &N) -> __m256i {
 #[target_feature(enable = "avx2")]
 fn interleave(panel: &mut Panel, from_codebook: bool, columns: usize) {
     let Panel { unpacked, quants, .. } = panel;
-    let codebook = _mm256_broadcastsi128_si256(load_half(&CODEBOOK));
+    let codebook = _mm256_broadcastsi128_si256(load_half(&IQ4_CODEBOOK));
     for (at, lines) in quants.as_chunks_mut::<8>().0.iter_mut().enumerate().take(columns / 32) {
         for (half, eight) in unpacked.as_chunks::<8>().0.iter().enumerate() {
             let mut rows = [_mm256_setzero_si256(); 8];
@@ -193,29 +194,27 @@ fn weighted_sums(factors: &[Line], sums: &[[i16; 2]]) -> Pair {
     totals
 }
 
-/// Multiplies `FOURS` lines by the activations of T tokens, sums the products in 16 bits, and adds the sums, times
-/// `scales`, to `totals`.
-///
-/// Only if `FOURS` is [`SIGNED`], the offset of the weights is subtracted here.
+/// Multiplies `LINES` lines by the activations of T tokens, sums the products in 16 bits, and adds the sums, times
+/// `scales`, to `totals`. Subtracts the offset of the weights only if `LINES` is [`EIGHT_BIT_LINES`].
 #[inline]
 #[target_feature(enable = "avx2")]
-fn add_products<const FOURS: usize, const T: usize>(
-    lines: &[Line; FOURS],
-    activations: &[&[[i8; 4]; FOURS]; T],
+fn add_products<const LINES: usize, const T: usize>(
+    lines: &[Line; LINES],
+    activations: &[&[[i8; 4]; LINES]; T],
     scales: Pair,
     totals: &mut [Pair; T],
 ) {
     let mut dots = [[_mm256_setzero_si256(); 2]; T];
-    for four in 0..FOURS {
+    for four in 0..LINES {
         let mut weights = load(&lines[four]);
-        if FOURS == SIGNED {
+        if LINES == EIGHT_BIT_LINES {
             let offset = _mm256_set1_epi8(i8::MIN);
             weights = [_mm256_xor_si256(weights[0], offset), _mm256_xor_si256(weights[1], offset)];
         }
         for t in 0..T {
             let values = broadcast(&activations[t][four]);
             for half in 0..2 {
-                let products = if FOURS == SIGNED {
+                let products = if LINES == EIGHT_BIT_LINES {
                     let values = _mm256_sign_epi8(values, weights[half]);
                     _mm256_maddubs_epi16(_mm256_abs_epi8(weights[half]), values)
                 } else {
@@ -246,10 +245,10 @@ fn twice(numbers: Pair, upper: bool) -> Pair {
     [_mm256_shuffle_epi8(numbers[0], order), _mm256_shuffle_epi8(numbers[1], order)]
 }
 
-/// Returns the integer sums of a block for sixteen rows and T tokens, of weight times integer scale times activation.
+/// Returns, for sixteen rows and T tokens, the sum over a block of weight times integer scale times activation.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn products<B: Block256, const FOURS: usize, const T: usize>(
+fn products<B: Block256, const LINES: usize, const T: usize>(
     quants: &[Line; 64],
     pairs_of_scales: &[Line],
     activations: &[&[[[i8; 4]; 8]; 8]; T],
@@ -257,11 +256,11 @@ fn products<B: Block256, const FOURS: usize, const T: usize>(
     let mut totals = [[_mm256_setzero_si256(); 2]; T];
     for (pair, (scales, lines)) in pairs_of_scales.iter().zip(quants.as_chunks::<8>().0).enumerate() {
         let scales = load(scales);
-        for (part, lines) in lines.as_chunks::<FOURS>().0.iter().enumerate() {
-            let scales = if B::GROUP == 32 { scales } else { twice(scales, part * FOURS >= 4) };
-            let mut values = [activations[0][pair].as_chunks::<FOURS>().0; T];
+        for (part, lines) in lines.as_chunks::<LINES>().0.iter().enumerate() {
+            let scales = if B::GROUP_LENGTH == 32 { scales } else { twice(scales, part * LINES >= 4) };
+            let mut values = [activations[0][pair].as_chunks::<LINES>().0; T];
             for t in 0..T {
-                values[t] = activations[t][pair].as_chunks::<FOURS>().0;
+                values[t] = activations[t][pair].as_chunks::<LINES>().0;
             }
             add_products(lines, &array::from_fn(|t| &values[t][part]), scales, &mut totals);
         }
@@ -269,10 +268,10 @@ fn products<B: Block256, const FOURS: usize, const T: usize>(
     totals
 }
 
-/// Implements [`PanelKernel::multiply256`]. Sums the products of `FOURS` lines in 16 bits.
+/// Implements [`PanelKernel::multiply256`]. Sums the products of `LINES` lines in 16 bits.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn multiply256<B: Block256, const FOURS: usize, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
+fn multiply256<B: Block256, const LINES: usize, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
     let Tile { panel, blocks, input } = tile;
     let mut activations = [input[0].quants.as_chunks::<4>().0.as_chunks::<8>().0.as_chunks::<8>().0; T];
     let mut sums_of = [input[0].sums.as_chunks::<2>().0.as_chunks::<8>().0; T];
@@ -284,13 +283,13 @@ fn multiply256<B: Block256, const FOURS: usize, const T: usize>(tile: &Tile<'_, 
         let quants: &[Line; 64] = &panel.quants.as_chunks().0[at];
         let (pairs_of_scales, minima) = panel.group_scales[at].split_at(8);
         let values = array::from_fn(|t| &activations[t][block]);
-        let totals = products::<B, FOURS, T>(quants, pairs_of_scales, &values);
+        let totals = products::<B, LINES, T>(quants, pairs_of_scales, &values);
         let (block_scale, block_minimum) = (load(&panel.scales[at]), load(&panel.minima[at]));
         for t in 0..T {
             let factor = _mm256_set1_ps(input[t].scales[block]);
             let mut floats = load_floats(&sums[t]);
             let mut total = totals[t];
-            if B::OFFSET != 0 && FOURS != SIGNED {
+            if B::OFFSET != 0 && LINES != EIGHT_BIT_LINES {
                 let off = weighted_sums(pairs_of_scales, &sums_of[t][block]);
                 for half in 0..2 {
                     let off = _mm256_mullo_epi32(off[half], _mm256_set1_epi32(B::OFFSET));
@@ -301,7 +300,7 @@ fn multiply256<B: Block256, const FOURS: usize, const T: usize>(tile: &Tile<'_, 
                 let scale = _mm256_mul_ps(_mm256_castsi256_ps(block_scale[half]), factor);
                 floats[half] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(total[half]), floats[half]);
             }
-            if B::MINIMUM {
+            if B::HAS_MINIMUM {
                 let off = weighted_sums(minima, &sums_of[t][block]);
                 for half in 0..2 {
                     let minimum = _mm256_mul_ps(_mm256_castsi256_ps(block_minimum[half]), factor);
@@ -313,19 +312,19 @@ fn multiply256<B: Block256, const FOURS: usize, const T: usize>(tile: &Tile<'_, 
     }
 }
 
-/// Implements [`PanelKernel::multiply32`]. Sums the products of `FOURS` lines in 16 bits.
+/// Implements [`PanelKernel::multiply32`]. Sums the products of `LINES` lines in 16 bits.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn multiply32<B: Block32, const FOURS: usize, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
+fn multiply32<B: Block32, const LINES: usize, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
     let Tile { panel, blocks, input } = tile;
     let ones = [_mm256_set1_epi16(1); 2];
     for (at, block) in blocks.clone().enumerate() {
         let quants: &[Line; 8] = &panel.quants.as_chunks().0[at];
         let mut totals = [[_mm256_setzero_si256(); 2]; T];
-        for (part, lines) in quants.as_chunks::<FOURS>().0.iter().enumerate() {
-            let mut values = [input[0].quants.as_chunks::<4>().0.as_chunks::<FOURS>().0; T];
+        for (part, lines) in quants.as_chunks::<LINES>().0.iter().enumerate() {
+            let mut values = [input[0].quants.as_chunks::<4>().0.as_chunks::<LINES>().0; T];
             for t in 0..T {
-                values[t] = &input[t].quants.as_chunks::<4>().0.as_chunks::<FOURS>().0[8 / FOURS * block..];
+                values[t] = &input[t].quants.as_chunks::<4>().0.as_chunks::<LINES>().0[8 / LINES * block..];
             }
             add_products(lines, &array::from_fn(|t| &values[t][part]), ones, &mut totals);
         }
@@ -336,12 +335,12 @@ fn multiply32<B: Block32, const FOURS: usize, const T: usize>(tile: &Tile<'_, T>
             let mut floats = load_floats(&sums[t]);
             for half in 0..2 {
                 let mut total = totals[t][half];
-                if FOURS != SIGNED {
+                if LINES != EIGHT_BIT_LINES {
                     total = _mm256_sub_epi32(total, _mm256_set1_epi32(B::OFFSET * sum));
                 }
                 let scale = _mm256_mul_ps(_mm256_castsi256_ps(block_scale[half]), factor);
                 floats[half] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(total), floats[half]);
-                if B::MINIMUM {
+                if B::HAS_MINIMUM {
                     let minimum = _mm256_mul_ps(_mm256_castsi256_ps(block_minimum[half]), factor);
                     floats[half] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(sum as f32), floats[half]);
                 }

@@ -4,8 +4,7 @@
 //! products in 32 bits. The activations of a token are broadcast from memory. Eight tokens share each load of
 //! weights.
 //!
-//! Bounds: the sum of a group is at most 32 * 255 * 127 = 1.04e6, and that of a block 2.7e8, so that nothing
-//! overflows.
+//! Bounds: the sum of a group is at most 32 * 255 * 127 = 1.04e6, and that of a block 2.7e8, so nothing overflows.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
@@ -13,7 +12,7 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 
-use super::unpack::{Block32, Block256, CODEBOOK};
+use super::unpack::{Block32, Block256, IQ4_CODEBOOK};
 use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply, pack};
 use crate::avx2;
 use crate::matmul::MatmulTask;
@@ -57,7 +56,7 @@ impl PanelKernel for Avx512 {
                 }
                 let total = _mm512_cvtepi32_ps(totals[t]);
                 floats[t] = _mm512_fmadd_ps(_mm512_mul_ps(block_scale, factor), total, floats[t]);
-                if B::MINIMUM {
+                if B::HAS_MINIMUM {
                     let off = _mm512_cvtepi32_ps(weighted_sums(minima, sums_of[t]));
                     floats[t] = _mm512_fnmadd_ps(_mm512_mul_ps(block_minimum, factor), off, floats[t]);
                 }
@@ -92,7 +91,7 @@ impl PanelKernel for Avx512 {
                 let factor = _mm512_set1_ps(input[t].scales[block]);
                 let scale = _mm512_mul_ps(block_scale, factor);
                 floats[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(total), floats[t]);
-                if B::MINIMUM {
+                if B::HAS_MINIMUM {
                     let minimum = _mm512_mul_ps(block_minimum, factor);
                     floats[t] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(sum as f32), floats[t]);
                 }
@@ -103,7 +102,7 @@ impl PanelKernel for Avx512 {
 }
 
 /// Whether the sum of 16 products of a quant up to `max_quant` and an activation fits in 16 bits.
-const fn is_small(max_quant: i32) -> bool {
+const fn fits_in_16_bits(max_quant: i32) -> bool {
     16 * 127 * max_quant <= i16::MAX as i32
 }
 
@@ -147,7 +146,7 @@ fn broadcast<N: Pod>(values: &N) -> __m512i {
 #[target_feature(enable = "avx512f,avx512bw")]
 fn interleave(panel: &mut Panel, from_codebook: bool, columns: usize) {
     let Panel { unpacked, quants, .. } = panel;
-    let codebook = _mm512_broadcast_i32x4(avx2::load_half(&CODEBOOK));
+    let codebook = _mm512_broadcast_i32x4(avx2::load_half(&IQ4_CODEBOOK));
     for (at, lines) in quants.as_chunks_mut::<16>().0.iter_mut().enumerate().take(columns.div_ceil(64)) {
         let mut rows = [_mm512_setzero_si512(); PANEL_ROWS];
         for (row, bytes) in rows.iter_mut().zip(&*unpacked) {
@@ -182,7 +181,6 @@ fn store_all(values: &[__m512i; 16], lines: &mut [Line; 16]) {
     }
 }
 
-/// Transposes a matrix of sixteen by sixteen 32-bit elements.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn transpose(rows: &[__m512i; 16]) -> [__m512i; 16] {
@@ -231,7 +229,7 @@ fn weighted_sums(factors: &[Line], sums: &[[i16; 2]]) -> __m512i {
     total
 }
 
-/// Returns the integer sums of a block for sixteen rows and T tokens, of weight times integer scale times activation.
+/// Returns, for sixteen rows and T tokens, the sum over a block of weight times integer scale times activation.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
 fn products<B: Block256, const T: usize>(
@@ -254,14 +252,14 @@ fn products<B: Block256, const T: usize>(
             let scales = load(pair_of_scales);
             // Each lane has the scales of two groups. For a 16-bit product, select the scale of this half, with zero
             // in the upper 16 bits. For a 32-bit product, sign-extend it.
-            let scales = match (is_small(B::MAX_QUANT), half) {
+            let scales = match (fits_in_16_bits(B::MAX_QUANT), half) {
                 (true, 0) => _mm512_and_si512(scales, _mm512_set1_epi32(0xffff)),
                 (true, _) => _mm512_srli_epi32::<16>(scales),
                 (false, 0) => _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(scales)),
                 (false, _) => _mm512_srai_epi32::<16>(scales),
             };
             for t in 0..T {
-                totals[t] = if is_small(B::MAX_QUANT) {
+                totals[t] = if fits_in_16_bits(B::MAX_QUANT) {
                     _mm512_dpwssd_epi32(totals[t], dots[t], scales)
                 } else {
                     _mm512_add_epi32(totals[t], _mm512_mullo_epi32(dots[t], scales))

@@ -15,7 +15,7 @@ use std::array;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::unpack::{Block32, Block256, CODEBOOK};
+use super::unpack::{Block32, Block256, IQ4_CODEBOOK};
 use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply, pack};
 use crate::activations::QuantisedRow;
 use crate::matmul::MatmulTask;
@@ -297,7 +297,7 @@ unsafe fn block256<L: ByteMatmul, B: Block256, const T: usize>(
             let values = input.each_ref().map(|token| &token.quants[2 * pair + half]);
             // SAFETY: the caller's promise.
             unsafe { L::multiply_columns(columns(lines, rows), values, small, &mut group) };
-            if B::GROUP == 16 || half == 1 {
+            if B::GROUP_LENGTH == 16 || half == 1 {
                 // SAFETY: the caller's promise.
                 unsafe { L::add_scaled(&mut totals, &group, scales[half]) };
                 group = [vdupq_n_s32(0); T];
@@ -311,7 +311,7 @@ unsafe fn block256<L: ByteMatmul, B: Block256, const T: usize>(
         let sums = &mut sums[t].as_chunks_mut::<4>().0[rows];
         let factors = vmulq_n_f32(vreinterpretq_f32_s32(scale), input[t].scale);
         let mut floats = vfmaq_f32(load_floats(sums), factors, vcvtq_f32_s32(totals[t]));
-        if B::MINIMUM {
+        if B::HAS_MINIMUM {
             let factors = vmulq_n_f32(vreinterpretq_f32_s32(minimum), input[t].scale);
             let off = weighted_sums(minima, rows, input[t].sums);
             floats = vfmsq_f32(floats, factors, vcvtq_f32_s32(off));
@@ -349,7 +349,7 @@ unsafe fn block32<L: ByteMatmul, B: Block32, const T: usize>(
         let sums = &mut sums[t].as_chunks_mut::<4>().0[rows];
         let factors = vmulq_n_f32(vreinterpretq_f32_s32(scale), input[t].scales[block]);
         let mut floats = vfmaq_f32(load_floats(sums), factors, vcvtq_f32_s32(totals[t]));
-        if B::MINIMUM {
+        if B::HAS_MINIMUM {
             let factors = vmulq_n_f32(vreinterpretq_f32_s32(minimum), input[t].scales[block]);
             floats = vfmaq_f32(floats, factors, vdupq_n_f32(f32::from(input[t].sums[block])));
         }
@@ -382,7 +382,7 @@ fn interleave<L: ByteMatmul>(panel: &mut Panel, from_codebook: bool, columns: us
             let signed = rows.each_ref().map(|row| {
                 let mut numbers = load_unsigned(&row.as_chunks().0[at]);
                 if from_codebook {
-                    numbers = vqtbl1q_u8(load_unsigned(&CODEBOOK), numbers);
+                    numbers = vqtbl1q_u8(load_unsigned(&IQ4_CODEBOOK), numbers);
                 }
                 vreinterpretq_s32_u8(vsubq_u8(numbers, vdupq_n_u8(offset)))
             });

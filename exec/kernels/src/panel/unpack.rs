@@ -15,9 +15,9 @@ use crate::blocks::{
 pub(super) trait UnpackBytes<const N: usize> {
     /// The value of a quant that represents the weight zero.
     const OFFSET: i32 = 0;
-    /// The maximum value of a quant, or of a [`CODEBOOK`] entry.
+    /// The maximum value of a quant, or of a [`IQ4_CODEBOOK`] entry.
     const MAX_QUANT: i32;
-    /// Whether the bytes are indices of [`CODEBOOK`], which contains the quants.
+    /// Whether the bytes are indices of [`IQ4_CODEBOOK`], which contains the quants.
     const FROM_CODEBOOK: bool = false;
 
     /// Writes the quants of the block, or their codebook indices, to `quants`.
@@ -105,7 +105,7 @@ fn five_bits(out: &mut [u8; 32], bytes: &[u8; 16], high: [u8; 4]) {
 }
 
 /// The codebook of `IQ4_NL` and `IQ4_XS`, with 128 added to each entry.
-pub(super) const CODEBOOK: [u8; 16] = {
+pub(super) const IQ4_CODEBOOK: [u8; 16] = {
     let mut codebook = [0; 16];
     let mut at = 0;
     while at < 16 {
@@ -158,7 +158,7 @@ unpack_bytes! { 256:
         for (row, out) in quants.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             // A byte is at most 16 + 2, so the addition does not carry into the next byte.
             let up = repeat(9 - block.offset(row / 4));
-            *out = (block.row(row) + up).to_le_bytes();
+            *out = (block.grid_entry(row) + up).to_le_bytes();
         }
     };
     BlockIq4Xs { OFFSET: i32 = 128, MAX_QUANT: i32 = 241, FROM_CODEBOOK: bool = true } |block, quants| {

@@ -27,7 +27,7 @@ fn dequantisation_equals_the_reference_bit_for_bit() {
 }
 
 #[test]
-fn a_row_of_the_wrong_length_is_refused() {
+fn a_row_of_the_wrong_length_is_rejected() {
     let error = dequantise(Format::Q4K, &[0; 144], &mut [0.0; 512]).unwrap_err();
     assert_eq!(error.to_string(), "a row of 512 q4_k weights cannot have 144 bytes");
     dequantise(Format::Q8_0, &[0; 34], &mut [0.0; 31]).unwrap_err();

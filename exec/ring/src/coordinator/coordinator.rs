@@ -32,9 +32,9 @@ use crate::wire::{
 use hearth_runtime::backend_factory::UploadProgressReporter;
 use hearth_runtime::clock::monotonic_nanos;
 
-/// The time limit for connecting to a neighbour in the ring, which has reported that it accepts connections.
+/// The time limit for connecting to a neighbour that has reported that it accepts connections.
 const NEIGHBOUR_DEADLINE: Duration = Duration::from_nanos(heartbeat::LOSS_TIMEOUT_NS);
-/// The time that a request waits for a lost device to return. source: assumed, acceptable in the time to first token
+/// The time that a request waits for a lost device to return. source: assumed, acceptable as a delay of the first token
 const REJOIN_DEADLINE: Duration = Duration::from_millis(500);
 
 /// Runs a session on the head: connects to workers, reconfigures the ring, and passes events to the recovery reducer.
@@ -71,7 +71,7 @@ impl<T: Transport> Coordinator<T> {
         let planned = head.address.as_deref();
         let listener =
             HeadListener::start(&connections.transport, planned, &local_ips, model.clone()).await?;
-        connections.facts.insert(head.name.clone(), model.worker_facts());
+        connections.worker_info.insert(head.name.clone(), model.worker_info());
         let mut coordinator = Self {
             log: EventLog::new(&plan, options.on_run_event.clone()),
             reconfiguration: Reconfiguration::new(plan, &options),
@@ -84,7 +84,7 @@ impl<T: Transport> Coordinator<T> {
             model,
         };
         let steps = coordinator.react(Event::Start);
-        coordinator.settle(steps).await?;
+        coordinator.execute_recovery(steps).await?;
         Ok(coordinator)
     }
 
@@ -102,7 +102,7 @@ impl<T: Transport> Coordinator<T> {
         while let Ok(event) = self.events.try_recv() {
             // Passes of the previous request do not count.
             if !matches!(event, HeadEvent::PassTimeout(_) | HeadEvent::Data(DataLinkEvent::Activations(_))) {
-                self.handle(event)?;
+                self.handle_event(event)?;
             }
         }
         self.rejoin_lost_devices().await;
@@ -110,11 +110,11 @@ impl<T: Transport> Coordinator<T> {
         self.samplers = Some(samplers);
         if self.reconfiguration.recovery.must_plan() {
             let steps = self.react(Event::Request);
-            self.settle(steps).await?;
+            self.execute_recovery(steps).await?;
         }
         self.log = EventLog::new(self.reconfiguration.plan(), self.options.on_run_event.clone());
         let steps = self.react(Event::Request);
-        self.settle(steps).await
+        self.execute_recovery(steps).await
     }
 
     async fn rejoin_lost_devices(&mut self) {
@@ -128,7 +128,7 @@ impl<T: Transport> Coordinator<T> {
     }
 
     /// Executes recovery steps, and the steps that follow from them, until passes may begin.
-    pub(super) async fn settle(&mut self, mut steps: Vec<Step>) -> Result<()> {
+    pub(super) async fn execute_recovery(&mut self, mut steps: Vec<Step>) -> Result<()> {
         self.reconfiguration.extend_ready_deadline();
         loop {
             let mut queue = VecDeque::from(steps);
@@ -146,7 +146,7 @@ impl<T: Transport> Coordinator<T> {
                 return Ok(());
             }
             steps = match timeout_at(self.reconfiguration.ready_deadline, self.events.recv()).await {
-                Ok(Some(event)) => self.handle(event)?,
+                Ok(Some(event)) => self.handle_event(event)?,
                 Ok(None) => return Err(RingError::Interrupted),
                 Err(_) => self.lose_devices_that_are_not_ready()?,
             };
@@ -160,7 +160,7 @@ impl<T: Transport> Coordinator<T> {
             Step::Configure { epoch } => self.configure(epoch).await,
             Step::Reset { epoch } => {
                 self.log.begin_epoch(epoch, self.reconfiguration.plan());
-                for (_, worker) in self.connections.members(self.reconfiguration.plan()) {
+                for (_, worker) in self.connections.workers_in(self.reconfiguration.plan()) {
                     worker.measure_clock_offset();
                     worker.send(Message::Reset { epoch });
                 }
@@ -183,7 +183,7 @@ impl<T: Transport> Coordinator<T> {
     }
 
     async fn prepare(&mut self, epoch: u32) -> Result<Vec<Step>> {
-        self.listener.open(self.connections.session, epoch, self.connections.data_sink());
+        self.listener.accept_epoch(self.connections.session, epoch, self.connections.data_sink());
         let plan = self.plan().clone();
         self.log.begin_epoch(epoch, &plan);
         for device in plan.devices.iter().skip(1) {
@@ -191,7 +191,7 @@ impl<T: Transport> Coordinator<T> {
                 && let Err(error) =
                     self.connections.open(self.reconfiguration.recovery.first_plan(), device).await
             {
-                return self.lose(&device.name, error, monotonic_nanos());
+                return self.lose_worker(&device.name, error, monotonic_nanos());
             }
         }
         self.connections.broadcast(&plan, &Message::Prepare { epoch });
@@ -280,7 +280,7 @@ impl<T: Transport> Coordinator<T> {
     }
 
     /// Passes an event from the head's inbox to the recovery reducer. Returns the recovery steps to execute.
-    pub(super) fn handle(&mut self, event: HeadEvent) -> Result<Vec<Step>> {
+    pub(super) fn handle_event(&mut self, event: HeadEvent) -> Result<Vec<Step>> {
         match event {
             // No pass has started yet.
             HeadEvent::Data(DataLinkEvent::Activations(_)) => Ok(vec![]),
@@ -293,12 +293,12 @@ impl<T: Transport> Coordinator<T> {
             }
             HeadEvent::Lost { connection, error, since } => {
                 let name = self.connections.name_of(connection);
-                name.map_or(Ok(vec![]), |name| self.lose(&name, error, since))
+                name.map_or(Ok(vec![]), |name| self.lose_worker(&name, error, since))
             }
             HeadEvent::PassTimeout(limit) => Err(RingError::Deadline {
                 what: "one pass through the ring".into(),
                 seconds: limit.as_secs_f64(),
-                hint: "if the devices are slow, set a longer --deadline",
+                hint: "if the devices are slow, set a longer `--deadline`",
             }),
             HeadEvent::Cancel => Err(RingError::Interrupted),
         }
@@ -323,14 +323,14 @@ impl<T: Transport> Coordinator<T> {
             Message::TraceLines { .. } => Ok(vec![]),
             _ => {
                 let error = protocol_error(&device, "it sent a message that a worker must not send");
-                self.lose(&device, error, monotonic_nanos())
+                self.lose_worker(&device, error, monotonic_nanos())
             }
         }
     }
 
-    /// Handles the loss of a worker: closes the connection, so that the worker can later serve a head again. Returns
-    /// the recovery steps to execute, or `error` if the ring has never run.
-    pub(super) fn lose(&mut self, name: &str, error: RingError, since: u64) -> Result<Vec<Step>> {
+    /// Closes the connection to a lost worker, so that the worker can later serve a head again. `since` is the time of
+    /// its last message. Returns the recovery steps to execute, or `error` if the ring has never run.
+    pub(super) fn lose_worker(&mut self, name: &str, error: RingError, since: u64) -> Result<Vec<Step>> {
         self.connections.workers.remove(name);
         if !self.reconfiguration.recovery.has_ever_run() {
             return Err(error);
@@ -344,9 +344,9 @@ impl<T: Transport> Coordinator<T> {
             let error = RingError::Deadline {
                 what: format!("preparing worker `{name}`"),
                 seconds: self.reconfiguration.ready_timeout.as_secs_f64(),
-                hint: "check that the worker still runs and that the network is up",
+                hint: "check that the worker is still running and that the network is up",
             };
-            steps.extend(self.lose(&name, error, monotonic_nanos())?);
+            steps.extend(self.lose_worker(&name, error, monotonic_nanos())?);
         }
         Ok(steps)
     }

@@ -15,7 +15,7 @@ use super::options::OnRunEvent;
 use crate::execution::TraceLines;
 use hearth_runtime::clock::monotonic_nanos;
 
-/// Maximum number of step records, and of counter readings, in a trace: as many as a fast ring has in a day.
+/// Maximum number of step records, and of counter readings, in a trace. A fast ring records about as many in a day.
 const MAX_LINES: usize = 50_000_000;
 /// Maximum number of run events in a trace. source: assumed, below the limit of the trace format
 const MAX_RUN_EVENTS: usize = 1000;
@@ -27,19 +27,19 @@ pub(super) struct EventLog {
     started: u64,
     epochs: BTreeMap<u32, Arc<Plan>>,
     /// The name of each device, by index in the trace.
-    pub(super) devices: Vec<String>,
+    pub(super) device_names: Vec<String>,
     run_events: Vec<RunEvent>,
     records: Vec<StepRecord>,
     readings: Vec<CounterReading>,
     /// The plans that replaced the first plan, in order.
-    pub(super) plans: Vec<Plan>,
+    pub(super) later_plans: Vec<Plan>,
 }
 
 impl EventLog {
     /// Creates the log of a request that begins now with this plan.
     pub(super) fn new(plan: &Plan, on_run_event: Option<OnRunEvent>) -> Self {
-        let devices = plan.devices.iter().map(|device| device.name.clone()).collect();
-        Self { on_run_event, started: monotonic_nanos(), devices, ..Self::default() }
+        let device_names = plan.devices.iter().map(|device| device.name.clone()).collect();
+        Self { on_run_event, started: monotonic_nanos(), device_names, ..Self::default() }
     }
 
     pub(super) fn begin_epoch(&mut self, epoch: u32, plan: &Arc<Plan>) {
@@ -50,13 +50,13 @@ impl EventLog {
     }
 
     /// Records the loss of a device. `since` is the time of its last message, in nanoseconds on this process's clock.
-    pub(super) fn record_loss(&mut self, name: &str, since: u64, what: String) {
-        let event = self.run_event(RunEventKind::Silent, Some(name), what);
+    pub(super) fn record_loss(&mut self, name: &str, since: u64, reason: String) {
+        let event = self.run_event(RunEventKind::Silent, Some(name), reason);
         let start = since.saturating_sub(self.started);
         self.add_event(RunEvent { start_ns: start, end_ns: Some(event.start_ns), ..event }, None);
     }
 
-    /// Records that the ring continues with another plan. The event lasts until the next token is complete.
+    /// Records that the ring continues with `plan`, because `missing` was lost. The event lasts until the next token.
     pub(super) fn record_replanned(&mut self, missing: Option<&str>, plan: &Plan, recomputed_tokens: u32) {
         let windows = plan.devices.iter().map(|device| format!("{} {}", device.name, device.window));
         let windows = windows.collect::<Vec<_>>().join(", ");
@@ -64,7 +64,7 @@ impl EventLog {
         let event = self.run_event(RunEventKind::Replanned, missing, what);
         self.end_replanning(event.start_ns);
         self.add_event(RunEvent { plan_digest: Some(plan.digest()), ..event }, Some(plan));
-        self.plans.push(plan.clone());
+        self.later_plans.push(plan.clone());
     }
 
     pub(super) fn record_not_replanned(&mut self, missing: Option<&str>, reason: &str) {
@@ -77,15 +77,15 @@ impl EventLog {
         self.end_replanning(self.now());
     }
 
-    /// Adds the valid trace lines of a device, given by epoch. `to_head` is the number of nanoseconds to add to times
-    /// of the device, to convert them to this process's clock.
-    pub(super) fn add_lines(&mut self, name: &str, all: Vec<(u32, TraceLines)>, to_head: i64) {
+    /// Adds the valid trace lines of a device, given by epoch. `offset_ns` is added to the times of the device, to
+    /// convert them to this process's clock.
+    pub(super) fn add_trace_lines(&mut self, name: &str, by_epoch: Vec<(u32, TraceLines)>, offset_ns: i64) {
         let index = self.device_index(name);
-        for (epoch, lines) in all {
+        for (epoch, lines) in by_epoch {
             let Some(plan) = self.epochs.get(&epoch).cloned() else { continue };
             let Some(ring_index) = plan.device_index(name) else { continue };
             let started = self.started;
-            let shift = |at: u64| at.saturating_add_signed(to_head).saturating_sub(started);
+            let shift = |at: u64| at.saturating_add_signed(offset_ns).saturating_sub(started);
             for record in lines.records {
                 let peer = match record.peer.map(|peer| plan.devices.get(usize::from(peer))) {
                     None => None,
@@ -119,9 +119,9 @@ impl EventLog {
     }
 
     fn device_index(&mut self, name: &str) -> u16 {
-        let index = self.devices.iter().position(|device| device == name).unwrap_or_else(|| {
-            self.devices.push(name.into());
-            self.devices.len() - 1
+        let index = self.device_names.iter().position(|device| device == name).unwrap_or_else(|| {
+            self.device_names.push(name.into());
+            self.device_names.len() - 1
         });
         index as u16
     }

@@ -1,7 +1,7 @@
 //! Runs a request on the head, and collects the traces of all devices.
 //!
 //! Times in the traces of workers are converted to the head's clock. A request that fails still returns its trace and
-//! the tokens generated so far. Every wait has a deadline.
+//! the tokens that were generated before the failure. Every wait has a deadline.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use hearth_runtime::clock::monotonic_nanos;
 
 /// The time limit for workers to send their traces after a successful request.
 const COLLECT_DEADLINE: Duration = Duration::from_mins(1);
-/// The time limit for workers to send their traces after a failed request. Later traces are not in the result.
+/// The time limit for workers to send their traces after a failed request. The result lacks traces that arrive later.
 const SALVAGE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// The tokens and the trace of a request.
@@ -45,7 +45,7 @@ impl GenerationResult {
 #[error("{error}")]
 pub struct FailedRequest {
     pub error: RingError,
-    /// The tokens generated so far and their trace, if the request had begun.
+    /// The tokens that had been generated and their trace, if the request had begun.
     pub partial_result: Option<Box<GenerationResult>>,
 }
 
@@ -77,8 +77,8 @@ pub(super) async fn generate<T: Transport>(
     collect_traces(coordinator, limit).await;
     let outcome = if ended.is_ok() { Outcome::Ok } else { Outcome::Killed };
     let mut log = std::mem::take(&mut coordinator.log);
-    let plans = std::mem::take(&mut log.plans);
-    let header = header(coordinator, &log.devices, (first_plan, scenario, seed));
+    let plans = std::mem::take(&mut log.later_plans);
+    let header = header(coordinator, &log.device_names, (first_plan, scenario, seed));
     let trace = log.into_trace(header, pipeline.passes, outcome);
     let new_tokens = |sequence: SequenceTokens| sequence.tokens[sequence.prompt_len..].to_vec();
     let sequences = pipeline.sequences.into_iter().map(new_tokens).collect();
@@ -101,7 +101,7 @@ async fn run<T: Transport>(
                 let limit = coordinator.options.pass_timeout;
                 let deadline = pipeline.next_deadline(limit, coordinator.plan().rounds);
                 let event = timeout_at(deadline, coordinator.events.recv()).await;
-                pipeline.handle(event_or_timeout(event, limit), coordinator).await?
+                pipeline.handle_event(event_or_timeout(event, limit), coordinator).await?
             }
             progress => progress,
         };
@@ -117,7 +117,7 @@ async fn collect_traces<T: Transport>(coordinator: &mut Coordinator<T>, limit: D
     let deadline = Instant::now() + limit;
     let head = coordinator.reconfiguration.head_name();
     if let Ok(lines) = coordinator.runner().map(StageRunner::take_trace) {
-        coordinator.log.add_lines(&head, lines, 0);
+        coordinator.log.add_trace_lines(&head, lines, 0);
     }
     let plan = coordinator.plan().clone();
     let mut awaited = coordinator.connections.broadcast(&plan, &Message::CollectTrace);
@@ -141,7 +141,7 @@ async fn collect_traces<T: Transport>(coordinator: &mut Coordinator<T>, limit: D
                 let Some(name) = coordinator.connections.name_of(connection) else { continue };
                 awaited.remove(&name);
                 // The next request is planned without this worker; this request already has its tokens.
-                let _ = coordinator.lose(&name, error, since);
+                let _ = coordinator.lose_worker(&name, error, since);
             }
             _ => {}
         }
@@ -151,8 +151,8 @@ async fn collect_traces<T: Transport>(coordinator: &mut Coordinator<T>, limit: D
     }
     for (name, lines) in collected {
         let worker = coordinator.connections.workers.get(&name);
-        let offset = worker.map_or(0, WorkerConnection::clock_offset);
-        coordinator.log.add_lines(&name, lines, offset);
+        let offset = worker.map_or(0, WorkerConnection::clock_offset_ns);
+        coordinator.log.add_trace_lines(&name, lines, offset);
     }
 }
 
@@ -162,11 +162,11 @@ fn header<T: Transport>(
     (plan_digest, scenario, seed): (String, String, u64),
 ) -> Header {
     let devices = devices.iter().map(|name| {
-        let facts = coordinator.connections.facts.get(name).cloned().unwrap_or_default();
+        let info = coordinator.connections.worker_info.get(name).cloned().unwrap_or_default();
         TracedDevice {
             name: name.clone(),
-            total_memory_bytes: facts.memory_total_bytes,
-            os_and_kernel: Some(facts.os_and_kernel).filter(|kernel| !kernel.is_empty()),
+            total_memory_bytes: info.memory_total_bytes,
+            os_and_kernel: Some(info.os_and_kernel).filter(|kernel| !kernel.is_empty()),
             ..TracedDevice::default()
         }
     });

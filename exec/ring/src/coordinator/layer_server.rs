@@ -6,23 +6,23 @@ use std::time::Duration;
 use crate::error::{Result, protocol_error};
 use crate::execution::LocalModel;
 use crate::wire::{
-    ByteStream, FileLengths, Frame, Message, WRITE_TIMEOUT, WorkerFacts, send_welcome, with_timeout,
+    ByteStream, FileLengths, Frame, Message, WRITE_TIMEOUT, WorkerInfo, send_welcome, with_timeout,
 };
 use hearth_runtime::fetched_file::{CHUNK_BYTES, sha256};
 
-/// The time limit between two requests of a fetching worker, which may have to check its files first. source: assumed
+/// The time limit between two requests of a worker. The worker may have to check its files first. source: assumed
 const IDLE_DEADLINE: Duration = Duration::from_mins(10);
 
-/// Serves chunks of a model to a worker, until the worker closes the connection.
+/// Serves chunks of the model files to a worker, until the worker closes the connection.
 pub async fn serve(mut stream: impl ByteStream, model: Arc<LocalModel>) -> Result<()> {
-    send_welcome(&mut stream, WorkerFacts::default()).await?;
+    send_welcome(&mut stream, WorkerInfo::default()).await?;
     loop {
         let read = Frame::read(&mut stream, 0);
-        let request = with_timeout(IDLE_DEADLINE, "a request for layers", read).await??;
+        let request = with_timeout(IDLE_DEADLINE, "waiting for a request for layers", read).await??;
         let reply = match request.map(|frame| frame.message) {
             None => return Ok(()),
             Some(Message::ListFiles) => {
-                let sizes = model.weights.model().part_sizes.iter();
+                let sizes = model.weights.model().file_sizes.iter();
                 let files = sizes
                     .map(|size| FileLengths { file_bytes: size.file_bytes, header_bytes: size.data_start });
                 Frame::from(Message::Files { files: files.collect() })
@@ -33,11 +33,11 @@ pub async fn serve(mut stream: impl ByteStream, model: Arc<LocalModel>) -> Resul
                 let read = tokio::task::spawn_blocking(move || read_chunk(&model, file, chunk)).await;
                 let read = read.map_err(|error| protocol_error("the head", error.to_string()))?;
                 read.ok_or_else(|| {
-                    protocol_error("a fetching worker", "it requested a chunk that the model does not have")
+                    protocol_error("a worker", "it requested a chunk that the model does not have")
                 })?
             }
             Some(_) => {
-                return Err(protocol_error("a fetching worker", "its message is not a request for layers"));
+                return Err(protocol_error("a worker", "its message is not a request for layers"));
             }
         };
         with_timeout(WRITE_TIMEOUT, "sending layers", reply.write(&mut stream)).await??;

@@ -22,7 +22,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) struct HeadListener {
     pub(super) address: String,
-    open_epoch: SharedPreparedEpoch,
+    prepared_epoch: SharedPreparedEpoch,
     task: JoinHandle<()>,
 }
 
@@ -36,14 +36,14 @@ impl HeadListener {
         model: Arc<LocalModel>,
     ) -> Result<Self> {
         let listener = bind(transport, &listen_address(planned, transport.is_encrypted(), local_ips)).await?;
-        let (address, open_epoch) = (listener.address(), SharedPreparedEpoch::default());
-        let task = tokio::spawn(accept(listener, open_epoch.clone(), model));
-        Ok(Self { address, open_epoch, task })
+        let (address, prepared_epoch) = (listener.address(), SharedPreparedEpoch::default());
+        let task = tokio::spawn(accept(listener, prepared_epoch.clone(), model));
+        Ok(Self { address, prepared_epoch, task })
     }
 
     /// Accepts only activations of this epoch from now on.
-    pub(super) fn open(&self, session: u64, epoch: u32, sink: DataLinkEventSink) {
-        self.open_epoch.send_replace(Some(PreparedEpoch { session, epoch, sink }));
+    pub(super) fn accept_epoch(&self, session: u64, epoch: u32, sink: DataLinkEventSink) {
+        self.prepared_epoch.send_replace(Some(PreparedEpoch { session, epoch, sink }));
     }
 }
 
@@ -53,32 +53,32 @@ impl Drop for HeadListener {
     }
 }
 
-async fn accept(mut listener: impl Listener, open_epoch: SharedPreparedEpoch, model: Arc<LocalModel>) {
+async fn accept(mut listener: impl Listener, prepared_epoch: SharedPreparedEpoch, model: Arc<LocalModel>) {
     let mut pending = PendingConnections::default();
     loop {
         let Ok(stream) = listener.accept().await else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        let (open_epoch, model) = (open_epoch.clone(), model.clone());
-        pending.spawn(move |connection| serve_connection(stream, open_epoch, model, connection));
+        let (prepared_epoch, model) = (prepared_epoch.clone(), model.clone());
+        pending.spawn(move |connection| serve_connection(stream, prepared_epoch, model, connection));
     }
 }
 
 async fn serve_connection(
     mut stream: impl ByteStream,
-    open_epoch: SharedPreparedEpoch,
+    prepared_epoch: SharedPreparedEpoch,
     model: Arc<LocalModel>,
     connection: PendingConnection,
 ) {
     let Ok((session, purpose)) = read_hello(&mut stream).await else { return };
     connection.mark_identified();
-    let own = open_epoch.borrow().as_ref().map(|open| open.session);
+    let own = prepared_epoch.borrow().as_ref().map(|open| open.session);
     // Errors are reported to the head by the sink, or by the worker that fetches.
     match purpose {
         ConnectionPurpose::Data { from, epoch } => {
             let limit = model.max_activation_bytes();
-            let _ = accept_activations(stream, &open_epoch, session, (from, epoch), limit).await;
+            let _ = accept_activations(stream, &prepared_epoch, session, (from, epoch), limit).await;
         }
         ConnectionPurpose::Fetch if own == Some(session) => {
             let _ = layer_server::serve(stream, model).await;

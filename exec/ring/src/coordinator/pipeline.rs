@@ -47,14 +47,14 @@ pub(super) struct PassPipeline {
     pub(super) sequences: Vec<SequenceTokens>,
     stop_tokens: Vec<u32>,
     pub(super) passes: Vec<Pass>,
-    /// Trace lines that workers have sent, with the name of the worker; `None` if they are collected only at the end.
-    pub(super) reports: Option<Vec<(String, TraceLines)>>,
+    /// Received trace lines, each with the name of its worker; `None` if traces are collected only after the request.
+    pub(super) trace_lines: Option<Vec<(String, TraceLines)>>,
     /// The start time of each pass in flight, by pass index.
     in_flight: BTreeMap<u32, Instant>,
     last_pass_end: Option<Instant>,
 }
 
-/// The result of [`PassPipeline::advance`] or [`PassPipeline::handle`].
+/// The result of [`PassPipeline::advance`] or [`PassPipeline::handle_event`].
 pub(super) enum Progress {
     /// Work was done, but no token is complete.
     Work,
@@ -67,7 +67,7 @@ pub(super) enum Progress {
 impl PassPipeline {
     pub(super) fn new(generation: Generation, sequences: Vec<SequenceTokens>, stop_tokens: Vec<u32>) -> Self {
         let (passes, in_flight) = (Vec::new(), BTreeMap::new());
-        Self { generation, sequences, stop_tokens, passes, reports: None, in_flight, last_pass_end: None }
+        Self { generation, sequences, stop_tokens, passes, trace_lines: None, in_flight, last_pass_end: None }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -91,7 +91,7 @@ impl PassPipeline {
     ) -> Result<Progress> {
         // Events come first, so that they do not wait for a computing step.
         if let Ok(event) = coordinator.events.try_recv() {
-            return self.handle(event, coordinator).await;
+            return self.handle_event(event, coordinator).await;
         }
         let can_enter = self.in_flight.len() < MAX_PASSES_PER_DEVICE * coordinator.plan().devices.len();
         let Some(pass) = can_enter.then(|| self.generation.begin_pass()).flatten() else {
@@ -105,7 +105,7 @@ impl PassPipeline {
         self.finish_pass(output, coordinator)
     }
 
-    pub(super) async fn handle<T: Transport>(
+    pub(super) async fn handle_event<T: Transport>(
         &mut self,
         event: HeadEvent,
         coordinator: &mut Coordinator<T>,
@@ -114,24 +114,24 @@ impl PassPipeline {
             let output = coordinator.runner()?.process_activations(received)?;
             return self.finish_pass(output, coordinator);
         }
-        if let (HeadEvent::Message { connection, frame }, Some(reports)) = (&event, &mut self.reports)
+        if let (HeadEvent::Message { connection, frame }, Some(trace_lines)) = (&event, &mut self.trace_lines)
             && let Message::TraceLines { .. } = frame.message
         {
             let name = coordinator.connections.name_of(*connection);
-            reports.extend(name.zip(parse_trace_lines(&frame.payload)));
+            trace_lines.extend(name.zip(parse_trace_lines(&frame.payload)));
             return Ok(Progress::Work);
         }
         // The next ring begins with all tokens so far. A copy, because the event may not lead to another ring.
         let mut resumed = self.generation.clone();
         let (recomputed, first_pass) = (resumed.restart(), resumed.next_pass_index());
         coordinator.reconfiguration.resume_at(first_pass, recomputed);
-        let steps = coordinator.handle(event)?;
+        let steps = coordinator.handle_event(event)?;
         if !steps.is_empty() {
             // The passes in flight are abandoned.
             self.generation = resumed;
             self.in_flight.clear();
             self.last_pass_end = None;
-            coordinator.settle(steps).await?;
+            coordinator.execute_recovery(steps).await?;
         }
         Ok(Progress::Work)
     }
@@ -153,7 +153,7 @@ impl PassPipeline {
         }
         let sequence = self.sequences.get_mut(pass.sequence_index as usize);
         let sequence =
-            sequence.ok_or_else(|| protocol_error("the ring", "a token has an unknown sequence"))?;
+            sequence.ok_or_else(|| protocol_error("the ring", "a token belongs to an unknown sequence"))?;
         sequence.tokens.extend_from_slice(&tokens);
         // Devices rejoin only between requests, so no step follows.
         coordinator.react(Event::Token);

@@ -63,7 +63,7 @@ impl Reconfiguration {
     /// Returns an event with a plan that fits the remaining devices and `model`, or the reason why there is none.
     pub(super) fn find_plan(&self, model: &LocalModel) -> Event {
         let found = match &self.policy {
-            RecoveryPolicy::Fail => Err(ReplanError { reason: "this run does not plan again".into() }),
+            RecoveryPolicy::Fail => Err(ReplanError { reason: "recovery is disabled".into() }),
             RecoveryPolicy::Spread => self.recovery.redistribute_layers(),
             RecoveryPolicy::Replan { cluster, replanner } => self.recovery.replan(&**replanner, cluster),
         };

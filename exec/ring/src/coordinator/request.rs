@@ -13,7 +13,6 @@ use crate::execution::SampleFn;
 pub struct SequenceRequest {
     /// The tokens of the prompt; at least one token.
     pub prompt: Vec<u32>,
-    /// Samples the next token from the logits.
     pub sampler: SampleFn,
 }
 
@@ -66,7 +65,7 @@ impl GenerationRequest {
             if tokens == 0 || new_tokens == 0 || !fits {
                 let each = if planned > 1 { " for each sequence" } else { "" };
                 let what = format!(
-                    "{tokens} prompt tokens and {new_tokens} new tokens do not fit the plan's context of \
+                    "{tokens} prompt tokens and {new_tokens} new tokens do not fit in the plan's context of \
                      {context} positions{each}"
                 );
                 return refuse(what, "shorten the prompt, generate less, or plan with a larger `context`");
@@ -77,7 +76,7 @@ impl GenerationRequest {
             return refuse(what, &format!("give 1 to {MAX_PASS_TOKENS} tokens per batch"));
         }
         if self.draft_tokens > 0 && plan.draft_model.is_none() {
-            return refuse("tokens cannot be drafted without a draft model".into(), "add --draft-model");
+            return refuse("tokens cannot be drafted without a draft model".into(), "add `--draft-model`");
         }
         if self.draft_tokens >= MAX_PASS_TOKENS {
             let what = format!("{} tokens cannot be drafted at a time", self.draft_tokens);

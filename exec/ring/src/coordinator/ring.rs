@@ -1,4 +1,4 @@
-//! The head's handle of a ring: connects the devices, runs or serves requests, and closes the session.
+//! The head's handle to a ring: connects the devices, runs or serves requests, and closes the session.
 
 use std::sync::Arc;
 
@@ -25,9 +25,9 @@ impl CancelHandle {
     }
 }
 
-/// The head's handle of a connected ring; runs or serves requests.
+/// The head's handle to a connected ring, which runs or serves requests.
 pub struct Ring<T: Transport> {
-    /// `None` while a request runs.
+    /// `None` while a request is running.
     coordinator: Option<Box<Coordinator<T>>>,
     plan: Plan,
     compute_mode: ComputeMode,

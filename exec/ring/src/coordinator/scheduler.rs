@@ -22,20 +22,19 @@ use crate::error::{Result, RingError, protocol_error};
 use crate::execution::{SampleFn, Samplers, TraceLines};
 use crate::wire::{Message, Transport};
 
-/// Number of passes after which traces are collected, to bound their memory. source: assumed, seconds of a fast ring
+/// Number of passes after which traces are collected, to bound their size. source: assumed, seconds on a fast ring
 const MAX_PASSES_PER_REPORT: usize = 256;
 /// The interval at which a slow ring collects traces, so that metrics stay current. source: assumed
 const REPORT_INTERVAL: Duration = Duration::from_secs(2);
 /// The minimum interval between attempts to reconnect lost devices, because each attempt takes time. source: assumed
 const REJOIN_INTERVAL: Duration = Duration::from_secs(30);
 
-/// A request to a ring that serves requests.
+/// A generation request to a ring that serves several requests at the same time.
 pub struct Request {
     /// The tokens of the prompt; at least one token.
     pub prompt: Vec<u32>,
     /// The maximum number of generated tokens; at least one.
     pub max_new_tokens: u32,
-    /// Samples the next token from the logits.
     pub sampler: SampleFn,
     /// Sends the events of the response. The request is cancelled when the receiver is closed.
     pub response_tx: mpsc::UnboundedSender<ResponseEvent>,
@@ -70,7 +69,7 @@ impl ServeOptions {
         let generation = Generation::with_vacant_slots(slots, self.micro_batch, self.draft_tokens);
         let sequences = vec![SequenceTokens::default(); slots as usize];
         let mut pipeline = PassPipeline::new(generation, sequences, self.stop_tokens.clone());
-        pipeline.reports = Some(Vec::new());
+        pipeline.trace_lines = Some(Vec::new());
         pipeline
     }
 
@@ -233,7 +232,7 @@ impl<T: Transport> Scheduler<'_, T> {
         };
         tokio::select! {
             event = timeout_at(deadline, self.coordinator.events.recv()) => {
-                self.pipeline.handle(event_or_timeout(event, limit), self.coordinator).await
+                self.pipeline.handle_event(event_or_timeout(event, limit), self.coordinator).await
             }
             request = request_rx.recv(), if self.is_open => {
                 self.is_open = request.is_some();
@@ -267,9 +266,9 @@ impl<T: Transport> Scheduler<'_, T> {
             self.coordinator.connections.broadcast(&plan, &Message::CollectTrace);
             let head = &plan.devices[0].name;
             let own = self.coordinator.runner()?.take_trace().into_iter();
-            pipeline.reports.get_or_insert_default().extend(own.map(|(_, lines)| (head.clone(), lines)));
+            pipeline.trace_lines.get_or_insert_default().extend(own.map(|(_, lines)| (head.clone(), lines)));
         }
-        for (name, lines) in pipeline.reports.iter_mut().flat_map(|reports| reports.drain(..)) {
+        for (name, lines) in pipeline.trace_lines.iter_mut().flat_map(|received| received.drain(..)) {
             if let Some(on_report) = &self.options.on_trace_lines {
                 on_report(&name, &lines);
             }

@@ -20,7 +20,7 @@ use crate::error::{Result, RingError};
 use crate::execution::check_digests;
 use crate::wire::{
     ConnectionPurpose, DataLinkEvent, Frame, MAX_DOCUMENT_PAYLOAD_BYTES, Message, Transport, WRITE_TIMEOUT,
-    WorkerFacts, open_connection,
+    WorkerInfo, open_connection,
 };
 use hearth_runtime::clock::monotonic_nanos;
 
@@ -47,7 +47,7 @@ pub(super) enum HeadEvent {
 
 pub(super) struct WorkerConnection {
     /// The number of the connection in its session.
-    pub(super) number: u64,
+    pub(super) connection_id: u64,
     monitor: Monitor,
     pub(super) local_ip: Option<IpAddr>,
     frames: mpsc::UnboundedSender<Frame>,
@@ -138,7 +138,7 @@ async fn read_frames<S: AsyncRead>(monitor: Monitor, mut stream: ReadHalf<S>) {
         let mut clock = monitor.clock();
         (clock.last_frame, clock.last_frame_at) = (Instant::now(), monotonic_nanos());
         match frame.message {
-            Message::Pong { nonce, clock: theirs } => clock.on_pong(nonce, theirs),
+            Message::Pong { nonce, clock_ns: theirs } => clock.on_pong(nonce, theirs),
             Message::Refuse { reason } => break RingError::Refused { name: monitor.name.clone(), reason },
             _ => {
                 let event = HeadEvent::Message { connection: monitor.connection, frame };
@@ -166,20 +166,20 @@ impl WorkerClock {
 }
 
 impl WorkerConnection {
-    /// Opens the control connection to a worker, and checks its model. Also returns facts about the worker.
+    /// Opens the control connection to a worker, and checks its model. Also returns what the worker sent about itself.
     pub(super) async fn open<T: Transport>(
         transport: &T,
         plan: &Plan,
         device: &PlannedDevice,
-        (session, number): (u64, u64),
+        (session, connection_id): (u64, u64),
         inbox: &mpsc::UnboundedSender<HeadEvent>,
-    ) -> Result<(WorkerConnection, WorkerFacts)> {
+    ) -> Result<(WorkerConnection, WorkerInfo)> {
         let (name, at) = (device.name.clone(), address(device)?);
-        let (stream, facts) =
+        let (stream, info) =
             open_connection(transport, &name, at, session, ConnectionPurpose::Control).await?;
         // A worker without a model file fetches its layers from the head.
-        if !facts.model_digest.is_empty() {
-            check_digests(plan, &facts.model_digest, &facts.shape_digest, &format!("worker `{name}`"))?;
+        if !info.model_digest.is_empty() {
+            check_digests(plan, &info.model_digest, &info.shape_digest, &format!("worker `{name}`"))?;
         }
         let local_ip = transport.local_ip(&stream);
         let (reader, writer) = tokio::io::split(stream);
@@ -187,15 +187,15 @@ impl WorkerConnection {
         let (last_frame, last_frame_at) = (Instant::now(), monotonic_nanos());
         let clock =
             Arc::new(Mutex::new(WorkerClock { round_trip: 0, to_head: 0, last_frame, last_frame_at }));
-        let monitor = Monitor { name, connection: number, clock, inbox: inbox.clone() };
+        let monitor = Monitor { name, connection: connection_id, clock, inbox: inbox.clone() };
         let heartbeat = tokio::spawn(send_heartbeats(monitor.clone(), frames.clone()));
         let reader = tokio::spawn(read_frames(monitor.clone(), reader));
         let writer = tokio::spawn(write_frames(writer, queue));
-        Ok((WorkerConnection { number, monitor, local_ip, frames, heartbeat, reader, writer }, facts))
+        Ok((WorkerConnection { connection_id, monitor, local_ip, frames, heartbeat, reader, writer }, info))
     }
 
     /// Returns the nanoseconds to add to the worker's times, to convert them to the head's clock.
-    pub(super) fn clock_offset(&self) -> i64 {
+    pub(super) fn clock_offset_ns(&self) -> i64 {
         self.monitor.clock().to_head
     }
 

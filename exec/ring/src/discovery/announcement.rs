@@ -45,9 +45,9 @@ impl Default for MdnsScope {
 pub enum AnnouncementError {
     /// `name`, which is escaped and shortened, is not a valid device name.
     #[error(
-        "`{name}` is not a valid device name: a name has 1 to {MAX_DEVICE_NAME_LEN} bytes and no control characters"
+        "`{name}` is not a device name: a name must have 1 to {MAX_DEVICE_NAME_LEN} bytes and no control characters"
     )]
-    Name { name: String },
+    InvalidName { name: String },
     #[error("multicast DNS does not work on this device: {0}")]
     Multicast(#[from] mdns_sd::Error),
 }
@@ -55,7 +55,7 @@ pub enum AnnouncementError {
 impl AnnouncementError {
     pub fn hint(&self) -> &'static str {
         match self {
-            AnnouncementError::Name { .. } => "give the device another name with --name",
+            AnnouncementError::InvalidName { .. } => "give the device a different name with `--name`",
             AnnouncementError::Multicast(_) => "write the workers' addresses into the plan instead",
         }
     }
@@ -69,9 +69,9 @@ pub struct Announcement {
 }
 
 impl Announcement {
-    /// Announces the worker `name`, which listens on the address `listening`.
-    pub fn start(name: &str, listening: SocketAddr, scope: MdnsScope) -> Result<Self, AnnouncementError> {
-        let service = service_info(name, listening)?;
+    /// Announces the worker `name`, which listens on `address`.
+    pub fn start(name: &str, address: SocketAddr, scope: MdnsScope) -> Result<Self, AnnouncementError> {
+        let service = service_info(name, address)?;
         let mut daemon = start_announcing(&service, scope)?;
         let (stop, stopped) = channel();
         let thread = std::thread::Builder::new().name("announcement".into()).spawn(move || {
@@ -141,19 +141,19 @@ pub fn is_valid_device_name(name: &str) -> bool {
     (1..=MAX_DEVICE_NAME_LEN).contains(&name.len()) && !name.chars().any(char::is_control)
 }
 
-fn service_info(name: &str, listening: SocketAddr) -> Result<ServiceInfo, AnnouncementError> {
+fn service_info(name: &str, address: SocketAddr) -> Result<ServiceInfo, AnnouncementError> {
     if !is_valid_device_name(name) {
         let name = name.escape_debug().take(2 * MAX_DEVICE_NAME_LEN).collect();
-        return Err(AnnouncementError::Name { name });
+        return Err(AnnouncementError::InvalidName { name });
     }
     // An instance label must be unique in the network, but a device name need not be.
     let label = format!("hearth-{:016x}", rand::random::<u64>());
     let host = format!("{label}.local.");
     let version = PROTOCOL_VERSION.to_string();
     let properties = [(NAME_KEY, name), (VERSION_KEY, version.as_str())];
-    let addresses: Vec<_> = if listening.ip().is_unspecified() { vec![] } else { vec![listening.ip()] };
+    let addresses: Vec<_> = if address.ip().is_unspecified() { vec![] } else { vec![address.ip()] };
     let service =
-        ServiceInfo::new(SERVICE_TYPE, &label, &host, &addresses[..], listening.port(), &properties[..])?;
+        ServiceInfo::new(SERVICE_TYPE, &label, &host, &addresses[..], address.port(), &properties[..])?;
     Ok(if addresses.is_empty() { service.enable_addr_auto() } else { service })
 }
 

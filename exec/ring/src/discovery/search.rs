@@ -2,7 +2,7 @@
 //!
 //! Workers announce themselves ([`super::announcement`]). Anybody on the network can announce any name, so the head
 //! connects to each address that is announced with a wanted name, and tries a handshake. With a key, only devices that
-//! have the key are accepted; without a key, only addresses of this machine are tried. The used memory is bounded.
+//! have the key are accepted; without a key, only addresses of this machine are tried. Memory use is bounded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -37,13 +37,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// An error of a search for workers.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DiscoveryError {
-    /// Some workers were not found. `missing` has their names and the reasons; `found` lists the workers that were
-    /// found, `others` the announcements of other names, each as a sentence or empty.
+    /// Some workers were not found: `missing` has their names and the reasons. `found` lists the other workers, and
+    /// `others` the announcements of other names, each as a sentence or empty.
     #[error("workers not found within {seconds} s: {missing}{found}{others}")]
-    Missing { seconds: u64, missing: String, found: String, others: String },
+    MissingWorkers { seconds: u64, missing: String, found: String, others: String },
     /// Two devices with the key have the same name.
     #[error("two workers have the name `{name}`: {addresses}")]
-    Ambiguous { name: String, addresses: String },
+    AmbiguousName { name: String, addresses: String },
     #[error(transparent)]
     Announcement(#[from] AnnouncementError),
 }
@@ -57,12 +57,12 @@ impl From<DiscoveryError> for RingError {
 impl DiscoveryError {
     pub fn hint(&self) -> &'static str {
         match self {
-            DiscoveryError::Missing { .. } => {
-                "start the workers with the same --key and these names (`--name`; on loopback also \
-                 `--announce always`), search longer with `--discover SECONDS`, or write `address: HOST:PORT` \
+            DiscoveryError::MissingWorkers { .. } => {
+                "start the workers with the same `--key`, with these names as `--name`, and on loopback with \
+                 `--announce always`; or search longer with `--discover SECONDS`, or write `address: HOST:PORT` \
                  into the plan"
             }
-            DiscoveryError::Ambiguous { .. } => "give each worker its own --name",
+            DiscoveryError::AmbiguousName { .. } => "give each worker its own `--name`",
             DiscoveryError::Announcement(error) => error.hint(),
         }
     }
@@ -90,7 +90,7 @@ impl DiscoveredService {
     }
 }
 
-/// The result of a connection attempt, or `None` while the attempt runs.
+/// The result of a connection attempt, or `None` while the attempt is running.
 type AttemptResult = Option<Result<(), String>>;
 
 #[derive(Debug, Default)]
@@ -108,14 +108,14 @@ pub struct SearchState {
     others: BTreeSet<String>,
     services: usize,
     ignored: usize,
-    loopback: bool,
+    loopback_only: bool,
 }
 
 impl SearchState {
-    /// Starts a search for the workers `names`. If `loopback` is set, only addresses of this machine are tried.
-    pub fn new(names: &BTreeSet<String>, loopback: bool) -> SearchState {
+    /// Starts a search for the workers `names`. If `loopback_only` is set, only addresses of this machine are tried.
+    pub fn new(names: &BTreeSet<String>, loopback_only: bool) -> SearchState {
         let wanted = names.iter().map(|name| (name.clone(), Candidates::default())).collect();
-        SearchState { wanted, others: BTreeSet::new(), services: 0, ignored: 0, loopback }
+        SearchState { wanted, others: BTreeSet::new(), services: 0, ignored: 0, loopback_only }
     }
 
     /// Adds an announcement. Returns the announced addresses to which a connection must be tried.
@@ -150,10 +150,10 @@ impl SearchState {
             if wanted.attempts.contains_key(&address) {
                 continue;
             }
-            if let Some(reason) = unusable_reason(address, self.loopback) {
+            if let Some(reason) = unusable_reason(address, self.loopback_only) {
                 reject(format!("{address}: {reason}"));
             } else if wanted.attempts.len() >= MAX_ADDRESSES {
-                reject("too many addresses".into());
+                reject(format!("more than {MAX_ADDRESSES} announced addresses"));
             } else {
                 wanted.attempts.insert(address, (service.instance.clone(), None));
                 new.push(address);
@@ -174,7 +174,7 @@ impl SearchState {
         self.wanted.values().all(|wanted| wanted.verified().next().is_some())
     }
 
-    /// Returns the address of each worker by name, or an error that names the missing workers and the reasons.
+    /// Returns the address of each worker by name, or an error with the missing workers and the time limit `limit`.
     pub fn worker_addresses(&self, limit: Duration) -> Result<BTreeMap<String, String>, DiscoveryError> {
         let mut found = BTreeMap::new();
         let mut missing = Vec::new();
@@ -183,7 +183,7 @@ impl SearchState {
             if instances.len() > 1 {
                 let addresses: Vec<_> = wanted.verified().map(|(address, _)| address.to_string()).collect();
                 let (name, addresses) = (printable(name), addresses.join(", "));
-                return Err(DiscoveryError::Ambiguous { name, addresses });
+                return Err(DiscoveryError::AmbiguousName { name, addresses });
             }
             // Other devices of the ring cannot reach the worker at a loopback address.
             let best = wanted.verified().min_by_key(|(address, _)| (address.ip().is_loopback(), *address));
@@ -200,7 +200,7 @@ impl SearchState {
         if self.ignored > 0 {
             others.push(format!("and {} more", self.ignored));
         }
-        Err(DiscoveryError::Missing {
+        Err(DiscoveryError::MissingWorkers {
             seconds: limit.as_secs(),
             missing: missing.join(", "),
             found: list(". Found: ", &found.collect::<Vec<_>>()),
@@ -230,15 +230,15 @@ impl Candidates {
     }
 }
 
-fn unusable_reason(address: SocketAddr, loopback: bool) -> Option<&'static str> {
+fn unusable_reason(address: SocketAddr, loopback_only: bool) -> Option<&'static str> {
     let host = address.ip();
     if address.port() == 0 || host.is_unspecified() || host.is_multicast() {
-        return Some("not the address of a device");
+        return Some("not a valid address of a device");
     }
     if matches!(host, IpAddr::V6(host) if host.is_unicast_link_local()) {
         return Some("a link-local address, which is not usable without an interface name");
     }
-    (loopback && !host.is_loopback()).then_some("not tried without a key")
+    (loopback_only && !host.is_loopback()).then_some("not tried without a key")
 }
 
 /// Shortens and escapes text from the network, so that it can be printed.
@@ -250,7 +250,7 @@ fn list(before: &str, items: &[String]) -> String {
     if items.is_empty() { String::new() } else { format!("{before}{}", items.join(", ")) }
 }
 
-/// Starts receiving announcements. The search ends when the returned receiver is dropped.
+/// Starts receiving announcements, until the returned receiver is dropped.
 fn services(scope: MdnsScope) -> Result<mpsc::Receiver<DiscoveredService>, DiscoveryError> {
     let daemon = Daemon::start(scope)?;
     let events = daemon.0.browse(SERVICE_TYPE).map_err(AnnouncementError::from)?;
@@ -304,7 +304,7 @@ fn record_hint(state: &mut BTreeMap<String, SocketAddr>, service: &DiscoveredSer
     }
 }
 
-/// Finds the addresses of the workers with these names; a handshake with each worker has succeeded.
+/// Returns the addresses of the workers with these names, each of which has completed a handshake.
 pub async fn find_workers<T: Transport>(
     transport: &T,
     names: &BTreeSet<String>,

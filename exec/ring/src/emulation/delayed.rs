@@ -13,8 +13,8 @@ use tokio::time::{Instant, sleep_until};
 use super::shaped::{InFlightLimits, ShapedTransport, Shaper, delay_outgoing};
 use crate::wire::ByteStream;
 
-/// Limits of 64 MiB in flight, more than the largest pass. source: assumed; a chunk fills about a socket buffer
-const LIMITS: InFlightLimits = InFlightLimits { chunk_bytes: 64 << 10, chunks: 1024 };
+/// Limits of the chunks in flight: 64 MiB, more than the activations of the largest pass. source: assumed
+const LIMITS: InFlightLimits = InFlightLimits { max_chunk_bytes: 64 << 10, max_chunks: 1024 };
 
 /// A transport that delays everything it sends by a fixed time.
 pub type DelayedTransport<T> = ShapedTransport<T, FixedDelay>;

@@ -1,12 +1,12 @@
-//! A transport that emulates the links of other devices on one machine.
+//! A transport that emulates the network paths between other devices on one machine.
 //!
 //! Messages that this device sends arrive as late as on a given [`EmulatedPath`]. A message waits until the medium is
 //! free, occupies it for the overhead plus its transmission time at the bandwidth, and arrives after a delay, which
 //! may be random. The medium belongs to one connection (a cable) or is shared (Wi-Fi): all paths of a shared medium
 //! name the same file, which contains the time at which the medium is free again.
 //!
-//! Each outgoing direction has a thread that sleeps with a precision of nanoseconds, because the timer of the runtime
-//! has a precision of a millisecond. The overhead of this thread and of the underlying connection is not subtracted
+//! Each outgoing direction has a thread that sleeps with a precision of nanoseconds, because Tokio's timer has a
+//! precision of a millisecond. The overhead of this thread and of the underlying connection is not subtracted
 //! from the delay; [`crate::probe`] can measure this overhead.
 
 use std::fs::File;
@@ -27,16 +27,16 @@ use crate::wire::ByteStream;
 use hearth_runtime::clock::machine_clock_nanos;
 
 /// Limits of the messages (chunks) in flight. source: assumed; larger than the activations of a common batch
-const LIMITS: InFlightLimits = InFlightLimits { chunk_bytes: 1 << 20, chunks: 256 };
+const LIMITS: InFlightLimits = InFlightLimits { max_chunk_bytes: 1 << 20, max_chunks: 256 };
 
 /// Maximum time for which waiting messages can occupy a medium, in nanoseconds: an hour. source: assumed
 const MAX_OCCUPIED: u64 = 3_600_000_000_000;
 
-/// The emulated path from this device to a peer.
+/// The emulated network path from this device to a peer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EmulatedPath {
-    /// The one-way latency, with the overhead but without the transmission time; the median if the latency is random.
+    /// The one-way latency, with `overhead` but without the transmission time; the median if the latency is random.
     pub latency: Seconds,
     /// The standard deviation of the logarithm of the latency; 0 for a constant latency.
     #[serde(default)]
@@ -52,13 +52,13 @@ pub struct EmulatedPath {
     pub shared_medium_file: Option<PathBuf>,
     #[serde(default)]
     pub seed: u64,
-    /// The number of the random stream of this path. Paths with different streams have independent delays.
+    /// The number of the random stream of this network path. Paths with different streams have independent delays.
     #[serde(default, rename = "stream")]
     pub rng_stream: u64,
 }
 
 impl EmulatedPath {
-    /// Creates a path with a constant latency, without a bandwidth limit.
+    /// Creates a network path with a constant latency, without a bandwidth limit.
     pub fn with_latency(latency: Seconds) -> Self {
         Self { latency, ..Self::default() }
     }
@@ -73,22 +73,22 @@ fn nanos(seconds: f64) -> u64 {
     (seconds.max(0.0) * 1e9) as u64
 }
 
-/// Returns the path to the peer at an address or, without an address, to a peer that has connected to this device.
+/// Returns the network path to the peer at an address or, without an address, to a peer that has connected.
 pub type PathLookup = Arc<dyn Fn(Option<&str>) -> io::Result<EmulatedPath> + Send + Sync>;
 
-/// A transport that delays the sent bytes as on emulated paths.
+/// A transport that delays the sent bytes as on emulated network paths.
 pub type EmulatedTransport<T> = ShapedTransport<T, PathShaper>;
 
-/// A [`Shaper`] that delays messages as on the path to each peer.
+/// A [`Shaper`] that delays messages as on the network path to each peer.
 #[derive(Clone)]
 pub struct PathShaper {
     paths: PathLookup,
-    /// The number of shaped connections so far, which selects the random delays of the next connection.
+    /// The number of connections that have been shaped, which selects the random delays of the next connection.
     connection_count: Arc<AtomicU64>,
 }
 
 impl<T> EmulatedTransport<T> {
-    /// Creates a transport that delays everything that is sent to a peer as on the path to that peer.
+    /// Creates a transport that delays everything that is sent to a peer as on the network path to that peer.
     pub fn new(transport: T, paths: PathLookup) -> Self {
         Self { transport, shaper: PathShaper { paths, connection_count: Arc::default() } }
     }
@@ -162,7 +162,7 @@ impl Pacer {
     }
 }
 
-/// Occupies a shared medium for `duration` nanoseconds, from `from` or once it is free. Returns the end of this time.
+/// Occupies a shared medium for `duration` nanoseconds, starting at `from` or when it is free. Returns the end time.
 ///
 /// The file is locked only while its content is updated, so that a suspended process does not block the medium for
 /// other processes. A file with a time that is more than [`MAX_OCCUPIED`] after `from` is rejected as invalid.
@@ -188,7 +188,7 @@ fn occupy(mut medium: &File, from: u64, duration: u64) -> io::Result<u64> {
 }
 
 fn invalid_medium() -> io::Error {
-    let what = "the file of the medium does not contain the time at which the medium is free";
+    let what = "the file of the shared medium has no valid time: replace it with an empty file";
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 

@@ -16,10 +16,10 @@ use crate::wire::{ByteStream, Listener, Transport};
 
 /// Delays the outgoing direction of connections.
 pub trait Shaper: Clone + Send + Sync + 'static {
-    /// The properties of the link to a peer.
+    /// The properties of the network path to a peer.
     type Path: Send;
 
-    /// Returns the path to the peer at an address or, without an address, to a peer that has connected to this device.
+    /// Returns the network path to the peer at an address or, without an address, to a peer that has connected.
     fn path(&self, address: Option<&str>) -> io::Result<Self::Path>;
 
     /// Returns a stream that forwards bytes to and from `stream`, and delays the outgoing bytes as on `path`.
@@ -79,8 +79,8 @@ impl<L: Listener, D: Shaper> Listener for ShapedListener<L, D> {
 /// The maximum size of a chunk, and the maximum number of chunks in flight in one direction.
 #[derive(Clone, Copy)]
 pub(super) struct InFlightLimits {
-    pub(super) chunk_bytes: usize,
-    pub(super) chunks: usize,
+    pub(super) max_chunk_bytes: usize,
+    pub(super) max_chunks: usize,
 }
 
 /// Returns a stream whose written bytes are sent to `stream` in chunks. `due` returns the arrival time of a chunk of
@@ -92,13 +92,13 @@ pub(super) fn delay_outgoing<S: ByteStream, D: Send + 'static>(
     mut due: impl FnMut(usize) -> io::Result<D> + Send + 'static,
     forward: impl FnOnce(mpsc::Receiver<(D, Vec<u8>)>, mpsc::Sender<Vec<u8>>) -> io::Result<()>,
 ) -> io::Result<DuplexStream> {
-    let (near, far) = tokio::io::duplex(limits.chunk_bytes);
+    let (near, far) = tokio::io::duplex(limits.max_chunk_bytes);
     let (mut from_near, mut to_near) = tokio::io::split(far);
     let (mut from_peer, mut to_peer) = tokio::io::split(stream);
-    let (chunks, waiting) = mpsc::channel(limits.chunks);
+    let (chunks, waiting) = mpsc::channel(limits.max_chunks);
     let (arrived, mut arrived_rx) = mpsc::channel::<Vec<u8>>(1);
     tokio::spawn(async move {
-        let mut buffer = vec![0; limits.chunk_bytes];
+        let mut buffer = vec![0; limits.max_chunk_bytes];
         while let Ok(count @ 1..) = from_near.read(&mut buffer).await {
             let Ok(at) = due(count) else { return };
             if chunks.send((at, buffer[..count].to_vec())).await.is_err() {

@@ -11,7 +11,6 @@ use crate::error::{Result, protocol_error};
 /// The thread on which the layers of a stage are computed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ComputeMode {
-    /// A separate thread.
     #[default]
     OwnThread,
     /// The thread of the async runtime that polls the task. The computation blocks this thread.

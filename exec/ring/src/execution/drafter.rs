@@ -2,7 +2,7 @@
 //!
 //! The head has the whole draft model: all layers with a KV cache for each sequence, the embedding and the output
 //! layer. The draft model reads the new tokens of a sequence, and proposes next tokens by greedy decoding. The target
-//! model decides which drafts are accepted ([`super::sampling`]), so bad drafts cost time but do not change text.
+//! model decides which drafts are accepted ([`super::sampling`]), so bad drafts cost time but do not change the text.
 //!
 //! Not here: when tokens are drafted (`hearth_core::schedule`), and how many (`hearth_core::schedule::Generation`).
 
@@ -36,7 +36,7 @@ pub struct Drafter {
 }
 
 impl Drafter {
-    /// Creates the drafter for a plan, which computes all layers of `draft` on the threads of `pool`.
+    /// Creates a drafter for a plan. The drafter computes all layers of `draft` on the threads of `pool`.
     pub fn for_plan(draft: &LocalModel, plan: &Plan, pool: &Arc<ThreadPool>) -> Result<Self> {
         let layers = draft.profile.shape.layers.0;
         let model = PlannedModel { layers, ..plan.model.clone() };
@@ -128,7 +128,7 @@ pub fn check_draft_model(plan: &Plan, model: &LocalModel, draft: Option<&LocalMo
     let Some(planned) = &plan.draft_model else { return Ok(()) };
     let Some(draft) = draft else {
         let what = format!("the plan drafts with `{}`, but no draft model was given", planned.model.name);
-        return refuse(what, "give the file of the draft model with --draft-model");
+        return refuse(what, "give the file of the draft model with `--draft-model`");
     };
     if planned.processor == Processor::Gpu {
         let head = &plan.devices[0].name;
@@ -137,8 +137,8 @@ pub fn check_draft_model(plan: &Plan, model: &LocalModel, draft: Option<&LocalMo
     }
     if planned.model.shape_digest != draft.profile.shape_digest() {
         let (planned, draft) = (&planned.model.name, &draft.profile.name);
-        let what = format!("the plan drafts with `{planned}`, but `{draft}` is another model");
-        return refuse(what, "give the draft model of the plan with --draft-model, or plan again");
+        let what = format!("the plan drafts with `{planned}`, but `{draft}` is a different model");
+        return refuse(what, "give the draft model of the plan with `--draft-model`, or plan again");
     }
     check_vocabulary(model, draft)
 }

@@ -1,4 +1,4 @@
-//! The model of this device: its weights, the stage of a plan, and the checks that a plan fits the device.
+//! The model of this device: its weights, the device's stage in a plan, and checks that a plan fits the device.
 
 use std::ops::Range;
 use std::path::Path;
@@ -12,7 +12,7 @@ use hearth_schema::plan::{Plan, Processor};
 use hearth_schema::scenario::{ActivationFormat, KvFormat};
 
 use crate::error::{Result, RingError};
-use crate::wire::{WorkerFacts, activations};
+use crate::wire::{WorkerInfo, activations};
 use hearth_runtime::memory::MemoryWatch;
 use hearth_runtime::residency::ResidencyBarrier;
 use hearth_runtime::{
@@ -47,15 +47,15 @@ impl LocalModel {
 
     /// Returns the maximum size of the activations of a pass, in bytes.
     pub fn max_activation_bytes(&self) -> usize {
-        MAX_PASS_TOKENS as usize * self.weights.shape().embedding as usize * size_of::<f32>()
+        MAX_PASS_TOKENS as usize * self.weights.shape().embedding_length as usize * size_of::<f32>()
     }
 
-    /// Returns the facts that a worker with this model sends to a head.
-    pub fn worker_facts(&self) -> WorkerFacts {
-        WorkerFacts {
+    /// Returns the information that a worker with this model sends to a head.
+    pub fn worker_info(&self) -> WorkerInfo {
+        WorkerInfo {
             model_digest: self.profile.digest.clone(),
             shape_digest: self.profile.shape_digest(),
-            ..worker_facts_without_model()
+            ..worker_info_without_model()
         }
     }
 
@@ -71,7 +71,8 @@ impl LocalModel {
         let (shape, sequences, context) = (&self.profile.shape, plan.sequences, plan.context_length);
         let cache = kv_cache_bytes(shape, layers, context, plan.kv_cache_format, sequences);
         let gpu_windows = gpu_windows(plan, device_index).len();
-        let kept = BackendOptions::max_saved_hidden_bytes(gpu_windows, cache_options(plan), shape.embedding);
+        let kept =
+            BackendOptions::max_saved_hidden_bytes(gpu_windows, cache_options(plan), shape.embedding_length);
         let available = measure::memory::available_memory();
         if cache.0.saturating_add(kept) <= available.0 {
             return Ok(());
@@ -83,7 +84,7 @@ impl LocalModel {
             kept => format!(" and copies of GPU inputs take {}", Bytes(kept)),
         };
         let what = format!(
-            "the key-value cache of {layers} layers for a context of {context}{several} takes {cache}{beside} \
+            "the KV cache of {layers} layers for a context of {context}{several} takes {cache}{beside} \
              on `{name}`, which has only {available} available"
         );
         Err(RingError::invalid_plan_with_hint(what, "plan with a smaller `context`"))
@@ -146,7 +147,7 @@ impl LocalModel {
 
 #[derive(Clone, Copy)]
 pub(super) struct GpuOptions<'a> {
-    /// Whether the CPU computes the GPU layers if the GPU cannot be opened, instead of an error.
+    /// Whether the CPU computes the GPU layers if the GPU cannot be opened. Otherwise, loading fails.
     pub(super) fallback_to_cpu: bool,
     pub(super) progress: &'a UploadProgressReporter,
 }
@@ -158,11 +159,11 @@ fn gpu_windows(plan: &Plan, device_index: usize) -> Vec<Range<u32>> {
 }
 
 /// Creates a thread pool; 0 threads use all cores.
-pub(super) fn pool(threads: usize) -> Result<Arc<ThreadPool>> {
-    // Not pinned: several workers on this machine would pin their threads to the same processors.
+pub(super) fn create_thread_pool(threads: usize) -> Result<Arc<ThreadPool>> {
+    // Not pinned: several workers on this machine would pin their threads to the same cores.
     let mut options = ThreadPoolOptions { pin_workers: false, ..ThreadPoolOptions::default() };
     if threads > 0 {
-        // More threads than processors only wait for each other.
+        // More threads than cores only wait for each other.
         options.threads = threads.min(options.threads);
     }
     Ok(Arc::new(ThreadPool::new(options).map_err(|source| ExecError::Threads { source })?))
@@ -176,13 +177,13 @@ pub(super) fn cache_options(plan: &Plan) -> KvCacheOptions {
     KvCacheOptions { context: plan.context_length, format, sequences: plan.sequences }
 }
 
-/// Returns the facts that a worker without a model file sends to a head.
-pub fn worker_facts_without_model() -> WorkerFacts {
-    WorkerFacts {
+/// Returns the information that a worker without a model file sends to a head.
+pub fn worker_info_without_model() -> WorkerInfo {
+    WorkerInfo {
         program_version: env!("CARGO_PKG_VERSION").into(),
         memory_total_bytes: measure::memory::total_memory().0,
         os_and_kernel: hearth_runtime::profile::os_and_kernel(),
-        ..WorkerFacts::default()
+        ..WorkerInfo::default()
     }
 }
 
@@ -192,11 +193,11 @@ pub fn check_executable(plan: &Plan) -> Result<()> {
 }
 
 /// Checks that a device has the model of the plan: the digest of the file must match, or the digest of the shape if the
-/// plan was made without a file. `name` names the device in the error.
-pub fn check_digests(plan: &Plan, digest: &str, shape: &str, name: &str) -> Result<()> {
+/// plan was made without a model file. `name` names the device in the error.
+pub fn check_digests(plan: &Plan, file_digest: &str, shape_digest: &str, name: &str) -> Result<()> {
     let (expected, found) = match &plan.model.file_digest {
-        Some(expected) => (expected, digest),
-        None => (&plan.model.shape_digest, shape),
+        Some(expected) => (expected, file_digest),
+        None => (&plan.model.shape_digest, shape_digest),
     };
     if expected == found {
         return Ok(());

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hearth_core::schedule::{Event, ModelPart, Schedule, Step, parts_by_visit};
+use hearth_core::schedule::{Event, ModelPart, Schedule, Step, parts_by_busy_period};
 use hearth_schema::Plan;
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Processor;
@@ -18,7 +18,7 @@ use hearth_schema::trace::{Counter, Resource, StepCost, StepKind, StepRecord};
 use tokio::sync::mpsc;
 
 use super::drafter::Drafter;
-use super::model::{GpuOptions, LocalModel, pool};
+use super::model::{GpuOptions, LocalModel, create_thread_pool};
 use super::recorder::{StepId, TraceLines, TraceRecorder};
 use super::sampling::{SampleFn, Samplers};
 use crate::error::{Result, RingError, protocol_error};
@@ -73,7 +73,7 @@ pub struct StageRunner {
 
 const MISSING: &str = "it started a pass with unknown tokens";
 
-/// The pause after a memory sample, as a multiple of its duration: sampling takes at most 1 % of the time.
+/// The pause after a memory sample, as a multiple of the sampling time. So sampling takes at most 1 % of the time.
 const MEMORY_SAMPLE_PAUSE: u64 = 100;
 
 impl StageRunner {
@@ -88,7 +88,7 @@ impl StageRunner {
         progress: &UploadProgressReporter,
     ) -> Result<Self> {
         let gpu_options = GpuOptions { fallback_to_cpu: false, progress };
-        Self::with_pool(pool(threads)?, plan, device_index, model, outbox, epoch, gpu_options)
+        Self::with_pool(create_thread_pool(threads)?, plan, device_index, model, outbox, epoch, gpu_options)
     }
 
     fn with_pool(
@@ -205,7 +205,7 @@ impl StageRunner {
     pub fn take_trace(&mut self) -> Vec<(u32, TraceLines)> {
         for span in self.residency.take_spans() {
             let at = StepId { pass: span.origin.pass, round: span.origin.round };
-            let record = self.recorder.record_step(at, StepKind::Prefetch, span.start, span.end);
+            let record = self.recorder.record_step(at, StepKind::Prefetch, span.start_ns, span.end_ns);
             record.bytes = span.bytes;
             record.layers = span.origin.layers;
         }
@@ -223,7 +223,7 @@ impl StageRunner {
         let unreclaimable = MemoryWatch::shared().pressure_bytes();
         self.recorder.record_counter(pass, Counter::Unreclaimable, unreclaimable);
         if is_residency_known(&self.weights) {
-            let own = parts_by_visit(self.schedule.plan(), self.schedule.device_index());
+            let own = parts_by_busy_period(self.schedule.plan(), self.schedule.device_index());
             let resident = own.iter().flatten().map(|part| resident_bytes(&self.weights, part)).sum();
             self.recorder.record_counter(pass, Counter::Resident, resident);
         }
@@ -285,7 +285,7 @@ impl StageRunner {
     }
 
     fn embedding(&self) -> usize {
-        self.weights.shape().embedding as usize
+        self.weights.shape().embedding_length as usize
     }
 
     fn sends_f16(&self) -> bool {
@@ -434,7 +434,7 @@ impl StageRunner {
         let start = monotonic_nanos();
         let (value, cost) = work(self)?;
         let end = monotonic_nanos();
-        let faulted = self.demand_read().saturating_sub(before) + self.residency.take_awaited();
+        let faulted = self.demand_read().saturating_sub(before) + self.residency.take_awaited_bytes();
         Ok((value, Measured { start, end, cost, faulted }))
     }
 

@@ -3,7 +3,7 @@
 //! [`EncryptedTransport`] wraps another transport. Every connection begins with a handshake ([`super::noise`]), in the
 //! task that serves the connection, so that a slow peer delays no other peer. Then it carries messages: a length of
 //! two big-endian bytes and a ChaCha20-Poly1305 ciphertext of at most 65535 bytes, under keys that only this
-//! connection has. The nonces are message numbers, so a message that was altered, repeated, omitted or reordered fails
+//! connection has. The nonces are message numbers, so a message that was altered, replayed, omitted or reordered fails
 //! authentication, and the connection then fails permanently.
 //!
 //! Not here: protection against a third party that closes a connection, or analyses the number and the timing of its
@@ -275,8 +275,8 @@ impl<S: ByteStream> AsyncWrite for EncryptedStream<S> {
             }
             State::Handshaking(_) => {
                 // The handshake owns the link: both are dropped.
-                let seen = "this end closed the connection first";
-                this.state = State::Failed(EncryptionError::Key { seen });
+                let cause = "this end closed the connection first";
+                this.state = State::Failed(EncryptionError::Handshake { cause });
                 Poll::Ready(Ok(()))
             }
             State::Failed(_) => Poll::Ready(Ok(())),

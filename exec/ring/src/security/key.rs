@@ -1,7 +1,7 @@
 //! The key of a ring: 32 secret bytes, the same on every device.
 //!
-//! The key is given as a file or in the environment variable `HEARTH_KEY`. The text is 64 hexadecimal digits, or a
-//! passphrase of at least 16 bytes, which is hashed (SHA-256 with a prefix). A random key is best:
+//! The key is given as a file or in the environment variable `HEARTH_KEY`. It is written as 64 hexadecimal digits,
+//! or as a passphrase of at least 16 bytes, which is hashed (SHA-256 with a prefix). A random key is best:
 //!
 //! ```text
 //! (umask 077; head -c32 /dev/urandom | od -An -tx1 | tr -d ' \n' > ring.key)
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-/// The environment variable that contains the text of a key.
+/// The environment variable that contains the key, as hexadecimal digits or as a passphrase.
 pub const KEY_VARIABLE: &str = "HEARTH_KEY";
 
 const MIN_PASSPHRASE_LEN: usize = 16;
@@ -37,7 +37,7 @@ pub enum KeyError {
     /// Other users of this machine have permission to read or change the key file.
     #[error("the key file can be read or changed by other users of this machine (mode {mode:o})")]
     Exposed { path: PathBuf, mode: u32 },
-    /// The given text is not a key. `what` says why, and does not contain the text.
+    /// The given string is not a valid key. `what` says why, and does not contain the string.
     #[error("the key {what}")]
     Invalid { location: String, what: String },
 }
@@ -88,8 +88,8 @@ impl Key {
         Key::parse(&text).map_err(invalid)
     }
 
-    /// Parses the text of a key, and ignores surrounding white space. The error is a predicate such as "is too long"
-    /// and does not contain the text.
+    /// Parses a key, and ignores surrounding white space. The error is a predicate such as "is too long", and does not
+    /// contain the parsed string.
     pub fn parse(text: &str) -> Result<Key, String> {
         let text = text.trim();
         if text.len() as u64 > MAX_TEXT_LEN {
@@ -126,7 +126,7 @@ fn unreadable(path: &Path, error: &std::io::Error) -> KeyError {
     KeyError::Unreadable { path: path.into(), reason: error.to_string() }
 }
 
-/// Checks that only the owner has access to the open key file, which nobody can replace before it is read.
+/// Checks that only the owner can access the key file. The file is open, so nobody can replace it before it is read.
 #[cfg(unix)]
 fn check_private(path: &Path, file: &File) -> Result<(), KeyError> {
     use std::os::unix::fs::PermissionsExt;
@@ -152,10 +152,10 @@ mod tests {
         let counted: [u8; 32] = std::array::from_fn(|at| at as u8);
         assert_eq!(Key::parse(&format!("{digits}\n")).unwrap().0, counted);
         let phrase = Key::parse("sixteen bytes ok").unwrap();
-        assert_eq!(phrase, Key::parse("  sixteen bytes ok\n").unwrap(), "space around it is no part of it");
+        assert_eq!(phrase, Key::parse("  sixteen bytes ok\n").unwrap(), "surrounding space is ignored");
         assert_ne!(phrase, Key::parse("sixteen bytes oK").unwrap());
         let hash: [u8; 32] = Sha256::digest("sixteen bytes ok").into();
-        assert_ne!(phrase.0, hash, "the domain is part of it");
+        assert_ne!(phrase.0, hash, "the prefix is hashed too");
         assert_ne!(Key::parse(&digits[2..]).unwrap().0[..31], counted[1..], "62 digits are a phrase");
     }
 
@@ -174,7 +174,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn key_file_readable_by_others_is_refused() {
+    fn key_file_readable_by_others_is_rejected() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ring.key");

@@ -22,7 +22,7 @@ const PROTOCOL: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 const NOISE_MESSAGE_LEN: usize = 32 + 16;
 /// Length of a handshake message, in bytes: the prefix and a Noise message.
 pub const HANDSHAKE_MESSAGE_LEN: usize = ENCRYPTED_PREFIX.len() + NOISE_MESSAGE_LEN;
-/// The time limit of the handshake. It is shorter than that of the hello, so that the error names the handshake.
+/// The time limit of the handshake. The limit of the first frame is longer, so that the error names the handshake.
 const DEADLINE: Duration = Duration::from_secs(4);
 /// The time to wait for the first frame of an unencrypted peer; closing earlier could discard the refusal sent to it.
 const REFUSAL_DEADLINE: Duration = Duration::from_millis(200);
@@ -41,7 +41,7 @@ pub async fn handshake<S: ByteStream>(
     role: HandshakeRole,
 ) -> Result<(S, Box<TransportState>), EncryptionError> {
     let cipher = timeout(DEADLINE, exchange(&mut link, &key, role)).await;
-    let cipher = cipher.map_err(|_| EncryptionError::Key { seen: "the peer does not respond" })??;
+    let cipher = cipher.map_err(|_| EncryptionError::Handshake { cause: "the peer does not respond" })??;
     Ok((link, Box::new(cipher)))
 }
 
@@ -65,9 +65,9 @@ async fn exchange(
     Ok(state.into_transport_mode()?)
 }
 
-/// Creates the error for a closed connection: most likely, the peer has another key and rejected the last message.
+/// Creates the error for a closed connection: most likely, the peer has a different key and rejected the last message.
 fn closed(_: std::io::Error) -> EncryptionError {
-    EncryptionError::Key { seen: "the peer closed the connection" }
+    EncryptionError::Handshake { cause: "the peer closed the connection" }
 }
 
 async fn send(link: &mut impl ByteStream, state: &mut HandshakeState) -> Result<(), EncryptionError> {
@@ -84,17 +84,17 @@ async fn receive(link: &mut impl ByteStream, state: &mut HandshakeState) -> Resu
     link.read_exact(&mut prefix).await.map_err(closed)?;
     if prefix != ENCRYPTED_PREFIX {
         refuse_plain_peer(link).await;
-        return Err(EncryptionError::Key { seen: "the peer does not encrypt" });
+        return Err(EncryptionError::Handshake { cause: "the peer does not encrypt" });
     }
     let (mut message, mut empty) = ([0; NOISE_MESSAGE_LEN], [0; NOISE_MESSAGE_LEN]);
     link.read_exact(&mut message).await.map_err(closed)?;
     state
         .read_message(&message, &mut empty)
-        .map_err(|_| EncryptionError::Key { seen: "the peer uses another key" })?;
+        .map_err(|_| EncryptionError::Handshake { cause: "the peer uses a different key" })?;
     Ok(())
 }
 
-/// Sends [`ENCRYPTED_PREFIX`] to a peer without a key, from which the peer recognises that this device has a key.
+/// Sends [`ENCRYPTED_PREFIX`] to a peer without a key, so that the peer recognises that this device has a key.
 async fn refuse_plain_peer(link: &mut impl ByteStream) {
     let refusal = async {
         link.write_all(&ENCRYPTED_PREFIX).await?;

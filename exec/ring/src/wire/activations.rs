@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_length_is_refused() {
+    fn wrong_length_is_rejected() {
         assert!(decode(&[0; 8], true, 2).is_none() && decode(&[0; 8], false, 4).is_none());
         assert!(decode(&[0; 8], true, 4).is_some() && decode(&[0; 8], false, 2).is_some());
     }

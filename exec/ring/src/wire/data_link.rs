@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::frame::Frame;
 use super::handshake::{WRITE_TIMEOUT, open_connection, send_refusal, send_welcome};
-use super::message::{ActivationsHeader, BrokenLink, ConnectionPurpose, Message, WorkerFacts};
+use super::message::{ActivationsHeader, BrokenLink, ConnectionPurpose, Message, WorkerInfo};
 use super::transport::{ByteStream, Transport};
 use crate::error::Result;
 use hearth_runtime::clock::monotonic_nanos;
@@ -37,7 +37,6 @@ pub struct ReceivedActivations {
 #[derive(Debug)]
 pub enum DataLinkEvent {
     Activations(ReceivedActivations),
-    /// The connection has ended.
     LinkBroken(BrokenLink),
 }
 
@@ -58,16 +57,16 @@ pub type SharedPreparedEpoch = Arc<watch::Sender<Option<PreparedEpoch>>>;
 /// Accepts a data connection if it is for the prepared epoch, and receives activations until the connection ends.
 pub async fn accept_activations<S: ByteStream>(
     mut stream: S,
-    open_epoch: &SharedPreparedEpoch,
+    prepared_epoch: &SharedPreparedEpoch,
     session: u64,
     (sender_index, epoch): (u16, u32),
     max_payload: usize,
 ) -> Result<()> {
-    let open = open_epoch.borrow().clone();
+    let open = prepared_epoch.borrow().clone();
     let Some(open) = open.filter(|open| (open.session, open.epoch) == (session, epoch)) else {
         return Err(send_refusal(&mut stream, "this device is not in that session and epoch".into()).await);
     };
-    send_welcome(&mut stream, WorkerFacts::default()).await?;
+    send_welcome(&mut stream, WorkerInfo::default()).await?;
     receive_activations(stream, (sender_index, epoch), max_payload, &open.sink).await;
     Ok(())
 }
@@ -123,7 +122,7 @@ impl<T: Transport> DataConnector<'_, T> {
                 let reason = match timeout(WRITE_TIMEOUT, frame.write(&mut stream)).await {
                     Ok(Ok(())) => continue,
                     Ok(Err(error)) => error.to_string(),
-                    Err(_) => "it no longer reads".into(),
+                    Err(_) => "it no longer reads messages".into(),
                 };
                 sink(DataLinkEvent::LinkBroken(BrokenLink { epoch, peer_index: to, reason }));
                 return;

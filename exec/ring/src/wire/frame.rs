@@ -39,7 +39,7 @@ impl From<Message> for Frame {
 
 fn parse_lengths(prefix: [u8; PREFIX_BYTES], max_payload: usize) -> Result<(usize, usize), WireError> {
     if prefix == ENCRYPTED_PREFIX {
-        return Err(WireError::Encrypted);
+        return Err(WireError::PeerEncrypts);
     }
     let (lengths, _) = prefix.as_chunks();
     let [header, payload] = [0, 1].map(|index| u32::from_le_bytes(lengths[index]) as usize);
@@ -53,18 +53,18 @@ fn parse_lengths(prefix: [u8; PREFIX_BYTES], max_payload: usize) -> Result<(usiz
 
 fn decode_header(bytes: &[u8]) -> Result<Message, WireError> {
     let config = bincode::config::standard().with_limit::<MAX_HEADER_BYTES>();
-    let (message, used) =
-        bincode::decode_from_slice(bytes, config).map_err(|error| WireError::Header(error.to_string()))?;
+    let (message, used) = bincode::decode_from_slice(bytes, config)
+        .map_err(|error| WireError::InvalidHeader(error.to_string()))?;
     match bytes.len() - used {
         0 => Ok(message),
-        rest => Err(WireError::Header(format!("{rest} bytes follow the message"))),
+        rest => Err(WireError::InvalidHeader(format!("{rest} bytes follow the message"))),
     }
 }
 
 impl Frame {
     pub fn encode(&self) -> Result<Vec<u8>, WireError> {
         let header = bincode::encode_to_vec(&self.message, bincode::config::standard())
-            .map_err(|error| WireError::Header(error.to_string()))?;
+            .map_err(|error| WireError::InvalidHeader(error.to_string()))?;
         let mut bytes = Vec::with_capacity(PREFIX_BYTES + header.len() + self.payload.len());
         for (what, length) in [("header", header.len()), ("payload", self.payload.len())] {
             let limit = u32::MAX as usize;
@@ -140,22 +140,22 @@ mod tests {
     }
 
     #[test]
-    fn huge_length_is_refused_before_allocating() {
+    fn huge_length_is_rejected_before_allocating() {
         assert!(matches!(read(&[0xff; 16], 16).0, Err(WireError::TooLong { what: "header", .. })));
         let payload = [4, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f];
         assert!(matches!(read(&payload, 16).0, Err(WireError::TooLong { what: "payload", .. })));
         // A string that announces 2^63 bytes inside a ten-byte header: variant 2 (Refuse), then a u64.
         let mut hostile = vec![10, 0, 0, 0, 0, 0, 0, 0, 2, 253];
         hostile.extend_from_slice(&(1u64 << 63).to_le_bytes());
-        assert!(matches!(read(&hostile, 16).0, Err(WireError::Header(_))));
+        assert!(matches!(read(&hostile, 16).0, Err(WireError::InvalidHeader(_))));
     }
 
     #[test]
-    fn bytes_after_a_header_are_refused() {
+    fn bytes_after_a_header_are_rejected() {
         let mut bytes = Frame::from(Message::Ready { epoch: 0 }).encode().unwrap();
         bytes[0] += 1;
         bytes.push(0);
-        assert!(matches!(read(&bytes, 0).0, Err(WireError::Header(_))));
+        assert!(matches!(read(&bytes, 0).0, Err(WireError::InvalidHeader(_))));
     }
 
     proptest! {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::frame::Frame;
-use super::message::{ConnectionPurpose, MAGIC, Message, PROTOCOL_VERSION, WorkerFacts};
+use super::message::{ConnectionPurpose, MAGIC, Message, PROTOCOL_VERSION, WorkerInfo};
 use super::transport::{ByteStream, Transport};
 use crate::error::{Result, RingError, WireError, protocol_error};
 
@@ -27,18 +27,18 @@ pub async fn with_timeout<T>(limit: Duration, what: &str, wait: impl Future<Outp
     timeout(limit, wait).await.map_err(|_| RingError::Deadline {
         what: what.into(),
         seconds: limit.as_secs_f64(),
-        hint: "check that the other device still runs and that the network is up",
+        hint: "check that the other device is still running and that the network is up",
     })
 }
 
-/// Connects to a device and waits for its welcome. Returns the stream, and the facts that the device sent about itself.
+/// Connects to a device and waits for its welcome. Returns the stream, and what the device sent about itself.
 pub async fn open_connection<T: Transport>(
     transport: &T,
     name: &str,
     address: &str,
     session: u64,
     purpose: ConnectionPurpose,
-) -> Result<(T::Stream, WorkerFacts)> {
+) -> Result<(T::Stream, WorkerInfo)> {
     let connecting = async {
         let mut stream = transport.connect(address).await.map_err(|error| RingError::Unreachable {
             name: name.into(),
@@ -49,7 +49,7 @@ pub async fn open_connection<T: Transport>(
         let hello = Message::Hello { magic: MAGIC, protocol: PROTOCOL_VERSION, session, purpose };
         Frame::from(hello).write(&mut stream).await.map_err(failed)?;
         match Frame::read(&mut stream, 0).await.map_err(failed)? {
-            Some(Frame { message: Message::Welcome(facts), .. }) => Ok((stream, facts)),
+            Some(Frame { message: Message::Welcome(info), .. }) => Ok((stream, info)),
             Some(Frame { message: Message::Refuse { reason }, .. }) => {
                 Err(RingError::Refused { name: name.into(), reason })
             }
@@ -60,7 +60,7 @@ pub async fn open_connection<T: Transport>(
     with_timeout(CONNECT_DEADLINE, &format!("connecting to `{name}`"), connecting).await?
 }
 
-/// Reads a hello. Returns the session number and the purpose. Refuses a peer with another protocol version.
+/// Reads a hello. Returns the session number and the purpose. Refuses a peer with a different protocol version.
 pub async fn read_hello<S: ByteStream>(stream: &mut S) -> Result<(u64, ConnectionPurpose)> {
     let reading = Frame::read(stream, 0);
     let hello = with_timeout(HELLO_DEADLINE, "receiving a connection's first frame", reading).await?;
@@ -79,8 +79,8 @@ pub async fn read_hello<S: ByteStream>(stream: &mut S) -> Result<(u64, Connectio
 }
 
 /// Accepts a connection by sending a welcome.
-pub async fn send_welcome(stream: &mut impl ByteStream, facts: WorkerFacts) -> Result<()> {
-    let frame = Frame::from(Message::Welcome(facts));
+pub async fn send_welcome(stream: &mut impl ByteStream, info: WorkerInfo) -> Result<()> {
+    let frame = Frame::from(Message::Welcome(info));
     Ok(with_timeout(WRITE_TIMEOUT, "accepting a connection", frame.write(stream)).await??)
 }
 

@@ -9,7 +9,7 @@ use hearth_schema::pass::Pass;
 /// The first field of every hello, which identifies the protocol: `HRTH` as a little-endian number.
 pub const MAGIC: u32 = 0x4854_5248;
 
-/// The version of the protocol. Both ends must have the same version.
+/// The version of the ring protocol. Both ends of a connection must have the same version.
 pub const PROTOCOL_VERSION: u16 = 5;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
@@ -31,9 +31,9 @@ pub struct FileLengths {
     pub header_bytes: u64,
 }
 
-/// The facts that a worker sends about itself.
+/// The information that a worker sends about itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Encode, Decode)]
-pub struct WorkerFacts {
+pub struct WorkerInfo {
     /// Version of the hearth program on the worker.
     pub program_version: String,
     /// Digest of the model file; empty without a model file.
@@ -114,7 +114,7 @@ pub enum Message {
     /// The first frame of the connecting device. The connections of a session have the same `session` number.
     Hello { magic: u32, protocol: u16, session: u64, purpose: ConnectionPurpose },
     /// The first frame of the accepting device.
-    Welcome(WorkerFacts),
+    Welcome(WorkerInfo),
     /// Replaces any reply and ends the connection. `reason` says what is wrong and how to fix the problem.
     Refuse { reason: String },
     /// Commands the worker to stop the current epoch, and to accept activations of `epoch`, which has a greater number.
@@ -137,20 +137,20 @@ pub enum Message {
     Activations(ActivationsHeader),
     /// Requests the trace lines of the worker since the last [`Message::Reset`].
     CollectTrace,
-    /// Trace lines of an epoch. The payload is JSON. `more` says whether another message with trace lines follows.
+    /// Trace lines of an epoch. The payload is JSON. `more` is true if another message with trace lines follows.
     TraceLines { epoch: u32, more: bool },
     /// Requests a [`Message::Pong`] with the same nonce.
     Ping { nonce: u64 },
-    /// The reply to a [`Message::Ping`]. `clock` is the time on the clock of the replying device, in nanoseconds.
-    Pong { nonce: u64, clock: u64 },
+    /// The reply to a [`Message::Ping`]. `clock_ns` is the time on the clock of the replying device.
+    Pong { nonce: u64, clock_ns: u64 },
     /// Requests the lengths of the head's model files.
     ListFiles,
-    /// The reply to [`Message::ListFiles`], with the files in the order of the parts of a split GGUF model.
+    /// The reply to [`Message::ListFiles`], with the files in the order of the splits of the GGUF model.
     Files { files: Vec<FileLengths> },
     /// Requests a chunk of a model file, by the index of the file and the index of the chunk in the file.
     GetChunk { file: u16, chunk: u64 },
     /// The reply to [`Message::GetChunk`]. The payload is the chunk, and `hash` is the SHA-256 of the chunk.
     Chunk { file: u16, chunk: u64, hash: [u8; 32] },
-    /// The sender ends the session.
+    /// The head ends the session.
     Goodbye,
 }

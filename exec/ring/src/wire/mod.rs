@@ -17,7 +17,7 @@ pub use frame::{ENCRYPTED_PREFIX, Frame, MAX_DOCUMENT_PAYLOAD_BYTES};
 pub use handshake::{WRITE_TIMEOUT, open_connection, read_hello, send_refusal, send_welcome, with_timeout};
 pub use message::{
     ActivationsHeader, BrokenLink, ConnectionPurpose, EpochConfig, FileLengths, MAGIC, Message,
-    PROTOCOL_VERSION, PeerAddress, WorkerFacts,
+    PROTOCOL_VERSION, PeerAddress, WorkerInfo,
 };
 pub use pending::{PendingConnection, PendingConnections};
 pub use transport::{ByteStream, Listener, MemoryTransport, TcpTransport, Transport, bind};

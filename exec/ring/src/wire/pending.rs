@@ -1,8 +1,8 @@
 //! Pending connections: a bounded number of connections that have not sent their first frame.
 //!
-//! Anybody can connect to a port, and each connection occupies a task until the deadline of its first frame. When there
-//! are too many pending connections, the oldest one is closed, so an honest device, which sends its hello immediately,
-//! can still connect. Attackers that connect faster than an honest device sends its hello can still block this device.
+//! Anybody can connect to a port, and each connection occupies a task until the deadline of its first frame. Of more
+//! than 64 pending connections, the oldest one is closed, so an honest device, which sends its hello immediately, can
+//! still connect. Attackers that connect faster than an honest device sends its hello can still block this device.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::task::AbortHandle;
 
-/// Maximum number of pending connections, below the limit of open files. source: assumed, more devices than in a home
+/// Maximum number of pending connections, below the limit of open files. source: assumed, more than a home has devices
 const MAX_PENDING: usize = 64;
 
 /// The tasks that serve connections, oldest first, each with a flag that is set when the first frame has arrived.
@@ -28,7 +28,7 @@ impl PendingConnection {
 }
 
 impl PendingConnections {
-    /// Serves a connection in a new task, and closes the oldest pending connection if there are too many.
+    /// Serves a connection in a new task, and closes the oldest pending connection if 64 are pending.
     pub fn spawn<F>(&mut self, serve: impl FnOnce(PendingConnection) -> F)
     where
         F: Future<Output = ()> + Send + 'static,

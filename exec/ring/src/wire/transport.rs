@@ -47,7 +47,7 @@ pub trait Listener: Send + 'static {
     fn address(&self) -> String;
 }
 
-/// A transport over TCP with `TCP_NODELAY`, because the activations of a token are one small write.
+/// A transport over TCP with `TCP_NODELAY`, because the activations of one token are a small write.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TcpTransport;
 
@@ -93,14 +93,14 @@ pub struct MemoryTransport {
 }
 
 #[derive(Debug)]
-pub struct MemoryListener {
+pub struct InMemoryListener {
     address: String,
     connections: mpsc::UnboundedReceiver<DuplexStream>,
 }
 
 impl Transport for MemoryTransport {
     type Stream = DuplexStream;
-    type Listener = MemoryListener;
+    type Listener = InMemoryListener;
 
     async fn connect(&self, address: &str) -> io::Result<DuplexStream> {
         let (here, there) = tokio::io::duplex(PIPE_BYTES);
@@ -109,7 +109,7 @@ impl Transport for MemoryTransport {
         if sent { Ok(here) } else { Err(io::ErrorKind::ConnectionRefused.into()) }
     }
 
-    async fn bind(&self, address: &str) -> io::Result<MemoryListener> {
+    async fn bind(&self, address: &str) -> io::Result<InMemoryListener> {
         let mut listeners = self.listeners.lock().map_err(|_| io::Error::other("a peer panicked"))?;
         let address =
             if address.ends_with(":0") { format!("pipe:{}", listeners.len()) } else { address.into() };
@@ -118,11 +118,11 @@ impl Transport for MemoryTransport {
         }
         let (sender, connections) = mpsc::unbounded_channel();
         listeners.insert(address.clone(), sender);
-        Ok(MemoryListener { address, connections })
+        Ok(InMemoryListener { address, connections })
     }
 }
 
-impl Listener for MemoryListener {
+impl Listener for InMemoryListener {
     type Stream = DuplexStream;
 
     async fn accept(&mut self) -> io::Result<DuplexStream> {

@@ -50,7 +50,7 @@ pub struct WorkerEpoch<T: Transport> {
     pub(super) plan: Arc<Plan>,
     pub(super) sink: DataLinkEventSink,
     /// The number of the epoch that was prepared last.
-    pub(super) prepared: watch::Receiver<u32>,
+    pub(super) latest_epoch: watch::Receiver<u32>,
     pub(super) reports: mpsc::UnboundedSender<EpochReport>,
 }
 
@@ -174,6 +174,6 @@ impl<T: Transport> WorkerEpoch<T> {
     /// Waits until another epoch is prepared or the session has ended.
     async fn superseded(&self) {
         // An error means that the session has ended.
-        let _ = self.prepared.clone().wait_for(|&newest| newest != self.config.epoch).await;
+        let _ = self.latest_epoch.clone().wait_for(|&newest| newest != self.config.epoch).await;
     }
 }

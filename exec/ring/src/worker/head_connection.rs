@@ -41,7 +41,7 @@ impl<S: ByteStream> HeadConnection<S> {
     }
 
     /// Waits for the next frame of the head. This method is cancel safe.
-    pub async fn next(&mut self) -> Result<Frame> {
+    pub async fn next_frame(&mut self) -> Result<Frame> {
         let frame = timeout_at(self.last_frame + SILENCE_DEADLINE, self.frames.recv()).await;
         let frame = frame.map_err(|_| lost("it does not respond"))?;
         let frame = frame.ok_or_else(|| lost("it closed the connection"))??;
@@ -54,7 +54,7 @@ impl<S: ByteStream> HeadConnection<S> {
         let frame = frame.into();
         match timeout(WRITE_TIMEOUT, frame.write(&mut self.writer)).await {
             Ok(written) => Ok(written?),
-            Err(_) => Err(lost("it no longer reads")),
+            Err(_) => Err(lost("it no longer reads messages")),
         }
     }
 }

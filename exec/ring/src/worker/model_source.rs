@@ -21,9 +21,9 @@ use hearth_schema::pass::MAX_PASS_TOKENS;
 
 use super::epoch::{EpochReport, WorkerEpoch};
 use crate::error::{Result, RingError, protocol_error};
-use crate::execution::{LocalModel, check_executable, worker_facts_without_model};
+use crate::execution::{LocalModel, check_executable, worker_info_without_model};
 use crate::wire::{
-    ByteStream, ConnectionPurpose, FileLengths, Frame, Message, Transport, WRITE_TIMEOUT, WorkerFacts,
+    ByteStream, ConnectionPurpose, FileLengths, Frame, Message, Transport, WRITE_TIMEOUT, WorkerInfo,
     open_connection, with_timeout,
 };
 use hearth_runtime::fetched_file::{CHUNK_BYTES, FetchedFile};
@@ -39,14 +39,14 @@ const MAX_HEADER_BYTES: u64 = 1 << 30;
 /// Maximum size of a model file in bytes, so that sums of sizes cannot overflow.
 const MAX_FILE_BYTES: u64 = 1 << 50;
 
-/// Maximum size in bytes of the activations of a pass, before the model is known: twice a batch of the widest model.
+/// Limit in bytes of the activations of a pass if the model is unknown: twice those of an embedding length of 16384.
 const MAX_ACTIVATION_BYTES: usize = 2 * MAX_PASS_TOKENS as usize * (16 << 10) * size_of::<f32>();
 
 #[derive(Debug, Clone)]
 pub enum ModelSource {
     /// A local model file.
     File(Arc<LocalModel>),
-    /// The head. Fetched layers are stored in this folder.
+    /// The layers are fetched from the head, and stored in this folder.
     Fetch(PathBuf),
 }
 
@@ -58,8 +58,8 @@ impl ModelSource {
         }
     }
 
-    pub(super) fn facts(&self) -> WorkerFacts {
-        self.model().map_or_else(worker_facts_without_model, LocalModel::worker_facts)
+    pub(super) fn worker_info(&self) -> WorkerInfo {
+        self.model().map_or_else(worker_info_without_model, LocalModel::worker_info)
     }
 
     /// Returns the maximum size of the received activations of a pass, in bytes.
@@ -67,7 +67,7 @@ impl ModelSource {
         self.model().map_or(MAX_ACTIVATION_BYTES, LocalModel::max_activation_bytes)
     }
 
-    pub(super) fn check(&self, plan: &Plan) -> Result<()> {
+    pub(super) fn check_plan(&self, plan: &Plan) -> Result<()> {
         self.model().map_or_else(|| check_executable(plan), |model| model.check_plan(plan))
     }
 }
@@ -91,7 +91,7 @@ impl<T: Transport> WorkerEpoch<T> {
         let model = GgufModel::open(&paths[0]).map_err(ExecError::from)?;
         let profile = ModelProfile::from_gguf(&model).map_err(ExecError::from)?;
         if profile.shape_digest() != self.plan.model.shape_digest {
-            return Err(protocol_error("the head", "it serves another model than that of its plan"));
+            return Err(protocol_error("the head", "it serves a different model than the one in its plan"));
         }
         let own = self.plan.windows(usize::from(self.config.device_index));
         let ranges = tensor_ranges(&model, &own, files.len());
@@ -129,13 +129,13 @@ impl<T: Transport> WorkerEpoch<T> {
             }
             let Some(expected) = requested.pop_front() else { return Ok(()) };
             let read = Frame::read(stream, CHUNK_BYTES as usize);
-            let frame = with_timeout(CHUNK_DEADLINE, "a chunk of the model", read).await??;
+            let frame = with_timeout(CHUNK_DEADLINE, "receiving a chunk of the model", read).await??;
             let Some(Frame { message: Message::Chunk { file, chunk, hash }, payload }) = frame else {
-                return Err(protocol_error("the head", "it does not send the requested layers"));
+                return Err(protocol_error("the head", "its reply is not a chunk of the model"));
             };
             let target = files.get_mut(usize::from(file)).filter(|_| (file, chunk) == expected);
             let Some(target) = target else {
-                return Err(protocol_error("the head", "it sends layers that were not requested"));
+                return Err(protocol_error("the head", "it sent a chunk that was not requested"));
             };
             if !target.write_chunk(chunk, &payload, hash).map_err(cannot)? {
                 let what = format!("chunk {chunk} of file {file} does not match its hash");
@@ -157,16 +157,16 @@ fn file_paths(plan: &Plan, folder: &Path, count: usize) -> Result<Vec<PathBuf>> 
     std::fs::create_dir_all(&folder).map_err(|error| RingError::unusable_fetch_folder(&folder, &error))?;
     Ok(match count {
         1 => vec![folder.join("model.gguf")],
-        _ => (1..=count).map(|part| folder.join(format!("model-{part:05}-of-{count:05}.gguf"))).collect(),
+        _ => (1..=count).map(|split| folder.join(format!("model-{split:05}-of-{count:05}.gguf"))).collect(),
     })
 }
 
 async fn list_files(stream: &mut impl ByteStream) -> Result<Vec<FileLengths>> {
     let request = Frame::from(Message::ListFiles);
     with_timeout(WRITE_TIMEOUT, "requesting the list of model files", request.write(stream)).await??;
-    let frame = with_timeout(CHUNK_DEADLINE, "the list of model files", Frame::read(stream, 0)).await??;
+    let frame = with_timeout(CHUNK_DEADLINE, "listing the model files", Frame::read(stream, 0)).await??;
     let Some(Frame { message: Message::Files { files }, .. }) = frame else {
-        return Err(protocol_error("the head", "it does not send the list of its model files"));
+        return Err(protocol_error("the head", "its reply is not the list of its model files"));
     };
     let is_valid = |lengths: &FileLengths| {
         lengths.header_bytes <= lengths.file_bytes.min(MAX_HEADER_BYTES)
@@ -178,8 +178,8 @@ async fn list_files(stream: &mut impl ByteStream) -> Result<Vec<FileLengths>> {
     Ok(files)
 }
 
-/// Returns, for each file, the byte ranges of the tensors in the layers `own` and outside all layers, without the
-/// embedding and the output matrix.
+/// Returns the byte ranges to fetch from each file: the tensors of the layers `own`, and the tensors outside all layers
+/// except the embedding and the output matrix.
 fn tensor_ranges(model: &GgufModel, own: &[Range<u32>], file_count: usize) -> Vec<Vec<Range<u64>>> {
     let is_needed = |name: &str| {
         let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
@@ -190,7 +190,7 @@ fn tensor_ranges(model: &GgufModel, own: &[Range<u32>], file_count: usize) -> Ve
     };
     let mut ranges = vec![Vec::new(); file_count];
     for tensor in model.tensors.iter().filter(|tensor| is_needed(&tensor.name)) {
-        if let Some(ranges) = ranges.get_mut(tensor.part_index) {
+        if let Some(ranges) = ranges.get_mut(tensor.file_index) {
             ranges.push(tensor.offset..tensor.offset.saturating_add(tensor.bytes.0));
         }
     }

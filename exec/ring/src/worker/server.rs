@@ -14,7 +14,7 @@ use crate::wire::{
     accept_activations, read_hello, send_refusal,
 };
 
-/// The time limit for the previous session to end: its threads stop and its memory is freed.
+/// The time limit for the previous session to stop its threads and to free its memory.
 const ACQUIRE_DEADLINE: Duration = Duration::from_secs(5);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Number of consecutive accept failures after which [`Worker::serve`] ends: half a minute with [`ACCEPT_PAUSE`].
@@ -59,7 +59,7 @@ impl<T: Transport> Worker<T> {
             ConnectionPurpose::Control => self.serve_session(stream, session).await,
             ConnectionPurpose::Data { from, epoch } => {
                 let limit = self.source.max_activation_bytes();
-                accept_activations(stream, &self.open_epoch, session, (from, epoch), limit).await
+                accept_activations(stream, &self.prepared_epoch, session, (from, epoch), limit).await
             }
             ConnectionPurpose::Probe => answer_probes(stream).await,
             ConnectionPurpose::Fetch => {
@@ -74,7 +74,7 @@ impl<T: Transport> Worker<T> {
             let reason = "another head uses this worker; wait until that head is done, or stop it".into();
             return Err(send_refusal(&mut stream, reason).await);
         };
-        let _close_epoch = CloseEpoch(self.open_epoch.clone());
+        let _close_epoch = CloseEpoch(self.prepared_epoch.clone());
         Session::new(self.clone(), id, HeadConnection::new(stream)).serve().await
     }
 }

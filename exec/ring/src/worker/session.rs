@@ -1,4 +1,4 @@
-//! A head's session with a worker: executes the head's commands until it says goodbye.
+//! A head's session with a worker: executes the head's commands until the head ends the session.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use hearth_runtime::clock::monotonic_nanos;
 
 /// The time limit for the runner to finish its step when a session ends, enough to read a layer from disk.
 const DRAIN_DEADLINE: Duration = Duration::from_mins(1);
-/// Maximum number of trace records, and of memory readings, in one frame. A record takes about 200 bytes.
+/// Maximum number of trace records, and of counter readings, in one frame. A record takes about 200 bytes.
 const MAX_REPORT_LINES: usize = 10_000;
 
 pub(super) struct Session<T: Transport> {
@@ -27,7 +27,7 @@ pub(super) struct Session<T: Transport> {
     id: u64,
     head: HeadConnection<T::Stream>,
     /// The number of the epoch that was prepared last.
-    prepared: watch::Sender<u32>,
+    latest_epoch: watch::Sender<u32>,
     inbox: mpsc::UnboundedSender<RunnerEvent>,
     /// The receiver of the events sent to `inbox`; moved to the [`WorkerEpoch`] when the plan arrives.
     events: Option<mpsc::UnboundedReceiver<RunnerEvent>>,
@@ -43,7 +43,7 @@ impl<T: Transport> Session<T> {
             worker,
             id,
             head,
-            prepared: watch::Sender::new(0),
+            latest_epoch: watch::Sender::new(0),
             inbox: mpsc::unbounded_channel().0,
             events: None,
             previous: PreviousRunner::Idle(None),
@@ -59,8 +59,8 @@ impl<T: Transport> Session<T> {
             // A lost head does not receive this.
             let _ = self.head.send(Message::Refuse { reason: error.to_string() }).await;
         }
-        let Session { previous, prepared, inbox, .. } = self;
-        drop((prepared, inbox));
+        let Session { previous, latest_epoch, inbox, .. } = self;
+        drop((latest_epoch, inbox));
         if let PreviousRunner::Running(serving) = previous {
             let _ = timeout(DRAIN_DEADLINE, serving).await;
         }
@@ -68,7 +68,7 @@ impl<T: Transport> Session<T> {
     }
 
     async fn run(&mut self) -> Result<()> {
-        self.head.send(Message::Welcome(self.worker.source.facts())).await?;
+        self.head.send(Message::Welcome(self.worker.source.worker_info())).await?;
         loop {
             tokio::select! {
                 biased;
@@ -83,7 +83,7 @@ impl<T: Transport> Session<T> {
                     let runner = ended.map_err(|_| protocol_error("this worker's computation", what))?;
                     self.previous = PreviousRunner::Idle(runner.map(Box::new));
                 }
-                frame = self.head.next() => {
+                frame = self.head.next_frame() => {
                     if !self.execute(frame?).await? {
                         return Ok(());
                     }
@@ -97,7 +97,7 @@ impl<T: Transport> Session<T> {
         match frame.message {
             Message::Goodbye => return Ok(false),
             Message::Ping { nonce } => {
-                self.head.send(Message::Pong { nonce, clock: monotonic_nanos() }).await?;
+                self.head.send(Message::Pong { nonce, clock_ns: monotonic_nanos() }).await?;
             }
             Message::Prepare { epoch } => self.prepare(epoch).await?,
             Message::Configure(config) => {
@@ -112,7 +112,7 @@ impl<T: Transport> Session<T> {
     }
 
     async fn forward(&mut self, report: EpochReport) -> Result<()> {
-        let prepared = *self.prepared.borrow();
+        let prepared = *self.latest_epoch.borrow();
         match report {
             EpochReport::Message(Message::LinkBroken(broken)) if broken.epoch != prepared => Ok(()),
             EpochReport::Message(message) => self.head.send(message).await,
@@ -123,21 +123,21 @@ impl<T: Transport> Session<T> {
 
     /// Stops the current epoch and accepts connections for the next one.
     async fn prepare(&mut self, epoch: u32) -> Result<()> {
-        if epoch <= *self.prepared.borrow() {
+        if epoch <= *self.latest_epoch.borrow() {
             let what = format!("it prepares epoch {epoch}, which is not greater than the current epoch");
             return Err(protocol_error("the head", what));
         }
         let (inbox, events) = mpsc::unbounded_channel();
         let sink = sink(inbox.clone(), self.reports.clone());
         (self.inbox, self.events) = (inbox, Some(events));
-        self.worker.open_epoch.send_replace(Some(PreparedEpoch { session: self.id, epoch, sink }));
-        self.prepared.send_replace(epoch);
+        self.worker.prepared_epoch.send_replace(Some(PreparedEpoch { session: self.id, epoch, sink }));
+        self.latest_epoch.send_replace(epoch);
         self.head.send(Message::Prepared { epoch }).await
     }
 
     /// Starts the prepared epoch with a plan. The started epoch reports its errors to the head itself.
     fn configure(&mut self, config: EpochConfig, plan: Arc<Plan>) -> Result<()> {
-        if config.epoch != *self.prepared.borrow() {
+        if config.epoch != *self.latest_epoch.borrow() {
             return Err(protocol_error("the head", "it configures an epoch that it did not prepare"));
         }
         let twice = || protocol_error("the head", "it configures an epoch twice");
@@ -148,7 +148,7 @@ impl<T: Transport> Session<T> {
             config,
             plan,
             sink: sink(self.inbox.clone(), self.reports.clone()),
-            prepared: self.prepared.subscribe(),
+            latest_epoch: self.latest_epoch.subscribe(),
             reports: self.reports.clone(),
         };
         let previous = std::mem::replace(&mut self.previous, PreviousRunner::Idle(None));
@@ -161,11 +161,11 @@ impl<T: Transport> Session<T> {
         let text =
             std::str::from_utf8(payload).map_err(|_| protocol_error("the head", "its plan is not UTF-8"))?;
         let plan = Plan::from_yaml(text)
-            .map_err(|error| RingError::invalid_plan(format!("the head's plan: {error}")))?;
+            .map_err(|error| RingError::invalid_plan(format!("the head's plan is invalid: {error}")))?;
         if device_index == 0 || usize::from(device_index) >= plan.devices.len() {
             return Err(protocol_error("the head", "its plan has no worker with the index that it sent"));
         }
-        self.worker.source.check(&plan)?;
+        self.worker.source.check_plan(&plan)?;
         Ok(Arc::new(plan))
     }
 

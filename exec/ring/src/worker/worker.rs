@@ -24,7 +24,7 @@ pub struct Worker<T: Transport> {
     pub(super) transport: T,
     pub(super) source: ModelSource,
     pub(super) options: WorkerOptions,
-    pub(super) open_epoch: SharedPreparedEpoch,
+    pub(super) prepared_epoch: SharedPreparedEpoch,
     /// Locked while a session uses the worker.
     pub(super) in_session: Arc<Mutex<()>>,
 }
@@ -37,6 +37,6 @@ impl<T: Transport> Worker<T> {
     }
 
     pub fn with_options(transport: T, source: ModelSource, options: WorkerOptions) -> Self {
-        Self { transport, source, options, open_epoch: Arc::default(), in_session: Arc::default() }
+        Self { transport, source, options, prepared_epoch: Arc::default(), in_session: Arc::default() }
     }
 }

@@ -15,29 +15,29 @@ use hearth_schema::Plan;
 use hearth_schema::plan::{KvFormat, PlannedDevice, PlannedModel, PlannerRecord, Role, ScenarioRecord};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
-pub const Q4: &str = "psalm-7m-q4_k.gguf";
-pub const Q8: &str = "psalm-7m-q8_0.gguf";
-pub const F16: &str = "psalm-7m-f16.gguf";
+pub const Q4_MODEL: &str = "psalm-7m-q4_k.gguf";
+pub const Q8_MODEL: &str = "psalm-7m-q8_0.gguf";
+pub const F16_MODEL: &str = "psalm-7m-f16.gguf";
 /// Number of layers of the trained model.
 pub const LAYERS: u32 = 8;
 
-pub fn data(name: &str) -> PathBuf {
+pub fn model_path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models").join(name)
 }
 
-pub fn open(name: &str) -> Arc<LocalModel> {
-    Arc::new(LocalModel::open(&data(name)).expect("the trained models are part of the repository"))
+pub fn open_model(name: &str) -> Arc<LocalModel> {
+    Arc::new(LocalModel::open(&model_path(name)).expect("the trained models are part of the repository"))
 }
 
 /// Returns the prompts of the golden texts, which have different lengths, and as the last prompt their concatenation.
 pub fn prompts() -> Vec<Vec<u32>> {
-    let golden = std::fs::read(data("golden.json")).expect("part of the repository");
+    let golden = std::fs::read(model_path("golden.json")).expect("part of the repository");
     let golden: serde_json::Value = serde_json::from_slice(&golden).expect("JSON");
     let ids = |run: &serde_json::Value| {
         let ids = run["prompt_ids"].as_array().expect("ids").iter();
         ids.map(|id| id.as_u64().expect("a number") as u32).collect::<Vec<_>>()
     };
-    let mut prompts: Vec<_> = golden["files"][Q4].as_array().expect("runs").iter().map(ids).collect();
+    let mut prompts: Vec<_> = golden["files"][Q4_MODEL].as_array().expect("runs").iter().map(ids).collect();
     prompts.push(prompts.concat());
     prompts
 }
@@ -52,9 +52,9 @@ pub fn address(device_index: usize) -> String {
 }
 
 /// The residency options with which the weights of the next window are read ahead.
-pub const AHEAD: ResidencyOptions = ResidencyOptions::with_policy(Residency::Windowed);
+pub const READ_AHEAD: ResidencyOptions = ResidencyOptions::with_policy(Residency::Windowed);
 /// The residency options with which weights are read only by page faults.
-pub const FAULTS: ResidencyOptions = AHEAD.without_prefetch();
+pub const NO_PREFETCH: ResidencyOptions = READ_AHEAD.without_prefetch();
 
 /// Creates a plan with these windows, whose workers have the addresses of [`address`].
 pub fn plan(model: &LocalModel, windows: &[u32]) -> Plan {
@@ -62,7 +62,8 @@ pub fn plan(model: &LocalModel, windows: &[u32]) -> Plan {
     let devices = windows.iter().enumerate().map(|(index, &window)| {
         let role = if index == 0 { Role::Head } else { Role::Worker };
         let address = (index > 0).then(|| address(index));
-        PlannedDevice { address, residency: FAULTS, ..PlannedDevice::new(format!("d{index}"), role, window) }
+        let device = PlannedDevice::new(format!("d{index}"), role, window);
+        PlannedDevice { address, residency: NO_PREFETCH, ..device }
     });
     let scenario = ScenarioRecord { name: "test".into(), digest: String::new() };
     let planner = PlannerRecord { strategy: "manual".into(), options: vec![] };
@@ -102,23 +103,23 @@ pub async fn workers(model: &Arc<LocalModel>, count: usize) -> MemoryTransport {
     transport
 }
 
-pub fn one_thread() -> RingOptions {
+pub fn ring_options() -> RingOptions {
     RingOptions { threads: 1, pass_timeout: Duration::from_mins(1), ..RingOptions::default() }
 }
 
 pub async fn connect<T: Transport>(transport: &T, plan: Plan, model: &Arc<LocalModel>) -> Ring<T> {
-    Ring::connect(transport, plan, model.clone(), one_thread()).await.expect("a ring")
+    Ring::connect(transport, plan, model.clone(), ring_options()).await.expect("a ring")
 }
 
 pub async fn connect_error(transport: &impl Transport, plan: Plan, model: &Arc<LocalModel>) -> RingError {
-    Ring::connect(transport, plan, model.clone(), one_thread()).await.err().expect("no ring")
+    Ring::connect(transport, plan, model.clone(), ring_options()).await.err().expect("no ring")
 }
 
 /// The tokens that a listener has received, by sequence.
 pub type ReceivedTokens = Arc<Mutex<Vec<Vec<u32>>>>;
 
 /// Creates a listener for tokens. Returns the tokens that it receives, and the listener.
-pub fn listener(sequences: usize) -> (ReceivedTokens, impl FnMut(u32, u32) + Send + 'static) {
+pub fn token_listener(sequences: usize) -> (ReceivedTokens, impl FnMut(u32, u32) + Send + 'static) {
     let seen = Arc::new(Mutex::new(vec![Vec::new(); sequences]));
     let own = seen.clone();
     (seen, move |sequence, token| own.lock().expect("no panic")[sequence as usize].push(token))

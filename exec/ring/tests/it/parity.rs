@@ -21,8 +21,8 @@ use hearth_schema::scenario::ActivationFormat;
 use hearth_schema::trace::StepKind;
 
 use crate::fixture::{
-    AHEAD, F16, FAULTS, LAYERS, Q4, Q8, connect, connect_error, data, key, one_thread, open, plan, prompts,
-    start_worker, start_workers, with_residency, workers,
+    F16_MODEL, LAYERS, NO_PREFETCH, Q4_MODEL, Q8_MODEL, READ_AHEAD, connect, connect_error, key, model_path,
+    open_model, plan, prompts, ring_options, start_worker, start_workers, with_residency, workers,
 };
 
 /// Number of tokens to generate, enough to test the KV caches. `HEARTH_RING_TOKENS=64` generates all 64 golden tokens.
@@ -44,7 +44,7 @@ fn managed(kept: u64) -> ResidencyOptions {
 
 /// Returns the residency options with which the next window is read ahead and weights are evicted after their use.
 fn released() -> ResidencyOptions {
-    ResidencyOptions { evict_after_use: true, ..AHEAD }
+    ResidencyOptions { evict_after_use: true, ..READ_AHEAD }
 }
 
 fn largest(logits: &[f32]) -> u32 {
@@ -102,10 +102,10 @@ fn feasible(devices: usize) -> Vec<Vec<u32>> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_feasible_ring_gives_the_logits_of_one_process() {
-    for file in [Q4, Q8, F16] {
+    for file in [Q4_MODEL, Q8_MODEL, F16_MODEL] {
         every_ring_is_one_process(file, ActivationFormat::F32).await;
     }
-    every_ring_is_one_process(Q4, ActivationFormat::F16).await;
+    every_ring_is_one_process(Q4_MODEL, ActivationFormat::F16).await;
 }
 
 fn bytes_of(kind: StepKind, generated: &GenerationResult) -> u64 {
@@ -116,7 +116,7 @@ fn bytes_of(kind: StepKind, generated: &GenerationResult) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f16_activations_take_half_the_bytes() {
     // Weights in f16: with quantised weights, activations are also rounded to eight bits, which hides f16.
-    let model = open(F16);
+    let model = open_model(F16_MODEL);
     let transport = workers(&model, 2).await;
     let mut results = Vec::new();
     for activations in [ActivationFormat::F32, ActivationFormat::F16] {
@@ -139,7 +139,7 @@ async fn f16_activations_take_half_the_bytes() {
 }
 
 async fn every_ring_is_one_process(file: &str, activations: ActivationFormat) {
-    let (model, prompt) = (open(file), prompt());
+    let (model, prompt) = (open_model(file), prompt());
     let transport = workers(&model, 3).await;
     let (single, bits) = alone(&model, activations).await;
     let (mut rings, mut partial, mut unequal) = (0usize, 0, 0);
@@ -148,8 +148,8 @@ async fn every_ring_is_one_process(file: &str, activations: ActivationFormat) {
         let residency = match rings % 8 {
             2 => managed(1 << 20),
             6 => released(),
-            even if even % 2 == 0 => AHEAD,
-            _ => FAULTS,
+            even if even % 2 == 0 => READ_AHEAD,
+            _ => NO_PREFETCH,
         };
         let plan =
             Plan { activation_format: activations, ..with_residency(plan(&model, &windows), residency) };
@@ -170,10 +170,10 @@ async fn every_ring_is_one_process(file: &str, activations: ActivationFormat) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn batches_of_a_long_prompt_stream_past_each_other() {
     // Two batches are in flight, so windows are used in another order than they were announced.
-    let (model, prompt) = (open(Q4), prompt().into_iter().cycle().take(700).collect::<Vec<_>>());
+    let (model, prompt) = (open_model(Q4_MODEL), prompt().into_iter().cycle().take(700).collect::<Vec<_>>());
     let transport = workers(&model, 1).await;
     let mut logits = Vec::new();
-    for residency in [FAULTS, managed(1 << 20)] {
+    for residency in [NO_PREFETCH, managed(1 << 20)] {
         let long = Plan { context_length: 1024, ..with_residency(plan(&model, &[2, 2]), residency) };
         logits.push(tokens_of(&transport, long, &model, &prompt).await.1);
     }
@@ -185,7 +185,7 @@ async fn weights_that_are_not_kept_are_read_again_for_every_token() {
     // A separate copy of the file, because other tests read the original into memory.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
     let copy = folder.path().join("model.gguf");
-    std::fs::copy(data(F16), &copy).expect("a copy");
+    std::fs::copy(model_path(F16_MODEL), &copy).expect("a copy");
     std::fs::File::open(&copy).and_then(|file| file.sync_all()).expect("written");
     let (model, prompt) = (Arc::new(LocalModel::open(&copy).expect("a model")), prompt());
     // Writing leaves folios of many pages in memory, which can only be evicted as a whole.
@@ -204,7 +204,7 @@ async fn weights_that_are_not_kept_are_read_again_for_every_token() {
         let expected = whole.saturating_sub(kept);
         if !is_on_disk(&model) {
             eprintln!(
-                "SKIPPED weights_that_are_not_kept_are_read_again_for_every_token: the model is in a memory file system"
+                "SKIPPED weights_that_are_not_kept_are_read_again_for_every_token: the model is on a tmpfs"
             );
             return;
         }
@@ -214,7 +214,7 @@ async fn weights_that_are_not_kept_are_read_again_for_every_token() {
     }
 }
 
-/// Returns whether the model file is on a disk. Pages of a file in a memory file system cannot be evicted.
+/// Returns whether the model file is on a disk. Pages of a file on a tmpfs cannot be evicted.
 fn is_on_disk(model: &LocalModel) -> bool {
     let extent = model.weights.part_extents(&ModelPart::Layers(0..1)).into_iter().next().expect("a tensor");
     let bytes = model.weights.mapped_bytes(extent).expect("its bytes");
@@ -226,9 +226,9 @@ fn is_on_disk(model: &LocalModel) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn terms_of_a_ring_trace_sum_to_the_token_time() {
-    let (model, prompt) = (open(Q4), prompt());
+    let (model, prompt) = (open_model(Q4_MODEL), prompt());
     let transport = workers(&model, 2).await;
-    let plan = with_residency(plan(&model, &[1, 2, 1]), AHEAD);
+    let plan = with_residency(plan(&model, &[1, 2, 1]), READ_AHEAD);
     let mut ring = connect(&transport, plan, &model).await;
     for _ in 0..2 {
         let (generated, _) = generate(&mut ring, &prompt).await.unwrap();
@@ -243,7 +243,7 @@ async fn terms_of_a_ring_trace_sum_to_the_token_time() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn encrypted_ring_gives_the_logits_of_one_process_and_needs_the_key() {
-    let model = open(Q4);
+    let model = open_model(Q4_MODEL);
     let plain = MemoryTransport::default();
     let encrypted = EncryptedTransport::new(plain.clone(), key());
     start_workers(&encrypted, &model, 2).await;
@@ -255,7 +255,7 @@ async fn encrypted_ring_gives_the_logits_of_one_process_and_needs_the_key() {
     let with_another = connect_error(&other, plan.clone(), &model).await;
     for refused in [without_key, with_another] {
         assert!(matches!(&refused, RingError::KeyMismatch { name, .. } if name == "d1"), "{refused}");
-        assert_eq!(refused.hint().as_deref(), Some("give both devices the same --key"));
+        assert_eq!(refused.hint().as_deref(), Some("give both devices the same `--key`"));
     }
 
     let (generated, other) = tokens_of(&encrypted, plan, &model, &prompt()).await;
@@ -265,14 +265,14 @@ async fn encrypted_ring_gives_the_logits_of_one_process_and_needs_the_key() {
 
 #[tokio::test]
 async fn worker_with_another_model_is_named() {
-    let (q4, q8) = (open(Q4), open(Q8));
+    let (q4, q8) = (open_model(Q4_MODEL), open_model(Q8_MODEL));
     let refused = connect_error(&workers(&q8, 1).await, plan(&q4, &[4, 4]), &q4).await;
     assert!(matches!(&refused, RingError::ModelMismatch { name, .. } if name == "worker `d1`"), "{refused}");
 }
 
 #[tokio::test]
 async fn second_head_is_refused() {
-    let (model, prompt) = (open(Q4), prompt());
+    let (model, prompt) = (open_model(Q4_MODEL), prompt());
     let transport = workers(&model, 1).await;
     let plan = plan(&model, &[4, 4]);
     let mut first = connect(&transport, plan.clone(), &model).await;
@@ -286,7 +286,7 @@ async fn second_head_is_refused() {
 
 #[tokio::test]
 async fn unreachable_worker_is_an_error_with_a_hint() {
-    let model = open(Q4);
+    let model = open_model(Q4_MODEL);
     let error = connect_error(&MemoryTransport::default(), plan(&model, &[4, 4]), &model).await;
     assert!(error.hint().unwrap().contains("hearth worker --listen localhost:9001"), "{error}");
 }
@@ -312,7 +312,7 @@ fn found(folder: &tempfile::TempDir, name: &str) -> Vec<PathBuf> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fetched_layers_are_kept_and_give_the_same_tokens() {
-    let (model, prompt) = (open(F16), prompt());
+    let (model, prompt) = (open_model(F16_MODEL), prompt());
     let transport = MemoryTransport::default();
     let (single, bits) = alone(&model, ActivationFormat::F32).await;
     let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
@@ -328,7 +328,7 @@ async fn fetched_layers_are_kept_and_give_the_same_tokens() {
             assert!(done <= all);
             *total.lock().unwrap() += u64::from(done == all) * all;
         });
-        let options = RingOptions { on_fetch_progress: Some(on_fetch), ..one_thread() };
+        let options = RingOptions { on_fetch_progress: Some(on_fetch), ..ring_options() };
         let mut ring = Ring::connect(&transport, plan.clone(), model.clone(), options).await.unwrap();
         let (generated, other) = generate(&mut ring, &prompt).await.unwrap();
         ring.close().await;
@@ -343,7 +343,7 @@ async fn fetched_layers_are_kept_and_give_the_same_tokens() {
             std::fs::write(file, bytes).unwrap();
         }
     }
-    let whole = std::fs::metadata(data(F16)).unwrap().len();
+    let whole = std::fs::metadata(model_path(F16_MODEL)).unwrap().len();
     assert!(fetched[0] > 0 && fetched[0] < whole, "{fetched:?} bytes of twice {whole}");
     assert_eq!(fetched[1..], [0, 1 << 20], "only the damaged chunk is fetched again");
     // The incomplete file cannot be opened as a model.
@@ -353,7 +353,7 @@ async fn fetched_layers_are_kept_and_give_the_same_tokens() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn layers_of_another_plan_are_fetched_too() {
-    let model = open(Q4);
+    let model = open_model(Q4_MODEL);
     let transport = MemoryTransport::default();
     let folder = tempfile::tempdir().unwrap();
     start_worker(&transport, 1, ModelSource::Fetch(folder.path().into())).await;
@@ -382,16 +382,16 @@ fn slow_upload(step: Duration, reports: bool) -> BackendFactory {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn upload_progress_extends_the_ready_deadline() {
-    let (model, prompt) = (open(Q4), prompt());
+    let (model, prompt) = (open_model(Q4_MODEL), prompt());
     // The upload takes far longer than the deadline, but each step takes far less.
     let (step, ready_timeout) = (Duration::from_millis(500), Duration::from_secs(2));
     for reports in [true, false] {
-        let accelerated = LocalModel::open(&data(Q4)).unwrap();
+        let accelerated = LocalModel::open(&model_path(Q4_MODEL)).unwrap();
         let accelerated = Arc::new(accelerated.with_backend_factory(Some(slow_upload(step, reports))));
         let transport = workers(&accelerated, 1).await;
         let mut plan = plan(&model, &[6, 2]);
         plan.devices[1].gpu_layers = 1;
-        let options = RingOptions { ready_timeout, ..one_thread() };
+        let options = RingOptions { ready_timeout, ..ring_options() };
         let connected = Ring::connect(&transport, plan, model.clone(), options).await;
         assert_eq!(connected.is_ok(), reports, "a worker is waited for while it reports progress");
         match connected {

@@ -21,7 +21,7 @@ fn measured(options: &ProfileOptions, peers: &[String]) -> Result<DeviceProfile,
     profile(&options, || Ok(measure_links(peers, None, PROBE)?), &mut |_| ())
 }
 
-/// Collects from a document, for every number, the path in the document, the number and its source.
+/// Collects every number of a document, with its key path and its source.
 fn numbers(value: &serde_yaml::Value, path: &str, found: &mut Vec<(String, String, String)>) {
     match value {
         serde_yaml::Value::Sequence(items) => {

@@ -19,7 +19,7 @@ const LENGTH: usize = 128;
 /// Number of cached positions over which attention is measured, as in the middle of a conversation.
 const POSITIONS: usize = 512;
 
-/// Maximum number of KV caches. The measurements use them in turn, so that none stays in the processor's cache.
+/// Maximum number of KV caches. The measurements use them in turn, so that none stays in the CPU's cache.
 const MAX_CACHES: u64 = 16;
 
 /// Runs the CPU kernels of the runtime on the weights that a device measurement provides.
@@ -68,7 +68,7 @@ fn filled_cache() -> LayerCache {
     let mut cache = LayerCache { keys: rows.clone(), values: rows };
     let heads: Vec<f32> = (0..KV_HEADS * LENGTH).map(|at| 0.01 * (at % LENGTH) as f32).collect();
     for position in 0..POSITIONS {
-        cache.set(position, &heads, &heads);
+        cache.write(position, &heads, &heads);
     }
     cache
 }
@@ -106,7 +106,7 @@ impl Kernels for CpuKernels {
             cache: &self.caches[index],
             query: &self.query,
             heads: HEADS,
-            group: HEADS / KV_HEADS,
+            group_size: HEADS / KV_HEADS,
             scoring: ScoreOptions { scale: 0.1, softcap: None },
         };
         self.cpu.attend(attention, |_| 0..POSITIONS, &mut self.scores, &mut self.mixed);
@@ -119,7 +119,7 @@ impl Kernels for CpuKernels {
         let cache = &mut self.caches[index];
         let rows = &self.query[..KV_HEADS * LENGTH];
         for position in 0..tokens {
-            cache.set(position % POSITIONS, rows, rows);
+            cache.write(position % POSITIONS, rows, rows);
         }
         Bytes((2 * 2 * KV_HEADS * LENGTH * tokens) as u64)
     }

@@ -17,7 +17,7 @@ const FORMAT: Format = Format::Q4K;
 
 /// The options of a measurement of half a second: a shorter one could fall into a single time slice of another virtual
 /// machine, and a longer one would take a noticeable part of the run.
-const EFFORT: MeasurementOptions = MeasurementOptions {
+const QUICK: MeasurementOptions = MeasurementOptions {
     sample_count: 15,
     sampling_rounds: 1,
     sample_time: Seconds(0.03),
@@ -33,8 +33,8 @@ pub fn measure_matvec_speed() -> Result<FlopsPerSecond, ProfileError> {
     let pool =
         ThreadPool::new(ThreadPoolOptions::default()).map_err(|source| ExecError::Threads { source })?;
     let mut kernels = CpuKernels::new(Cpu::new(Arc::new(pool)));
-    let buffer = WeightBuffer::new(EFFORT.buffer_size)?;
-    Ok(FlopsPerSecond(compute::measure_streamed_matvec_rate(&mut kernels, FORMAT, &buffer, &EFFORT).median()))
+    let buffer = WeightBuffer::new(QUICK.buffer_size)?;
+    Ok(FlopsPerSecond(compute::measure_streamed_matvec_rate(&mut kernels, FORMAT, &buffer, &QUICK).median()))
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Profiles this machine: measures its speed with the kernels of this runtime.
 //!
-//! [`profile`] runs the measurements of `hearth_profiles::measure` with the kernels and threads of this runtime, adds
-//! what depends on the runtime (the fixed costs of a layer, a token and a network hop, and the size of buffers), and
-//! returns a `device/1` document. It runs microbenchmarks only, not the model.
+//! [`profile`] runs the measurements of `hearth_profiles::measure` with the kernels and threads of this runtime. It
+//! adds values that depend on the runtime: the fixed costs of a layer, a token and a network hop, and the size of
+//! buffers. It returns a `device/1` document. It runs only microbenchmarks, not the model.
 //!
 //! ```no_run
 //! use hearth_profiles::Document;
@@ -52,7 +52,7 @@ pub struct ProfileOptions {
     /// The model file that will run on this machine: only its weight formats and the disk that stores it are measured.
     /// If `None`, all formats and the disk of the current folder are measured.
     pub model: Option<PathBuf>,
-    /// Number of compute threads; 0 means one for each processor.
+    /// Number of compute threads; 0 means one for each CPU that the process may use.
     pub threads: usize,
     /// The number and duration of samples; the default measurement takes a minute or more.
     pub measurement: MeasurementOptions,
@@ -72,7 +72,7 @@ pub enum ProfileError {
     Synth(#[from] SynthError),
     #[error(transparent)]
     Link(LinkError),
-    #[error("cannot create `{path}`: {source}; set TMPDIR to a writable folder", path = .path.display())]
+    #[error("cannot create `{path}`: {source}; set `TMPDIR` to a writable folder", path = .path.display())]
     Folder { path: PathBuf, source: io::Error },
     #[error("the measured device profile is not valid: {0}")]
     Document(#[from] DocumentError),
@@ -88,14 +88,14 @@ pub struct MeasuredLinks {
     pub peer_links: Vec<PeerLink>,
 }
 
-/// Measures this machine. `links` measures the network links of the machine; `progress` receives the name of each step
-/// before the step begins.
+/// Measures this machine. `measure_links` measures its network links. `progress` receives the name of each step before
+/// the step begins.
 pub fn profile(
     options: &ProfileOptions,
-    links: impl FnOnce() -> Result<MeasuredLinks, LinkError>,
+    measure_links: impl FnOnce() -> Result<MeasuredLinks, LinkError>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<DeviceProfile, ProfileError> {
-    let effort = options.measurement;
+    let measurement = options.measurement;
     let model = options.model.as_ref().map(GgufModel::open).transpose()?;
     let model = model.as_ref().map(ModelProfile::from_gguf).transpose()?;
     // Memory is measured before anything is allocated.
@@ -110,20 +110,21 @@ pub fn profile(
     let cpu = Cpu::new(Arc::new(pool));
 
     progress("links");
-    let links = links().map_err(ProfileError::Link)?;
+    let links = measure_links().map_err(ProfileError::Link)?;
     let folder = || DiskTarget::Folder(PathBuf::from("."));
     let target = options.model.clone().map_or_else(folder, DiskTarget::File);
-    let disk = measure::disk::measure_disk(&target, threads, &effort, progress)?;
+    let disk = measure::disk::measure_disk(&target, threads, &measurement, progress)?;
 
     progress("memory");
-    let buffer = WeightBuffer::new(effort.buffer_size)?;
-    let read_bandwidth = measure::memory_bandwidth::measure_read_bandwidth(&buffer, threads, &effort)?;
+    let buffer = WeightBuffer::new(measurement.buffer_size)?;
+    let read_bandwidth = measure::memory_bandwidth::measure_read_bandwidth(&buffer, threads, &measurement)?;
     let formats = model.as_ref().map(formats).unwrap_or_default();
     let mut kernels = CpuKernels::new(cpu.clone());
-    let rates = measure::compute::measure_compute_rates(&mut kernels, &formats, &buffer, &effort, progress)?;
+    let rates =
+        measure::compute::measure_compute_rates(&mut kernels, &formats, &buffer, &measurement, progress)?;
     drop(buffer);
     progress("fixed costs");
-    let overheads = overhead::measure(&cpu, &rates, &effort)?;
+    let overheads = overhead::measure_overheads(&cpu, &rates, &measurement)?;
 
     let ComputeRates { matvec, matvec_streamed, matmul, attention_rate: attention, kv_copy } = rates;
     let device = DeviceProfile {
@@ -132,7 +133,7 @@ pub fn profile(
         description: about(&cpu),
         os: operating_system(),
         cpu: CpuProfile {
-            name: processor::processor_name(),
+            name: processor::cpu_name(),
             cores: threads as u32,
             matvec,
             matvec_streamed,
@@ -177,10 +178,10 @@ fn formats(model: &ModelProfile) -> Vec<Format> {
 /// The default of [`ProfileOptions::max_pass_tokens`], in tokens.
 const PASS_TOKENS: u32 = 64;
 
-/// Memory for thread stacks and sockets of a device in a ring, in addition to an idle process, the KV cache, buffers
-/// and page tables.
+/// Memory for thread stacks and sockets of a process in a ring. An idle process, the KV cache, buffers and page tables
+/// are not included.
 /// source: measured in the lab, 0.0 to 0.6 MB over 17 workers in nine scenarios
-const PROCESS: Bytes = Bytes(300 << 10);
+const PROCESS_BYTES: Bytes = Bytes(300 << 10);
 
 /// Returns the memory that a run needs in addition to weights and KV cache.
 fn compute_buffer(model: Option<&ModelProfile>, threads: usize, tokens: u32) -> Sourced<Bytes> {
@@ -192,9 +193,9 @@ fn compute_buffer(model: Option<&ModelProfile>, threads: usize, tokens: u32) -> 
         },
         |model| (model.name.clone(), model.shape.clone()),
     );
-    let bytes = Bytes(buffer_bytes(&shape, tokens, threads)) + PROCESS;
+    let bytes = Bytes(buffer_bytes(&shape, tokens, threads)) + PROCESS_BYTES;
     let source = format!(
-        "computed: the buffers of a pass of {tokens} tokens through `{name}`, and {PROCESS} for stacks and sockets"
+        "computed: the buffers of a pass of {tokens} tokens through `{name}`, and {PROCESS_BYTES} for stacks and sockets"
     );
     Sourced::new(bytes, source)
 }
@@ -210,12 +211,12 @@ fn operating_system() -> Os {
 fn about(cpu: &Cpu) -> String {
     let (kernels, version) = (cpu.instruction_set.name(), env!("CARGO_PKG_VERSION"));
     let mut about = format!("{}, {kernels} kernels, hearth {version}", os_and_kernel());
-    if let Some(quota) = processor::quota_description() {
+    if let Some(quota) = processor::cpu_quota_description() {
         about += ", under ";
         about += &quota;
     }
     if measure::memory::has_mglru() {
-        about += ", reclaims pages by generations (MGLRU): unvalidated";
+        about += ", reclaims pages by generations (MGLRU), which is not validated";
     }
     about
 }

@@ -1,9 +1,9 @@
 //! Measures the fixed costs of a layer (beyond its matmuls) and of a token (beyond its layers).
 //!
-//! [`measure`] synthesises and runs a model whose weights fit in the processor's cache. The time of a layer minus the
-//! time of its matmuls, at the rate of cached weights, is the cost of waking threads, norms, rotary embedding and small
-//! buffers. The time of the input and output layers minus the time of the output matmul is the cost of the embedding
-//! lookup, the norm and sampling.
+//! [`measure_overheads`] synthesises and runs a model whose weights fit in the CPU's cache. The time of a layer minus
+//! the time of its matmuls, at the rate of cached weights, is the cost of waking threads, norms, rotary embedding and
+//! small buffers. The time of the input and output layers minus the time of the output matmul is the cost of the
+//! embedding lookup, the norm and sampling.
 
 use std::fs;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use crate::{Cpu, InputOutputLayers, KvCacheFormat, KvCacheOptions, Sampler, Samp
 /// Number of tokens after which the measured sequence restarts, so that attention costs almost nothing.
 const CONTEXT: u32 = 32;
 
-/// Minimum reported cost of a layer or token: the time of a clock reading and a branch.
+/// Minimum reported cost of a layer or token: the time to read a clock and to execute a branch.
 const MIN_COST: Seconds = Seconds(1e-7);
 
 #[derive(Debug, Clone, PartialEq)]
@@ -35,7 +35,7 @@ fn small_model() -> SynthOptions {
     let shape = ModelShape {
         architecture: Architecture::Llama,
         layers: Layers(4),
-        embedding: 256,
+        embedding_length: 256,
         feed_forward_length: 768,
         heads: 4,
         kv_heads: 2,
@@ -69,10 +69,10 @@ impl Drop for TempFolder {
 
 /// Measures the fixed costs of a layer and a token with the threads of `cpu`. `rates` are the measured rates of the
 /// same kernels.
-pub(super) fn measure(
+pub(super) fn measure_overheads(
     cpu: &Cpu,
     rates: &ComputeRates,
-    effort: &MeasurementOptions,
+    measurement: &MeasurementOptions,
 ) -> Result<Overheads, ProfileError> {
     let folder = TempFolder::new()?;
     let path = folder.0.join("overhead.gguf");
@@ -83,7 +83,7 @@ pub(super) fn measure(
     // Without a rate for the format nothing is subtracted, and the cost is an upper bound.
     let rate = hearth_profiles::device::nearest_format_rate(&rates.matvec, Format::Q4K);
     let arithmetic = |weights: u64| rate.map_or(0.0, |rate| 2.0 * weights as f64 / rate.0);
-    let (embedding, feed_forward) = (u64::from(shape.embedding), u64::from(shape.feed_forward_length));
+    let (embedding, feed_forward) = (u64::from(shape.embedding_length), u64::from(shape.feed_forward_length));
     let key_value = shape.key_width() + shape.value_width();
     let layer_weights = embedding * (2 * embedding + key_value + 3 * feed_forward);
     let layers = shape.layers.0;
@@ -96,7 +96,7 @@ pub(super) fn measure(
     let start = hidden.clone();
     let mut position = 0;
     let mut failure = None;
-    let layer = sampling::measure_duration(effort, || {
+    let layer = sampling::measure_duration(measurement, || {
         hidden.copy_from_slice(&start);
         failure = stage.forward(0..layers, &mut hidden, &[position]).err();
         position = (position + 1) % CONTEXT;
@@ -105,7 +105,7 @@ pub(super) fn measure(
 
     let mut sampler = Sampler::new(SamplerOptions::default())?;
     let mut failure = None;
-    let token = sampling::measure_duration(effort, || {
+    let token = sampling::measure_duration(measurement, || {
         let logits = input_output.embed(&[2]).and_then(|row| input_output.logits(&row));
         failure = logits.map(|logits| sampler.sample(&logits)).err();
     });
@@ -120,6 +120,6 @@ pub(super) fn measure(
     Ok(Overheads {
         per_layer: layer.sourced_median(|all| at_least_min(layer_cost(all)), &what("a layer")),
         per_token: token
-            .sourced_median(|all| at_least_min(token_cost(all)), &what("embedding, head and greedy choice")),
+            .sourced_median(|all| at_least_min(token_cost(all)), &what("embedding, output layer, sampling")),
     })
 }

@@ -2,7 +2,7 @@
 //!
 //! With managed residency, a computation waits at the barrier before it uses weights, instead of taking page
 //! faults, and reports when it has used them. With all other policies the barrier is open. The state behind
-//! the barrier ([`SharedResidency`]) says which weights are in memory; the helper thread updates it.
+//! the barrier ([`SharedResidency`]) records which weights are in memory; the helper thread updates it.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use hearth_schema::Plan;
 
 use super::pieces::{Piece, PieceTable};
 use super::{ReadSpan, StepId, origin_of};
-use crate::pages::processor_count;
+use crate::pages::cpu_count;
 use crate::weights::Weights;
 
 /// The barrier at which a computation waits for its weights.
@@ -35,7 +35,7 @@ impl ResidencyBarrier {
 
     /// Returns how many bytes at the beginning of the mapped region `bytes` are in memory now, possibly none.
     pub fn resident_prefix_bytes(&self, bytes: &[u8]) -> usize {
-        self.shared.as_ref().map_or(bytes.len(), |shared| shared.ready_in(&shared.lock(), bytes).0)
+        self.shared.as_ref().map_or(bytes.len(), |shared| shared.ready_prefix(&shared.lock(), bytes).0)
     }
 
     /// Waits, for a limited time, until the first `min` bytes of the mapped region `bytes` are in memory. Returns how
@@ -45,18 +45,18 @@ impl ResidencyBarrier {
         let mut state = shared.lock();
         let mut awaited = None;
         loop {
-            let (ready, missing) = shared.ready_in(&state, bytes);
+            let (ready, missing) = shared.ready_prefix(&state, bytes);
             if ready >= min.min(bytes.len()) {
                 return ready;
             }
             if let Some(piece) = missing.filter(|&piece| awaited != Some(piece)) {
-                state.awaited += shared.piece(piece).touched_page_bytes;
+                state.awaited_bytes += shared.piece(piece).touched_page_bytes;
                 awaited = Some(piece);
             }
             let (next, wait) =
-                shared.arrival.wait_timeout(state, shared.max_wait).unwrap_or_else(PoisonError::into_inner);
+                shared.arrived.wait_timeout(state, shared.max_wait).unwrap_or_else(PoisonError::into_inner);
             state = next;
-            if wait.timed_out() && shared.ready_in(&state, bytes).0 < min.min(bytes.len()) {
+            if wait.timed_out() && shared.ready_prefix(&state, bytes).0 < min.min(bytes.len()) {
                 return bytes.len();
             }
         }
@@ -77,7 +77,7 @@ impl ResidencyBarrier {
             }
         }
         if let Some(last) = last {
-            shared.react(Event::Used(last + 1));
+            shared.report_event(Event::Used(last + 1));
         }
     }
 }
@@ -90,25 +90,25 @@ pub struct SharedResidency {
     pub(super) max_wait: Duration,
     state: Mutex<State>,
     /// Signals that there may be work for the helper thread.
-    pub(super) work: Condvar,
+    pub(super) work_available: Condvar,
     /// Signals that a piece has arrived.
-    pub(super) arrival: Condvar,
+    pub(super) arrived: Condvar,
 }
 
 /// The state of managed residency, guarded by a lock that is never held during a system call.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) residency: ManagedResidency,
-    /// Bytes of weights for which the computation has waited since the last call of `take_awaited`.
-    pub(super) awaited: u64,
+    /// Bytes of weights for which the computation has waited since the last call of `take_awaited_bytes`.
+    pub(super) awaited_bytes: u64,
     /// Total bytes that the helper thread has read from disk.
-    pub(super) read: u64,
+    pub(super) read_bytes: u64,
     /// The completed read spans that have not been taken for the trace yet.
-    pub(super) spans: Vec<ReadSpan>,
+    pub(super) completed_spans: Vec<ReadSpan>,
     /// The read span in progress, if any.
-    pub(super) span: Option<ReadSpan>,
+    pub(super) current_span: Option<ReadSpan>,
     /// Bytes of memory that the run is about to use.
-    pub(super) reserved: u64,
+    pub(super) reserved_bytes: u64,
     /// Whether the policy has been dropped or the helper thread has ended.
     pub(super) ended: bool,
 }
@@ -116,12 +116,12 @@ pub(super) struct State {
 impl State {
     /// Completes the read span in progress, because the helper thread is idle or reads another part.
     pub(super) fn end_span(&mut self) {
-        self.spans.extend(self.span.take().filter(|span| span.bytes > 0));
+        self.completed_spans.extend(self.current_span.take().filter(|span| span.bytes > 0));
     }
 }
 
 impl SharedResidency {
-    /// Creates the state of the device with the index `device` in the plan, in which no piece has been read.
+    /// Creates the state for the device with the index `device` in the plan. No piece has been read yet.
     pub(super) fn new(
         weights: Arc<Weights>,
         plan: &Plan,
@@ -133,16 +133,16 @@ impl SharedResidency {
         let bytes: Vec<u64> =
             pieces.pieces_in_order_of_use.iter().map(|piece| piece.touched_page_bytes).collect();
         let state = State {
-            residency: ManagedResidency::new(&pieces.pieces_by_visit, &bytes, options, processor_count()),
-            awaited: 0,
-            read: 0,
-            spans: Vec::new(),
-            span: None,
-            reserved: 0,
+            residency: ManagedResidency::new(&pieces.busy_periods, &bytes, options, cpu_count()),
+            awaited_bytes: 0,
+            read_bytes: 0,
+            completed_spans: Vec::new(),
+            current_span: None,
+            reserved_bytes: 0,
             ended: false,
         };
-        let (work, arrival, state) = (Condvar::new(), Condvar::new(), Mutex::new(state));
-        SharedResidency { weights, pieces, max_wait, state, work, arrival }
+        let (work_available, arrived, state) = (Condvar::new(), Condvar::new(), Mutex::new(state));
+        SharedResidency { weights, pieces, max_wait, state, work_available, arrived }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -151,35 +151,36 @@ impl SharedResidency {
     }
 
     /// Reports an event, and wakes the helper thread if there is work for it.
-    pub(super) fn react(&self, event: Event) {
+    pub(super) fn report_event(&self, event: Event) {
         let woken = self.lock().residency.react(event);
         if woken {
-            self.work.notify_one();
+            self.work_available.notify_one();
         }
     }
 
     pub(super) fn end(&self) {
         self.lock().ended = true;
-        self.work.notify_all();
-        self.arrival.notify_all();
+        self.work_available.notify_all();
+        self.arrived.notify_all();
     }
 
     pub(super) fn piece(&self, piece: PieceId) -> &Piece {
         &self.pieces.pieces_in_order_of_use[piece as usize]
     }
 
-    pub(super) fn index(&self, part: &ModelPart) -> Option<usize> {
+    pub(super) fn part_index(&self, part: &ModelPart) -> Option<usize> {
         self.pieces.pieces_by_part.iter().position(|(own, _)| own == part)
     }
 
-    /// Returns the read request for a part of the model, or `None` if the device does not compute this part.
-    pub(super) fn part_request(&self, part: &ModelPart, at: StepId) -> Option<WeightPart> {
-        let pieces = self.pieces.pieces_by_part[self.index(part)?].1.clone();
+    /// Returns the pieces of a part of the model, or `None` if the device does not compute this part. `at` is the step
+    /// whose reads they are.
+    pub(super) fn weight_part(&self, part: &ModelPart, at: StepId) -> Option<WeightPart> {
+        let pieces = self.pieces.pieces_by_part[self.part_index(part)?].1.clone();
         Some(WeightPart { pieces, origin: origin_of(part, at) })
     }
 
-    /// Returns how many bytes of `bytes`, from the front, are in memory now, and the first missing piece.
-    pub(super) fn ready_in(&self, state: &State, bytes: &[u8]) -> (usize, Option<PieceId>) {
+    /// Returns how many bytes at the beginning of `bytes` are in memory now, and the first missing piece.
+    pub(super) fn ready_prefix(&self, state: &State, bytes: &[u8]) -> (usize, Option<PieceId>) {
         let begin = bytes.as_ptr() as usize;
         let (mut at, end) = (begin, begin + bytes.len());
         let ready_until = state.residency.first_pending_piece().unwrap_or(0);

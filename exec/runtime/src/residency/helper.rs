@@ -48,12 +48,12 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
             match state.residency.next_step() {
                 Step::Idle => {
                     state.end_span();
-                    state = self.shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state = self.shared.work_available.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
                 // The piece was in memory, or has been populated.
                 Step::Confirm(piece, _) => {
                     state.residency.react(Event::Confirmed(piece, true));
-                    self.shared.arrival.notify_all();
+                    self.shared.arrived.notify_all();
                 }
                 step => {
                     drop(state);
@@ -95,14 +95,14 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         let missing = absent.unwrap_or(read.saturating_sub(before));
         let mut state = self.shared.lock();
         state.residency.react(Event::Read(piece, ReadOutcome::Started(missing)));
-        state.read = read;
+        state.read_bytes = read;
         if missing == 0 {
             return;
         }
-        if state.span.as_ref().is_some_and(|last| last.origin != origin) {
+        if state.current_span.as_ref().is_some_and(|last| last.origin != origin) {
             state.end_span();
         }
-        state.span.get_or_insert(ReadSpan::starting(origin, start)).bytes += missing;
+        state.current_span.get_or_insert(ReadSpan::starting(origin, start)).bytes += missing;
     }
 
     fn wait_for(&mut self, piece: PieceId) {
@@ -111,9 +111,9 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         }
         let read = self.counter.bytes_read();
         let mut state = self.shared.lock();
-        state.read = read;
-        if let Some(span) = &mut state.span {
-            span.end = monotonic_nanos();
+        state.read_bytes = read;
+        if let Some(span) = &mut state.current_span {
+            span.end_ns = monotonic_nanos();
         }
         state.residency.react(Event::Arrived(piece));
     }
@@ -133,8 +133,8 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         self.refaulted_bytes = refaulted_bytes;
         let mut state = self.shared.lock();
         // After the first measurement, the kernel has already allocated its memory for the share.
-        let allocated = if first { 0 } else { page_metadata_bytes(state.residency.share_bytes()) };
-        let reserved = state.reserved;
+        let allocated = if first { 0 } else { page_metadata_bytes(state.residency.weight_bytes()) };
+        let reserved = state.reserved_bytes;
         let page_cache = page_cache_available_bytes.map(|bytes| (bytes + allocated).saturating_sub(reserved));
         state.residency.react(Event::Measured { page_cache, evicted });
     }

@@ -19,8 +19,8 @@ use crate::memory::MemoryReading;
 use crate::pages::page_bytes;
 use crate::weights::{Extent, Weights};
 
-/// Maximum time for which a computation waits without the arrival of a piece. Even a slow disk reads a piece in a
-/// fraction of this time.
+/// Maximum time for which a computation waits for the next piece. Even a slow disk reads a piece in a fraction of this
+/// time.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(20);
 
 /// The managed residency policy of a device. The helper thread ends when the policy is dropped.
@@ -31,7 +31,7 @@ pub struct ManagedResidencyPolicy {
 
 impl ManagedResidencyPolicy {
     /// Starts the helper thread of the device with the index `device` in the plan. A computation waits at most
-    /// `max_wait` for the arrival of a piece.
+    /// `max_wait` for the next piece.
     pub fn start(
         weights: Arc<Weights>,
         plan: &Plan,
@@ -52,65 +52,65 @@ impl ResidencyPolicy for ManagedResidencyPolicy {
     }
 
     fn prefetch(&self, part: ModelPart, at: StepId) {
-        if let Some(request) = self.shared.part_request(&part, at) {
-            self.shared.react(Event::Requested(request));
+        if let Some(weight_part) = self.shared.weight_part(&part, at) {
+            self.shared.report_event(Event::Requested(weight_part));
         }
     }
 
     /// Shrinks the kept set, so that `bytes` bytes of memory are free when the run uses them.
     fn reserve(&self, bytes: u64) {
-        self.shared.lock().reserved = bytes;
-        self.shared.react(Event::MemoryChanged);
+        self.shared.lock().reserved_bytes = bytes;
+        self.shared.report_event(Event::MemoryChanged);
     }
 
     fn begin(&self, part: &ModelPart, at: StepId) {
-        if let Some(request) = self.shared.part_request(part, at) {
-            self.shared.react(Event::PassBegun(at.pass));
-            self.shared.react(Event::PartBegun(request));
+        if let Some(weight_part) = self.shared.weight_part(part, at) {
+            self.shared.report_event(Event::PassBegun(at.pass));
+            self.shared.report_event(Event::PartBegun(weight_part));
         }
     }
 
     fn release(&self, part: ModelPart) {
-        let Some(index) = self.shared.index(&part) else { return };
-        self.shared.react(Event::PartEnded);
+        let Some(index) = self.shared.part_index(&part) else { return };
+        self.shared.report_event(Event::PartEnded);
         if index + 1 == self.shared.pieces.pieces_by_part.len() {
-            self.shared.lock().reserved = 0;
+            self.shared.lock().reserved_bytes = 0;
         }
     }
 
     /// Evicts the pages of the embedding rows of `tokens`, which do not belong to a piece.
     fn release_embedding_rows(&self, weights: &Weights, tokens: &[u32]) {
         let page = page_bytes() as u64;
-        for Extent { file_index: part, offset, length } in weights.embedding_row_extents(tokens) {
+        for Extent { file_index, offset, length } in weights.embedding_row_extents(tokens) {
             let (begin, end) = (offset / page * page, (offset + length).next_multiple_of(page));
-            evict(weights, Extent { file_index: part, offset: begin, length: end - begin });
+            evict(weights, Extent { file_index, offset: begin, length: end - begin });
         }
     }
 
     /// Cancels requested reads and deletes recorded read spans; kept pieces stay in memory.
     fn reset(&self) {
-        self.shared.react(Event::Reset);
+        self.shared.report_event(Event::Reset);
         let mut state = self.shared.lock();
-        (state.span, state.awaited) = (None, 0);
-        state.spans.clear();
+        (state.current_span, state.awaited_bytes) = (None, 0);
+        state.completed_spans.clear();
     }
 
     fn take_spans(&self) -> Vec<ReadSpan> {
         let mut state = self.shared.lock();
-        let current = state.span.clone().filter(|span| span.bytes > 0);
-        state.spans.extend(current);
-        if let Some(span) = &mut state.span {
-            (span.start, span.bytes) = (span.end, 0);
+        let current = state.current_span.clone().filter(|span| span.bytes > 0);
+        state.completed_spans.extend(current);
+        if let Some(span) = &mut state.current_span {
+            (span.start_ns, span.bytes) = (span.end_ns, 0);
         }
-        std::mem::take(&mut state.spans)
+        std::mem::take(&mut state.completed_spans)
     }
 
     fn bytes_read(&self) -> u64 {
-        self.shared.lock().read
+        self.shared.lock().read_bytes
     }
 
-    fn take_awaited(&self) -> u64 {
-        std::mem::take(&mut self.shared.lock().awaited)
+    fn take_awaited_bytes(&self) -> u64 {
+        std::mem::take(&mut self.shared.lock().awaited_bytes)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Weight residency: reads the weights of a device ahead of their use, in parallel with the computation.
 //!
-//! [`WeightResidency`] implements the policies of a plan: [`read_ahead`] reads the next window and leaves eviction to
-//! the system; [`managed_policy`] keeps a set of pieces in memory and streams the other pieces. The computation waits
-//! for weights at a [`ResidencyBarrier`].
+//! [`WeightResidency`] implements the residency policies of a plan: [`read_ahead`] reads the next window and leaves
+//! eviction to the system; [`managed_policy`] keeps a set of pieces in memory and streams the other pieces. The
+//! computation waits for weights at a [`ResidencyBarrier`].
 //!
 //! Not here: when a part of the model is requested and released ([`hearth_core::schedule`]), and which piece a managed
 //! policy reads and evicts next ([`hearth_core::residency`]).
@@ -78,7 +78,7 @@ pub trait ResidencyPolicy: Send + Sync {
     }
 
     /// Returns the bytes of weights that were not in memory when the computation needed them, since the last call.
-    fn take_awaited(&self) -> u64 {
+    fn take_awaited_bytes(&self) -> u64 {
         0
     }
 }
@@ -99,17 +99,17 @@ pub struct StepId {
 pub struct ReadSpan {
     /// The pass and round of the read request, and the layers of the part.
     pub origin: ReadOrigin,
-    /// The time at which the first piece was requested, in nanoseconds of [`crate::clock::monotonic_nanos`].
-    pub start: u64,
-    /// The time at which the last piece arrived, in nanoseconds of [`crate::clock::monotonic_nanos`].
-    pub end: u64,
+    /// The time at which the first piece was requested, as a value of [`crate::clock::monotonic_nanos`].
+    pub start_ns: u64,
+    /// The time at which the last piece arrived, as a value of [`crate::clock::monotonic_nanos`].
+    pub end_ns: u64,
     /// Bytes of the part that were not in memory when they were requested.
     pub bytes: u64,
 }
 
 impl ReadSpan {
-    fn starting(origin: ReadOrigin, start: u64) -> Self {
-        Self { origin, start, end: start, bytes: 0 }
+    fn starting(origin: ReadOrigin, start_ns: u64) -> Self {
+        Self { origin, start_ns, end_ns: start_ns, bytes: 0 }
     }
 }
 
@@ -143,7 +143,7 @@ impl WeightResidency {
                 Box::new(ReadAheadPolicy::start(weights.clone(), options))
             }
             // Systems other than Linux neither report which pages are in memory nor read pages on request. Plans with
-            // policies that are only simulated are refused earlier.
+            // policies that are only simulated are rejected earlier.
             _ => Box::new(OnDemand),
         };
         WeightResidency(policy)
@@ -161,7 +161,7 @@ pub fn is_residency_known(weights: &Weights) -> bool {
     weights.files().iter().all(pages::is_residency_reported)
 }
 
-/// Returns the bytes of a part's weights that are in memory, counted in whole pages.
+/// Returns the number of bytes of a part's weights that are in memory, counted in whole pages.
 pub fn resident_bytes(weights: &Weights, part: &ModelPart) -> u64 {
     weights
         .part_extents(part)

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use hearth_core::residency::PieceId;
-use hearth_core::schedule::{ModelPart, parts_by_visit};
+use hearth_core::schedule::{ModelPart, parts_by_busy_period};
 use hearth_schema::Plan;
 
 use crate::pages::page_bytes;
@@ -32,8 +32,8 @@ pub struct PieceTable {
     pub pieces_by_part: Vec<(ModelPart, Range<PieceId>)>,
     /// The extents of the norms and biases, which are always kept in memory.
     pub vector_extents: Vec<Extent>,
-    /// The pieces of each visit: consecutive parts that the device computes without waiting for other devices.
-    pub pieces_by_visit: Vec<Vec<PieceId>>,
+    /// The pieces of each busy period, in which the device computes several parts without waiting for other devices.
+    pub busy_periods: Vec<Vec<PieceId>>,
     /// The indices of the pieces in `pieces_in_order_of_use`, sorted by address.
     by_address: Vec<PieceId>,
 }
@@ -43,10 +43,10 @@ impl PieceTable {
     pub fn new(weights: &Weights, plan: &Plan, device: usize) -> Self {
         let size = plan.devices[device].residency.piece_bytes().0 as usize;
         let (mut pieces, mut pieces_by_part) = (Vec::new(), Vec::new());
-        let (mut vector_extents, mut pieces_by_visit) = (Vec::new(), Vec::new());
-        for visit in parts_by_visit(plan, device) {
+        let (mut vector_extents, mut busy_periods) = (Vec::new(), Vec::new());
+        for parts in parts_by_busy_period(plan, device) {
             let first = pieces.len();
-            for part in visit {
+            for part in parts {
                 let start = pieces.len();
                 for extent in weights.matrix_extents(&part) {
                     cut(weights, extent, size, &mut pieces);
@@ -54,11 +54,11 @@ impl PieceTable {
                 vector_extents.extend(weights.vector_extents(&part));
                 pieces_by_part.push((part, start as PieceId..pieces.len() as PieceId));
             }
-            pieces_by_visit.push((first as PieceId..pieces.len() as PieceId).collect());
+            busy_periods.push((first as PieceId..pieces.len() as PieceId).collect());
         }
         let mut by_address: Vec<PieceId> = (0..pieces.len() as PieceId).collect();
         by_address.sort_unstable_by_key(|&piece| pieces[piece as usize].addresses.start);
-        Self { pieces_in_order_of_use: pieces, pieces_by_part, vector_extents, pieces_by_visit, by_address }
+        Self { pieces_in_order_of_use: pieces, pieces_by_part, vector_extents, busy_periods, by_address }
     }
 
     /// Returns the piece that contains a memory address, or `None` if the address is outside all pieces.

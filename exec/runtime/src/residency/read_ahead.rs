@@ -8,8 +8,8 @@
 //! - `os`: advises the pages with `MADV_WILLNEED` (prima.cpp paper, Section 3.1);
 //! - `windowed`: reads the pages with `MADV_POPULATE_READ`.
 //!
-//! Both policies read a window from its front up to the budget of the plan. If the plan requires it, the thread also
-//! evicts windows after their computation. On systems other than Linux nothing is read ahead.
+//! Both policies read a window from its beginning, up to the prefetch budget of the plan. If the plan requires it, the
+//! thread also evicts windows after their computation. On systems other than Linux nothing is read ahead.
 //!
 //! Not here: managed residency, which keeps a fixed set of pieces ([`super::managed_policy`]).
 
@@ -191,14 +191,14 @@ impl Helper {
                 }
                 let span = span.get_or_insert_with(|| ReadSpan::starting(origin, start));
                 span.bytes += missing.min(requested);
-                span.end = monotonic_nanos();
+                span.end_ns = monotonic_nanos();
                 last = Some(piece);
             }
         }
         let Some(mut span) = span.filter(|span| span.bytes > 0) else { return };
         if let (Residency::Os, Some(piece)) = (policy, last) {
             self.wait_for_arrival(request, piece);
-            span.end = monotonic_nanos();
+            span.end_ns = monotonic_nanos();
         }
         if let Ok(mut spans) = self.shared.spans.lock() {
             spans.push(span);

@@ -23,8 +23,8 @@ const PIECE: usize = 64 << 10;
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/models/psalm-7m-f16.gguf");
 
-/// Opens a copy of the model that is not in memory. Pages cannot be evicted if another test maps them, if they are not
-/// written back, or piece by piece in the large folios of a file that was just written.
+/// Opens a copy of the model that is not in memory and whose pages can be evicted. Pages cannot be evicted while
+/// another test maps them, before they are written back, or if they are part of a large folio that was just written.
 fn open_copy() -> Weights {
     let folder = tempfile::tempdir().expect("a folder");
     let copy = folder.path().join("model.gguf");
@@ -35,8 +35,8 @@ fn open_copy() -> Weights {
     Weights::open(&copy).expect("a model")
 }
 
-/// Returns whether the kernel drops the pages of a single piece: not in a memory file system, and not in folios larger
-/// than a piece.
+/// Returns whether the kernel can drop the pages of a single piece. It cannot if the file is in tmpfs, or if a folio of
+/// the page cache is larger than a piece.
 fn can_evict_pieces() -> bool {
     let weights = open_copy();
     let layers = layers(0..8);
@@ -76,7 +76,7 @@ struct Run {
 }
 
 impl Run {
-    /// Starts the policy for the layers in windows of `window` layers, with `kept` bytes of kept weights.
+    /// Starts the policy for a plan with windows of `window` layers and `kept` bytes of kept weights.
     fn start(
         window: u32,
         kept: u64,
@@ -126,7 +126,6 @@ impl Run {
     }
 }
 
-/// Returns the first matrix of the first two layers.
 fn first_matrix(weights: &Weights) -> &[u8] {
     weights.mapped_bytes(weights.matrix_extents(&layers(0..2))[0]).expect("a checked tensor")
 }
@@ -203,7 +202,7 @@ fn computation_continues_when_the_helper_hangs_or_ends() {
 #[test]
 fn the_kept_set_follows_the_available_memory() {
     if !can_evict_pieces() {
-        let reason = "the kernel keeps pages of a file that are dropped piece by piece";
+        let reason = "the kernel does not evict single pieces of a file";
         eprintln!("SKIPPED the_kept_set_follows_the_available_memory: {reason}");
         return;
     }

@@ -1,7 +1,7 @@
 //! Random blocks of every weight format with a given distribution of the weights.
 //!
 //! A chunk is filled with random bytes. Then the fields of each block that must not be arbitrary (scales, minima,
-//! factors) are computed from their random bits. Quantised weights have mean zero and standard deviation `deviation`,
+//! factors) are computed from their random bits. Quantised weights have mean zero and the requested standard deviation,
 //! so that activations stay of order one for any width. Scales are normal f16 numbers (6.1e-5 and above). The block
 //! layouts are those of ggml-common.h.
 //!
@@ -27,7 +27,7 @@ pub(super) struct Distribution {
 }
 
 /// Fills `out`, a whole number of blocks, with random weights. Later calls can reuse the buffer `scratch`.
-pub(super) fn fill(
+pub(super) fn fill_blocks(
     format: Format,
     distribution: Distribution,
     rng: &mut ChaCha8Rng,
@@ -71,7 +71,7 @@ pub(super) fn fill(
     }
 }
 
-/// Fills `out` with float weights of N bytes, each computed from eight random bytes.
+/// Fills `out` with float weights of N bytes each. Each weight is computed from eight random bytes.
 fn floats<const N: usize>(
     distribution: Distribution,
     rng: &mut ChaCha8Rng,
@@ -163,7 +163,7 @@ fn iq1_s(block: &mut [u8; 50], deviation: f32) {
     put_f16(block, 0, sign * k_scale(bits, deviation / (9.22 * 0.781)));
 }
 
-/// Returns a random factor of the integer scales of a K-quant block: 1.0 to 1.2 times `scale` or, if larger,
+/// Returns a random factor for the integer scales of a K-quant block: 1.0 to 1.2 times the larger of `scale` and
 /// [`MIN_SCALE`].
 fn k_scale(bits: u16, scale: f32) -> f32 {
     scale.max(MIN_SCALE) * between(bits, 1.0, 1.2)
@@ -205,7 +205,7 @@ fn q3_k(block: &mut [u8; 110], deviation: f32) {
 }
 
 /// Writes the scales of a `Q4_K` or `Q5_K` block, computed from random bytes, and the minima with which the mean of the
-/// weights is zero: minimum = scale and dmin = `mean` d, where `mean` is the mean of the quantised integers.
+/// weights is zero: minimum = scale and dmin = `mean * d`, where `mean` is the mean of the quantised integers.
 fn scales_and_minima(block: &mut [u8], scale: f32, mean: f32, scale_of: impl Fn(u8) -> u8) {
     let scale = put_k_scale(block, 0, scale);
     put_f16(block, 2, mean * scale);
@@ -220,8 +220,8 @@ fn scales_and_minima(block: &mut [u8], scale: f32, mean: f32, scale_of: impl Fn(
     }
 }
 
-/// Completes a random `Q6_K` block: `[ql: 128][qh: 64][scales: i8; 16][d: f16]`, weight `d scale (q - 32)`. Scales have
-/// a random sign and a magnitude from 4 to 12.
+/// Completes a random `Q6_K` block: `[lower 4 bits of q: 128][upper 2 bits: 64][scales: i8; 16][d: f16]`, weight
+/// `d scale (q - 32)`. Scales have a random sign and a magnitude from 4 to 12.
 fn q6_k(block: &mut [u8; 210], deviation: f32) {
     for scale in &mut block[192..208] {
         let magnitude = (4 + ((u16::from(*scale & 0x7f) * 9) >> 7)) as i8;
@@ -241,7 +241,7 @@ mod tests {
         let mut out = vec![0; format.row_bytes(weights).unwrap().0 as usize];
         let mut rng = ChaCha8Rng::seed_from_u64(7);
         let distribution = Distribution { mean: 0.0, standard_deviation: deviation };
-        fill(format, distribution, &mut rng, &mut out, &mut Vec::new());
+        fill_blocks(format, distribution, &mut rng, &mut out, &mut Vec::new());
         out
     }
 
@@ -252,7 +252,6 @@ mod tests {
         (mean as f32, variance.sqrt() as f32)
     }
 
-    /// Returns the weights of the blocks `bytes`, as the kernels dequantise them.
     fn decoded(format: Format, bytes: &[u8]) -> Vec<f32> {
         let mut weights = vec![0.0; bytes.len() / format.row_bytes(256).unwrap().0 as usize * 256];
         dequantise(format, bytes, &mut weights).unwrap();

@@ -17,7 +17,7 @@ pub(super) struct SynthPlan {
     pub distributions: Vec<Distribution>,
 }
 
-pub(super) fn plan(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
+pub(super) fn plan_file(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
     let shape = &options.shape;
     shape.check()?;
     if !shape.key_length.is_multiple_of(2) {
@@ -52,7 +52,7 @@ pub(super) fn plan(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
     Ok(SynthPlan { layout: writer.finish(), distributions })
 }
 
-/// The distribution of the factors of the rotary frequencies: positive, and not all one, so that they have an effect.
+/// The distribution of the divisors of the rotary frequencies: positive and not all one, so that they have an effect.
 /// source: assumed; the factors of Llama 3.1 are from 1 to 8
 const ROPE_FACTORS: Distribution = Distribution { mean: 2.0, standard_deviation: 0.3 };
 
@@ -75,7 +75,7 @@ fn keys(options: &SynthOptions) -> Result<Vec<(String, Value)>, SynthError> {
     ];
     let mut add = |key: &str, value| keys.push((format!("{architecture}.{key}"), value));
     add("context_length", Value::U32(shape.context_length));
-    add("embedding_length", Value::U32(shape.embedding));
+    add("embedding_length", Value::U32(shape.embedding_length));
     add("block_count", Value::U32(shape.layers.0));
     add("feed_forward_length", Value::U32(shape.feed_forward_length));
     add("attention.head_count", Value::U32(shape.heads));
@@ -96,7 +96,7 @@ fn keys(options: &SynthOptions) -> Result<Vec<(String, Value)>, SynthError> {
         keys.push(("general.file_type".to_owned(), Value::U32(number)));
     }
     keys.push(("general.quantization_version".to_owned(), Value::U32(2)));
-    let tokenizer = options.tokenizer.keys(shape.vocab_size, shape.architecture)?;
+    let tokenizer = options.tokenizer.metadata_keys(shape.vocab_size, shape.architecture)?;
     keys.extend(tokenizer.into_iter().map(|(key, value)| (key.to_owned(), value)));
     Ok(keys)
 }

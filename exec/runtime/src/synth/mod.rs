@@ -2,7 +2,7 @@
 //!
 //! With a synthetic model, a plan for a large model can be tested without downloading the model. All weight formats are
 //! supported, also mixes such as `q4_k_m`, and llama.cpp opens the files. The generated text makes no sense, but a
-//! synthetic model uses disk, processor and memory like the real model. Weights have mean zero and standard deviation
+//! synthetic model uses disk, CPU and memory like the real model. Weights have mean zero and standard deviation
 //! `gain / sqrt(row length)`, so that activations stay of order one through all layers; norm weights are near one; the
 //! embedding has the standard deviation 0.5.
 //!
@@ -47,7 +47,7 @@ pub struct SynthOptions {
     /// The factor by which the standard deviation of the weights is multiplied; 1 keeps activations of order one.
     pub gain: f32,
     pub tokenizer: TokenizerKind,
-    /// The base of the rotary frequencies (`rope.freq_base`).
+    /// The base of the rotary frequencies (metadata key `rope.freq_base`).
     pub rope_base: f32,
     /// Whether to add the tensor `rope_freqs.weight` of Llama 3.1, with elements of about two; only for Llama.
     pub add_rope_freqs: bool,
@@ -90,7 +90,7 @@ pub enum SynthError {
     Io { verb: &'static str, path: PathBuf, source: io::Error },
 }
 
-/// The valid values of [`SynthOptions::gain`], for which weights and the scales of blocks are in the range of f16.
+/// The valid values of [`SynthOptions::gain`]. With these, weights and the scales of blocks are in the range of f16.
 /// source: assumed; 1 keeps activations of order one
 const GAIN_RANGE: std::ops::RangeInclusive<f32> = 1e-3..=1e3;
 
@@ -98,10 +98,10 @@ const GAIN_RANGE: std::ops::RangeInclusive<f32> = 1e-3..=1e3;
 const ALIASES: &[(&str, &str)] = &[("8b", "llama-8b"), ("70b", "llama-70b")];
 
 impl SynthOptions {
-    /// Returns options with seed 1 and the default tokenizer and frequency base for `shape`.
+    /// Returns options with seed 1, and with the default tokenizer and rotary frequency base for `shape`.
     pub fn new(name: &str, shape: ModelShape, quant: Quant) -> SynthOptions {
         // Llama 3 increased the base with the width; small models keep the original one.
-        let rope_base = if shape.embedding >= 2048 { 500_000.0 } else { 10_000.0 };
+        let rope_base = if shape.embedding_length >= 2048 { 500_000.0 } else { 10_000.0 };
         SynthOptions {
             name: name.to_owned(),
             tokenizer: TokenizerKind::for_architecture(shape.architecture),
@@ -133,9 +133,9 @@ pub fn synthesise(
     path: &Path,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<SynthesisedModel, SynthError> {
-    let plan = header::plan(options)?;
+    let plan = header::plan_file(options)?;
     check_free_space(path, Bytes(plan.layout.file_bytes))?;
-    writer::write(options, &plan, path, progress)?;
+    writer::write_model(options, &plan, path, progress)?;
     Ok(SynthesisedModel {
         path: path.to_owned(),
         file_bytes: Bytes(plan.layout.file_bytes),
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_larger_than_any_disk_is_refused() {
+    fn a_file_larger_than_any_disk_is_rejected() {
         assert!(check_free_space(Path::new("model.gguf"), Bytes(1)).is_ok());
         if cfg!(unix) {
             let error = check_free_space(Path::new("model.gguf"), Bytes(1 << 60)).unwrap_err();

@@ -41,7 +41,7 @@ impl TokenizerKind {
     }
 
     /// Returns the GGUF metadata of a tokenizer with `vocabulary` tokens.
-    pub(super) fn keys(
+    pub(super) fn metadata_keys(
         self,
         vocabulary: u32,
         architecture: Architecture,
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     fn tokens(tokenizer: TokenizerKind, vocabulary: u32) -> Vec<String> {
-        let keys = tokenizer.keys(vocabulary, Architecture::Llama).unwrap();
+        let keys = tokenizer.metadata_keys(vocabulary, Architecture::Llama).unwrap();
         let found = keys.into_iter().find(|(key, _)| *key == "tokenizer.ggml.tokens");
         let Some((_, Value::Array(Array::Str(tokens)))) = found else { panic!("no tokens") };
         tokens
@@ -175,7 +175,7 @@ mod tests {
                 assert_eq!(list.iter().collect::<BTreeSet<_>>().len(), size as usize, "{tokenizer:?} {size}");
             }
             for size in [399, 2_000_000] {
-                let keys = tokenizer.keys(size, Architecture::Llama);
+                let keys = tokenizer.metadata_keys(size, Architecture::Llama);
                 assert!(matches!(keys, Err(SynthError::Vocabulary { .. })), "{tokenizer:?} {size}");
             }
         }

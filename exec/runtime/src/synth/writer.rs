@@ -2,7 +2,7 @@
 //!
 //! Threads take chunks of a fixed number of weights in file order. Each thread fills a buffer and writes it at the
 //! offset of the chunk, with its own file handle. The random stream of a chunk is `ChaCha8` with a key from (seed,
-//! tensor name) and the index of the chunk as stream number, so that the bytes depend neither on the thread nor on
+//! tensor name) and the index of the chunk as the stream number, so the bytes depend neither on the thread nor on
 //! the order. The file has a temporary name until it is complete, and is removed if an error occurs.
 
 use std::fs::{self, File, OpenOptions};
@@ -47,7 +47,7 @@ impl Drop for PartialFile {
     }
 }
 
-pub(super) fn write(
+pub(super) fn write_model(
     options: &SynthOptions,
     plan: &SynthPlan,
     path: &Path,
@@ -138,7 +138,7 @@ fn write_chunks(
         buffer.resize(chunk.bytes as usize, 0);
         let mut rng = random_stream(seed, &tensor.name, chunk.number);
         let distribution = plan.distributions[chunk.tensor];
-        blocks::fill(tensor.format, distribution, &mut rng, &mut buffer, &mut scratch);
+        blocks::fill_blocks(tensor.format, distribution, &mut rng, &mut buffer, &mut scratch);
         file.seek(SeekFrom::Start(chunk.offset))?;
         file.write_all(&buffer)?;
         if written.send(Ok(chunk.bytes)).is_err() {
@@ -177,7 +177,7 @@ mod tests {
         let make = |name, seed, chunk| {
             let distribution = Distribution { mean: 0.0, standard_deviation: 0.01 };
             let (mut rng, mut buffer) = (random_stream(seed, name, chunk), vec![0; 34 * 4]);
-            blocks::fill(Format::Q8_0, distribution, &mut rng, &mut buffer, &mut Vec::new());
+            blocks::fill_blocks(Format::Q8_0, distribution, &mut rng, &mut buffer, &mut Vec::new());
             buffer
         };
         let first = make("blk.0.ffn_up.weight", 1, 0);

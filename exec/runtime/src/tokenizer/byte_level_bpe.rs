@@ -29,7 +29,7 @@ pub(super) struct ByteLevelBpe {
 impl ByteLevelBpe {
     pub(super) fn new(metadata: &Metadata, texts: &[String]) -> Result<ByteLevelBpe, ExecError> {
         let name = metadata.get_str("tokenizer.ggml.pre")?.unwrap_or("default");
-        let pre_tokenizer = PreTokenizer::named(name).ok_or_else(|| ExecError::PreTokenizer {
+        let pre_tokenizer = PreTokenizer::by_name(name).ok_or_else(|| ExecError::PreTokenizer {
             found: name.to_owned(),
             known: PreTokenizer::names(),
         })?;

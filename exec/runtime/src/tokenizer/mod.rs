@@ -2,11 +2,11 @@
 //!
 //! A tokenizer is built from the metadata of the model file. There are two kinds: byte-level BPE (`gpt2` in model
 //! files, module `byte_level_bpe`) and `SentencePiece` (`llama` in model files, module `sentence_piece`). Control
-//! tokens in a text are recognised only if the caller requests it, so that the text of a user cannot end a turn. Tokens
-//! of the type user-defined are recognised in any text, before the text is split.
+//! tokens in text are recognised only if the caller requests it, so that the text of a user cannot end a turn.
+//! User-defined tokens are always recognised, before the text is split.
 //!
-//! Decoding gives bytes. [`IncrementalDetokenizer`] buffers bytes that are not yet valid UTF-8, so that a character of
-//! several tokens is returned as a whole.
+//! Decoding gives bytes. [`IncrementalDetokenizer`] buffers bytes that are not yet valid UTF-8, so that a character
+//! that consists of several tokens is returned as a whole.
 //!
 //! Not here: chat templates ([`crate::chat`]).
 
@@ -30,11 +30,11 @@ pub struct Tokenizer {
     kind: Kind,
     /// The text of each token as bytes, indexed by token id; empty for control tokens, which are not output.
     tokens: Vec<Vec<u8>>,
-    /// The tokens that are recognised by their text, before the rest of a text is tokenized.
+    /// The tokens that are recognised by their text before the other text is tokenized.
     special: SpecialTokens,
     bos: Option<u32>,
     eos: Option<u32>,
-    /// The ids of the tokens that end a turn or a text.
+    /// The ids of the tokens that end a turn or the text.
     ends: BTreeSet<u32>,
     add_bos: bool,
     add_eos: bool,
@@ -47,12 +47,12 @@ enum Kind {
 }
 
 /// The character that is inserted into the text of a user where a control token could begin. It is a Unicode
-/// noncharacter, so that no text needs it.
-const GUARD: char = '\u{fdd0}';
+/// noncharacter, so it does not occur in valid text.
+const ESCAPE: char = '\u{fdd0}';
 
-/// The texts of the control tokens that end a turn or a text in the supported model families. Not all model files
-/// declare these tokens as control tokens.
-const END_TEXTS: &[&str] = &[
+/// The control tokens that end a turn or the text in the supported model families. Not all model files declare them as
+/// control tokens.
+const END_TOKENS: &[&str] = &[
     "<|eot_id|>",
     "<|eom_id|>",
     "<|end_of_text|>",
@@ -63,8 +63,8 @@ const END_TEXTS: &[&str] = &[
     "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
 ];
 
-/// The texts of the control tokens that begin a turn or a text, or name a role, in the supported model families.
-const START_TEXTS: &[&str] = &[
+/// The control tokens that begin a turn or the text, or name a role, in the supported model families.
+const START_TOKENS: &[&str] = &[
     "<s>",
     "<bos>",
     "<start_of_turn>",
@@ -131,7 +131,7 @@ impl Tokenizer {
             }
             "llama" => (Kind::SentencePiece(Box::new(SentencePiece::new(metadata, texts, is_piece)?)), true),
             other => {
-                let hint = "use a model whose tokenizer is gpt2 (BPE) or llama (SentencePiece)";
+                let hint = "use a model whose tokenizer is `gpt2` (BPE) or `llama` (SentencePiece)";
                 return Err(invalid(format!("tokenizer model `{other}` is not supported"), hint));
             }
         };
@@ -144,11 +144,11 @@ impl Tokenizer {
         let tokens = texts.iter().enumerate().map(token).collect();
         let special = SpecialTokens::new(texts, kind_of);
         let is_eog =
-            |&at: &usize| kind_of(at) == token_type::CONTROL && END_TEXTS.contains(&texts[at].as_str());
+            |&at: &usize| kind_of(at) == token_type::CONTROL && END_TOKENS.contains(&texts[at].as_str());
         let by_text = (0..texts.len()).filter(is_eog).map(|at| at as u32);
         let add_bos = metadata.get_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(bos_default);
         if add_bos && bos.is_none() {
-            let what = "texts must begin with a BOS token, but `tokenizer.ggml.bos_token_id` is missing";
+            let what = "prompts must begin with a BOS token, but metadata key `tokenizer.ggml.bos_token_id` is missing";
             return Err(invalid(what, CONVERT));
         }
         Ok(Tokenizer {
@@ -163,34 +163,34 @@ impl Tokenizer {
         })
     }
 
-    /// Returns the id of the BOS token, which begins a text, if the model has one.
+    /// Returns the id of the token that marks the beginning of text (BOS), if the model has one.
     pub fn bos(&self) -> Option<u32> {
         self.bos
     }
 
-    /// Returns the id of the EOS token, which ends a text, if the model has one.
+    /// Returns the id of the token that marks the end of text (EOS), if the model has one.
     pub fn eos(&self) -> Option<u32> {
         self.eos
     }
 
-    /// Returns whether a token ends a turn or a text (end of generation).
+    /// Returns whether a token ends a turn or the text (end of generation).
     pub fn is_eog(&self, token: u32) -> bool {
         self.ends.contains(&token)
     }
 
-    /// Encodes a complete text, with BOS and EOS if the model adds them. With `parse_special`, the texts of control
-    /// tokens are recognised as these tokens; otherwise they are ordinary text.
+    /// Encodes a complete text, with BOS and EOS if the model adds them. With `parse_special`, control tokens in the
+    /// text are recognised; otherwise they are ordinary text.
     pub fn encode(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, ExecError> {
         let mut ids: Vec<u32> = self.bos.filter(|_| self.add_bos).into_iter().collect();
-        let fragments = self.special.partition(text, |special| parse_special || special.anywhere);
+        let fragments = self.special.partition(text, |special| parse_special || special.is_user_defined);
         self.encode_fragments(fragments, &mut ids)?;
         ids.extend(self.eos.filter(|_| self.add_eos));
         Ok(ids)
     }
 
-    /// Encodes the output of a chat template, in which the texts of users are guarded ([`Self::guard`]).
+    /// Encodes the output of a chat template, in which the text of users is escaped ([`Self::escape_control_tokens`]).
     pub(crate) fn encode_template(&self, text: &str) -> Result<Vec<u32>, ExecError> {
-        let fragments = self.special.partition(text, |special| !special.anywhere);
+        let fragments = self.special.partition(text, |special| !special.is_user_defined);
         let mut ids = Vec::new();
         let bos = |fragment: &Fragment| matches!(fragment, Fragment::Token(id) if Some(*id) == self.bos);
         if self.add_bos && !fragments.iter().find(|part| !part.is_empty()).is_some_and(bos) {
@@ -200,8 +200,8 @@ impl Tokenizer {
             match fragment {
                 Fragment::Token(id) => ids.push(id),
                 Fragment::Text(text) => {
-                    let text = text.replace(GUARD, "");
-                    let parts = self.special.partition(&text, |special| special.anywhere);
+                    let text = text.replace(ESCAPE, "");
+                    let parts = self.special.partition(&text, |special| special.is_user_defined);
                     self.encode_fragments(parts, &mut ids)?;
                 }
             }
@@ -209,46 +209,47 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Returns `text` with guard characters, so that no control token is recognised in it, whatever surrounds it.
+    /// Returns `text` with escape characters, so that no control token is recognised in it, whatever surrounds it.
     ///
-    /// A guard follows every character with which a control token begins, and precedes the text if the text could
-    /// complete a control token. The texts `known`, for which the template searches, get no guard after their first
-    /// character, unless a control token begins there.
-    pub(crate) fn guard(&self, text: &str, known: &[String]) -> String {
-        let text = text.replace(GUARD, "");
+    /// An escape character follows every character with which a control token begins, and precedes the text if the text
+    /// could complete a control token. The strings `known`, for which the template searches, get no escape character
+    /// after their first character, unless a control token begins there.
+    pub(crate) fn escape_control_tokens(&self, text: &str, known: &[String]) -> String {
+        let text = text.replace(ESCAPE, "");
         let trimmed = text.trim_start();
-        let front = (self.special.completes(trimmed.trim_end())).then_some(text.len() - trimmed.len());
-        let mut guarded = String::with_capacity(text.len());
+        let front = self.special.completes_control(trimmed.trim_end()).then_some(text.len() - trimmed.len());
+        let mut escaped = String::with_capacity(text.len());
         for (at, c) in text.char_indices() {
             if front == Some(at) {
-                guarded.push(GUARD);
+                escaped.push(ESCAPE);
             }
-            guarded.push(c);
+            escaped.push(c);
             let rest = &text[at..];
             let is_known = |known: &String| rest.starts_with(known.as_str());
-            if self.special.begins_control(c)
-                && (self.special.control_begins(rest) || !known.iter().any(is_known))
+            if self.special.is_control_start(c)
+                && (self.special.starts_with_control(rest) || !known.iter().any(is_known))
             {
-                guarded.push(GUARD);
+                escaped.push(ESCAPE);
             }
         }
-        guarded
+        escaped
     }
 
-    /// Returns the suffixes of `text` that start at a character with which a control token begins, except suffixes that
-    /// start with a control token or with which a control token starts.
-    pub(crate) fn unguarded_parts(&self, text: &str) -> Vec<String> {
-        let begins = text.char_indices().filter(|&(_, c)| self.special.begins_control(c));
-        let parts = begins.map(|(at, _)| &text[at..]);
-        let is_safe = |part: &&str| !self.special.control_begins(part) && !self.special.begins_with(part);
-        parts.filter(is_safe).map(str::to_owned).collect()
+    /// Returns the suffixes of `text` whose first character is that of a control token. Suffixes that start with a
+    /// control token, or with which a control token starts, are omitted.
+    pub(crate) fn unescaped_suffixes(&self, text: &str) -> Vec<String> {
+        let special = &self.special;
+        let begins = text.char_indices().filter(|&(_, c)| special.is_control_start(c));
+        let is_safe = |part: &&str| !special.starts_with_control(part) && !special.is_control_prefix(part);
+        begins.map(|(at, _)| &text[at..]).filter(is_safe).map(str::to_owned).collect()
     }
 
-    /// Returns whether the role `text` contains a control token, or is part of a control token that ends a turn, such
-    /// as `end` in `<|end|>`.
-    pub(crate) fn is_dangerous_role(&self, text: &str) -> bool {
-        let text = text.trim();
-        self.special.has_control(text) || END_TEXTS.iter().any(|end| !text.is_empty() && end.contains(text))
+    /// Returns whether `role` contains a control token, or is part of a control token that ends a turn, such as `end`
+    /// in `<|end|>`.
+    pub(crate) fn imitates_control_token(&self, role: &str) -> bool {
+        let role = role.trim();
+        let is_in = |end: &&str| !role.is_empty() && end.contains(role);
+        self.special.contains_control(role) || END_TOKENS.iter().any(is_in)
     }
 
     pub(crate) fn text_of(&self, id: u32) -> String {
@@ -256,7 +257,7 @@ impl Tokenizer {
     }
 
     fn encode_fragments(&self, fragments: Vec<Fragment<'_>>, ids: &mut Vec<u32>) -> Result<(), ExecError> {
-        // The beginning of a text counts as after a special token.
+        // The beginning of the text counts as after a special token.
         let mut after_special = true;
         for fragment in fragments {
             match fragment {
@@ -293,7 +294,7 @@ impl Tokenizer {
 
 /// Returns whether a token with the text `text` and the type `kind` ([`token_type`]) begins or ends a turn.
 fn is_turn(text: &str, kind: i32) -> bool {
-    END_TEXTS.contains(&text) || (kind != token_type::NORMAL && START_TEXTS.contains(&text))
+    END_TOKENS.contains(&text) || (kind != token_type::NORMAL && START_TOKENS.contains(&text))
 }
 
 /// Reads the id of the special token `name`, for example `bos`, of a vocabulary with `count` tokens.
@@ -326,7 +327,7 @@ impl IncrementalDetokenizer {
         text
     }
 
-    /// Ends the text. Returns U+FFFD if the last character is incomplete, and otherwise an empty text.
+    /// Ends the text. Returns U+FFFD if the last character is incomplete, and otherwise an empty string.
     pub fn finish(self) -> String {
         String::from_utf8_lossy(&self.pending).into_owned()
     }

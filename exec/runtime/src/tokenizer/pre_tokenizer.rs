@@ -29,7 +29,7 @@ pub(super) struct PreTokenizer {
     pub(super) patterns: &'static [&'static str],
     /// Whether a word that is itself a token is encoded as this token, without merges.
     pub(super) ignore_merges: bool,
-    /// Whether BOS is added before a text if the model file does not define this.
+    /// Whether a BOS token is added before the text if the model file does not define this.
     pub(super) adds_bos: bool,
 }
 
@@ -70,7 +70,7 @@ const fn plain(patterns: &'static [&'static str]) -> PreTokenizer {
 }
 
 impl PreTokenizer {
-    pub(super) fn named(name: &str) -> Option<PreTokenizer> {
+    pub(super) fn by_name(name: &str) -> Option<PreTokenizer> {
         FAMILIES.iter().find(|(names, _)| names.contains(&name)).map(|&(_, pre_tokenizer)| pre_tokenizer)
     }
 

@@ -3,7 +3,7 @@
 //! Spaces are replaced by `▁`, and the text is split into characters. Then the two adjacent symbols whose concatenation
 //! is the piece with the highest score are merged (the leftmost pair if scores are equal), until no concatenation is a
 //! piece. A symbol that is not a piece is encoded as byte tokens. Source: Kudo and Richardson 2018, BPE mode. If the
-//! model was trained in this way, a space is also added at the beginning of a text and after special tokens.
+//! model was trained in this way, a space is also added at the beginning of the text and after special tokens.
 //!
 //! Deviation: llama.cpp also merges symbols to control tokens. Here control tokens are never the result of a merge,
 //! so that the text of a user cannot end a turn.
@@ -24,7 +24,7 @@ pub(super) struct SentencePiece {
     scores: Vec<f32>,
     byte_tokens: [Option<u32>; 256],
     unknown: Option<u32>,
-    /// Whether a space is added at the beginning of a text and after special tokens.
+    /// Whether a space is added at the beginning of the text and after special tokens.
     pub(super) add_space: bool,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct SentencePiece {
 struct Merge {
     /// The score of the concatenated piece, as an integer that sorts in the same order.
     score: i32,
-    /// The index of the left symbol, reversed so that of equal scores the leftmost is merged first.
+    /// The index of the left symbol, reversed so that the leftmost of several candidates with equal scores comes first.
     left: Reverse<usize>,
     right: usize,
     /// The total length of both symbols in bytes. If another merge has changed this length, the candidate is outdated.
@@ -75,10 +75,10 @@ impl SentencePiece {
         Ok(SentencePiece { ids, scores: scores.to_vec(), byte_tokens, unknown, add_space })
     }
 
-    /// Appends the tokens of `text` to `ids`; `begins` says if `text` begins the input or follows a special token.
-    pub(super) fn encode(&self, text: &str, begins: bool, ids: &mut Vec<u32>) {
+    /// Appends the tokens of `text` to `ids`. `is_start` is true if `text` begins the input or follows a special token.
+    pub(super) fn encode(&self, text: &str, is_start: bool, ids: &mut Vec<u32>) {
         let mut marked = String::with_capacity(text.len() + 3);
-        if begins && self.add_space {
+        if is_start && self.add_space {
             marked.push(SPACE);
         }
         marked.extend(text.chars().map(|c| if c == ' ' { SPACE } else { c }));
@@ -142,7 +142,7 @@ impl SentencePiece {
     }
 }
 
-/// Returns the bytes of the token with the text `text`; `is_byte` says whether it is a byte token such as `<0x0A>`.
+/// Returns the bytes of the token with the text `text`; `is_byte` is true for byte tokens such as `<0x0A>`.
 pub(super) fn token_bytes(text: &str, is_byte: bool) -> Vec<u8> {
     let hexadecimal = text.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     match hexadecimal.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {

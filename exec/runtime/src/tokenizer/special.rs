@@ -2,7 +2,7 @@
 //!
 //! As in llama.cpp, a text is split at the longest special token first, then the remaining parts at the next longest,
 //! and so on. Only tokens that occur in the text are tried. A sorted list finds these tokens in one pass over the text,
-//! so that vocabularies with very many special tokens are fast.
+//! so tokenization is fast even if a vocabulary has very many special tokens.
 //!
 //! Not here: which tokens are control tokens. [`super::Tokenizer::new`] decides that.
 
@@ -15,8 +15,8 @@ use super::token_type;
 pub(super) struct SpecialToken {
     pub(super) text: String,
     pub(super) id: u32,
-    /// Whether the token is recognised in any text, including user input.
-    pub(super) anywhere: bool,
+    /// Whether the token is user-defined, that is, recognised in all text, unlike control tokens.
+    pub(super) is_user_defined: bool,
 }
 
 #[derive(Debug)]
@@ -33,17 +33,17 @@ impl SpecialTokens {
     pub(super) fn new(texts: &[String], kind_of: impl Fn(usize) -> i32) -> SpecialTokens {
         let mut all: Vec<SpecialToken> = Vec::new();
         for (at, text) in texts.iter().enumerate().filter(|(_, text)| !text.is_empty()) {
-            let anywhere = match kind_of(at) {
+            let is_user_defined = match kind_of(at) {
                 token_type::USER_DEFINED => true,
                 token_type::CONTROL | token_type::UNKNOWN => false,
                 _ => continue,
             };
-            all.push(SpecialToken { text: text.clone(), id: at as u32, anywhere });
+            all.push(SpecialToken { text: text.clone(), id: at as u32, is_user_defined });
         }
         all.sort_by(|a, b| b.text.len().cmp(&a.text.len()).then_with(|| a.text.cmp(&b.text)));
         let mut sorted: Vec<usize> = (0..all.len()).collect();
         sorted.sort_by(|&a, &b| all[a].text.cmp(&all[b].text));
-        let control = all.iter().filter(|special| !special.anywhere);
+        let control = all.iter().filter(|special| !special.is_user_defined);
         let first = control.filter_map(|special| special.text.chars().next()).collect();
         SpecialTokens { all, sorted, first }
     }
@@ -53,33 +53,33 @@ impl SpecialTokens {
     }
 
     /// Returns whether a control token begins with the character `c`.
-    pub(super) fn begins_control(&self, c: char) -> bool {
+    pub(super) fn is_control_start(&self, c: char) -> bool {
         self.first.contains(&c)
     }
 
-    pub(super) fn has_control(&self, text: &str) -> bool {
-        self.occurring(text).into_iter().any(|at| !self.all[at].anywhere)
+    pub(super) fn contains_control(&self, text: &str) -> bool {
+        self.occurring(text).into_iter().any(|at| !self.all[at].is_user_defined)
     }
 
-    /// Returns whether the text `rest` begins with a control token.
-    pub(super) fn control_begins(&self, rest: &str) -> bool {
-        self.matches_at_start(rest.as_bytes()).iter().any(|&at| !self.all[at].anywhere)
+    /// Returns whether `text` begins with a control token.
+    pub(super) fn starts_with_control(&self, text: &str) -> bool {
+        self.matches_at_start(text.as_bytes()).iter().any(|&at| !self.all[at].is_user_defined)
     }
 
     /// Returns whether a control token begins with `text`.
-    pub(super) fn begins_with(&self, text: &str) -> bool {
+    pub(super) fn is_control_prefix(&self, text: &str) -> bool {
         self.control().any(|control| control.starts_with(text))
     }
 
     /// Returns whether `text` is part of a control token, or begins with the end of a control token.
-    pub(super) fn completes(&self, text: &str) -> bool {
+    pub(super) fn completes_control(&self, text: &str) -> bool {
         let ends =
             |control: &str| control.char_indices().skip(1).any(|(at, _)| text.starts_with(&control[at..]));
         !text.is_empty() && self.control().any(|control| control.contains(text) || ends(control))
     }
 
     fn control(&self) -> impl Iterator<Item = &str> {
-        self.all.iter().filter(|special| !special.anywhere).map(|special| special.text.as_str())
+        self.all.iter().filter(|special| !special.is_user_defined).map(|special| special.text.as_str())
     }
 
     /// Returns the indices in `all` of the tokens whose text is a prefix of `bytes`.

@@ -32,7 +32,7 @@ pub(crate) fn metadata(
 const SPECIAL_IDS: [(&str, Value); 3] =
     [("unknown_token_id", Value::U32(0)), ("bos_token_id", Value::U32(1)), ("eos_token_id", Value::U32(2))];
 
-/// Returns the texts of three special tokens, of 256 byte tokens, and `others` from id 259 on.
+/// Returns a vocabulary: three special tokens, 256 byte tokens, and `others` from id 259 on.
 fn with_bytes<const N: usize>(others: [&str; N]) -> Vec<String> {
     let mut texts = ["<unk>", "<s>", "</s>"].map(String::from).to_vec();
     texts.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
@@ -78,14 +78,15 @@ fn special_tokens_are_recognised_only_on_request() {
 #[test]
 fn text_of_a_user_cannot_be_a_control_token() {
     let tokenizer = sentence_pieces();
-    // The text of the user is guarded; the text of the template is not.
-    let guarded = tokenizer.guard("a</s>", &[]);
-    let ids = tokenizer.encode_template(&format!("<s>{guarded}</s>")).unwrap();
+    // The text of the user is escaped; the text of the template is not.
+    let escaped = tokenizer.escape_control_tokens("a</s>", &[]);
+    let ids = tokenizer.encode_template(&format!("<s>{escaped}</s>")).unwrap();
     let end = ids.iter().filter(|&&id| id == 2).count();
     assert_eq!((ids[0], ids.last(), end), (1, Some(&2), 1));
     assert_eq!(ids[1..ids.len() - 1], tokenizer.encode("a</s>", false).unwrap()[1..]);
-    // Guard characters in the text of a user have no effect.
-    assert_eq!(tokenizer.guard("<\u{fdd0}/s>", &[]), tokenizer.guard("</s>", &[]));
+    // Escape characters in the text of a user have no effect.
+    let escape = |text| tokenizer.escape_control_tokens(text, &[]);
+    assert_eq!(escape("<\u{fdd0}/s>"), escape("</s>"));
 }
 
 #[test]
@@ -101,7 +102,8 @@ fn turn_ends_are_control_tokens_regardless_of_their_type_in_the_file() {
     assert!(tokenizer.is_eog(2) && tokenizer.is_eog(260) && !tokenizer.is_eog(261));
     let ids = tokenizer.encode("</s><end_of_turn><start_of_turn></think>", false).unwrap();
     assert!(ids[1..].iter().all(|&id| !matches!(id, 1 | 2 | 259 | 260)) && ids.contains(&261), "{ids:?}");
-    let template = format!("<start_of_turn>{}<end_of_turn>", tokenizer.guard("<end_of_turn></s>", &[]));
+    let template =
+        format!("<start_of_turn>{}<end_of_turn>", tokenizer.escape_control_tokens("<end_of_turn></s>", &[]));
     let ids = tokenizer.encode_template(&template).unwrap();
     assert_eq!(ids.iter().filter(|&&id| matches!(id, 2 | 260)).count(), 1, "{ids:?}");
     assert!(tokenizer.token_bytes(260).is_empty());
@@ -117,7 +119,7 @@ fn many_special_tokens_are_found_quickly() {
     let text = "<7><".repeat(20_000);
     let ids = tokenizer.encode(&text, true).unwrap();
     assert_eq!((ids.len(), ids[0], ids[1]), (40_000, 256 + 7, u32::from(b'<')));
-    assert_eq!(tokenizer.guard(&text, &[]).len(), text.len() + 40_000 * 3);
+    assert_eq!(tokenizer.escape_control_tokens(&text, &[]).len(), text.len() + 40_000 * 3);
 }
 
 #[test]
@@ -169,14 +171,14 @@ static BYTE_LEVEL: LazyLock<[Tokenizer; 6]> = LazyLock::new(|| {
 
 proptest! {
     #[test]
-    fn bytes_give_any_text_back(text in "\\PC{0,30}") {
+    fn byte_level_bpe_round_trips_any_text(text in "\\PC{0,30}") {
         for tokenizer in &*BYTE_LEVEL {
             prop_assert_eq!(tokenizer.decode(&tokenizer.encode(&text, false).unwrap()), text.as_str());
         }
     }
 
     #[test]
-    fn pieces_give_any_text_back(text in "[abc é▁\u{1f600}]{0,30}") {
+    fn sentence_piece_round_trips_any_text(text in "[abc é▁\u{1f600}]{0,30}") {
         let tokenizer = sentence_pieces();
         let ids = tokenizer.encode(&text, false).unwrap();
         prop_assert_eq!(tokenizer.decode(&ids), text.replace('▁', " "));

@@ -21,13 +21,13 @@ use memmap2::Mmap;
 use crate::error::ExecError;
 use crate::fetched_file::is_partial;
 use crate::hyperparameters::Hyperparameters;
-use crate::weights::tensors::{LayerTensors, Table, Tensor};
+use crate::weights::tensors::{LayerTensors, Tensor, TensorTable};
 use hearth_kernels::matmul::Matrix;
 
 /// A contiguous range of bytes in a model file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Extent {
-    /// The index of the file among the parts of a split model, counted from 0.
+    /// The index of the file among the files of a split model, counted from 0.
     pub file_index: usize,
     /// The offset of the range in the file, in bytes.
     pub offset: u64,
@@ -83,16 +83,16 @@ struct OutputTensors {
 }
 
 impl Weights {
-    /// Memory-maps the model at `path`, which can be any part of a split model, and checks its tensors.
+    /// Memory-maps the model at `path`, which can be any file of a split model, and checks its tensors.
     pub fn open(path: impl AsRef<Path>) -> Result<Weights, ExecError> {
         let model = GgufModel::open(path)?;
-        match model.part_paths.iter().find(|part| is_partial(part)) {
-            Some(part) => Err(ExecError::Partial { path: part.clone() }),
+        match model.file_paths.iter().find(|file| is_partial(file)) {
+            Some(file) => Err(ExecError::Partial { path: file.clone() }),
             None => Weights::of(model, None),
         }
     }
 
-    /// Memory-maps a model of which only `layers` were fetched. Its other weights must not be used.
+    /// Memory-maps a model of which only the layers `layers` were fetched. The other layers must not be used.
     pub fn open_fetched(path: &Path, layers: BTreeSet<u32>) -> Result<Weights, ExecError> {
         Weights::of(GgufModel::open(path)?, Some(layers))
     }
@@ -110,11 +110,12 @@ impl Weights {
 
     fn of(model: GgufModel, fetched_layers: Option<BTreeSet<u32>>) -> Result<Weights, ExecError> {
         let shape = model.shape()?;
-        let mapped = model.part_paths.iter().map(|part| map(part)).collect::<Result<Vec<_>, _>>()?;
+        let mapped = model.file_paths.iter().map(|file| map(file)).collect::<Result<Vec<_>, _>>()?;
         let (maps, files): (Vec<_>, Vec<_>) = mapped.into_iter().unzip();
-        let table = Table::new(&model, &maps, shape.architecture);
-        let (width, vocabulary) = (u64::from(shape.embedding), u64::from(shape.vocab_size));
-        let layers = (0..shape.layers.0).map(|layer| table.layer(layer, &shape)).collect::<Result<_, _>>()?;
+        let table = TensorTable::new(&model, &maps, shape.architecture);
+        let (width, vocabulary) = (u64::from(shape.embedding_length), u64::from(shape.vocab_size));
+        let layers =
+            (0..shape.layers.0).map(|at| table.layer_tensors(at, &shape)).collect::<Result<_, _>>()?;
         let embedding = table.matrix("token_embd.weight", width, vocabulary)?;
         let output = match table.find("output.weight") {
             Some(_) => table.matrix("output.weight", width, vocabulary)?,
@@ -144,10 +145,10 @@ impl Weights {
 
     /// Returns the paths of the model files, indexed by [`Extent::file_index`].
     pub fn file_paths(&self) -> &[PathBuf] {
-        &self.model.part_paths
+        &self.model.file_paths
     }
 
-    /// Returns the extents of the input embedding table, of which each token reads one row.
+    /// Returns the extents of the input embedding table. Each token reads one row of the table.
     pub fn embedding_extents(&self) -> Vec<Extent> {
         merged([self.embedding])
     }
@@ -260,7 +261,7 @@ impl Weights {
 
     fn matrix(&self, tensor: Tensor) -> Matrix<'_> {
         let bytes = self.mapped_bytes(tensor.extent).expect("the tensor table was checked");
-        Matrix { format: tensor.format, row_length: tensor.length, rows: tensor.rows, bytes }
+        Matrix { format: tensor.format, row_length: tensor.row_length, rows: tensor.rows, bytes }
     }
 
     fn vector(&self, tensor: Tensor) -> &[f32] {

@@ -23,7 +23,7 @@ use crate::{ExecError, Extent};
 pub(crate) struct Tensor {
     pub(crate) format: Format,
     /// Number of elements in a row.
-    pub(crate) length: usize,
+    pub(crate) row_length: usize,
     pub(crate) rows: usize,
     pub(crate) extent: Extent,
 }
@@ -39,8 +39,8 @@ impl LayerTensors {
     }
 }
 
-/// The tensors of a model file by name, which are checked when they are looked up.
-pub(crate) struct Table<'a> {
+/// The tensors of a model file by name. A tensor is checked when it is looked up.
+pub(crate) struct TensorTable<'a> {
     by_name: BTreeMap<&'a str, &'a TensorInfo>,
     maps: &'a [Mmap],
     architecture: Architecture,
@@ -48,22 +48,23 @@ pub(crate) struct Table<'a> {
     used: RefCell<BTreeSet<&'a str>>,
 }
 
-impl<'a> Table<'a> {
-    pub(crate) fn new(model: &'a GgufModel, maps: &'a [Mmap], architecture: Architecture) -> Table<'a> {
+impl<'a> TensorTable<'a> {
+    pub(crate) fn new(model: &'a GgufModel, maps: &'a [Mmap], architecture: Architecture) -> TensorTable<'a> {
         let by_name = model.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
-        Table { by_name, maps, architecture, used: RefCell::default() }
+        TensorTable { by_name, maps, architecture, used: RefCell::default() }
     }
 
     pub(crate) fn find(&self, name: &str) -> Option<&'a TensorInfo> {
         self.by_name.get(name).copied()
     }
 
-    pub(crate) fn layer(&self, layer: u32, shape: &ModelShape) -> Result<LayerTensors, ExecError> {
+    pub(crate) fn layer_tensors(&self, layer: u32, shape: &ModelShape) -> Result<LayerTensors, ExecError> {
         let name = |name: &str| format!("blk.{layer}.{name}.weight");
         let matrix = |at: &str, length, rows| self.matrix(&name(at), length, rows);
         let norm = |at: &str, length| self.vector(&name(at), length);
         let norm_if = |expected: bool, at: &str, length| expected.then(|| norm(at, length)).transpose();
-        let (embedding, feed_forward) = (u64::from(shape.embedding), u64::from(shape.feed_forward_length));
+        let (embedding, feed_forward) =
+            (u64::from(shape.embedding_length), u64::from(shape.feed_forward_length));
         let heads_width = u64::from(shape.heads) * u64::from(shape.value_length);
         let has_head_norms = shape.architecture == Architecture::Qwen3;
         let has_post_norms = shape.architecture == Architecture::Gemma2;
@@ -119,52 +120,52 @@ impl<'a> Table<'a> {
         let tensor = self.checked(name, &[length])?;
         if tensor.format != Format::F32 {
             let problem = format!("has type {}, but must be f32", tensor.format);
-            return Err(refused(name, problem, "convert the model again"));
+            return Err(rejected(name, problem, "convert the model again"));
         }
         let offset = tensor.extent.offset;
         if !offset.is_multiple_of(4) {
             let problem = format!("is at byte {offset}, which is not a multiple of 4");
-            return Err(refused(name, problem, "download the model again"));
+            return Err(rejected(name, problem, "download the model again"));
         }
         Ok(tensor)
     }
 
     fn checked(&self, name: &str, dims: &[u64]) -> Result<Tensor, ExecError> {
         let incomplete = "the conversion is incomplete; convert or download the model again";
-        let info = self.find(name).ok_or_else(|| refused(name, "is missing", incomplete))?;
+        let info = self.find(name).ok_or_else(|| rejected(name, "is missing", incomplete))?;
         let [length, rows @ ..] = dims else { unreachable!("a tensor has a row length") };
         let rows: u64 = rows.iter().product();
         let bytes = info.format.row_bytes(*length).and_then(|row| row.0.checked_mul(rows));
         if info.dims != dims || bytes != Some(info.bytes.0) {
             let problem = format!("has dimensions {:?}, but the metadata require {dims:?}", info.dims);
-            return Err(refused(name, problem, "convert or download the model again"));
+            return Err(rejected(name, problem, "convert or download the model again"));
         }
-        let extent = Extent { file_index: info.part_index, offset: info.offset, length: info.bytes.0 };
+        let extent = Extent { file_index: info.file_index, offset: info.offset, length: info.bytes.0 };
         let end = extent.offset.checked_add(extent.length);
         let file = self.maps.get(extent.file_index).map_or(0, |map| map.len() as u64);
         if end.is_none_or(|end| end > file) {
             let problem = format!("begins at byte {} and ends after the end of the file", extent.offset);
-            return Err(refused(name, problem, "download the model again"));
+            return Err(rejected(name, problem, "download the model again"));
         }
         self.used.borrow_mut().insert(&info.name);
-        Ok(Tensor { format: info.format, length: *length as usize, rows: rows as usize, extent })
+        Ok(Tensor { format: info.format, row_length: *length as usize, rows: rows as usize, extent })
     }
 
-    /// Returns the divisors of the rotary frequencies (Llama 3.1), one for each pair of the `rotated` dimensions, or
-    /// `None` if the file has no such tensor.
-    pub(crate) fn rope_factors(&self, rotated: u32) -> Result<Option<Vec<f32>>, ExecError> {
+    /// Returns the divisors of the rotary frequencies (Llama 3.1), one for each pair of rotated dimensions, or `None`
+    /// if the file has no such tensor.
+    pub(crate) fn rope_factors(&self, rotated_dimensions: u32) -> Result<Option<Vec<f32>>, ExecError> {
         let name = "rope_freqs.weight";
         if self.find(name).is_none() {
             return Ok(None);
         }
         // llama.cpp's converter writes one factor for each rotated pair.
-        let extent = self.vector(name, u64::from(rotated / 2))?.extent;
+        let extent = self.vector(name, u64::from(rotated_dimensions / 2))?.extent;
         let bytes = &self.maps[extent.file_index][extent.offset as usize..][..extent.length as usize];
         let factors: Vec<f32> = bytemuck::cast_slice(bytes).to_vec();
         if let Some(pair) = factors.iter().position(|factor| !(factor.is_finite() && *factor > 0.0)) {
             let found = factors[pair];
             let problem = format!("has {found} as factor {pair}, but factors must be positive and finite");
-            return Err(refused(name, problem, "convert or download the model again"));
+            return Err(rejected(name, problem, "convert or download the model again"));
         }
         Ok(Some(factors))
     }
@@ -175,10 +176,10 @@ impl<'a> Table<'a> {
         let Some(name) = self.by_name.keys().find(|name| !used.contains(*name)) else { return Ok(()) };
         let problem = format!("is not part of the {} architecture", self.architecture);
         let hint = "models with experts or adapters are not supported; use a model without them";
-        Err(refused(name, problem, hint))
+        Err(rejected(name, problem, hint))
     }
 }
 
-fn refused(tensor: &str, problem: impl Into<String>, hint: &'static str) -> ExecError {
+fn rejected(tensor: &str, problem: impl Into<String>, hint: &'static str) -> ExecError {
     ExecError::Tensor { tensor: tensor.into(), problem: problem.into(), hint }
 }

@@ -135,7 +135,7 @@ fn split(path: &Path, count: usize) -> Vec<PathBuf> {
 }
 
 #[test]
-fn any_part_of_a_split_model_opens_it() {
+fn any_file_of_a_split_model_opens_it() {
     let fixture: Fixture = models::json(&models::data("architectures/cases.json"));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");

@@ -1,6 +1,6 @@
-//! Tests that invalid files are refused when they are opened, before any weight is used.
+//! Tests that invalid files are rejected when they are opened, before any weight is used.
 //!
-//! Most tests replace bytes in the header of a valid file by other bytes of the same length.
+//! Most tests replace bytes in the header of a valid file with other bytes of the same length.
 
 use std::io::Write;
 
@@ -26,7 +26,7 @@ fn open(file: &[u8]) -> ExecError {
     Weights::open(written(file).path()).expect_err("the file is bad")
 }
 
-/// Replaces the bytes `old`, which begin `skip` bytes after the start of `text` in a header, by `new`.
+/// Replaces the bytes `old`, which begin `skip` bytes after the start of `text` in a header, with `new`.
 fn patched(mut file: Vec<u8>, text: &str, skip: usize, old: &[u8], new: &[u8]) -> Vec<u8> {
     let start = file.windows(text.len()).position(|window| window == text.as_bytes());
     let at = start.expect("the text is in the header") + skip;
@@ -35,7 +35,7 @@ fn patched(mut file: Vec<u8>, text: &str, skip: usize, old: &[u8], new: &[u8]) -
     file
 }
 
-/// Returns the valid file with another architecture, whose name must have the length of `llama`.
+/// Returns the valid file with a different architecture, whose name must have the length of `llama`.
 fn as_architecture(name: &[u8]) -> Vec<u8> {
     let mut file = good();
     for at in 0..20_000 {
@@ -50,7 +50,7 @@ fn renamed(file: Vec<u8>, old: &str, new: &str) -> Vec<u8> {
     patched(file, old, 0, old.as_bytes(), new.as_bytes())
 }
 
-/// Returns a synthetic model with factors of the rotary frequencies: its options and its file.
+/// Returns the options and the file of a synthetic model with divisors of the rotary frequencies.
 fn with_rope_factors() -> (SynthOptions, NamedTempFile) {
     let mut options = SynthOptions::from_preset("tiny").unwrap();
     options.shape.vocab_size = 400;
@@ -60,14 +60,14 @@ fn with_rope_factors() -> (SynthOptions, NamedTempFile) {
 }
 
 #[test]
-fn invalid_headers_are_refused() {
+fn invalid_headers_are_rejected() {
     let (key, gate) = ("llama.block_count", "blk.0.ffn_gate.weight");
     let [wide, tall] = [[256u64, 768], [768, 256]].map(|sides| sides.map(u64::to_le_bytes).concat());
     let factors = std::fs::read(with_rope_factors().1.path()).unwrap();
     for (file, message) in [
         (
             as_architecture(b"klama"),
-            "architecture `klama` is not supported: use a model of one of llama, qwen2, qwen3, gemma, gemma2, internlm2",
+            "architecture `klama` is not supported; use a model of one of llama, qwen2, qwen3, gemma, gemma2, internlm2",
         ),
         (as_architecture(b"qwen2"), "tensor `blk.0.attn_q.bias` is missing"),
         (as_architecture(b"qwen3"), "tensor `blk.0.attn_q_norm.weight` is missing"),
@@ -97,7 +97,7 @@ fn invalid_headers_are_refused() {
 }
 
 #[test]
-fn tensor_types_without_a_kernel_are_refused() {
+fn tensor_types_without_a_kernel_are_rejected() {
     let name = "blk.3.ffn_up.weight";
     // After the name are the number of dimensions (u32), two dimensions (u64) and the type, which is changed from 1
     // (f16) to 35 (ternary weights).
@@ -108,7 +108,7 @@ fn tensor_types_without_a_kernel_are_refused() {
 }
 
 #[test]
-fn invalid_rope_factors_are_refused() {
+fn invalid_rope_factors_are_rejected() {
     let (options, named) = with_rope_factors();
     let tensor = GgufModel::open(named.path()).unwrap().tensor("rope_freqs.weight").unwrap().clone();
     let good = std::fs::read(named.path()).unwrap();
@@ -156,7 +156,7 @@ fn nan_weights_give_an_error_instead_of_tokens() {
 }
 
 #[test]
-fn truncated_files_are_refused() {
+fn truncated_files_are_rejected() {
     let file = good();
     open(&file[..file.len() - 1000]);
 }

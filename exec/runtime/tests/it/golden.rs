@@ -1,4 +1,4 @@
-//! Tests that compare greedily generated texts with llama.cpp.
+//! Tests that compare greedily generated text with llama.cpp.
 //!
 //! `tests/data/models/golden.json` has llama.cpp's greedy tokens for models trained for this project, and the margin of
 //! each token over the second most likely token. The golden tokens are fed to the model (teacher forcing). With F16

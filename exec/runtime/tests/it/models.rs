@@ -10,27 +10,23 @@ use hearth_runtime::{Cpu, Engine, KvCacheFormat, ThreadPool, ThreadPoolOptions, 
 use serde::de::DeserializeOwned;
 use tempfile::NamedTempFile;
 
-/// Returns the folder of the trained test models.
 pub fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models")
 }
 
-/// Returns the path of a file or folder in the test data of this crate.
 pub fn data(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
 }
 
-/// Reads a JSON file.
 pub fn json<T: DeserializeOwned>(path: &Path) -> T {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Returns the shape of a small test model of `architecture`.
 pub fn shape(architecture: Architecture) -> ModelShape {
     ModelShape {
         architecture,
         layers: Layers(4),
-        embedding: 256,
+        embedding_length: 256,
         feed_forward_length: 512,
         heads: 4,
         kv_heads: 2,

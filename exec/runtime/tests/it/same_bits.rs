@@ -70,7 +70,6 @@ fn stage(weights: &Arc<Weights>, owned: &[Range<u32>], options: KvCacheOptions, 
     Stage::on_cpu(Arc::clone(weights), owned, options, cpu).unwrap()
 }
 
-/// The range of all layers of the trained models.
 const WHOLE: &[Range<u32>] = std::slice::from_ref(&(0..8));
 
 proptest! {

@@ -108,7 +108,7 @@ fn every_format_and_architecture_opens() {
 }
 
 #[test]
-fn invalid_options_are_refused_and_leave_no_file() {
+fn invalid_options_are_rejected_and_leave_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     let error = |change: &dyn Fn(&mut SynthOptions)| {
@@ -133,7 +133,7 @@ fn invalid_options_are_refused_and_leave_no_file() {
     let endless = error(&|options| {
         options.quant = Quant::Pure(Format::F32);
         options.shape.layers = hearth_profiles::Layers(4096);
-        options.shape.embedding = 1 << 18;
+        options.shape.embedding_length = 1 << 18;
         options.shape.feed_forward_length = 1 << 20;
     });
     assert!(matches!(endless, SynthError::Space { .. } | SynthError::Block(_)), "13 PB");

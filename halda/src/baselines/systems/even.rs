@@ -2,7 +2,7 @@
 //!
 //! dllama (prima.cpp paper, sections 2 and 4.1 and appendix A.8) uses only CPUs, and 4-bit weights (32 weights in 18
 //! bytes). The number of devices is a power of two and at most the number of key-value heads. Each layer has two
-//! all-gathers in blocks of 8 bit. Model files have the embedding in 32 bit (source: distributed-llama's converter). A
+//! all-gathers in 8-bit blocks. Model files have the embedding in 32 bit (source: distributed-llama's converter). A
 //! prompt is processed token by token: in Table 4 the time to the first token is four times the time per token, 1845
 //! and 459 ms. The head loads the whole model before it makes the slices, and is assumed to keep the model in memory
 //! during the run: in the paper's Table 5 the 8B model takes 55.8 % of the head's memory, far more than a slice.
@@ -44,7 +44,7 @@ pub(super) fn dllama(cluster: &Cluster, scenario: &ScenarioRecord) -> Plan {
         is_on_gpu: false,
     };
     let (used, left_out) = members.split_at(count as usize);
-    let reason = format!("the model divides evenly over at most {count} devices, a power of two");
+    let reason = format!("the model divides evenly over 2^n devices only, here at most {count}");
     let dropped_device =
         |member: &&Member| DroppedDevice { name: member.name.clone(), reason: reason.clone() };
     let explanation = vec![
@@ -87,7 +87,7 @@ pub(super) fn tpi_llm(
     for (index, (member, share)) in used.enumerate() {
         let (blocks, all) = max_blocks(cluster, &draft, index, member)?;
         share.residency = window(blocks);
-        explanation.push(format!("`{}` holds {blocks} of {all} blocks at the same time", member.name));
+        explanation.push(format!("`{}` holds {blocks} of {all} blocks in memory at once", member.name));
     }
     Ok(Plan { explanation, ..plan(cluster, scenario, planner, &tensor, &shares) })
 }
@@ -98,7 +98,7 @@ pub(super) fn airinfer(
     options: SystemPlanOptions,
 ) -> PlanResult {
     let format = options.weight_format.unwrap_or(Format::F32);
-    let air_time = options.all_reduce_time.ok_or(SystemPlanError::NoAirTime)?;
+    let air_time = options.all_reduce_time.ok_or(SystemPlanError::MissingAllReduceTime)?;
     let tensor =
         TensorParallelPlan { all_reduce_time: Some(air_time), ..base_tensor_plan(AllReduce::OverTheAir) };
     let shares = even_shares(cluster, ResidencyOptions::pinned(Some(format)), format);

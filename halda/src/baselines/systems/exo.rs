@@ -41,7 +41,7 @@ pub(super) fn plan(cluster: &Cluster, scenario: &ScenarioRecord) -> Result<Plan,
     for ((member, window), size) in members.iter().zip(windows).zip(sizes) {
         let name = member.name.clone();
         if window == 0 {
-            let reason = if supported(member) { "its share rounds to zero" } else { why };
+            let reason = if supported(member) { "its share of the layers rounds to zero" } else { why };
             dropped.push(DroppedDevice { name, reason: reason.into() });
             continue;
         }

@@ -13,7 +13,7 @@
 //!
 //! The layer-to-device assignment problem cannot express slices, so the input of these planners is the cluster.
 //!
-//! Not here: strategies with the same rules whose plans can be executed (`mem-total` for exo, `perf` for Galaxy).
+//! Not here: strategies with the same rules and executable plans (`mem-total` for exo, `perf` for Galaxy).
 
 mod even;
 mod exo;
@@ -47,17 +47,17 @@ pub enum SystemPlanError {
     #[error("`{system}` does not run on the head `{head}`: {why}")]
     UnsupportedHead { system: &'static str, head: String, why: &'static str },
     #[error(
-        "`{system}` keeps all weights in memory as {format}, but memory holds only {held} of the {whole} \
+        "`{system}` keeps all weights in memory as {format}, but memory holds only {fitting} of the {total} \
          {unit}"
     )]
-    OutOfMemory { system: &'static str, format: String, held: u64, whole: u64, unit: &'static str },
+    OutOfMemory { system: &'static str, format: String, fitting: u64, total: u64, unit: &'static str },
     #[error(
         "`{device}` has too little memory for two blocks of its slices: the largest block takes {needed} bytes, in \
          addition to {fixed} bytes of cache and buffers"
     )]
     NoSlidingWindow { device: String, needed: u64, fixed: u64 },
     #[error("`airinfer` needs the time of one all-reduce over the air")]
-    NoAirTime,
+    MissingAllReduceTime,
     #[error("`{system}` does not support {option}")]
     UnsupportedOption { system: &'static str, option: &'static str },
     #[error("the plan is not valid: {0}")]
@@ -71,11 +71,11 @@ impl SystemPlanError {
             Self::UnsupportedWorkload { key, .. } => {
                 return Some(format!("remove `{key}` from the scenario's workload, or use another strategy"));
             }
-            Self::UnsupportedHead { .. } => "choose another head",
+            Self::UnsupportedHead { .. } => "set `head: true` on a different device",
             Self::OutOfMemory { .. } => {
                 "use a smaller format (`--weights-as q4_0`), a smaller model or more devices"
             }
-            Self::NoAirTime => "set it with `--air-time`, for example `--air-time 2ms`",
+            Self::MissingAllReduceTime => "set it with `--air-time`, for example `--air-time 2ms`",
             Self::UnsupportedOption { .. } => "omit the option",
             Self::UnknownSystem { .. }
             | Self::NoUsableDevice { .. }
@@ -99,12 +99,12 @@ pub fn plan(
     let Some(system) = SYSTEM_NAMES.into_iter().find(|known| *known == name) else {
         return Err(SystemPlanError::UnknownSystem { name: name.to_owned() });
     };
-    let refuse = |supports, key| Err(SystemPlanError::UnsupportedWorkload { system, supports, key });
+    let unsupported = |supports, key| Err(SystemPlanError::UnsupportedWorkload { system, supports, key });
     if cluster.workload.speculation.is_some() {
-        return refuse("no draft model", "speculation");
+        return unsupported("no draft model", "speculation");
     }
     if cluster.workload.sequences > 1 && system != "exo" {
-        return refuse("only one sequence at a time", "sequences");
+        return unsupported("only one sequence at a time", "sequences");
     }
     if options.all_reduce_time.is_some() && system != "airinfer" {
         return Err(SystemPlanError::UnsupportedOption { system, option: "`--air-time`" });
@@ -116,8 +116,8 @@ pub fn plan(
         "exo" => exo::plan(cluster, scenario),
         "dllama" => Ok(even::dllama(cluster, scenario)),
         "tpi-llm" => even::tpi_llm(cluster, scenario, options),
-        "hepti" => speed::by_speed(&speed::HEPTI, cluster, scenario, options),
-        "galaxy" => speed::by_speed(&speed::GALAXY, cluster, scenario, options),
+        "hepti" => speed::plan_by_speed(&speed::HEPTI, cluster, scenario, options),
+        "galaxy" => speed::plan_by_speed(&speed::GALAXY, cluster, scenario, options),
         _ => even::airinfer(cluster, scenario, options),
     }?;
     plan.validate()?;

@@ -58,7 +58,7 @@ pub(super) fn plan(
     for &(member, share) in shares {
         let name = member.name.clone();
         if share.is_empty() {
-            dropped.push(DroppedDevice { name, reason: "its share rounds to zero".into() });
+            dropped.push(DroppedDevice { name, reason: "its slice rounds to zero".into() });
             continue;
         }
         let (kv_heads, feed_forward) = (share.kv_heads, share.feed_forward_rows);

@@ -53,7 +53,7 @@ pub(super) const GALAXY: SpeedSystem = SpeedSystem {
     on_gpu: |device| device.gpu.as_ref().is_some_and(|gpu| !gpu.unified_memory && !gpu.matvec.is_empty()),
 };
 
-pub(super) fn by_speed(
+pub(super) fn plan_by_speed(
     system: &SpeedSystem,
     cluster: &Cluster,
     scenario: &ScenarioRecord,
@@ -73,7 +73,7 @@ pub(super) fn by_speed(
         let held: u64 = units.iter().map(|units| u64::from(*units)).sum();
         let (format, whole) = (format.to_string(), u64::from(whole));
         if held < whole {
-            return Err(SystemPlanError::OutOfMemory { system, format, held, whole, unit });
+            return Err(SystemPlanError::OutOfMemory { system, format, fitting: held, total: whole, unit });
         }
         Ok(units)
     };
@@ -98,7 +98,7 @@ pub(super) fn by_speed(
     };
     let shares: Vec<(&Member, SliceShare)> = (0..members.len()).map(share).collect();
     if shares[0].1.is_empty() {
-        let why = "its share rounds to zero";
+        let why = "its slice rounds to zero";
         return Err(SystemPlanError::UnsupportedHead { system, head: members[0].name.clone(), why });
     }
     let planner =
@@ -146,11 +146,11 @@ impl Costs {
 /// embedding and the output.
 fn capacity(cluster: &Cluster, member: &Member, head: bool, on_gpu: bool, whole: &SlicedModel) -> Bytes {
     let device = &member.device;
-    let norms =
-        Bytes(4 * 2 * u64::from(cluster.model.shape.embedding) * u64::from(cluster.model.shape.layers.0));
+    let shape = &cluster.model.shape;
+    let norms = Bytes(4 * 2 * u64::from(shape.embedding_length) * u64::from(shape.layers.0));
     let ends = if !head {
         Bytes::ZERO
-    } else if cluster.model.shape.has_tied_embeddings {
+    } else if shape.has_tied_embeddings {
         whole.attention.output_head_bytes()
     } else {
         whole.attention.output_head_bytes() + whole.attention.input_embedding_bytes()

@@ -1,6 +1,6 @@
 //! The integer program for fixed memory cases and a fixed number of rounds.
 //!
-//! prima.cpp paper, Eq. 6-10, for one k. With fixed memory cases M1 to M4 the objective is linear:
+//! prima.cpp paper, Eq. 6-10, for one k (symbols: `DeviceColumns`). With fixed memory cases the objective is linear:
 //!
 //! ```text
 //! min  sum_m (a_m w_m + b_m n_m)
@@ -93,7 +93,7 @@ impl IntegerProgram {
     }
 
     /// Returns the optimal windows of a program that passes [`Self::check_feasibility`].
-    pub(crate) fn optimum(&self) -> Result<Vec<SplitWindow>, InfeasibleReason> {
+    pub(crate) fn optimal_windows(&self) -> Result<Vec<SplitWindow>, InfeasibleReason> {
         self.rounded(&self.solve(&self.scaled_costs()?)?)
     }
 
@@ -134,7 +134,7 @@ impl IntegerProgram {
         let layers_per_round = self.layers_per_round as f64;
         problem
             .add_row(layers_per_round..=layers_per_round, columns.iter().map(|(window, _)| (*window, 1.0)));
-        let values = problem.minimise().map_err(|reason| InfeasibleReason::Solver { reason })?;
+        let values = problem.minimise().map_err(|reason| InfeasibleReason::SolverFailed { reason })?;
         let found =
             |(window, gpu): &(usize, Option<usize>)| (values[*window], gpu.map_or(0.0, |gpu| values[gpu]));
         Ok(columns.iter().map(found).collect())
@@ -157,7 +157,7 @@ impl IntegerProgram {
 }
 
 fn unsolved(reason: &str) -> InfeasibleReason {
-    InfeasibleReason::Solver { reason: reason.to_owned() }
+    InfeasibleReason::SolverFailed { reason: reason.to_owned() }
 }
 
 #[cfg(all(test, feature = "highs"))]
@@ -166,7 +166,7 @@ mod tests {
 
     use super::*;
     use crate::latency::coefficients::MemoryCase;
-    use crate::solvers::lower_bound::no_layers;
+    use crate::solvers::lower_bound::base_case_seconds;
 
     fn no_window(device: usize) -> InfeasibleReason {
         InfeasibleReason::NoWindowInCase { device: device.to_string(), case: MemoryCase::NoReload }
@@ -174,7 +174,7 @@ mod tests {
 
     fn solved(program: &IntegerProgram) -> Result<Vec<SplitWindow>, InfeasibleReason> {
         program.check_feasibility(no_window)?;
-        program.optimum()
+        program.optimal_windows()
     }
 
     fn value(program: &IntegerProgram, windows: &[SplitWindow]) -> f64 {
@@ -187,7 +187,7 @@ mod tests {
     /// Returns the minimum of the objective by a dynamic program over the devices, which tries every (w, n).
     fn least_value(program: &IntegerProgram) -> Option<f64> {
         let layers_per_round = program.layers_per_round as usize;
-        let mut least = no_layers(layers_per_round as u32);
+        let mut least = base_case_seconds(layers_per_round as u32);
         for device in &program.devices {
             let mut next = vec![f64::INFINITY; layers_per_round + 1];
             for (placed, before) in least.iter().enumerate() {
@@ -233,9 +233,9 @@ mod tests {
                     let found = value(&program, &optimum);
                     prop_assert!((found - least).abs() <= 1e-9 * layers_per_round as f64, "{} is not {}", found, least);
                 }
-                (Err(InfeasibleReason::Solver { reason }), _) => return Err(TestCaseError::fail(reason)),
+                (Err(InfeasibleReason::SolverFailed { reason }), _) => return Err(TestCaseError::fail(reason)),
                 (Err(_), None) => {}
-                (found, least) => return Err(TestCaseError::fail(format!("{found:?} but {least:?}"))),
+                (found, least) => return Err(TestCaseError::fail(format!("found {found:?}; the minimum is {least:?}"))),
             }
         }
     }
@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn non_finite_cost_is_an_error() {
         for cost in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-            assert!(matches!(solved(&two(cost)), Err(InfeasibleReason::Solver { .. })), "{cost}");
+            assert!(matches!(solved(&two(cost)), Err(InfeasibleReason::SolverFailed { .. })), "{cost}");
         }
     }
 

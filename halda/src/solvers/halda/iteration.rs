@@ -23,8 +23,8 @@
 //! least `T_1` + (k - 1) sum xi. A program whose bound is not below the best plan is skipped and recorded with its
 //! bound (tested by `pruning_changes_no_plan`).
 //!
-//! **Flips.** Optionally, after the iteration: try the other case of each device, keep the best improvement, and
-//! repeat until there is none, at most 2 M times.
+//! **Flips.** Optionally, after the iteration, the other case of each device is tried, and the best improvement is
+//! kept. This is repeated until there is none, at most 2 M times.
 
 use super::Halda;
 use super::integer_program::SplitWindow;
@@ -38,7 +38,7 @@ const MAX_PROGRAMS: usize = 5000;
 
 /// A plan for the devices of [`LinearCosts`], with its vectors in the order of these devices.
 pub(crate) struct CandidatePlan {
-    pub objective_value: f64,
+    pub objective_seconds: f64,
     pub rounds: u32,
     pub windows: Vec<SplitWindow>,
     over: Vec<bool>,
@@ -56,7 +56,6 @@ pub(crate) struct Search<'a, 'i> {
     /// The numbers of rounds (k) to try.
     pub candidate_rounds: &'a [u32],
     pub halda: &'a Halda,
-    /// The outcomes of the integer programs so far.
     pub record: &'a mut SearchRecord,
 }
 
@@ -65,7 +64,7 @@ impl Search<'_, '_> {
     pub(crate) fn run(mut self) -> Option<CandidatePlan> {
         let objective = self.objective;
         let layers = objective.model.model_layers();
-        let budget = |position: usize| objective.costs(position).memory_capacity_bytes.max(0) as u64;
+        let budget = |position: usize| objective.device_costs(position).memory_capacity_bytes.max(0) as u64;
         let budgets: Vec<u64> = (0..objective.devices.len()).map(budget).collect();
         let Some(start) = proportional_windows(&budgets, layers) else {
             // There are more devices than layers; this call records the reason for each k.
@@ -104,7 +103,7 @@ impl Search<'_, '_> {
             let from = best.as_ref().map_or(over, |best| &best.over).to_vec();
             let mut gained = false;
             for device in 0..from.len() {
-                if self.objective.costs(device).has_slow_disk {
+                if self.objective.device_costs(device).has_slow_disk {
                     continue;
                 }
                 let mut flipped = from.clone();
@@ -143,7 +142,7 @@ impl Search<'_, '_> {
         best: Option<&CandidatePlan>,
     ) -> Result<CandidatePlan, InfeasibleReason> {
         let objective = self.objective;
-        let program = objective.program(over, rounds);
+        let program = objective.integer_program(over, rounds);
         let layers_per_round = program.layers_per_round as u32;
         let devices = objective.devices.len();
         if devices > layers_per_round as usize {
@@ -151,24 +150,24 @@ impl Search<'_, '_> {
         }
         program.check_feasibility(|position| InfeasibleReason::NoWindowInCase {
             device: objective.model.device_name(objective.devices[position]),
-            case: objective.case(position, over[position]),
+            case: objective.memory_case(position, over[position]),
         })?;
         if let Some(best) = best.filter(|best| self.halda.prune_by_bound && best.rounds == 1) {
-            let bound = best.objective_value + f64::from(rounds - 1) * objective.round_cost();
-            if bound >= best.objective_value {
-                return Err(InfeasibleReason::Pruned { bound });
+            let bound = best.objective_seconds + f64::from(rounds - 1) * objective.additional_round_seconds();
+            if bound >= best.objective_seconds {
+                return Err(InfeasibleReason::Pruned { bound_seconds: bound });
             }
         }
         if self.record.programs >= MAX_PROGRAMS {
             return Err(InfeasibleReason::LimitReached { limit: MAX_PROGRAMS });
         }
         self.record.programs += 1;
-        let windows = program.optimum()?;
-        let value = objective.value(over, rounds, &windows);
+        let windows = program.optimal_windows()?;
+        let value = objective.objective_seconds(over, rounds, &windows);
         if !value.is_finite() {
-            return Err(InfeasibleReason::Solver { reason: "the objective is not finite".to_owned() });
+            return Err(InfeasibleReason::SolverFailed { reason: "the objective is not finite".to_owned() });
         }
-        Ok(CandidatePlan { objective_value: value, rounds, windows, over: over.to_vec() })
+        Ok(CandidatePlan { objective_seconds: value, rounds, windows, over: over.to_vec() })
     }
 }
 
@@ -198,7 +197,7 @@ const MIN_IMPROVEMENT: f64 = 1e-12;
 /// Replaces `best` with `found` if `found` is better, and returns whether it is.
 fn keep_better(best: &mut Option<CandidatePlan>, found: CandidatePlan) -> bool {
     let is_better = |best: &CandidatePlan| {
-        found.objective_value < best.objective_value - MIN_IMPROVEMENT * best.objective_value.abs()
+        found.objective_seconds < best.objective_seconds - MIN_IMPROVEMENT * best.objective_seconds.abs()
     };
     let better = best.as_ref().is_none_or(is_better);
     if better {
@@ -211,10 +210,10 @@ fn keep_better(best: &mut Option<CandidatePlan>, found: CandidatePlan) -> bool {
 /// in `forced` and those with a slow disk) count as within their memory.
 fn memory_cases(objective: &LinearCosts, forced: &[bool], rounds: u32, windows: &[SplitWindow]) -> Vec<bool> {
     let exceeds = |device: usize| {
-        let must_fit = objective.costs(device).has_slow_disk || forced[device];
+        let must_fit = objective.device_costs(device).has_slow_disk || forced[device];
         let [layers, gpu_layers] = [windows[device].layers, windows[device].gpu_layers]
             .map(|layers| i64::from(rounds) * i64::from(layers));
-        !must_fit && objective.exceeds(device, layers, gpu_layers)
+        !must_fit && objective.exceeds_memory(device, layers, gpu_layers)
     };
     (0..windows.len()).map(exceeds).collect()
 }
@@ -236,9 +235,9 @@ fn is_unbalanced(objective: &LinearCosts, found: &CandidatePlan) -> bool {
         .any(|device| (0..devices).any(|other| other != device && overloaded(other)))
 }
 
-/// Returns the position of the slowest disk among devices that exceed their memory (`over`); ties go to the lower one.
+/// Returns the position of the slowest disk among devices that exceed their memory (`over`). Ties go to the first.
 fn slowest_disk(objective: &LinearCosts, over: &[bool]) -> Option<usize> {
-    let disk = |device: &usize| objective.costs(*device).disk_read_rate;
+    let disk = |device: &usize| objective.device_costs(*device).disk_read_rate;
     let overloaded = (0..over.len()).filter(|device| over[*device]);
     overloaded.min_by(|left, right| disk(left).total_cmp(&disk(right)))
 }
@@ -314,10 +313,10 @@ mod tests {
                 let search =
                     Search { objective, candidate_rounds: &[k], halda, record: &mut SearchRecord::default() };
                 let Some(found) = search.run() else { continue };
-                let (value, model) = (found.objective_value, objective.model);
+                let (value, model) = (found.objective_seconds, objective.model);
                 let seconds = model.seconds_per_token(&to_assignment(objective, &found));
                 // The objective counts the excess of the head even if it is less than the row that is read anyway.
-                let row = model.model.head_row(true) / model.devices[0].disk_read_rate;
+                let row = model.sizes.head_device_row_bytes(true) / model.device_costs[0].disk_read_rate;
                 let is_equal = (value - seconds).abs() <= 1e-9 * seconds + row;
                 assert!(is_equal, "{name} k = {k}: {value} is not {seconds}");
                 compared += 1;
@@ -334,7 +333,8 @@ mod tests {
                 Search { objective, candidate_rounds: rounds, halda, record: &mut SearchRecord::default() };
             let devices = 0..objective.devices.len();
             for cases in 0..1_u32 << devices.len() {
-                let over = devices.clone().map(|m| cases >> m & 1 == 1 && !objective.costs(m).has_slow_disk);
+                let over =
+                    devices.clone().map(|m| cases >> m & 1 == 1 && !objective.device_costs(m).has_slow_disk);
                 let over: Vec<bool> = over.collect();
                 search.record.programs = 0;
                 let Some(found) = search.best_for_cases(&over) else { continue };

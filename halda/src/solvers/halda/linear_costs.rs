@@ -80,8 +80,8 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         Self { model, devices, head, coefficients }
     }
 
-    pub(crate) fn costs(&self, position: usize) -> &'a DeviceCosts {
-        &self.model.devices[self.devices[position]]
+    pub(crate) fn device_costs(&self, position: usize) -> &'a DeviceCosts {
+        &self.model.device_costs[self.devices[position]]
     }
 
     fn is_head(&self, position: usize) -> bool {
@@ -89,25 +89,26 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
     }
 
     /// Returns the memory case of the device at a position. `over` is whether the device exceeds its memory.
-    pub(crate) fn case(&self, position: usize, over: bool) -> MemoryCase {
-        if over { self.costs(position).case_if_exceeded } else { MemoryCase::NoReload }
+    pub(crate) fn memory_case(&self, position: usize, over: bool) -> MemoryCase {
+        if over { self.device_costs(position).memory_case_if_exceeded } else { MemoryCase::NoReload }
     }
 
-    pub(crate) fn exceeds(&self, position: usize, layers: i64, gpu_layers: i64) -> bool {
-        let costs = self.costs(position);
+    pub(crate) fn exceeds_memory(&self, position: usize, layers: i64, gpu_layers: i64) -> bool {
+        let costs = self.device_costs(position);
         let in_ram = if costs.uses_metal { layers } else { layers - gpu_layers };
-        in_ram > costs.layers_that_fit(self.is_head(position), &self.model.model)
+        in_ram > costs.layers_that_fit(self.is_head(position), &self.model.sizes)
     }
 
     /// Returns the maximum number of GPU layers per window that GPU memory allows with these rounds; `None` without a
     /// GPU.
     pub(crate) fn max_gpu_layers(&self, position: usize, rounds: u32) -> Option<i64> {
         let has_gpu = self.model.instance().devices[self.devices[position]].gpu != GpuApi::None;
-        let fit = self.costs(position).gpu_layers_that_fit(self.is_head(position), &self.model.model, rounds);
+        let costs = self.device_costs(position);
+        let fit = costs.gpu_layers_that_fit(self.is_head(position), &self.model.sizes, rounds);
         has_gpu.then_some(fit / i64::from(rounds))
     }
 
-    pub(crate) fn program(&self, over: &[bool], rounds: u32) -> IntegerProgram {
+    pub(crate) fn integer_program(&self, over: &[bool], rounds: u32) -> IntegerProgram {
         let layers_per_round = i64::from(self.model.model_layers() / rounds);
         let columns =
             |(position, over): (usize, &bool)| self.columns(position, *over, rounds, layers_per_round);
@@ -116,8 +117,8 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
 
     fn columns(&self, position: usize, over: bool, rounds: u32, layers_per_round: i64) -> DeviceColumns {
         let (window_cost, gpu_cost) = self.slopes(position, over);
-        let costs = self.costs(position);
-        let fit = costs.layers_that_fit(self.is_head(position), &self.model.model);
+        let costs = self.device_costs(position);
+        let fit = costs.layers_that_fit(self.is_head(position), &self.model.sizes);
         let fit = fit.div_euclid(i64::from(rounds));
         let device = &self.model.instance().devices[self.devices[position]];
         let whole_window = device.os == Os::Macos;
@@ -133,23 +134,23 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
     /// Returns a and b of the device at a position: the seconds of a layer, and its additional seconds on the GPU.
     fn slopes(&self, position: usize, exceeds_memory: bool) -> (f64, f64) {
         let DeviceCoefficients { layer, gpu, .. } = self.coefficients[position];
-        let disk = self.costs(position).disk_read_rate;
-        let resident = self.model.model.layer_resident_bytes as f64 / disk;
-        match self.case(position, exceeds_memory) {
+        let disk = self.device_costs(position).disk_read_rate;
+        let resident = self.model.sizes.layer_resident_bytes as f64 / disk;
+        match self.memory_case(position, exceeds_memory) {
             MemoryCase::ReloadsExcessMacos => (layer + resident, 0.0),
-            MemoryCase::ReloadsEverything => (layer + self.model.model.layer_weight_bytes / disk, gpu),
+            MemoryCase::ReloadsEverything => (layer + self.model.sizes.layer_weight_bytes / disk, gpu),
             MemoryCase::ReloadsExcess => (layer + resident, gpu - resident),
             MemoryCase::NoReload => (layer, gpu),
         }
     }
 
     /// Returns the sum of xi over the devices: the minimum seconds that each additional round adds to a token.
-    pub(crate) fn round_cost(&self) -> f64 {
+    pub(crate) fn additional_round_seconds(&self) -> f64 {
         self.coefficients.iter().map(|device| device.window).sum()
     }
 
     /// Returns the objective (T in seconds) of a plan with fixed memory cases.
-    pub(crate) fn value(&self, over: &[bool], rounds: u32, windows: &[SplitWindow]) -> f64 {
+    pub(crate) fn objective_seconds(&self, over: &[bool], rounds: u32, windows: &[SplitWindow]) -> f64 {
         let seconds = |(position, (&over, window)): (usize, (&bool, &SplitWindow))| {
             let (a, b) = self.slopes(position, over);
             let layers = a * f64::from(window.layers) + b * f64::from(window.gpu_layers);
@@ -159,35 +160,35 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
     }
 
     fn fixed(&self, position: usize, over: bool) -> f64 {
-        let costs = self.costs(position);
-        let reloads = match self.case(position, over) {
+        let costs = self.device_costs(position);
+        let reloads = match self.memory_case(position, over) {
             MemoryCase::NoReload => return self.coefficients[position].fixed,
             MemoryCase::ReloadsEverything => 0,
             MemoryCase::ReloadsExcessMacos | MemoryCase::ReloadsExcess => {
                 costs.buffer_bytes - costs.memory_capacity_bytes
             }
         };
-        let output = if self.is_head(position) { self.model.model.output_head_bytes } else { 0 };
+        let output = if self.is_head(position) { self.model.sizes.output_head_bytes } else { 0 };
         self.coefficients[position].fixed + (reloads + output) as f64 / costs.disk_read_rate
     }
 }
 
 fn coefficients(model: &LatencyModel, device: usize, head: bool, terms: CostTerms) -> DeviceCoefficients {
-    let costs = &model.devices[device];
+    let costs = &model.device_costs[device];
     let described = &model.instance().devices[device];
     let speed_up = if head { terms.head_priority } else { 1.0 };
     let (cpu_memory, gpu_memory) = match (terms.includes_weight_reads, described.gpu) {
         (true, _) => (costs.cpu_memory_seconds, costs.gpu_memory_seconds),
-        (false, GpuApi::None) => (described.cpu_cache_write, described.cpu_cache_write),
-        (false, _) => (described.cpu_cache_write, described.gpu_cache_write),
+        (false, GpuApi::None) => (described.cpu_cache_write_seconds, described.cpu_cache_write_seconds),
+        (false, _) => (described.cpu_cache_write_seconds, described.gpu_cache_write_seconds),
     };
-    let layer = costs.cpu_compute / speed_up + cpu_memory;
+    let layer = costs.cpu_compute_seconds / speed_up + cpu_memory;
     let head_memory = if terms.includes_weight_reads { costs.head_memory_seconds } else { 0.0 };
-    let row = model.model.head_row(true) / costs.disk_read_rate;
+    let row = model.sizes.head_device_row_bytes(true) / costs.disk_read_rate;
     DeviceCoefficients {
         layer,
-        gpu: costs.gpu_compute / speed_up + gpu_memory - layer,
-        window: if terms.includes_window_costs { costs.window_copy_seconds + costs.hop } else { 0.0 },
-        fixed: if head { costs.output_compute / speed_up + head_memory + row } else { 0.0 },
+        gpu: costs.gpu_compute_seconds / speed_up + gpu_memory - layer,
+        window: if terms.includes_window_costs { costs.window_copy_seconds + costs.hop_seconds } else { 0.0 },
+        fixed: if head { costs.output_compute_seconds / speed_up + head_memory + row } else { 0.0 },
     }
 }

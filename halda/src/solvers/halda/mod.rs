@@ -32,8 +32,8 @@ pub struct Halda {
     /// The number of rounds per token (k); `None` to search every valid number.
     pub rounds: Option<u32>,
     pub terms: CostTerms,
-    /// Whether to flip the memory cases of single devices at the end, as long as this improves the plan; not in the
-    /// paper.
+    /// Whether to flip the memory cases of individual devices at the end, as long as this improves the plan. The paper
+    /// has no such step.
     pub flip_memory_cases: bool,
     /// Whether to skip integer programs that cannot improve the plan according to a lower bound. The plan is the same.
     pub prune_by_bound: bool,
@@ -50,7 +50,7 @@ impl Halda {
         prune_by_bound: true,
     };
 
-    /// The public implementation of prima.cpp (decision 14): it has other costs and removes devices with one layer.
+    /// The public implementation of prima.cpp (decision 14): it has different costs and removes devices with one layer.
     pub const PRIMA_CPP: Halda =
         Halda { may_drop_devices: true, terms: CostTerms::PRIMA_CPP, ..Halda::PRIMA_CPP_PAPER };
 
@@ -87,7 +87,7 @@ impl Strategy for Halda {
     }
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
-        if !linear_program::AVAILABLE {
+        if !linear_program::IS_SOLVER_AVAILABLE {
             return Err(StrategyError::NoSolver { strategy: self.name() });
         }
         let count = model.device_count();

@@ -1,7 +1,7 @@
 //! The default strategy `overlap`: the plan with the fastest steady state.
 //!
 //! It minimises the time of the steady state ([`crate::latency::steady_state`]). The paper's objective has no term for
-//! reading ahead and therefore never prefers several rounds. This strategy chooses them if they hide more reading than
+//! reading ahead, and therefore never prefers several rounds. This strategy chooses them if they hide more reading than
 //! their additional hops take. It also chooses the residency policies and stream buffers that the scenario does not
 //! fix.
 //!
@@ -12,7 +12,7 @@ mod residency_choices;
 mod search;
 
 use crate::solvers::dynamic_program::RingSizeProblem;
-use crate::solvers::search_space::{from_head, min_windows, ring_sizes, search_options};
+use crate::solvers::search_space::{min_windows, ring_sizes, rotated_to_head, search_options};
 use crate::solvers::shortest_cycle::candidate_cycle;
 use crate::{
     ExactSearch, HeadChoice, IncompleteSearch, InfeasibleReason, LatencyModel, Objective, OrderChoice,
@@ -71,7 +71,7 @@ impl Strategy for OverlapSearch {
         let mut cycles = vec![(0..model.device_count()).collect()];
         // The order matters even if all hops are equal, because layers may differ.
         let reorders = self.order == OrderChoice::Best
-            && (model.hops.depends_on_receiver || !model.model.has_uniform_layers);
+            && (model.hop_times.depends_on_receiver || !model.sizes.has_uniform_layers);
         if reorders {
             cycles.extend(self.other_cycles(model));
         }
@@ -110,9 +110,9 @@ impl Search<'_, '_> {
         let mut tables = ChoiceTables::new(model, head, layers_per_round);
         let mut step: Option<Result<f64, InfeasibleReason>> = None;
         for cycle in &self.cycles {
-            let order = from_head(cycle, head);
+            let order = rotated_to_head(cycle, head);
             let problem =
-                RingSizeProblem { model, order: &order, layers_per_round, min_windows: &min_windows };
+                RingSizeProblem { model, ring_order: &order, layers_per_round, min_windows: &min_windows };
             let outcome = fastest_plan(&problem, &mut tables, 0.0).map(|proposal| {
                 let seconds = model.steady_state_seconds(&proposal.assignment, &proposal.residencies);
                 // Fewer rounds come first; more rounds must be faster by more than rounding errors.
@@ -144,14 +144,14 @@ fn window_evaluations(model: &LatencyModel, rings: &[u32]) -> f64 {
     let for_ring = |ring: &u32| {
         let windows = f64::from(*ring);
         let partial = f64::from(model.model_layers() % ring + 1);
-        let offsets = if model.model.has_uniform_layers { partial } else { windows / 2.0 };
+        let offsets = if model.sizes.has_uniform_layers { partial } else { windows / 2.0 };
         windows * (offsets + windows / 10.0)
     };
     rings.iter().map(for_ring).sum::<f64>() * model.device_count() as f64
 }
 
 const ORDERS_TRIED: &str = "Not every order of the ring was tried, only the scenario's order, its reverse, the order \
-                            of the best plan by the paper's latency model, and a short cycle.";
+                            of the best plan by the paper's latency model, and a short cycle through all devices.";
 
 impl OverlapSearch {
     fn other_cycles(&self, model: &LatencyModel) -> Vec<Vec<usize>> {

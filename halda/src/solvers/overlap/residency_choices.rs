@@ -34,7 +34,8 @@ pub fn best_residencies(model: &LatencyModel, assignment: &Assignment) -> Option
         return None;
     }
     let works = model.work_by_device(assignment);
-    let hops: f64 = model.communication(assignment, &assignment.shares(model.model_layers())).iter().sum();
+    let hops: f64 =
+        model.communication_seconds(assignment, &assignment.layer_counts(model.model_layers())).iter().sum();
     let (mut bounds, mut timings) = (vec![0.0], Vec::new());
     for work in &works {
         let all = candidate_residencies(&model.instance().devices[work.device].runtime.allowed_residencies);

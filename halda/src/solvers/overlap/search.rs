@@ -14,7 +14,7 @@
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use crate::solvers::dynamic_program::{RingSizeProblem, WindowTimes};
-use crate::solvers::lower_bound::{min_plus_convolution, no_layers};
+use crate::solvers::lower_bound::{base_case_seconds, min_plus_convolution};
 use crate::solvers::overlap::residency_choices::candidate_residencies;
 use crate::{InfeasibleReason, LatencyModel, Proposal, RoundWindow};
 
@@ -34,15 +34,15 @@ pub(crate) struct Choice {
 #[derive(Default)]
 struct ChoiceTable {
     choices: Vec<Choice>,
-    /// The disk seconds and the seconds without hops of each choice, contiguous because the search reads them
-    /// repeatedly.
+    /// The disk time of each choice, and its time without hops, in seconds. They are contiguous because the search
+    /// reads them repeatedly.
     timings: Vec<[f64; 2]>,
     /// The end of the range in `choices` for an offset and a window of w layers, at index `offset * (W + 1) + w`.
     ends: Vec<usize>,
 }
 
-/// The choices of all devices for one head, one ring size and any ring order, under a bound on the disk time of a
-/// device.
+/// The choices of all devices for one head device and one ring size in any ring order, under a bound on the disk time
+/// of each device.
 pub(crate) struct ChoiceTables {
     devices: Vec<ChoiceTable>,
     columns: usize,
@@ -55,7 +55,7 @@ impl ChoiceTables {
     pub(crate) fn new(model: &LatencyModel, head: usize, layers_per_round: u32) -> Self {
         let columns = layers_per_round as usize + 1;
         // If all layers are equal, the offset matters only because of a partial last round.
-        let uniform = model.model.has_uniform_layers;
+        let uniform = model.sizes.has_uniform_layers;
         let offsets = if uniform { (model.model_layers() % layers_per_round) as usize + 1 } else { columns };
         let table = |device: usize| {
             let mut table = ChoiceTable::default();
@@ -64,7 +64,7 @@ impl ChoiceTables {
             for layers_before_window in 0..offsets as u32 {
                 for layers in 0..=layers_per_round {
                     if layers > 0 && layers_before_window + layers <= layers_per_round {
-                        let first = RoundWindow::first(device, device == head, layers_per_round, layers);
+                        let first = RoundWindow::at_start(device, device == head, layers_per_round, layers);
                         let window = RoundWindow { layers_before_window, ..first };
                         add_choices(model, window, &residencies, &mut table.choices);
                     }
@@ -99,7 +99,7 @@ impl ChoiceTables {
 }
 
 impl WindowTimes for ChoiceTables {
-    fn seconds(&self, device: usize, window: u32, layers_before: usize) -> f64 {
+    fn window_seconds(&self, device: usize, window: u32, layers_before: usize) -> f64 {
         let index = self.index(device, window, layers_before);
         index.map_or(f64::INFINITY, |index| self.devices[device].timings[index][1])
     }
@@ -109,11 +109,11 @@ impl WindowTimes for ChoiceTables {
     }
 }
 
-/// Returns the fastest plan with W layers per round. `at_least` is a known lower bound of its seconds per token, or 0.
+/// Returns the fastest plan with W layers per round. `lower_bound_seconds` is a bound of its time per token.
 pub(crate) fn fastest_plan(
     problem: &RingSizeProblem,
     tables: &mut ChoiceTables,
-    at_least: f64,
+    lower_bound_seconds: f64,
 ) -> Result<Proposal, InfeasibleReason> {
     let count = tables.bounds.len();
     let sum = |tables: &mut ChoiceTables, bound: f64| {
@@ -122,7 +122,7 @@ pub(crate) fn fastest_plan(
     };
     // Find the first bound B with S(B) <= B. All bounds below the sum without a bound are too small; from there the
     // step doubles until a bound is large enough, and a binary search follows.
-    let at_least = at_least.max(sum(tables, f64::INFINITY));
+    let at_least = lower_bound_seconds.max(sum(tables, f64::INFINITY));
     let mut low = tables.bounds.partition_point(|bound| *bound < at_least * (1.0 - 1e-9));
     let (mut high, mut step) = (low, 1);
     while high < count && sum(tables, tables.bounds[high]) > tables.bounds[high] {
@@ -169,12 +169,13 @@ pub(crate) fn lower_bound(problem: &RingSizeProblem, tables: &mut ChoiceTables) 
     tables.bound = f64::INFINITY;
     let whole_rounds = f64::from(problem.model.model_layers() / problem.layers_per_round);
     let best = |device: usize, window: u32| {
-        let offsets = (0..tables.offsets).map(|layers_before| tables.seconds(device, window, layers_before));
+        let offsets =
+            (0..tables.offsets).map(|layers_before| tables.window_seconds(device, window, layers_before));
         offsets.fold(f64::INFINITY, f64::min)
     };
-    let mut least = no_layers(problem.layers_per_round);
-    for &device in problem.order {
-        let hops = whole_rounds * problem.model.hops.shortest_hop(device);
+    let mut least = base_case_seconds(problem.layers_per_round);
+    for &device in problem.ring_order {
+        let hops = whole_rounds * problem.model.hop_times.shortest_hop_seconds(device);
         let own = (0..=problem.layers_per_round).map(|window| match window {
             0 if problem.min_windows[device] == 0 => 0.0,
             0 => f64::INFINITY,
@@ -183,7 +184,7 @@ pub(crate) fn lower_bound(problem: &RingSizeProblem, tables: &mut ChoiceTables) 
         least = min_plus_convolution(&least, &own.collect::<Vec<f64>>());
     }
     // A ring of one device has no hop.
-    least[tables.columns - 1].min(best(problem.head(), problem.layers_per_round))
+    least[tables.columns - 1].min(best(problem.head_device(), problem.layers_per_round))
 }
 
 pub(crate) fn best_choice(model: &LatencyModel, window: RoundWindow) -> Option<Choice> {
@@ -195,7 +196,7 @@ pub(crate) fn best_choice(model: &LatencyModel, window: RoundWindow) -> Option<C
     found.into_iter().min_by(|one, other| seconds(one).total_cmp(&seconds(other)))
 }
 
-/// Appends the Pareto-optimal choices for one window in ascending order of disk time.
+/// Appends the Pareto-optimal choices for one window to `all`, in ascending order of disk time.
 fn add_choices(
     model: &LatencyModel,
     window: RoundWindow,
@@ -203,8 +204,8 @@ fn add_choices(
     all: &mut Vec<Choice>,
 ) {
     let start = all.len();
-    let costs = &model.devices[window.device];
-    let fits = |gpu_layers: u32| model.fits_gpu(&model.device_work(window, gpu_layers));
+    let costs = &model.device_costs[window.device];
+    let fits = |gpu_layers: u32| model.fits_gpu_memory(&model.device_work(window, gpu_layers));
     let has_gpu = costs.gpu_memory_bytes_by_role[usize::from(window.is_head)] > 0;
     let most = if has_gpu { largest_that_fits(window.window_layers, fits) } else { 0 };
     // If GPU layers are never slower, only the maximum and zero are tried; zero saves the copies to the GPU.
@@ -223,7 +224,7 @@ fn add_choices(
             if sufficient.is_some_and(is_larger) {
                 continue;
             }
-            let Some(timing) = model.add_rereading(&resident_timing, residency) else { continue };
+            let Some(timing) = model.add_reread_time(&resident_timing, residency) else { continue };
             if residency.policy == Residency::Managed && timing.terms.disk_seconds == 0.0 {
                 sufficient = Some(residency);
             }

@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 
 pub use options::{PartitionPolicy, SocOptions, SocStrategy, Synchronisation};
 
+use crate::document_values::Sourced;
 use crate::units::{BytesPerSecond, FlopsPerSecond, Seconds, Watts};
-use crate::values::Sourced;
 
 /// A system on a chip (SoC).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -76,8 +76,8 @@ pub struct SocNpu {
     /// Published peak speed of the NPU with 16-bit floating-point numbers, or half its peak speed with 8-bit integers.
     #[serde(rename = "peak", default, skip_serializing_if = "Option::is_none")]
     pub peak_rate: Option<Sourced<FlopsPerSecond>>,
-    /// Cost of loading the systolic array relative to the cost of streaming: lambda in `1 + lambda N / M`, for `M`
-    /// streamed rows of width `N`.
+    /// Cost of loading the systolic array relative to the cost of streaming: lambda in the factor `1 + lambda N / M` of
+    /// the time of a matmul with `M` streamed rows of width `N`.
     pub order_penalty: Sourced<f64>,
     /// Number of rows (and columns) of the systolic array. Every matmul dimension is padded to a multiple of `tile`.
     #[serde(rename = "tile")]
@@ -177,7 +177,7 @@ pub struct NpuGraphs {
     /// Time to compile the graphs of a layer at run time for `prepared_for` tokens.
     #[serde(rename = "preparation")]
     pub preparation_time: Sourced<Seconds>,
-    /// Number of tokens for which `preparation` is the time.
+    /// Number of tokens to which the time `preparation` applies.
     #[serde(rename = "prepared_for")]
     pub preparation_tokens: Sourced<u32>,
     /// Additional time to compile the graphs of a layer, for each token above `prepared_for`.
@@ -213,7 +213,7 @@ impl SyncCosts {
 impl SocPower {
     /// Returns the power consumption of the SoC with a strategy. Deviation: the HeteroLLM paper states the power of
     /// three systems. All strategies with matmuls on the NPU and everything else on the GPU are assumed to need the
-    /// power of the layer-level system.
+    /// power of its layer-level system.
     pub fn strategy_power(&self, strategy: SocStrategy) -> Watts {
         match strategy {
             SocStrategy::GpuOnly => self.gpu_only_power.value,

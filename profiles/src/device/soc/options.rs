@@ -23,7 +23,7 @@ pub enum SocStrategy {
     HeteroTensor,
     /// Matmuls on the NPU, with the prompt padded to the next graph size.
     Padding,
-    /// Matmuls on the NPU, with the prompt split into several graph sizes.
+    /// Matmuls on the NPU, with the prompt split into chunks that have the sizes of compiled graphs.
     Pipe,
     /// Matmuls on the NPU, with graphs compiled for the prompt at run time.
     OnlinePrepare,

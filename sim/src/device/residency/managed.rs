@@ -3,7 +3,7 @@
 //! The helper thread reads a piece with `WILLNEED` and confirms the read with `POPULATE_READ`. Kept chunks are in the
 //! page cache: if they do not all fit in memory, the kernel evicts some, which are read again at their next use.
 //!
-//! Deviation: a piece is a chunk of the file, and a chunk with parts of two layers belongs to the first layer.
+//! Deviation: a piece is a chunk of the file. A chunk with weights of two layers belongs to the first layer.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::trace::StepRecord;
 
 use crate::engine::Nanos;
-use crate::page_cache::{Chunk, Fetch};
+use crate::page_cache::{Chunk, FetchResult};
 use crate::resource::ReadKind;
 
 use super::super::layout::WeightLayout;
@@ -47,18 +47,18 @@ pub struct ManagedWeights {
 }
 
 impl ManagedWeights {
-    /// Creates the managed weights of a device. `visits` has the chunks of each uninterrupted use of the device's
-    /// share; `memory` is the planned memory for these chunks; `chunks` is the number of chunks of the file.
+    /// Creates the managed weights of a device. `busy_periods` lists the chunks that the device uses between two idle
+    /// times. `memory` is the planned memory for these chunks; the file has `file_chunks` chunks.
     pub fn new(
         device: usize,
         options: ResidencyOptions,
-        visits: &[Vec<Chunk>],
+        busy_periods: &[Vec<Chunk>],
         memory: Bytes,
-        processors: u32,
-        chunks: Chunk,
+        cores: u32,
+        file_chunks: Chunk,
     ) -> Self {
-        let bytes = vec![options.piece_bytes().0; chunks as usize];
-        let mut residency = ManagedResidency::new(visits, &bytes, options, processors);
+        let bytes = vec![options.piece_bytes().0; file_chunks as usize];
+        let mut residency = ManagedResidency::new(busy_periods, &bytes, options, cores);
         residency.react(Event::Measured { page_cache: Some(memory.0), evicted: 0 });
         Self { device: device as u16, residency, helper: Helper::Idle, batches: VecDeque::new() }
     }
@@ -77,7 +77,7 @@ impl ManagedWeights {
         self.batches.push_back(ReadBatch { record, outstanding: 1, complete: false });
     }
 
-    /// Counts an arrived chunk for the first batch with outstanding reads, because the disk serves reads in order.
+    /// Counts an arrived chunk in the first batch with outstanding reads, because the disk serves reads in order.
     fn count_batch_arrival(&mut self, now: Nanos) {
         let mut open = self.batches.iter_mut().skip_while(|batch| batch.outstanding == 0);
         let Some(batch) = open.next() else { return };
@@ -100,7 +100,7 @@ impl ManagedWeights {
 }
 
 impl WeightResidency for ManagedWeights {
-    fn is_left_to_system(&self) -> bool {
+    fn leaves_eviction_to_system(&self) -> bool {
         false
     }
 
@@ -171,11 +171,11 @@ impl WeightResidency for ManagedWeights {
             match self.residency.next_step() {
                 Step::Read(chunk, origin) => {
                     let outcome = match storage.prefetch(now, chunk) {
-                        Fetch::Present => ReadOutcome::InMemory,
-                        Fetch::Started => ReadOutcome::Started(storage.chunk_size.0),
+                        FetchResult::Present => ReadOutcome::InMemory,
+                        FetchResult::Started => ReadOutcome::Started(storage.chunk_size.0),
                         // Dropped by the kernel, which still takes time.
-                        Fetch::NoMemory => ReadOutcome::Dropped(storage.chunk_size.0),
-                        Fetch::Again => ReadOutcome::Retry,
+                        FetchResult::NoMemory => ReadOutcome::Dropped(storage.chunk_size.0),
+                        FetchResult::Retry => ReadOutcome::Retry,
                     };
                     self.residency.react(Event::Read(chunk, outcome));
                     if let ReadOutcome::Started(_) = outcome {
@@ -225,13 +225,13 @@ impl WeightResidency for ManagedWeights {
         woken
     }
 
-    fn report(&mut self, records: &mut Vec<StepRecord>) {
+    fn report_finished_reads(&mut self, records: &mut Vec<StepRecord>) {
         while let Some(batch) = self.batches.pop_front_if(|batch| batch.complete && batch.outstanding == 0) {
             records.push(batch.record);
         }
     }
 
-    fn flush(&mut self, now: Nanos, records: &mut Vec<StepRecord>) {
+    fn flush_records(&mut self, now: Nanos, records: &mut Vec<StepRecord>) {
         records.extend(self.batches.drain(..).map(|batch| {
             let end = if batch.outstanding > 0 { now } else { batch.record.end_ns };
             StepRecord { end_ns: end, ..batch.record }
@@ -256,9 +256,9 @@ mod tests {
         stream.count_batch_arrival(10);
         stream.count_batch_arrival(20);
         let mut records = Vec::new();
-        stream.report(&mut records);
+        stream.report_finished_reads(&mut records);
         assert_eq!(records.len(), 1, "the second read is in flight");
-        stream.flush(25, &mut records);
+        stream.flush_records(25, &mut records);
         let found =
             records.iter().map(|it| (it.pass_index, it.start_ns..it.end_ns, it.bytes)).collect::<Vec<_>>();
         assert_eq!(found, [(0, 0..20, 200), (1, 20..25, 100)]);

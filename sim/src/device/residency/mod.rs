@@ -1,8 +1,8 @@
-//! Weight residency: a computation's view of the helper thread that reads a device's weights ahead.
+//! Weight residency: the interface between a computation and the helper thread that reads a device's weights ahead.
 //!
-//! The plan's residency policy selects the helper thread: [`ReadAheadThread`] advises or populates and leaves eviction
-//! to the system; [`ManagedWeights`] keeps some pieces and streams the others. Both tell the computation which chunks
-//! are available, and whether to wait for a missing chunk or to fault.
+//! The plan's residency policy selects the helper thread. [`ReadAheadThread`] prefetches with `madvise` and leaves
+//! eviction to the system; [`ManagedWeights`] keeps some pieces and streams the others. Both tell the computation which
+//! chunks are available, and whether to wait for a missing chunk or to cause a page fault.
 
 mod managed;
 mod read_ahead;
@@ -40,24 +40,25 @@ pub enum Availability {
 
 /// A residency policy: reads a device's weights before their use and evicts them after their use.
 pub trait WeightResidency: std::fmt::Debug {
-    /// Whether the system decides which weights stay in memory. Then embedding rows remain in memory after their use,
-    /// because they are small and used often, and a chunk may be evicted right after its use. Under managed residency
-    /// a row is evicted at once, and a chunk only when the computation no longer needs the chunk.
-    fn is_left_to_system(&self) -> bool;
-    /// Returns the chunks whose reads, in order, bring the page cache into the state that earlier tokens leave.
+    /// Returns whether the system decides which weights stay in memory. Then embedding rows remain in memory after
+    /// their use, because they are small and used often, and any chunk may be evicted right after its use. Under
+    /// managed residency a row is evicted at once, and a chunk only when the computation no longer needs it.
+    fn leaves_eviction_to_system(&self) -> bool;
+    /// Returns chunks to read in order. Reading them leaves the page cache in the state that earlier tokens leave.
     fn warm_chunks(&self, layout: &WeightLayout) -> Vec<Chunk>;
-    /// Requests the weights of a part of the model that will be computed. Returns whether to wake the helper thread.
+    /// Requests the weights of a part of the model before their use. Returns whether to wake the helper thread.
     fn request(&mut self, request: WeightPart) -> bool;
-    /// Begins the computation of a part of the model. Returns whether to wake the helper thread.
+    /// Handles the start of the computation of a part of the model. Returns whether to wake the helper thread.
     fn begin_part(&mut self, _request: WeightPart, _storage: &Storage) -> bool {
         false
     }
     fn end_part(&mut self) {}
-    /// Requests the eviction of a computed part, unless the policy evicts pieces. Returns whether to wake the helper.
+    /// Requests the eviction of a used part, unless the policy evicts pieces. Returns whether to wake the helper
+    /// thread.
     fn release(&mut self, _request: WeightPart) -> bool {
         false
     }
-    /// Returns how many of `chunks`, from the first chunk on, can be used now; if none, whether to wait or to fault.
+    /// Returns how many of the first chunks of `chunks` can be used now or, if none, whether to wait or to fault.
     fn availability(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability;
     /// Handles a page fault at a missing chunk; the computation needs `unit` bytes of this chunk.
     fn on_fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> TouchResult;
@@ -65,14 +66,14 @@ pub trait WeightResidency: std::fmt::Debug {
     fn mark_used(&mut self, _chunks: Range<Chunk>) -> bool {
         false
     }
-    /// Runs the helper thread until a step takes time. Returns when it continues; `None` if it waits for an event.
+    /// Runs the helper thread until a step takes time. Returns the time to continue; `None` if it waits for an event.
     fn run_helper(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos>;
     /// Handles the arrival of a chunk. Returns whether to wake the helper thread.
     fn on_arrival(&mut self, now: Nanos, chunk: Chunk) -> bool;
     /// Moves the trace records of finished reads to `records`.
-    fn report(&mut self, records: &mut Vec<StepRecord>);
+    fn report_finished_reads(&mut self, records: &mut Vec<StepRecord>);
     /// Moves the trace records of all reads to `records`; an unfinished read ends at `now`.
-    fn flush(&mut self, now: Nanos, records: &mut Vec<StepRecord>);
+    fn flush_records(&mut self, now: Nanos, records: &mut Vec<StepRecord>);
 }
 
 fn read_record(device: u16, origin: ReadOrigin, now: Nanos, bytes: Bytes) -> StepRecord {

@@ -3,7 +3,7 @@
 //! The thread executes the prefetch steps of the schedule in order. Under residency `os` it calls `WILLNEED`, which
 //! returns before the read is complete, so the next chunk is requested at once. Under `windowed` it touches one chunk
 //! after another and waits for each (`POPULATE_READ`). In both cases it reads at most the plan's prefetch budget. With
-//! [`ResidencyOptions::evict_after_use`] the same thread also evicts computed windows.
+//! [`ResidencyOptions::evict_after_use`] the same thread also evicts windows after their use.
 //!
 //! Not here: which chunks the page cache evicts to free memory, and managed residency ([`super::managed`]).
 
@@ -16,14 +16,14 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::trace::StepRecord;
 
 use crate::engine::Nanos;
-use crate::page_cache::{Chunk, Fetch};
+use crate::page_cache::{Chunk, FetchResult};
 use crate::resource::ReadKind;
 
 use super::super::layout::WeightLayout;
 use super::super::storage::{NO_MEMORY_RETRY_DELAY, Storage, TouchResult};
 use super::{Availability, SYSTEM_CALL, WeightResidency, read_record};
 
-/// Maximum number of chunks computed as one batch while the helper thread may evict them.
+/// Maximum number of chunks in a batch of the computation while the helper thread may evict them.
 const MAX_BATCH: u32 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,7 @@ struct PartRead {
     record: StepRecord,
     chunks: Range<Chunk>,
     outstanding: u32,
-    /// Whether reads of all chunks of the part have been requested from the disk.
+    /// Whether all reads of the part have been requested from the disk.
     requested: bool,
 }
 
@@ -55,15 +55,15 @@ pub struct ReadAheadThread {
 }
 
 impl ReadAheadThread {
-    /// Creates a helper thread without jobs; the read-ahead window of the kernel has `read_ahead` chunks.
-    pub fn new(device: usize, residency: ResidencyOptions, chunk: Bytes, read_ahead: u32) -> Self {
-        let chunks = |budget: Bytes| u32::try_from(budget.0.div_ceil(chunk.0)).unwrap_or(u32::MAX);
-        let budget = residency.prefetch_budget.map_or(u32::MAX, chunks);
+    /// Creates a helper thread without jobs; the read-ahead window of the kernel has `window_chunks` chunks.
+    pub fn new(device: usize, options: ResidencyOptions, chunk_size: Bytes, window_chunks: u32) -> Self {
+        let chunks = |budget: Bytes| u32::try_from(budget.0.div_ceil(chunk_size.0)).unwrap_or(u32::MAX);
+        let budget = options.prefetch_budget.map_or(u32::MAX, chunks);
         // One call is limited to one read-ahead window.
-        let budget = if residency.prefetch_in_one_call { budget.min(read_ahead) } else { budget };
+        let budget = if options.prefetch_in_one_call { budget.min(window_chunks) } else { budget };
         Self {
             device: device as u16,
-            policy: residency.policy,
+            policy: options.policy,
             budget,
             jobs: VecDeque::new(),
             awaited: None,
@@ -101,7 +101,7 @@ impl ReadAheadThread {
 }
 
 impl WeightResidency for ReadAheadThread {
-    fn is_left_to_system(&self) -> bool {
+    fn leaves_eviction_to_system(&self) -> bool {
         true
     }
 
@@ -156,14 +156,14 @@ impl WeightResidency for ReadAheadThread {
                     storage.cache.discard(chunk);
                 }
                 (Task::Read, Residency::Os) => match storage.prefetch(now, chunk) {
-                    Fetch::Present => {
+                    FetchResult::Present => {
                         job.pieces.start += 1;
                         continue;
                     }
-                    Fetch::Started => self.record_read(now, storage.chunk_size),
+                    FetchResult::Started => self.record_read(now, storage.chunk_size),
                     // Dropped by the kernel, which still takes time.
-                    Fetch::NoMemory => job.pieces.start += 1,
-                    Fetch::Again => {}
+                    FetchResult::NoMemory => job.pieces.start += 1,
+                    FetchResult::Retry => {}
                 },
                 (Task::Read, _) => match storage.touch(now, chunk, ReadKind::Prefetch) {
                     TouchResult::Ready => {
@@ -195,12 +195,12 @@ impl WeightResidency for ReadAheadThread {
         woken
     }
 
-    fn report(&mut self, records: &mut Vec<StepRecord>) {
+    fn report_finished_reads(&mut self, records: &mut Vec<StepRecord>) {
         let done = |read: &mut PartRead| read.requested && read.outstanding == 0;
         records.extend(self.reads.extract_if(.., done).map(|read| read.record));
     }
 
-    fn flush(&mut self, now: Nanos, records: &mut Vec<StepRecord>) {
+    fn flush_records(&mut self, now: Nanos, records: &mut Vec<StepRecord>) {
         records.extend(self.reads.drain(..).map(|read| StepRecord { end_ns: now, ..read.record }));
     }
 }

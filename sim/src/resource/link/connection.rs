@@ -18,7 +18,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, LogNormal};
 
 use crate::engine::Nanos;
-use crate::random::uniform;
+use crate::random::draw_uniform;
 
 /// The TCP connection from one device to another.
 #[derive(Debug, Clone, Default)]
@@ -43,34 +43,34 @@ pub struct DelaySampler {
     median: f64,
     sigma: f64,
     /// Random stream of the one-way delays, with one draw for each message.
-    delay: ChaCha8Rng,
+    delay_stream: ChaCha8Rng,
     /// Random stream of the delays that TCP adds.
-    tcp: ChaCha8Rng,
+    tcp_stream: ChaCha8Rng,
 }
 
 impl DelaySampler {
-    pub fn new(channel: &WifiChannel, delay: ChaCha8Rng, tcp: ChaCha8Rng) -> Self {
+    pub fn new(channel: &WifiChannel, delay_stream: ChaCha8Rng, tcp_stream: ChaCha8Rng) -> Self {
         let (median, sigma) = (channel.delay.median.value.0, channel.delay.sigma.value);
-        Self { median, sigma, delay, tcp }
+        Self { median, sigma, delay_stream, tcp_stream }
     }
 
     pub fn sample_one_way_delay(&mut self) -> Seconds {
-        log_normal(self.median, self.sigma, &mut self.delay)
+        log_normal(self.median, self.sigma, &mut self.delay_stream)
     }
 
-    /// Draws the time that TCP adds to a message; `fresh` is true if the message begins with the initial congestion
-    /// window. The number of draws is constant, so that a lost segment changes no later draw.
+    /// Draws the time that TCP adds to a message; `slow_start` is true if the message begins with the initial
+    /// congestion window. The number of draws is constant, so that a lost segment does not change later draws.
     pub fn sample_tcp_delay(
         &mut self,
         tcp: &TcpParameters,
         rate: BytesPerSecond,
         bytes: Bytes,
-        fresh: bool,
+        slow_start: bool,
     ) -> Seconds {
-        let mut one_way = || log_normal(self.median, self.sigma, &mut self.tcp);
+        let mut one_way = || log_normal(self.median, self.sigma, &mut self.tcp_stream);
         let round_trip = one_way() + one_way();
-        let draw = uniform(&mut self.tcp);
-        let slow_start = if fresh && tcp.slow_start_after_idle {
+        let draw = draw_uniform(&mut self.tcp_stream);
+        let wait = if slow_start && tcp.slow_start_after_idle {
             slow_start_wait(round_trip, tcp, rate, bytes)
         } else {
             Seconds(0.0)
@@ -84,7 +84,7 @@ impl DelaySampler {
         } else {
             Seconds(0.0)
         };
-        slow_start + retransmission
+        wait + retransmission
     }
 }
 

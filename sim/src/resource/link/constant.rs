@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 
-use super::Delivery;
+use super::DeliveryTimes;
 use crate::engine::Nanos;
 
 /// Latency and bandwidth of the wire from one device to another.
@@ -35,13 +35,13 @@ impl WiredLinks {
         Self { default, links_by_pair: BTreeMap::new(), free_at: BTreeMap::new() }
     }
 
-    pub fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> Delivery {
+    pub fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> DeliveryTimes {
         let wire = self.link(from, to);
         let free_at = self.free_at.entry((from, to)).or_insert(0);
         let start = now.max(*free_at);
         // With a very small bandwidth the time may exceed the clock; the sum must not wrap.
         *free_at = start.saturating_add((bytes / wire.bandwidth).to_nanos());
-        Delivery { start, end: *free_at, arrival: free_at.saturating_add(wire.latency.to_nanos()) }
+        DeliveryTimes { start, end: *free_at, arrival: free_at.saturating_add(wire.latency.to_nanos()) }
     }
 
     pub fn link(&self, from: usize, to: usize) -> WiredLink {

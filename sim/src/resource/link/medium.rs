@@ -15,10 +15,10 @@ use crate::engine::Nanos;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Burst {
     pub message_number: u64,
-    /// Whether the burst is on the second hop, from the access point to the receiver.
+    /// Whether the burst is transmitted on the second hop, from the access point to the receiver.
     pub is_downlink: bool,
     pub bytes: u64,
-    /// The time on the medium in nanoseconds, with the overhead but without stalls.
+    /// The time in nanoseconds for which the burst occupies the medium, with overhead but without stalls.
     pub transmission_time: Nanos,
 }
 
@@ -55,7 +55,7 @@ impl Medium {
         self.current.map(|current| current.end)
     }
 
-    /// Removes and returns the transmission that has ended by `now`; the next transmission starts at that end.
+    /// Removes and returns the transmission that has ended by `now`. The next transmission starts when it ended.
     pub fn pop_completed(&mut self, now: Nanos) -> Option<Transmission> {
         let current = self.current.take_if(|current| current.end <= now)?;
         self.busy_time += current.burst.transmission_time;
@@ -65,7 +65,7 @@ impl Medium {
 
     pub fn stall(&mut self, now: Nanos, until: Nanos) {
         let remaining = self.current.map(|current| self.stalls.unstalled_time(now, current.end));
-        self.stalls.add(now, until);
+        self.stalls.add_stall(now, until);
         if let (Some(current), Some(remaining)) = (&mut self.current, remaining) {
             current.end = self.stalls.transmission_end(now, remaining);
         }

@@ -1,7 +1,7 @@
 //! Links between devices: wires ([`WiredLinks`]), and Wi-Fi channels that stations share ([`NetworkLinks`]).
 //!
-//! The invariants, which `properties::check_invariants` checks: no message arrives before its latency and its own
-//! sending time have passed, the messages of a pair arrive in the order of sending, and no message is lost.
+//! No message arrives before its latency and its own transmission time have passed, the messages from one device to
+//! another arrive in the order of sending, and no message is lost. `properties::check_invariants` checks this.
 
 mod connection;
 mod constant;
@@ -14,9 +14,10 @@ use crate::engine::Nanos;
 pub use constant::{WiredLink, WiredLinks};
 pub use wifi::NetworkLinks;
 
+/// When a message is transmitted, and when it arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Delivery {
-    /// The time at which the message's transmission starts, after those of earlier messages.
+pub struct DeliveryTimes {
+    /// The time at which the message's transmission starts, after the transmissions of earlier messages.
     pub start: Nanos,
     /// The time at which the message's transmission ends.
     pub end: Nanos,
@@ -24,12 +25,12 @@ pub struct Delivery {
     pub arrival: Nanos,
 }
 
-/// The delivery of a sent message, if it is known already.
+/// The delivery times of a sent message, if they are known already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SendOutcome {
-    /// The delivery of the message, which later messages do not change.
-    Known(Delivery),
-    /// The number of the message, whose delivery [`NetworkLinks::pop_delivery`] returns later.
+    /// The delivery times, which later messages do not change.
+    Known(DeliveryTimes),
+    /// The number of the message. [`NetworkLinks::pop_delivery`] returns its delivery times later.
     Pending(u64),
 }
 

@@ -4,7 +4,7 @@
 //! further stalls. A stall interrupts a transmission, which resumes afterwards.
 //!
 //! Stalls are drawn for time windows of ten seconds, each from a separate part of the channel's random stream. So the
-//! times of stalls do not depend on the messages, and are the same for two plans. A Poisson process is memoryless, so
+//! times of stalls do not depend on the messages, and are the same for all plans. A Poisson process is memoryless, so
 //! it can be restarted at every window.
 
 use hearth_profiles::Seconds;
@@ -12,16 +12,16 @@ use hearth_profiles::link::wifi::{MAX_STALL_DURATION, Stall};
 use rand_chacha::ChaCha8Rng;
 
 use crate::engine::Nanos;
-use crate::random::uniform;
+use crate::random::draw_uniform;
 
-/// Length of a window in nanoseconds. No stall is longer than a window, so it ends in the next window at the latest.
+/// Length of a time window in nanoseconds. No stall is longer, so a stall ends in the next window at the latest.
 const WINDOW: Nanos = (MAX_STALL_DURATION.0 * 1e9) as Nanos;
-/// Number of random words reserved for a window. A stall takes four words, so 16 kinds with a hundred stalls per second
-/// each take 64,000 words on average; a channel that stalls for at most half of the time takes far fewer.
+/// Number of random 32-bit words for each time window. A stall takes four words, so 16 kinds with a hundred stalls per
+/// second each take 64,000 words on average; a channel that stalls at most half of the time takes far fewer.
 const WORDS: u128 = 1 << 20;
 
 /// Maximum duration of an added stall in nanoseconds: one day.
-/// source: assumed, so that a run that waits for the end of the stall ends
+/// source: assumed, so that a run does not wait forever for the end of the stall
 const MAX_ADDED_STALL: Nanos = 86_400_000_000_000;
 
 type Span = (Nanos, Nanos);
@@ -33,7 +33,7 @@ pub struct Stalls {
     added: Vec<Span>,
     /// The index of the window whose stalls are in `spans`.
     window: Option<u64>,
-    /// The stalls that overlap the window, sorted and merged.
+    /// The stalls that overlap this window, sorted and merged.
     spans: Vec<Span>,
 }
 
@@ -42,8 +42,8 @@ impl Stalls {
         Self { kinds, stream, added: Vec::new(), window: None, spans: Vec::new() }
     }
 
-    /// Adds a stall from `from` until `until`, limited to one day.
-    pub fn add(&mut self, from: Nanos, until: Nanos) {
+    /// Adds a stall from `from` until `until`, which is limited to one day.
+    pub fn add_stall(&mut self, from: Nanos, until: Nanos) {
         self.added.push((from, until.min(from.saturating_add(MAX_ADDED_STALL))));
         self.window = None;
     }
@@ -85,7 +85,7 @@ impl Stalls {
         at
     }
 
-    /// Returns the start of the next stall in the window of `at`; without a stall, the start of the next window.
+    /// Returns the start of the next stall in the time window of `at`; if there is none, the start of the next window.
     fn next_stall(&mut self, at: Nanos) -> Nanos {
         let edge = (at / WINDOW + 1).saturating_mul(WINDOW);
         let starts = self.spans_at(at).iter().map(|&(start, _)| start);
@@ -118,13 +118,14 @@ impl Stalls {
         for kind in &self.kinds {
             let mut at = Seconds(0.0);
             loop {
-                // An exponentially distributed gap; `uniform` never returns 1.
-                at += Seconds(-(1.0 - uniform(stream)).ln() / kind.rate.0);
+                // An exponentially distributed gap; `draw_uniform` never returns 1.
+                at += Seconds(-(1.0 - draw_uniform(stream)).ln() / kind.rate.0);
                 if at >= MAX_STALL_DURATION {
                     break;
                 }
                 let start = (window * WINDOW).saturating_add(at.to_nanos());
-                let length = kind.min_duration + (kind.max_duration - kind.min_duration) * uniform(stream);
+                let length =
+                    kind.min_duration + (kind.max_duration - kind.min_duration) * draw_uniform(stream);
                 spans.push((start, start.saturating_add(length.to_nanos())));
             }
         }
@@ -160,9 +161,9 @@ mod tests {
     #[test]
     fn transmission_resumes_after_stall() {
         let mut stalls = stalls(vec![]);
-        stalls.add(10 * MILLI, 30 * MILLI);
-        stalls.add(20 * MILLI, 50 * MILLI);
-        stalls.add(60 * MILLI, 61 * MILLI);
+        stalls.add_stall(10 * MILLI, 30 * MILLI);
+        stalls.add_stall(20 * MILLI, 50 * MILLI);
+        stalls.add_stall(60 * MILLI, 61 * MILLI);
         assert_eq!(stalls.transmission_end(0, 5 * MILLI), 5 * MILLI);
         assert_eq!(stalls.transmission_end(8 * MILLI, 2 * MILLI), 10 * MILLI);
         assert_eq!(stalls.transmission_end(8 * MILLI, 5 * MILLI), 53 * MILLI);

@@ -1,14 +1,15 @@
 //! Wi-Fi link: messages between stations that share the airtime of a channel.
 //!
 //! A message is sent to the access point and from there to the receiver, in bursts that each occupy the channel
-//! (`medium`). Between two stations of one channel both hops use the same channel, so the rate of a long message is 1
-//! / (1/up + 1/down). The hop of a device on a wire, or on another channel, uses another medium. A message arrives
-//! after its last burst, the rest of its delay, and the delay that TCP adds (`connection`).
+//! (`medium`). Between two stations of one channel both hops use the same channel. With the rates `up` and `down` of
+//! the two hops, the rate of a long message is 1 / (1/up + 1/down). The hop of a device on a wire, or on another
+//! channel, uses another medium. A message arrives after its last burst, the rest of its delay, and the delay that TCP
+//! adds (`connection`).
 //!
-//! The delay in a channel's document is the one-way time of a small message on an idle channel. It includes the
-//! overheads of such a message; only the rest is added after the last burst.
+//! The delay in the document of a channel is the one-way time of a small message on an idle channel. It includes the
+//! overheads of such a message; only the rest of the delay is added after the last burst.
 //!
-//! Later messages may occupy the medium between bursts, so a delivery is known only when the last burst ends.
+//! Later messages may occupy the medium between bursts, so the delivery times are known only when the last burst ends.
 //!
 //! Not here: stations out of range, changing rates, collisions beyond the overhead.
 
@@ -21,11 +22,11 @@ use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use super::connection::{DelaySampler, TcpConnection};
 use super::medium::{Burst, Medium};
 use super::stalls::Stalls;
-use super::{Delivery, SendOutcome, WiredLink, WiredLinks};
+use super::{DeliveryTimes, SendOutcome, WiredLink, WiredLinks};
 use crate::engine::Nanos;
 use crate::random;
 
-/// What a random stream of a channel determines.
+/// The quantity that a random stream of a channel determines.
 #[derive(Clone, Copy)]
 enum Purpose {
     Stalls,
@@ -146,18 +147,18 @@ impl NetworkLinks {
         self.media.get(&Port::Channel(channel)).map_or(0, |medium| medium.busy_time)
     }
 
-    /// Sends a message at `now`, which must not be earlier than in any previous call.
+    /// Sends a message at the time `now`, which must not be earlier than in the previous call.
     pub fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> SendOutcome {
         let pair = (from, to);
         let Some(&route) = self.routes.get(&pair) else {
             return SendOutcome::Known(self.wired_links.send(now, from, to, bytes));
         };
         let connection = self.connections.entry(pair).or_default();
-        let fresh = connection.needs_slow_start(now, &self.tcp);
+        let slow_start = connection.needs_slow_start(now, &self.tcp);
         let delays = &mut self.delays[route.delay_channel];
         let overhead = route.up.overhead + route.down.overhead;
         let rest = delays.sample_one_way_delay().to_nanos().saturating_sub(overhead);
-        let tcp_delay = delays.sample_tcp_delay(&self.tcp, route.rate, bytes, fresh).to_nanos();
+        let tcp_delay = delays.sample_tcp_delay(&self.tcp, route.rate, bytes, slow_start).to_nanos();
         let rest_delay = route.wire_latency + rest + tcp_delay;
         self.last_number += 1;
         let number = self.last_number;
@@ -171,14 +172,14 @@ impl NetworkLinks {
         SendOutcome::Pending(number)
     }
 
-    /// Returns the time at which to call [`NetworkLinks::pop_delivery`] next, if nothing else is sent.
+    /// Returns the time at which to call [`NetworkLinks::pop_delivery`] next, if no message is sent before.
     pub fn next_event_time(&self) -> Option<Nanos> {
         self.media.values().filter_map(Medium::next_completion_time).min()
     }
 
-    /// Advances to `now`, and removes one message whose delivery is known by then, even if the message arrives later.
-    /// Returns the number of the message and its delivery.
-    pub fn pop_delivery(&mut self, now: Nanos) -> Option<(u64, Delivery)> {
+    /// Advances to `now`, and removes one message whose delivery times are known by then, even if it arrives later.
+    /// Returns the number of the message and its delivery times.
+    pub fn pop_delivery(&mut self, now: Nanos) -> Option<(u64, DeliveryTimes)> {
         loop {
             let ends =
                 self.media.iter().filter_map(|(&port, medium)| Some((medium.next_completion_time()?, port)));
@@ -209,8 +210,8 @@ impl NetworkLinks {
         }
     }
 
-    /// Handles the end of a burst. Returns the message number and the delivery if the burst was the last of a message.
-    fn on_burst_end(&mut self, at: Nanos, port: Port) -> Option<(u64, Delivery)> {
+    /// Handles the end of a burst. If it was the last of a message, returns the message number and its delivery times.
+    fn on_burst_end(&mut self, at: Nanos, port: Port) -> Option<(u64, DeliveryTimes)> {
         let grant = self.media.get_mut(&port)?.pop_completed(at)?;
         let Burst { message_number: number, is_downlink, bytes, .. } = grant.burst;
         let message = self.sending.get_mut(&number)?;
@@ -242,7 +243,7 @@ impl NetworkLinks {
         connection.last_arrival_time = arrival;
         let start = message.start.unwrap_or(at);
         self.sending.remove(&number);
-        Some((number, Delivery { start, end: at, arrival }))
+        Some((number, DeliveryTimes { start, end: at, arrival }))
     }
 }
 

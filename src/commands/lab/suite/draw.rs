@@ -1,8 +1,8 @@
 //! Generates the random scenarios of `hearth lab --random`.
 //!
-//! The scenarios vary the number of devices, memory, disk, a weak processor, links, rounds, residency, batches and
-//! sequences. Each scenario has a separate random stream, so it does not depend on the number of scenarios. Windows are
-//! also random, because predictions must also be accurate for plans that a planner would avoid.
+//! The scenarios vary the number of devices, memory, disk, a slow CPU, links, rounds, residency, batches and sequences.
+//! Each scenario has a separate random stream, so it does not depend on the number of scenarios. Windows are also
+//! random, because predictions must also be accurate for plans that a planner would avoid.
 
 use std::fmt::Write;
 use std::fs;
@@ -20,7 +20,7 @@ use crate::diagnostics::Failure;
 use crate::machine::open_model;
 
 /// Base of the random stream ids; the number of the scenario is added to this base.
-const STREAM: u64 = 0x4c41_425f_0000_0000;
+const RNG_STREAM: u64 = 0x4c41_425f_0000_0000;
 const DEVICE_NAMES: [&str; 4] = ["a", "b", "c", "d"];
 /// Path of the default model, which is also the model of the scenarios in `scenarios/lab`.
 const DEFAULT_MODEL: &str = "out/1b.gguf";
@@ -36,7 +36,7 @@ pub fn write_random_scenarios(
     let layers = open_model(&model, GpuWeightFormat::AsStored)?.profile.shape.layers.0;
     let model = fs::canonicalize(&model).map_err(|error| Error::from_io_error(&model, "open", &error))?;
     create_folder(folder)?;
-    let old = fs::read_dir(folder).map_err(|error| Error::folder(folder, "open", &error))?;
+    let old = fs::read_dir(folder).map_err(|error| Error::from_folder_error(folder, "open", &error))?;
     for entry in old.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.starts_with("random-") {
@@ -55,9 +55,9 @@ pub fn write_random_scenarios(
 struct Random(ChaCha8Rng);
 
 impl Random {
-    fn of(seed: u64, number: u32) -> Self {
+    fn new(seed: u64, number: u32) -> Self {
         let mut stream = ChaCha8Rng::seed_from_u64(seed);
-        stream.set_stream(STREAM | u64::from(number));
+        stream.set_stream(RNG_STREAM | u64::from(number));
         Random(stream)
     }
 
@@ -91,7 +91,7 @@ impl Random {
 }
 
 fn scenario(seed: u64, number: u32, layers: u32, model: &str) -> String {
-    let mut random = Random::of(seed, number);
+    let mut random = Random::new(seed, number);
     let devices = random.one_of(&[1u32, 2, 2, 3, 3, 3, 4]).min(layers);
     let fits = |rounds: &u32| layers.is_multiple_of(*rounds) && layers / rounds >= devices;
     let rounds: Vec<u32> = [1, 2, 4].into_iter().filter(fits).collect();
@@ -119,7 +119,7 @@ fn scenario(seed: u64, number: u32, layers: u32, model: &str) -> String {
     text.push_str("devices:\n");
     let has_weak = random.with_probability(0.25);
     let weak = has_weak.then(|| random.one_of(&(0..devices).collect::<Vec<_>>()));
-    // With sequences or batches the devices compute at the same time and share the processors.
+    // With sequences or batches the devices compute at the same time and share the CPUs.
     let is_concurrent = sequences > 1 || batches;
     for device in 0..devices {
         // A throttle passes the bytes of 0.1 s at once, so a window should take several of these slices to read.

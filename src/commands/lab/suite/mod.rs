@@ -61,11 +61,11 @@ struct LabOutput {
 /// source: assumed
 const MAX_RESTARTS: u32 = 2;
 
-/// Time limit of a lab process: several times the time limit between two lines of the output of its head.
+/// Time limit of a lab process: several times the time limit between two lines of the output of its head device.
 const MAX_LAB_TIME: Duration = Duration::from_hours(2);
 
 pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
-    let Some(output) = &args.output else { return Err(Failure::invalid("a suite needs the flag --output")) };
+    let Some(output) = &args.output else { return Err(Failure::invalid("a suite needs `--output`")) };
     create_folder(output)?;
     let (folder, title) = match (&args.suite, args.random_scenarios) {
         (Some(folder), _) => (folder.clone(), folder.display().to_string()),
@@ -74,13 +74,14 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
             draw::write_random_scenarios(&folder, count, args.seed, args.planning.model.as_deref())?;
             (folder, format!("{count} scenarios drawn with seed {}", args.seed))
         }
-        (None, None) => return Err(Failure::invalid("the lab needs a scenario, --suite or --random")),
+        (None, None) => return Err(Failure::invalid("the lab needs a scenario, `--suite` or `--random`")),
     };
     let entries = entries(&folder, args)?;
     let mut results = ResultsFile::open(&output.join("results.jsonl"))?;
     forward_interruptions();
-    let labs: Vec<(&Entry, LabId)> =
-        (0..args.repeats).flat_map(|pass| entries.iter().map(move |entry| (entry, entry.id(pass)))).collect();
+    let labs: Vec<(&Entry, LabId)> = (0..args.repeats)
+        .flat_map(|repetition| entries.iter().map(move |entry| (entry, entry.id(repetition))))
+        .collect();
     #[allow(clippy::disallowed_methods)] // a suite takes real time
     let start = std::time::Instant::now();
     let mut done = 0u32;
@@ -124,12 +125,12 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
 /// Collects the successful runs of each scenario, and the scenarios with a failed run.
 fn collect(
     entries: &[Entry],
-    passes: u32,
+    repetitions: u32,
     results: &ResultsFile,
 ) -> (Vec<ValidationCase>, Vec<FailedScenario>) {
     let (mut cases, mut failed) = (Vec::new(), Vec::new());
     for entry in entries {
-        let (runs, why) = results.runs_of((0..passes).map(|pass| entry.id(pass)));
+        let (runs, why) = results.runs_of((0..repetitions).map(|repetition| entry.id(repetition)));
         let name = entry.name.clone();
         failed.extend(why.map(|reason| FailedScenario { name: name.clone(), reason }));
         if !runs.is_empty() {
@@ -149,7 +150,8 @@ fn time_left(elapsed: Duration, done: u32, left: usize) -> String {
 }
 
 fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
-    let found = std::fs::read_dir(folder).map_err(|error| Error::folder(folder, "open", &error))?;
+    let found =
+        std::fs::read_dir(folder).map_err(|error| Error::from_folder_error(folder, "open", &error))?;
     let is_yaml = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "yaml" || kind == "yml");
     let mut paths: Vec<PathBuf> = found.flatten().map(|entry| entry.path()).filter(is_yaml).collect();
     paths.sort();
@@ -191,10 +193,10 @@ fn file_stamp(path: &Path) -> (PathBuf, Option<(u64, Option<SystemTime>)>) {
 }
 
 /// Runs one scenario, and repeats the run if the speed of the machine changed, regardless of the result.
-fn run_steadily(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<RunPair, String> {
+fn run_steadily(entry: &Entry, repetition: u32, args: &LabArgs, output: &Path) -> Result<RunPair, String> {
     let mut restarts = 0;
     loop {
-        let run = run_once(entry, pass, args, output)?;
+        let run = run_once(entry, repetition, args, output)?;
         if run.has_steady_speed || restarts == MAX_RESTARTS || IS_INTERRUPTED.load(Ordering::SeqCst) {
             return Ok(RunPair { discarded_attempts: restarts, ..run });
         }
@@ -204,8 +206,8 @@ fn run_steadily(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Resu
 }
 
 /// Runs one scenario in a separate process.
-fn run_once(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<RunPair, String> {
-    let suffix = if pass == 0 { String::new() } else { format!("-{}", pass + 1) };
+fn run_once(entry: &Entry, repetition: u32, args: &LabArgs, output: &Path) -> Result<RunPair, String> {
+    let suffix = if repetition == 0 { String::new() } else { format!("-{}", repetition + 1) };
     let report = output.join("runs").join(format!("{}{suffix}", entry.name));
     std::fs::create_dir_all(output.join("runs")).map_err(|error| error.to_string())?;
     let mut command = Command::new(std::env::current_exe().map_err(|error| error.to_string())?);
@@ -223,7 +225,7 @@ fn run_once(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<R
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let child = child.map_err(|error| error.to_string())?;
     let number = child.id();
-    CHILD.store(number, Ordering::SeqCst);
+    LAB_PROCESS_ID.store(number, Ordering::SeqCst);
     let (done_tx, done_rx) = mpsc::channel::<()>();
     let watch = std::thread::spawn(move || {
         let timed_out = done_rx.recv_timeout(MAX_LAB_TIME) == Err(RecvTimeoutError::Timeout);
@@ -233,7 +235,7 @@ fn run_once(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<R
         timed_out
     });
     let ended = child.wait_with_output();
-    CHILD.store(0, Ordering::SeqCst);
+    LAB_PROCESS_ID.store(0, Ordering::SeqCst);
     drop(done_tx);
     let ended = ended.map_err(|error| error.to_string())?;
     if watch.join().unwrap_or(false) {
@@ -272,14 +274,14 @@ fn failure_reason(errors: &str) -> Option<String> {
 }
 
 /// Process id of the running lab process; 0 if there is none.
-static CHILD: AtomicU32 = AtomicU32::new(0);
+static LAB_PROCESS_ID: AtomicU32 = AtomicU32::new(0);
 static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// Installs a signal handler that terminates the running lab process, which cleans up. The suite then ends.
 fn forward_interruptions() {
     interruption::on_signal(|| {
         IS_INTERRUPTED.store(true, Ordering::SeqCst);
-        let child = CHILD.load(Ordering::SeqCst);
+        let child = LAB_PROCESS_ID.load(Ordering::SeqCst);
         if child != 0 {
             terminate(child);
         }

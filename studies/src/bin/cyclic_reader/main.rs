@@ -1,8 +1,8 @@
 //! Measures whether the kept set of managed residency remains in the page cache of the kernel.
 //!
-//! A process cyclically reads a file of 640 MiB, which is larger than its memory limit, at 200 MB/s, and computes only
-//! a checksum. A part of the file should remain in memory, and the rest is streamed through a small buffer. Both parts
-//! are ordinary page cache, so the measurement shows whether reclaim evicts the kept part. The program needs root.
+//! A process cyclically reads a file of 640 MiB at 200 MB/s and computes only a checksum. The file exceeds the memory
+//! limit of the process. A part of the file should remain in memory; the rest is streamed through a small buffer. Both
+//! parts are ordinary page cache, so the measurement shows whether reclaim evicts the kept part. It needs root.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin cyclic_reader -- --table      # by limit, buffer and piece size
@@ -48,10 +48,10 @@ struct Arguments {
     /// Limit disk reads to this rate in MB/s.
     #[arg(long, default_value_t = 200)]
     disk_mbps: u64,
-    /// Measure all rows of the table of memory limits, buffers and piece sizes.
+    /// Measure a table of experiments with several memory limits, buffers and piece sizes.
     #[arg(long)]
     table: bool,
-    /// Measure memory limits that approach the size of the kept set and the buffer.
+    /// Measure with memory limits close to the total size of the kept set and the buffer.
     #[arg(long)]
     margin: bool,
     #[command(flatten)]

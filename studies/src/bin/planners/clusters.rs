@@ -4,8 +4,9 @@
 //! available memory to weights is random; other programs are assumed to use the rest of the memory. The first device is
 //! the head and never a phone.
 //!
-//! A small instance is a cluster whose model is cut to few layers, so that all plans can be simulated. The vocabulary
-//! and all memory and buffer sizes are reduced in proportion, so that the ratio of memory to weights stays the same.
+//! A small instance is a cluster whose model is cut to 8 to 12 layers, so that all plans can be simulated. The
+//! vocabulary and all memory and buffer sizes are reduced in proportion, so that the ratio of memory to weights stays
+//! the same.
 //!
 //! Not here: the strategies ([`crate::evaluation`]).
 
@@ -33,7 +34,7 @@ const SMALL_LAYERS: [u32; 3] = [8, 10, 12];
 const MEMORY_RATIO: [f64; 2] = [0.4, 1.4];
 /// Minimum available memory of a device. source: assumed
 const MIN_MEMORY: Bytes = Bytes::from_mib(1024);
-/// Unified memory that a GPU cannot use, for buffers and the mapping. source: assumed; twice the CPU's buffers
+/// Unified memory that a GPU cannot use, for buffers and mapped files. source: assumed; twice the CPU's buffers
 const RESERVED_BESIDE_GPU: Bytes = Bytes::from_mib(512);
 /// Range of the one-way latency of a link, in seconds. source: prima.cpp paper, section 4 (3-7 ms over Wi-Fi), extended
 /// to cables and distant rooms
@@ -70,8 +71,8 @@ impl ClusterProperties {
         ClusterProperties { number, model, devices, memory_ratio: memory_ratio(cluster) }
     }
 
-    /// Returns the first cells of each CSV row: part of the study, number of the cluster, model, devices, memory ratio,
-    /// residency. `part` is `homes` for random clusters, `small` for small instances.
+    /// Returns the first cells of each CSV row: part of the study, number of the cluster, model, number of devices,
+    /// memory ratio and residency. `part` is `homes` for random clusters, `small` for small instances.
     pub fn csv_cells(&self, part: &str, residency: &str) -> String {
         let ClusterProperties { number, model, devices, memory_ratio } = self;
         format!("{part},{number},{model},{devices},{memory_ratio:.4},{residency}")

@@ -1,8 +1,8 @@
 //! Plan evaluation: scores the plan of each strategy for one cluster.
 //!
 //! A plan is scored by the objective of the prima.cpp paper (T), which is the same for all strategies, and by the
-//! simulator, which does not use this objective. Few tokens are simulated, with coarse chunks. The weights are on disk
-//! at the start, and the first token, which loads the weights, is not counted.
+//! simulator, which does not use this objective. Only a few tokens are simulated, with coarse chunks. The weights are
+//! on disk at the start, and the first token, which loads the weights, is not counted.
 //!
 //! Not here: the clusters ([`crate::clusters`]) and the statistics over many scores ([`crate::population`]).
 
@@ -45,7 +45,7 @@ pub fn strategy_names() -> impl Iterator<Item = &'static str> {
 /// The plan of a strategy and its scores, or the reason why the strategy has no plan.
 pub type PlanResult = Result<(Plan, PlanEvaluation), String>;
 
-/// Runs and scores every strategy, in the order of [`strategy_names`]. The outer error is a defect of the program.
+/// Runs and scores every strategy, in the order of [`strategy_names`]. The outer `Err` means a defect of the program.
 pub fn evaluate_strategies(
     cluster: &Cluster,
     slow_disk: Option<BytesPerSecond>,

@@ -68,7 +68,8 @@ fn run_testbeds(arguments: &Arguments) -> Result<(), StudyError> {
 fn run_random_clusters(arguments: &Arguments) -> Result<(), StudyError> {
     let Arguments { instances, small, seed, .. } = *arguments;
     let folder = arguments.folder.as_deref().unwrap_or(Path::new("docs/studies/planners"));
-    let results = parallel::map("random clusters", instances, |number| population::evaluate(seed, number))?;
+    let results =
+        parallel::map("random clusters", instances, |number| population::evaluate_instance(seed, number))?;
     let exhaustive =
         parallel::map("small instances", small, |number| regret::search_exhaustively(seed, number))?;
     let exhaustive: Vec<ExhaustiveSearchResult> = exhaustive.into_iter().flatten().collect();

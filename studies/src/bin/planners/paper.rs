@@ -20,8 +20,8 @@ use crate::published::TABLE_4;
 
 const FOLDER: &str = "scenarios/paper";
 
-/// The device sets of Fig. 8 as in the names of the scenarios, smaller sets first. source: prima.cpp paper, appendix
-/// A.7 names {D2, D3}, {D2, D3, D5} and all six devices; the other sets are assumed
+/// The device sets of Fig. 8, as named in the file names of the scenarios; smaller sets come first. source: prima.cpp
+/// paper, appendix A.7 names {D2, D3}, {D2, D3, D5} and all six devices; the other sets are assumed
 const SETS: [&str; 8] =
     ["d3", "d2-d3", "d2-d3-d5", "d1-d2-d3-d5", "d1-d4-kept", "d1-d5", "d1-d6", "d1-d6-selected"];
 

@@ -1,4 +1,4 @@
-//! Parallel evaluation of independent instances, with the same results as one after another.
+//! Parallel evaluation of independent instances, with the same results as a sequential evaluation.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -6,7 +6,7 @@ use hearth_studies::StudyError;
 use indicatif::{ProgressBar, ProgressStyle};
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
-/// Runs `work` for each number below `count`, on all processors. Returns the results in order, or one of the errors.
+/// Runs `work` for each number below `count`, on all CPUs. Returns the results in order, or one of the errors.
 ///
 /// Shows a progress bar on a terminal; elsewhere, prints a line after each tenth of the work.
 pub fn map<T: Send>(

@@ -4,7 +4,7 @@
 //! compared with the optimum that `exact` finds; in the simulator, with the fastest plan of any strategy for the same
 //! cluster and policy.
 //!
-//! Two assumptions are checked, too: one round is optimal by the paper's objective, and few tokens are representative.
+//! Two assumptions are checked, too: one round is optimal by the paper's objective, and short runs are representative.
 //!
 //! Not here: small instances, for which all plans are simulated ([`crate::regret`]).
 
@@ -21,11 +21,11 @@ use crate::evaluation::{
 };
 use crate::gaps::{EQUALITY_TOLERANCE, optimality_gap};
 
-/// The rules of all plans: devices may be dropped, and every round is complete.
+/// The planning rules of all strategies in this study: devices may be dropped, but no round may be partial.
 pub const PLAN_RULES: PlanRules = PlanRules { may_drop_devices: true, may_have_partial_round: false };
-/// The compared residency policies of all devices; with `None` the planner chooses a policy for each device.
+/// The compared residency policies, each for all devices; with `None` the planner chooses the policy of each device.
 pub const RESIDENCIES: [Option<Residency>; 3] = [Some(Residency::Os), Some(Residency::Managed), None];
-/// Number of tokens of a long run, which checks whether few simulated tokens are representative.
+/// Number of tokens of a long run, which checks whether a run of a few tokens is representative.
 pub const LONG_RUN_TOKENS: u32 = 64;
 /// Number of clusters for which a run of [`LONG_RUN_TOKENS`] tokens is simulated, too.
 pub const LONG_RUN_CLUSTER_COUNT: usize = 40;
@@ -34,7 +34,7 @@ pub struct InstanceResult {
     pub cluster_properties: ClusterProperties,
     /// For each residency policy, the scores of each strategy in the order of [`strategy_names`].
     pub plan_evaluations: Vec<Vec<Result<PlanEvaluation, String>>>,
-    /// Whether some plan with several rounds is better by the prima.cpp paper's objective than all with one round.
+    /// Whether, by the prima.cpp paper's objective, a plan with several rounds is better than all plans with one round.
     pub prefers_multiple_rounds: bool,
     /// For each residency policy, the relative difference between the simulated times per token of
     /// [`REFERENCE_STRATEGY`] in a run of [`WORKLOAD`] and in a long run; `None` after the first
@@ -71,7 +71,7 @@ fn reference_strategy() -> usize {
     strategy_names().position(|name| name == REFERENCE_STRATEGY).expect("the reference is a strategy")
 }
 
-pub fn evaluate(seed: u64, number: usize) -> Result<InstanceResult, StudyError> {
+pub fn evaluate_instance(seed: u64, number: usize) -> Result<InstanceResult, StudyError> {
     let random_cluster = generate_cluster(seed, number as u64)?;
     let mut plan_evaluations = Vec::new();
     let mut long_run_tpot_differences = vec![None; RESIDENCIES.len()];

@@ -46,8 +46,8 @@ impl Table4Row {
     }
 }
 
-/// Returns the published range of the time per token with MemSched (`mem`) or PerfSched (`perf`), relative to Halda;
-/// the sizes 8B to 45B have one range, and so have 60B and 65B. source: prima.cpp paper, appendix A.10, Fig. 10
+/// Returns the published range of the time per token with MemSched (`mem`) or PerfSched (`perf`), relative to Halda.
+/// The sizes 8B to 45B have one range, and so do 60B and 65B. source: prima.cpp paper, appendix A.10, Fig. 10
 pub fn heuristic_slowdown_range(heuristic: &str, size: &str) -> [f64; 2] {
     let (mem, perf) = match size {
         "70b" => ([3.3, 3.3], [1.6, 1.6]),

@@ -3,7 +3,7 @@
 //! For small instances all plans are simulated: all windows, GPU layers, valid rounds and selections of devices. The
 //! regret of a strategy is the ratio of its simulated time to that of the fastest plan, minus one. All plans satisfy
 //! the constraints of the planner with [`PLAN_RULES`], so they include the plans of the strategies. Only a strategy
-//! that chooses residency policies has other plans, which are added.
+//! that also chooses residency policies can have other plans; they are added to the comparison.
 //!
 //! Not here: the accuracy of the simulator.
 

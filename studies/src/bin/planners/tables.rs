@@ -272,7 +272,6 @@ pub fn format_gap(value: f64) -> String {
     }
 }
 
-/// Formats a ratio with two decimals.
 pub fn format_ratio(value: f64) -> String {
     if value.is_finite() { format!("{value:.2}") } else { "-".into() }
 }

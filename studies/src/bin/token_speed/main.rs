@@ -1,4 +1,4 @@
-//! Measures the processor time to simulate a token, by number of devices, layers and tokens.
+//! Measures the CPU time to simulate a token, by number of devices, layers and tokens.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin token_speed                 # a 70B model on four devices
@@ -14,13 +14,13 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_studies::{StudyError, measure_cpu_seconds};
 use rings::SimulatedRing;
 
-const GENERATE: u32 = 64;
+const TOKENS: u32 = 64;
 
 struct Measurement {
     /// Simulated time per output token, in milliseconds.
     tpot_ms: f64,
     records: usize,
-    /// Processor time of the simulation and its metrics, in seconds.
+    /// CPU time of the simulation and its metrics, in seconds.
     seconds: f64,
 }
 
@@ -46,12 +46,12 @@ fn four_devices() -> Result<(), StudyError> {
     let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::with_policy(Residency::Managed));
     let line = |windows: &[u32], what: &str, ring: &SimulatedRing| {
         let Measurement { tpot_ms, records, seconds } = measure(ring)?;
-        let (ms_per_token, records) = (seconds * 1e3 / f64::from(GENERATE), records as u32 / GENERATE);
+        let (ms_per_token, records) = (seconds * 1e3 / f64::from(TOKENS), records as u32 / TOKENS);
         let rounds = ring.plan.rounds;
         println!("| {windows:?} | {rounds} | {what} | {tpot_ms:.0} | {records} | {ms_per_token:.2} |");
         Ok::<(), StudyError>(())
     };
-    line(&[51, 17, 12], "os, 36 layers on GPUs", &SimulatedRing::with_gpus(GENERATE)?)?;
+    line(&[51, 17, 12], "os, 36 layers on GPUs", &SimulatedRing::with_gpus(TOKENS)?)?;
     for (windows, what, residency) in [
         (&[40, 16, 16, 8], "os, no prefetch", os.without_prefetch()),
         (&[20, 8, 8, 4], "os", os),
@@ -60,7 +60,7 @@ fn four_devices() -> Result<(), StudyError> {
         (&[20, 8, 8, 4], "managed", managed),
         (&[5, 2, 2, 1], "managed", managed),
     ] {
-        line(windows, what, &SimulatedRing::new(windows, 80, GENERATE, residency, None)?)?;
+        line(windows, what, &SimulatedRing::new(windows, 80, TOKENS, residency, None)?)?;
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Simulated rings for the measurement of the simulator's speed.
 //!
-//! The model is Llama 70B, or the same model with another number of layers. The devices are the shipped devices d1 to
-//! d4, repeated in larger rings. Without GPUs all weights are in the page cache; in the worst case most chunks are read
-//! from disk again for every token.
+//! The model is Llama 70B, or the same model with a different number of layers. The devices are the shipped devices d1
+//! to d4, repeated in larger rings. Without GPUs all weights are in the page cache; in the worst case most chunks are
+//! read from disk again for every token.
 
 use hearth_core::cluster::{Cluster, LinkTable, Member};
 use hearth_profiles::device::shipped_profile as shipped_device;

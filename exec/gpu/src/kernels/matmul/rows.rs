@@ -1,15 +1,15 @@
 //! The parts of the matmul kernel for weights with one scale per row.
 //!
 //! ML Drift paper, section 4.2: the formats q8 and 8/4/4 have a scale for each channel, which is a row of weights here.
-//! The inputs of a token also have a single scale, so that the whole dot product is summed as an integer:
+//! The inputs x of a token also have a single scale, so the whole dot product is summed as an integer:
 //!
 //! ```text
 //! out[row] = (sum over i of quant[row, i] * quant(x)[i]) * scale[row] * scale(x)
 //! ```
 //!
-//! An i32 can hold the sum of 2^31 / 127^2 products of the largest quants, so rows of more than 133 144 weights are
-//! refused. In decode, the maximum of all inputs must be known before the first input is quantised: the threads of a
-//! workgroup read all inputs for the maximum, then read them again from the cache and quantise them chunk by chunk.
+//! An i32 can hold the sum of at most 2^31 / 127^2 products of the largest quants, so rows of more than 133 144 weights
+//! are rejected. In decode, the maximum of all inputs must be known before the first input is quantised. The threads of
+//! a workgroup read all inputs to find the maximum, read them again from the cache, and quantise them chunk by chunk.
 
 use std::fmt::Write;
 

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::discovery::Announcement;
 use crate::security::{EncryptedTransport, Key};
-use crate::wire::{Listener, TcpTransport, WorkerFacts, read_hello, send_welcome};
+use crate::wire::{Listener, TcpTransport, WorkerInfo, read_hello, send_welcome};
 
 fn names(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|&name| name.to_owned()).collect()
@@ -34,15 +34,15 @@ fn missing_workers_are_listed_with_what_was_seen() {
     state.add(&service("tablet", "z", &[good]));
     state.add(&DiscoveredService { protocol_version: "1".into(), ..service("d", "w", &[good]) });
     state.record_result("b", good.parse().unwrap(), Ok(()));
-    state.record_result("c", other.parse().unwrap(), Err("it has another key".into()));
+    state.record_result("c", other.parse().unwrap(), Err("it has a different key".into()));
     assert!(!state.is_complete());
     let text = RingError::from(state.worker_addresses(Duration::from_secs(5)).unwrap_err()).to_string();
     for part in [
-        "workers not found within 5 s: `c` (10.0.0.3:9: it has another key; 10.0.0.4:0: not the address of a device",
+        "workers not found within 5 s: `c` (10.0.0.3:9: it has a different key; 10.0.0.4:0: not a valid address",
         "`d` (announced with protocol version 1, but this device has",
         ". Found: `b` at 10.0.0.2:9",
         ". Other announcements: `tablet`, and 1 more",
-        "; start the workers with the same --key",
+        "; start the workers with the same `--key`",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -62,7 +62,7 @@ fn two_workers_with_one_name_are_ambiguous() {
         "others reach it there too"
     );
     state.record_result("b", "10.0.0.3:9".parse().unwrap(), Ok(()));
-    assert!(matches!(state.worker_addresses(Duration::ZERO), Err(DiscoveryError::Ambiguous { .. })));
+    assert!(matches!(state.worker_addresses(Duration::ZERO), Err(DiscoveryError::AmbiguousName { .. })));
 }
 
 #[test]
@@ -127,7 +127,7 @@ async fn start_listener(phrase: &str) -> SocketAddr {
         while let Ok(mut stream) = listener.accept().await {
             tokio::spawn(async move {
                 if read_hello(&mut stream).await.is_ok() {
-                    let _ = send_welcome(&mut stream, WorkerFacts::default()).await;
+                    let _ = send_welcome(&mut stream, WorkerInfo::default()).await;
                 }
             });
         }

@@ -1,4 +1,4 @@
-//! Tests of encrypted connections: a third party cannot read, change or repeat messages.
+//! Tests of encrypted connections: a third party cannot read, change or replay messages.
 
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -105,7 +105,7 @@ async fn ciphertext_hides_the_frame() {
 }
 
 #[tokio::test]
-async fn wrong_key_is_refused_at_both_ends() {
+async fn wrong_key_is_rejected_at_both_ends() {
     let (near, far) = duplex(1 << 16);
     let near = first_error(near, key(), HandshakeRole::Initiator);
     let far = first_error(far, Key::parse("a phrase for a rest").unwrap(), HandshakeRole::Responder);
@@ -116,7 +116,7 @@ async fn wrong_key_is_refused_at_both_ends() {
 }
 
 #[tokio::test]
-async fn plain_and_encrypted_peers_refuse_each_other() {
+async fn plain_and_encrypted_peers_reject_each_other() {
     for (role, expected) in [
         (HandshakeRole::Responder, "the peer does not encrypt"),
         (HandshakeRole::Initiator, "the peer closed the connection"),
@@ -130,7 +130,7 @@ async fn plain_and_encrypted_peers_refuse_each_other() {
         };
         let encrypted = first_error(link, key(), role);
         let (plain, encrypted) = soon(async { tokio::join!(plain, encrypted) }).await;
-        assert!(matches!(plain, WireError::Encrypted), "{role:?}: {plain}");
+        assert!(matches!(plain, WireError::PeerEncrypts), "{role:?}: {plain}");
         assert!(encrypted.to_string().contains(expected), "{role:?}: {encrypted}");
     }
 }
@@ -159,7 +159,7 @@ async fn recorded_connection_cannot_be_replayed() {
 }
 
 #[tokio::test]
-async fn reflected_handshake_message_is_refused() {
+async fn reflected_handshake_message_is_rejected() {
     let (near, mut mirror) = duplex(1 << 16);
     let reflect = async move {
         let mut message = [0; HANDSHAKE_MESSAGE_LEN];
@@ -169,7 +169,7 @@ async fn reflected_handshake_message_is_refused() {
     };
     let write = first_error(near, key(), HandshakeRole::Initiator);
     let ((), error) = soon(async { tokio::join!(reflect, write) }).await;
-    assert!(error.to_string().contains("another key"), "{error}");
+    assert!(error.to_string().contains("a different key"), "{error}");
 }
 
 async fn pair() -> (EncryptedStream<DuplexStream>, EncryptedStream<DuplexStream>) {
@@ -189,14 +189,14 @@ fn link(stream: &mut EncryptedStream<DuplexStream>) -> &mut DuplexStream {
 }
 
 #[tokio::test]
-async fn repeated_message_fails_the_connection() {
+async fn replayed_message_fails_the_connection() {
     let (mut near, mut far) = pair().await;
     let last = near.outgoing.ciphertext.clone();
     link(&mut near).write_all(&last).await.unwrap();
     frame().write(&mut near).await.unwrap();
     for _ in 0..2 {
         let error = soon(Frame::read(&mut far, 1 << 10)).await.unwrap_err();
-        assert!(error.to_string().contains("altered or repeated"), "{error}");
+        assert!(error.to_string().contains("altered or replayed"), "{error}");
     }
 }
 

@@ -32,7 +32,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tokio::time::{sleep, timeout};
 
-use crate::fixture::{self, address, listener};
+use crate::fixture::{self, address, token_listener};
 
 const LAYERS: u32 = 6;
 const CONTEXT: u32 = 64;
@@ -118,7 +118,7 @@ impl FaultSchedule {
     }
 }
 
-/// Creates a plan in which the model is also the draft model: a draft is accepted if the most likely token is sampled.
+/// Creates a plan whose draft model is the model itself, so a draft is accepted if the most likely token is sampled.
 fn plan(schedule: &FaultSchedule, model: &LocalModel, windows: &[u32]) -> Plan {
     let draft =
         PlannedDraftModel { model: PlannedModel::from_profile(&model.profile), processor: Processor::Cpu };
@@ -193,7 +193,7 @@ async fn run_request(
     ring: &mut Ring<Endpoint>,
     schedule: &FaultSchedule,
 ) -> (Result<GenerationResult, FailedRequest>, Vec<Vec<u32>>) {
-    let (received, on_token) = listener(schedule.prompts.len());
+    let (received, on_token) = token_listener(schedule.prompts.len());
     let generating = ring.generate(request(schedule), on_token);
     let result = timeout(MAX_REQUEST_TIME, generating).await.expect("a request hangs");
     let received = received.lock().expect("one thread").clone();
@@ -275,7 +275,7 @@ fn model() -> (tempfile::TempDir, Arc<LocalModel>) {
     let path = folder.path().join("model.gguf");
     let mut options = SynthOptions::from_preset("tiny").expect("shipped");
     (options.shape.vocab_size, options.shape.layers) = (512, Layers(LAYERS));
-    (options.shape.embedding, options.shape.feed_forward_length) = (64, 64);
+    (options.shape.embedding_length, options.shape.feed_forward_length) = (64, 64);
     (options.shape.heads, options.shape.kv_heads) = (2, 1);
     (options.shape.key_length, options.shape.value_length) = (32, 32);
     (options.quant, options.gain) = (Quant::Pure(Format::F32), 2.0);

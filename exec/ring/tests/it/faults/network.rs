@@ -31,7 +31,7 @@ struct State {
     listeners: BTreeMap<String, BoundListener>,
     ports: u32,
     /// The number of crashes of each device. An endpoint that was created before the last crash of its device fails.
-    restarts: Vec<u32>,
+    crash_counts: Vec<u32>,
     frozen: Vec<Instant>,
     /// The time until which the traffic between each pair of devices is blocked.
     cut: BTreeMap<(usize, usize), Instant>,
@@ -80,7 +80,7 @@ impl SimulatedNetwork {
             max_delay,
             listeners: BTreeMap::new(),
             ports: 0,
-            restarts: vec![0; devices],
+            crash_counts: vec![0; devices],
             frozen: vec![now; devices],
             cut: BTreeMap::new(),
             connections: Vec::new(),
@@ -93,7 +93,7 @@ impl SimulatedNetwork {
 
     /// Returns the endpoint of a device, which is valid until the device crashes.
     pub fn endpoint(&self, device: usize) -> Endpoint {
-        Endpoint { network: self.clone(), device, restarts: self.state().restarts[device] }
+        Endpoint { network: self.clone(), device, crash_count: self.state().crash_counts[device] }
     }
 
     /// Blocks all traffic of a device for the given time.
@@ -126,7 +126,7 @@ impl SimulatedNetwork {
     /// Crashes a device: resets its connections and removes its listeners.
     pub fn crash(&self, device: usize) {
         let mut state = self.state();
-        state.restarts[device] += 1;
+        state.crash_counts[device] += 1;
         let own = state.connections.iter().filter(|connection| connection.ends.contains(&device));
         own.for_each(Connection::reset);
         state.listeners.retain(|_, listener| listener.device != device);
@@ -165,15 +165,15 @@ impl State {
 pub struct Endpoint {
     network: SimulatedNetwork,
     device: usize,
-    /// The value of [`State::restarts`] for the device when the endpoint was created.
-    restarts: u32,
+    /// The number of crashes of the device when the endpoint was created.
+    crash_count: u32,
 }
 
 impl Endpoint {
     /// Returns the state of the network, or an error if the device has crashed.
     fn alive_state(&self) -> io::Result<MutexGuard<'_, State>> {
         let state = self.network.state();
-        let is_alive = state.restarts[self.device] == self.restarts;
+        let is_alive = state.crash_counts[self.device] == self.crash_count;
         is_alive.then_some(state).ok_or_else(|| io::ErrorKind::NetworkDown.into())
     }
 }

@@ -17,7 +17,9 @@ use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::KvFormat;
 use hearth_schema::trace::{Counter, StepKind, Trace};
 
-use crate::fixture::{self, Q4, listener, one_thread, open, prompts, with_residency, workers};
+use crate::fixture::{
+    self, Q4_MODEL, open_model, prompts, ring_options, token_listener, with_residency, workers,
+};
 
 const DRAFT: &str = "psalm-draft-1m-q8_0.gguf";
 const GENERATE: u32 = 24;
@@ -58,9 +60,9 @@ async fn run(
     draft: Option<Arc<LocalModel>>,
     request: GenerationRequest,
 ) -> Result<GenerationResult, RingError> {
-    let options = RingOptions { draft_model: draft, ..one_thread() };
+    let options = RingOptions { draft_model: draft, ..ring_options() };
     let mut ring = Ring::connect(transport, plan, model.clone(), options).await?;
-    let (received, on_token) = listener(request.sequences.len());
+    let (received, on_token) = token_listener(request.sequences.len());
     let generated = ring.generate(request, on_token).await.map_err(|failed| failed.error)?;
     ring.close().await;
     let received = received.lock().expect("no panic");
@@ -91,7 +93,7 @@ fn passes_overlap(trace: &Trace) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn batched_prompt_gives_the_same_tokens_and_fills_the_ring() {
-    let model = open(Q4);
+    let model = open_model(Q4_MODEL);
     let transport = workers(&model, 3).await;
     let longest = prompts().len() as u32 - 1;
     let expected = alone(&model, &[longest], 0.0).await;
@@ -122,7 +124,7 @@ fn check_terms(trace: &Trace) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_sequences_give_the_tokens_of_each_alone() {
-    let model = open(Q4);
+    let model = open_model(Q4_MODEL);
     let transport = workers(&model, 3).await;
     for temperature in [0.0, 1.0] {
         // The fifth sequence has the prompt of the first one, but other random numbers.
@@ -145,7 +147,7 @@ async fn concurrent_sequences_give_the_tokens_of_each_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn drafts_change_no_token_and_save_passes() {
-    let (model, small) = (open(Q4), open(DRAFT));
+    let (model, small) = (open_model(Q4_MODEL), open_model(DRAFT));
     let transport = workers(&model, 3).await;
     for (temperature, numbers) in [(0.0, vec![0]), (0.0, vec![0, 1, 2, 3]), (0.8, vec![3, 1])] {
         let expected = alone(&model, &numbers, temperature).await;
@@ -178,7 +180,7 @@ fn check_draft_counters(trace: &Trace, sequences: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stop_token_ends_only_its_sequence() {
-    let (model, small) = (open(Q4), open(DRAFT));
+    let (model, small) = (open_model(Q4_MODEL), open_model(DRAFT));
     let transport = workers(&model, 3).await;
     let numbers = [0, 1, 2];
     let whole = alone(&model, &numbers, 0.0).await;
@@ -200,11 +202,11 @@ async fn stop_token_ends_only_its_sequence() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_do_not_fit_the_plan_are_refused() {
-    let (model, transport) = (open(Q4), MemoryTransport::default());
+async fn requests_that_do_not_fit_the_plan_are_rejected() {
+    let (model, transport) = (open_model(Q4_MODEL), MemoryTransport::default());
     let whole = || plan(&model, &[8], 128);
     let four = plan_for_sequences(whole(), 4);
-    let drafting = plan_with_draft_model(whole(), &model, &open(DRAFT)).expect("one tokenizer");
+    let drafting = plan_with_draft_model(whole(), &model, &open_model(DRAFT)).expect("one tokenizer");
     let two = &[0, 1][..];
     for (plan, request, what, hint) in [
         (whole(), (two, 512, 0), "2 concurrent sequences, but the plan has caches for 1", "sequences"),

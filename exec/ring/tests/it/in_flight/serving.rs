@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::{DRAFT, GENERATE, alone, plan, sampler};
-use crate::fixture::{Q4, one_thread, open, prompts, start_worker, workers};
+use crate::fixture::{Q4_MODEL, open_model, prompts, ring_options, start_worker, workers};
 
 #[derive(Debug, Default, PartialEq)]
 struct Response {
@@ -51,7 +51,7 @@ impl Server {
             plan = plan_with_draft_model(plan, model, draft).expect("a draft of the same vocabulary");
         }
         let draft_tokens = if draft.is_some() { 3 } else { 0 };
-        let options = RingOptions { draft_model: draft, ..one_thread() };
+        let options = RingOptions { draft_model: draft, ..ring_options() };
         let mut ring = Ring::connect(transport, plan, model.clone(), options).await.expect("a ring");
         let (request_tx, request_rx) = mpsc::unbounded_channel();
         let options =
@@ -91,10 +91,10 @@ impl Server {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_requests_get_the_tokens_of_each_alone() {
-    let model = open(Q4);
+    let model = open_model(Q4_MODEL);
     let numbers: Vec<u32> = (0..7).collect();
     let all = prompts();
-    for (temperature, draft, slots) in [(0.0, None, 2), (0.8, None, 3), (0.0, Some(open(DRAFT)), 2)] {
+    for (temperature, draft, slots) in [(0.0, None, 2), (0.8, None, 3), (0.0, Some(open_model(DRAFT)), 2)] {
         let expected = alone(&model, &numbers, temperature).await;
         let server = Server::start(&workers(&model, 3).await, &model, &[3, 3, 2], slots, draft).await;
         let mut responses = Vec::new();
@@ -113,7 +113,7 @@ async fn concurrent_requests_get_the_tokens_of_each_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn conversation_continues_from_its_cached_prefix() {
-    let model = open(Q4);
+    let model = open_model(Q4_MODEL);
     let server = Server::start(&workers(&model, 3).await, &model, &[3, 3, 2], 2, None).await;
     let all = prompts();
     let ask = async |prompt: &[u32]| collect(server.send(prompt, 8, 0.0, 0)).await;
@@ -140,7 +140,7 @@ async fn conversation_continues_from_its_cached_prefix() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn disconnected_client_frees_its_slot_and_oversized_requests_fail() {
-    let model = open(Q4);
+    let model = open_model(Q4_MODEL);
     let server = Server::start(&workers(&model, 3).await, &model, &[2, 3, 3], 1, None).await;
     let all = prompts();
     let mut endless = server.send(&all[0], 100, 0.0, 0);
@@ -161,7 +161,7 @@ async fn disconnected_client_frees_its_slot_and_oversized_requests_fail() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_survive_the_loss_of_a_worker() {
-    let model = open(Q4);
+    let model = open_model(Q4_MODEL);
     let expected = alone(&model, &[0, 1, 2], 0.0).await;
     let transport = MemoryTransport::default();
     let mut runtimes = Vec::new();

@@ -1,7 +1,7 @@
 //! An attacker without the key, which opens connections and sends pseudorandom malformed bytes.
 //!
 //! The attacker sends random bytes, the prefix of an encrypted connection with random bytes, the recorded first
-//! handshake message of an honest device (whole, damaged, truncated, extended), too large lengths, and valid
+//! handshake message of an honest device (whole, damaged, truncated, extended), lengths above the limits, and valid
 //! unencrypted frames.
 
 use hearth_ring::wire::{ConnectionPurpose, ENCRYPTED_PREFIX, Frame, MAGIC, Message, PROTOCOL_VERSION};
@@ -20,7 +20,7 @@ pub struct Attacker {
 
 impl Attacker {
     /// Creates an attacker that has recorded the first handshake message of an honest device with `key`.
-    pub async fn listening(transport: &MemoryTransport, key: Key, seed: u64) -> Attacker {
+    pub async fn with_recorded_handshake(transport: &MemoryTransport, key: Key, seed: u64) -> Attacker {
         let mut listener = transport.bind("wire-tap").await.expect("a free name");
         let honest = EncryptedTransport::new(transport.clone(), key);
         let connecting = tokio::spawn(async move {
@@ -36,7 +36,7 @@ impl Attacker {
     }
 
     /// Returns the bytes to send on the next malformed connection.
-    pub fn bytes(&mut self) -> Vec<u8> {
+    pub fn next_bytes(&mut self) -> Vec<u8> {
         let count = self.random.random_range(0..200);
         let mut noise = vec![0; count];
         self.random.fill(&mut noise[..]);
@@ -67,7 +67,7 @@ impl Attacker {
 
     /// Sends malformed bytes on a new connection. Returns the number of bytes received until the connection ends.
     pub async fn connect(&mut self, transport: &MemoryTransport, address: &str) -> usize {
-        let bytes = self.bytes();
+        let bytes = self.next_bytes();
         let mut stream = transport.connect(address).await.expect("the worker listens");
         let _ = stream.write_all(&bytes).await;
         let _ = stream.shutdown().await;

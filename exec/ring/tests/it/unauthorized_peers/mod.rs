@@ -13,7 +13,7 @@ use hearth_runtime::sampler::greedy_token;
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 
-use crate::fixture::{Q4, address, key, one_thread, open, plan, start_workers};
+use crate::fixture::{Q4_MODEL, address, key, open_model, plan, ring_options, start_workers};
 
 /// Number of connections without the key. The example `unauthorized_peers` can open a million connections.
 const ATTACKS: usize = 3000;
@@ -21,7 +21,7 @@ const ATTACKS: usize = 3000;
 const MAX_REPLY_LEN: usize = 128;
 
 async fn tokens(transport: &impl Transport, model: &Arc<LocalModel>) -> Result<Vec<u32>, RingError> {
-    let mut ring = Ring::connect(transport, plan(model, &[4, 4]), model.clone(), one_thread()).await?;
+    let mut ring = Ring::connect(transport, plan(model, &[4, 4]), model.clone(), ring_options()).await?;
     let request = GenerationRequest::single_sequence(vec![1, 2, 3], 4, Box::new(greedy_token));
     let generated = ring.generate(request, |_, _| {}).await.map_err(|failed| failed.error)?;
     ring.close().await;
@@ -30,7 +30,7 @@ async fn tokens(transport: &impl Transport, model: &Arc<LocalModel>) -> Result<V
 
 /// Starts a worker with the key. Returns the unencrypted transport, the encrypted one, and the model.
 async fn encrypted_worker() -> (MemoryTransport, EncryptedTransport<MemoryTransport>, Arc<LocalModel>) {
-    let (transport, model) = (MemoryTransport::default(), open(Q4));
+    let (transport, model) = (MemoryTransport::default(), open_model(Q4_MODEL));
     let encrypted = EncryptedTransport::new(transport.clone(), key());
     start_workers(&encrypted, &model, 1).await;
     (transport, encrypted, model)
@@ -40,7 +40,7 @@ async fn encrypted_worker() -> (MemoryTransport, EncryptedTransport<MemoryTransp
 async fn malformed_connections_get_nothing_and_the_worker_goes_on() {
     let (transport, encrypted, model) = encrypted_worker().await;
     let expected = tokens(&encrypted, &model).await.expect("an honest head");
-    let mut attacker = Attacker::listening(&transport, key(), 1).await;
+    let mut attacker = Attacker::with_recorded_handshake(&transport, key(), 1).await;
     for attack in 0..ATTACKS {
         let got = timeout(Duration::from_secs(20), attacker.connect(&transport, &address(1))).await;
         let got = got.expect("an attacker is disconnected in time");

@@ -4,11 +4,11 @@ use hearth_profiles::link::wifi::{Delay, StallPreset, Stalls as Document};
 use hearth_profiles::{Fraction, Link, Sourced};
 use proptest::prelude::*;
 
-use super::super::properties::{Delivered, TestMessage, check_invariants, messages, send_all};
+use super::super::properties::{DeliveredMessage, TestMessage, check_invariants, messages, send_all};
 use super::*;
 
 const MILLI: Nanos = 1_000_000;
-/// Rate of the first channel: 100 MB/s, so that a message of a kilobyte takes 10 us.
+/// Rate of the first channel: 100 MB/s, so a message of a kilobyte takes 10 us.
 const RATE: BytesPerSecond = BytesPerSecond(100e6);
 
 fn source<T>(value: T) -> Sourced<T> {
@@ -76,11 +76,11 @@ fn link(wifi: &Wifi, seed: u64) -> NetworkLinks {
     link
 }
 
-fn duration_ms(delivered: &Delivered) -> f64 {
-    (delivered.delivery.arrival - delivered.send_time) as f64 * 1e-6
+fn duration_ms(delivered: &DeliveredMessage) -> f64 {
+    (delivered.times.arrival - delivered.send_time) as f64 * 1e-6
 }
 
-/// Returns the mean milliseconds from sending a message until its arrival; the message is sent `count` times in turn.
+/// Returns the mean milliseconds from sending a message until its arrival; it is sent `count` times, one after another.
 fn mean(wifi: &Wifi, pair: (usize, usize), bytes: u64, count: usize) -> f64 {
     let sent: Vec<TestMessage> = (0..count).map(|_| (20_000 * MILLI, pair.0, pair.1, bytes)).collect();
     let delivered = send_all(&mut link(wifi, 1), &sent);
@@ -141,10 +141,10 @@ fn message_mean_matches_formula() {
 fn two_stations_get_half_the_channel() {
     // 54 MB up and down: 200 bursts of 5.4 ms, each with an overhead of 0.2 ms.
     let delivered = send_all(&mut link(&without_delays(), 1), &[(0, 0, 1, 54_000_000)]);
-    assert_eq!(delivered[0].delivery.end, 200 * (5 * MILLI + 6 * MILLI / 10));
+    assert_eq!(delivered[0].times.end, 200 * (5 * MILLI + 6 * MILLI / 10));
     // A message to a device on a wire uses the channel once; the wire of 125 MB/s adds the time of the last burst.
     let delivered = send_all(&mut link(&without_delays(), 1), &[(0, 0, 5, 54_000_000)]);
-    assert_eq!(delivered[0].delivery.end, 100 * (5 * MILLI + 6 * MILLI / 10) + 540_000 * 8);
+    assert_eq!(delivered[0].times.end, 100 * (5 * MILLI + 6 * MILLI / 10) + 540_000 * 8);
 }
 
 #[test]
@@ -157,8 +157,8 @@ fn small_message_interleaves_with_bursts() {
     // On the same connection it does wait for the long message.
     let mut link = self::link(&without_delays(), 1);
     let delivered = send_all(&mut link, &[(0, 0, 1, 54_000_000), (10 * MILLI, 0, 1, 1000)]);
-    assert!(delivered[1].delivery.start > delivered[0].delivery.end - 10 * MILLI);
-    assert!(delivered[1].delivery.arrival > delivered[0].delivery.arrival);
+    assert!(delivered[1].times.start > delivered[0].times.end - 10 * MILLI);
+    assert!(delivered[1].times.arrival > delivered[0].times.arrival);
 }
 
 #[test]
@@ -198,7 +198,7 @@ proptest! {
         let delivered = check_invariants(&mut link, &messages);
         // A second run gives the same deliveries.
         prop_assert_eq!(&send_all(&mut self::link(&wifi, seed), &messages), &delivered);
-        let end = delivered.iter().map(|delivered| delivered.delivery.end).max().unwrap_or(0);
+        let end = delivered.iter().map(|delivered| delivered.times.end).max().unwrap_or(0);
         for channel in 0..2 {
             prop_assert!(link.busy_time(channel) <= end, "two transmissions at once on channel {}", channel);
         }
@@ -220,6 +220,6 @@ proptest! {
         };
         let expected: u64 = sent.iter().flat_map(|message| bursts(message.3)).sum::<u64>() * 2;
         prop_assert_eq!(link.busy_time(0), expected);
-        prop_assert_eq!(delivered.iter().map(|delivered| delivered.delivery.end).max(), Some(expected));
+        prop_assert_eq!(delivered.iter().map(|delivered| delivered.times.end).max(), Some(expected));
     }
 }

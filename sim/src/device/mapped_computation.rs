@@ -1,8 +1,8 @@
-//! Walk: a computation on mapped weights, some of which are still on disk.
+//! Mapped computation: computes with memory-mapped weights, some of which are still on disk.
 //!
-//! A walk visits the weights as the executor's threads do, layer by layer and chunk by chunk. It computes with the
-//! chunks that are in memory; for a missing chunk it blocks in a page fault or waits for the helper thread. Consecutive
-//! available chunks ([`crate::device::residency`]) are computed as one batch.
+//! A [`MappedComputation`] uses the weights as the executor's threads do, layer by layer and chunk by chunk. It
+//! computes with the chunks that are in memory; for a missing chunk it blocks in a page fault or waits for the helper
+//! thread. Consecutive available chunks ([`crate::device::residency`]) are used in one batch.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -23,11 +23,11 @@ use crate::resource::ReadKind;
 /// of 16: of nine possible boundaries four lie inside a load. Other formats are assumed to be similar.
 const CROSSING_PROBABILITY: f64 = 4.0 / 9.0;
 
-/// A range of consecutive chunks of weights, and the time to compute with all of them.
+/// A range of consecutive chunks of weights, and the time of computing with all of them.
 #[derive(Debug)]
 pub struct Segment {
     pub chunks: Range<Chunk>,
-    /// Compute time of the segment if all its chunks are in memory and no other program runs.
+    /// Time of computing with the segment if all its chunks are in memory and no other program runs.
     pub compute_time: Seconds,
     /// Number of bytes of each chunk that the computation needs.
     pub bytes_per_chunk: Bytes,
@@ -45,9 +45,9 @@ pub enum ComputationAction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Waiting {
     No,
-    /// The walk waits for free memory for this chunk.
+    /// The computation waits for free memory for this chunk.
     Memory(Chunk),
-    /// The walk waits for the arrival of this chunk, or of pages that bypass the page cache.
+    /// The computation waits for the arrival of this chunk, or of pages that bypass the page cache.
     Chunk(Chunk),
     /// The chunk has arrived and the thread is being woken.
     Woken(Chunk),
@@ -56,10 +56,10 @@ enum Waiting {
 
 #[derive(Debug)]
 pub struct MappedComputation {
-    /// The trace record of the computation, to which the walk adds bytes and costs.
+    /// The trace record of the computation, with its bytes and costs so far.
     pub record: StepRecord,
     segments: VecDeque<Segment>,
-    /// Number of threads that compute together; kernel time for page faults is also divided by this number.
+    /// Number of threads that compute together. They also share the kernel time for page faults equally.
     threads: f64,
     seed: u64,
     chunk_time: Seconds,
@@ -78,11 +78,11 @@ pub struct MappedComputation {
 }
 
 impl MappedComputation {
-    /// Creates a walk in which `threads` threads compute with the weights of `segments`, in order.
+    /// Creates a computation in which `threads` threads together compute with each of `segments` in order.
     pub fn new(mut record: StepRecord, segments: Vec<Segment>, threads: f64, seed: u64) -> Self {
         let zero = Seconds(0.0);
         record.cost = Some(StepCost::default());
-        let mut walk = Self {
+        let mut computation = Self {
             record,
             segments: segments.into(),
             threads,
@@ -97,8 +97,8 @@ impl MappedComputation {
             since: 0,
             work: zero,
         };
-        walk.enter();
-        walk
+        computation.enter();
+        computation
     }
 
     fn enter(&mut self) {
@@ -161,7 +161,7 @@ impl MappedComputation {
         }
     }
 
-    /// Continues after a wait. If the walk waited for free memory, tries again to read the missing chunk.
+    /// Continues after a wait. If the computation waited for free memory, tries again to read the missing chunk.
     pub fn resume(
         &mut self,
         now: Nanos,
@@ -202,7 +202,7 @@ impl MappedComputation {
         (!self.batch.is_empty() && self.batch.end == first).then(|| first - 1)
     }
 
-    /// Returns the chunk before `first` if the repeated load needs it and it was evicted during the wait for `first`.
+    /// Returns the chunk before `first` if the repeated load instruction needs it and it was evicted during the wait.
     fn lost_previous(
         &self,
         first: Chunk,
@@ -217,10 +217,10 @@ impl MappedComputation {
                 random::draw(self.seed, StreamPurpose::PageBoundary, self.record.pass_index, first.into());
             drawn < 1.0 - (1.0 - CROSSING_PROBABILITY).powf(self.threads)
         };
-        (residency.is_left_to_system() && evicted && reaches()).then_some(previous)
+        (residency.leaves_eviction_to_system() && evicted && reaches()).then_some(previous)
     }
 
-    /// Handles the arrival of a chunk. Returns whether the walk waited for this chunk and is being woken.
+    /// Handles the arrival of a chunk. Returns whether the computation waited for this chunk and will be woken.
     pub fn on_arrival(&mut self, chunk: Chunk) -> bool {
         let woken =
             matches!(self.waiting, Waiting::Chunk(waited) if waited == chunk || chunk == UNCACHED_READ);
@@ -230,8 +230,8 @@ impl MappedComputation {
         woken
     }
 
-    /// Ends or cancels the computation of a batch and returns the chunks of the batch. Time that was not work counts as
-    /// waiting for a core. `slowdown` is the time that a slower clock added to the work.
+    /// Ends or cancels the current batch and returns its chunks. Time beyond the work of the batch counts as waiting
+    /// for a core. `slowdown` is the time that a slower clock has added to the work.
     pub fn end_batch(&mut self, now: Nanos, slowdown: Seconds) -> Range<Chunk> {
         let (wall, work) = (now - self.since, self.work.to_nanos() + slowdown.to_nanos());
         let cost = self.cost();

@@ -13,14 +13,14 @@ use crate::diagnostics::Failure;
 /// Maximum number of invalid answers to all questions together. source: assumed
 const MAX_INVALID_ANSWERS: usize = 20;
 
-pub struct Prompter<R> {
+pub struct Questionnaire<R> {
     answers: R,
-    invalid: usize,
+    invalid_answers: usize,
 }
 
-impl<R: BufRead> Prompter<R> {
+impl<R: BufRead> Questionnaire<R> {
     pub fn new(answers: R) -> Self {
-        Self { answers, invalid: 0 }
+        Self { answers, invalid_answers: 0 }
     }
 
     /// Asks for the model: the name of a model that ships with hearth, or a path.
@@ -48,7 +48,7 @@ impl<R: BufRead> Prompter<R> {
             };
             let is_used = |answer: &str| devices.iter().any(|device| device.name == answer);
             let name = self.ask(question, default, |answer| {
-                if is_used(answer) { Err("another device has this name") } else { Ok(answer.to_owned()) }
+                if is_used(answer) { Err("this name is already in use") } else { Ok(answer.to_owned()) }
             })?;
             if name.is_empty() {
                 return Ok(devices);
@@ -90,8 +90,8 @@ impl<R: BufRead> Prompter<R> {
             match read(answer) {
                 Ok(answer) => return Ok(answer),
                 Err(why) => {
-                    self.invalid += 1;
-                    if length == 0 || self.invalid > MAX_INVALID_ANSWERS {
+                    self.invalid_answers += 1;
+                    if length == 0 || self.invalid_answers > MAX_INVALID_ANSWERS {
                         return Err(Failure::invalid(format!("`{answer}`: {why}"))
                             .with_hint("set the values with flags: see `hearth init --help`"));
                     }
@@ -108,10 +108,10 @@ mod tests {
 
     #[test]
     fn end_of_input_selects_the_defaults() {
-        let mut prompter = Prompter::new("".as_bytes());
-        assert_eq!(prompter.ask_model().expect("the default"), "llama-8b");
-        assert_eq!(prompter.ask_devices().expect("the default").len(), 1);
+        let mut questionnaire = Questionnaire::new("".as_bytes());
+        assert_eq!(questionnaire.ask_model().expect("the default"), "llama-8b");
+        assert_eq!(questionnaire.ask_devices().expect("the default").len(), 1);
         let many = "no\n".repeat(1000);
-        assert!(Prompter::new(many.as_bytes()).ask_network().is_err());
+        assert!(Questionnaire::new(many.as_bytes()).ask_network().is_err());
     }
 }

@@ -6,7 +6,7 @@ use hearth_gpu::device::KernelParams;
 use hearth_gpu::{CapabilityMask, GpuError};
 use hearth_runtime::clock::monotonic_nanos;
 
-use crate::gpu::open_alone;
+use crate::gpu::open_and_lock;
 
 /// Number of loop iterations that keep one GPU thread busy for several seconds.
 const STEPS: u32 = 300_000_000;
@@ -28,26 +28,26 @@ fn busy_kernel() -> String {
 
 #[test]
 fn gpu_that_times_out_stays_lost() {
-    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
-    let tensor = gpu.zeros("a tensor", 16).unwrap();
+    let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
+    let tensor = gpu.allocate("a tensor", 16).unwrap();
     gpu.set_timeout(Duration::ZERO);
     let error = gpu.read::<f32>(&tensor, 4).unwrap_err();
     assert!(matches!(error, GpuError::Timeout { .. }), "{error}");
-    // A longer deadline does not make the device usable again.
+    // A longer timeout does not make the device usable again.
     gpu.set_timeout(Duration::from_mins(1));
     let error = gpu.write(&tensor, &[1.0f32]).unwrap_err();
     assert!(matches!(&error, GpuError::Lost { why } if why.contains("did not finish")), "{error}");
 }
 
 #[test]
-fn waiting_for_a_busy_gpu_ends_at_the_deadline() {
-    let Some((_alone, gpu)) = open_alone(CapabilityMask::default()) else { return };
+fn waiting_for_a_busy_gpu_ends_at_the_timeout() {
+    let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
     if gpu.info().is_software() {
         eprintln!("SKIPPED: a software driver computes during the submission itself");
         return;
     }
     gpu.set_timeout(Duration::from_millis(50));
-    let (params, out) = (gpu.create_params_buffer().unwrap(), gpu.zeros("out", 16).unwrap());
+    let (params, out) = (gpu.create_params_buffer().unwrap(), gpu.allocate("out", 16).unwrap());
     gpu.write(&params, &[KernelParams { end: STEPS, ..KernelParams::for_pass(1, 0) }]).unwrap();
     let launch = gpu.prepare_launch("busy", &busy_kernel(), &[&params, &out], [1, 1, 1]).unwrap();
     gpu.submit([&launch]).unwrap();

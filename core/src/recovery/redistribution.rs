@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_spread_in_proportion_to_windows() {
+    fn layers_are_distributed_in_proportion_to_windows() {
         let plan = plan(12, &[1, 2, 3], false);
         let names: Vec<String> = plan.devices.iter().map(|device| device.name.clone()).collect();
         let new = redistribute_layers(&plan, &lost(&[&names[2]])).expect("two are left");
