@@ -56,7 +56,7 @@ impl TransportTask for WorkerTask<'_> {
         let WorkerTask { args, source, json } = self;
         let listener = bind(&transport, &args.listen).await?;
         let address = listener.address();
-        let announcement = announce(args, &address, transport.is_encrypted())?;
+        let announcement = announce(args, &address, transport.is_private())?;
         let (model, fetch) = match &source {
             ModelSource::File(model) => (Some(model.profile.name.as_str()), None),
             ModelSource::Fetch(folder) => (None, Some(folder.as_path())),
@@ -83,7 +83,7 @@ impl TransportTask for WorkerTask<'_> {
             Err(error) => tracing::info!("a connection ended: {error}"),
         };
         let ended = tokio::select! {
-            error = worker.serve(listener, report) => Err(error.into()),
+            never = worker.serve(listener, report) => match never {},
             () = termination_signal() => Ok(()),
         };
         // Announces that the worker is no longer available.

@@ -78,6 +78,9 @@ pub enum ScheduleError {
     /// The pass has the same index as a pass in flight, but different contents.
     #[error("`{device}` received pass {pass} with tokens that differ from those of an earlier round")]
     ChangedPass { device: String, pass: u32 },
+    /// All passes take the same way around the ring and arrive in order, so a pass has been lost or sent twice.
+    #[error("`{device}` received pass {pass} in round {round}, but expects pass {expected}")]
+    PassOutOfOrder { device: String, pass: u32, round: u32, expected: u32 },
     #[error("`{device}` received pass {pass} of an earlier plan; the current plan begins at pass {since}")]
     DroppedPass { device: String, pass: u32, since: u32 },
     #[error("`{device}` cannot adopt the new plan: {what}")]
@@ -114,6 +117,8 @@ pub struct Schedule {
     /// For each sequence, the number of positions whose keys and values are cached or being computed on this device.
     /// Sequences that the device has not seen are missing, and their first pass is not checked for a gap.
     cached: BTreeMap<u32, u32>,
+    /// The index of the pass that has to arrive next in each round; missing before the first arrival in a round.
+    next_passes: BTreeMap<u32, u32>,
     /// The part that was prefetched last and has not been used yet.
     expected: Option<ModelPart>,
     first_pass: u32,
@@ -123,8 +128,8 @@ impl Schedule {
     /// Creates the schedule of the device with this index in a valid plan.
     pub fn new(plan: Arc<Plan>, device: usize) -> Self {
         let rounds = (0..plan.rounds).filter(|&round| takes_part(&plan, device, round)).collect();
-        let (in_flight, cached) = (BTreeMap::new(), BTreeMap::new());
-        Self { plan, device, rounds, in_flight, cached, expected: None, first_pass: 0 }
+        let (in_flight, cached, next_passes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { plan, device, rounds, in_flight, cached, next_passes, expected: None, first_pass: 0 }
     }
 
     pub fn plan(&self) -> &Arc<Plan> {
@@ -180,6 +185,11 @@ impl Schedule {
                 if self.expected_round(pass.index) != Some(round) {
                     return Err(self.unexpected(pass, round));
                 }
+                let expected = self.next_passes.get(&round).copied().unwrap_or(self.first_pass);
+                if pass.index != expected {
+                    let (device, pass) = (self.name(), pass.index);
+                    return Err(ScheduleError::PassOutOfOrder { device, pass, round, expected });
+                }
                 if round == self.plan.rounds {
                     self.finish(pass, &mut steps);
                 } else {
@@ -189,6 +199,7 @@ impl Schedule {
                     }
                     self.add_window_steps(pass, round, &mut steps);
                 }
+                self.next_passes.insert(round, pass.index.saturating_add(1));
             }
         }
         Ok(steps)

@@ -49,7 +49,7 @@ pub(crate) fn run(plan: &Plan, pass: Pass) -> Vec<(usize, Step)> {
     steps
 }
 
-const DECODE: Pass = Pass::new(3, 9, 1, true);
+const DECODE: Pass = Pass::new(0, 9, 1, true);
 
 fn steps_of(plan: &Plan, device: usize, pass: Pass) -> Vec<Step> {
     run(plan, pass).into_iter().filter(|(at, _)| *at == device).map(|(_, step)| step).collect()
@@ -177,6 +177,22 @@ fn unexpected_message_is_rejected_and_changes_nothing() {
     let rejected = worker.react(&Event::Arrived { pass: huge, round: 0 });
     assert!(matches!(rejected, Err(ScheduleError::BadPass { .. })));
     assert_eq!(worker, before);
+}
+
+#[test]
+fn lost_and_repeated_passes_are_rejected() {
+    let mut worker = Schedule::new(Arc::new(plan(8, &[2, 2], false)), 1);
+    let arrived = |index| Event::Arrived { pass: Pass { index, sequence_index: 0, ..DECODE }, round: 0 };
+    worker.react(&arrived(0)).expect("the first pass");
+    let before = worker.clone();
+    for (index, what) in [(2, "pass 1 is missing"), (u32::MAX, "all others are missing")] {
+        let (device, round) = ("d1".into(), 0);
+        let expected = Err(ScheduleError::PassOutOfOrder { device, pass: index, round, expected: 1 });
+        assert_eq!(worker.react(&arrived(index)), expected, "{what}");
+    }
+    assert!(worker.react(&arrived(0)).is_err(), "the first pass arrives again");
+    assert_eq!(worker, before);
+    worker.react(&arrived(1)).expect("the next pass");
 }
 
 #[test]

@@ -13,6 +13,9 @@ use hearth_core::schedule::ScheduleError;
 /// The hint for two devices that do not have the same key.
 const SAME_KEY: &str = "give both devices the same `--key`";
 
+/// Maximum length of a reason that another device sends. source: assumed, a few lines of a terminal
+const MAX_REASON_CHARS: usize = 500;
+
 pub type Result<T, E = RingError> = std::result::Result<T, E>;
 
 /// An error that prevents a ring from starting or stops a running ring.
@@ -26,7 +29,7 @@ pub enum RingError {
     NoAddress { name: String },
     /// The address cannot be bound, or no connection can be accepted on it.
     CannotListen { address: String, reason: String },
-    /// The device would listen without a key on an address that other machines can reach.
+    /// Without a key, a device connects and listens only on loopback, and the address is not a loopback address.
     KeyRequired { address: String },
     /// The two devices of a connection do not have the same key, or a third party has tampered with the connection.
     KeyMismatch { name: String, reason: String, hint: Option<&'static str> },
@@ -48,7 +51,9 @@ pub enum RingError {
     Deadline { what: String, seconds: f64, hint: &'static str },
     /// The device `name` violated the protocol, for example with an unexpected message.
     Protocol { name: String, what: String },
-    /// The schedule rejected an event, for example activations of an unexpected round.
+    /// The device with ring index `sender_index` sent activations that no correct device sends.
+    InvalidActivations { sender_index: u16, what: String },
+    /// The schedule rejected an event, for example a plan that does not fit the current plan.
     Schedule(#[from] ScheduleError),
     /// A frame cannot be read or written.
     Wire(#[from] WireError),
@@ -75,6 +80,11 @@ impl RingError {
         RingError::UnusableFetchFolder { path: path.display().to_string(), reason: error.to_string() }
     }
 
+    /// Creates the error for a refusal with a reason that another device has sent, of which a limited part is kept.
+    pub fn refused(name: &str, reason: &str) -> RingError {
+        RingError::Refused { name: name.into(), reason: reason.chars().take(MAX_REASON_CHARS).collect() }
+    }
+
     pub fn disconnected(name: &str, reason: impl Into<String>) -> RingError {
         RingError::Disconnected { name: name.into(), reason: reason.into() }
     }
@@ -99,7 +109,7 @@ impl RingError {
             RingError::NoAddress { name } => format!("worker `{name}` has no address in the plan"),
             RingError::CannotListen { address, reason } => format!("cannot listen on {address}: {reason}"),
             RingError::KeyRequired { address } => {
-                format!("without a key, every machine that can reach {address} could use this device")
+                format!("{address} is not on this machine, and connections without a key are not encrypted")
             }
             RingError::KeyMismatch { name, reason, .. } => format!("connection to `{name}` failed: {reason}"),
             RingError::Refused { name, reason } => format!("`{name}` refused the request: {reason}"),
@@ -115,6 +125,9 @@ impl RingError {
             RingError::UnusableFetchFolder { reason, .. } => format!("cannot store fetched layers: {reason}"),
             RingError::Deadline { what, seconds, .. } => format!("{what} took longer than {seconds} s"),
             RingError::Protocol { name, what } => format!("protocol error ({name}): {what}"),
+            RingError::InvalidActivations { sender_index, what } => {
+                format!("device {sender_index} sent invalid activations: {what}")
+            }
             RingError::Schedule(error) => error.to_string(),
             RingError::Wire(error) => error.to_string(),
             RingError::Compute(error) => error.to_string(),
@@ -139,7 +152,9 @@ impl RingError {
             RingError::CannotListen { .. } => {
                 "give HOST:PORT, for example 127.0.0.1:9001, with an address of this machine and a free port"
             }
-            RingError::KeyRequired { .. } => "listen on 127.0.0.1, or give every device the same `--key`",
+            RingError::KeyRequired { .. } => {
+                "give every device the same `--key`, or use addresses of this machine (127.0.0.1, ::1)"
+            }
             RingError::KeyMismatch { hint, .. } => return hint.map(Cow::from),
             RingError::ModelMismatch { .. } => "give the device the model file that the plan was made for",
             RingError::Disconnected { .. } => "check the output of the other device and start it again",
@@ -184,6 +199,11 @@ pub enum WireError {
 }
 
 impl WireError {
+    /// Whether the peer sent something that no correct device sends; otherwise the connection ended or was tampered with.
+    pub fn is_fault(&self) -> bool {
+        matches!(self, WireError::TooLong { .. } | WireError::InvalidHeader(_))
+    }
+
     /// Returns the encryption error that caused this error, if there is one.
     fn encryption(&self) -> Option<&EncryptionError> {
         if let WireError::Io(io) = self { io.get_ref()?.downcast_ref() } else { None }

@@ -19,9 +19,10 @@ use tokio::sync::mpsc;
 use crate::error::{Result, RingError, protocol_error};
 use crate::security::{EncryptedTransport, Key};
 use crate::wire::{
-    ActivationsHeader, ByteStream, ConnectionPurpose, DataConnector, DataLinkEvent, DataLinkEventSink, Frame,
-    Listener, MAX_DOCUMENT_PAYLOAD_BYTES, Message, ReceivedActivations, TcpTransport, Transport, WorkerInfo,
-    bind, open_connection, read_hello, receive_activations, send_welcome, with_timeout,
+    ActivationCounts, ActivationsHeader, ByteStream, ConnectionPurpose, DataConnector, DataLinkEvent,
+    DataLinkEventSink, Frame, FrameHeader, Listener, MAX_DOCUMENT_PAYLOAD_BYTES, Message, PreparedEpoch,
+    ReceiveBudget, ReceivedActivations, TcpTransport, Transport, WorkerInfo, bind, open_connection,
+    read_hello, receive_activations, send_welcome, with_timeout,
 };
 use hearth_runtime::clock::monotonic_nanos;
 use hearth_runtime::profile::MeasuredLinks;
@@ -164,8 +165,9 @@ pub async fn measure_hop(transport: &impl Transport, address: &str, probes: Prob
     let (near_inbox, mut near_events) = mpsc::unbounded_channel();
     let (far_inbox, mut far_events) = mpsc::unbounded_channel();
     let (near_inbox, far_inbox) = (sink_into(near_inbox), sink_into(far_inbox));
+    let counters = &Arc::default();
     let connector =
-        |device_index, sink| DataConnector { transport, session: 0, epoch: 0, device_index, sink };
+        |device_index, sink| DataConnector { transport, session: 0, epoch: 0, device_index, sink, counters };
     let receivers = [accept_one(near, near_inbox.clone()), accept_one(far, far_inbox.clone())];
     let to_far = connector(0, &near_inbox).connect(1, "hop", &far_address).await?;
     let to_near = connector(1, &far_inbox).connect(0, "hop", &near_address).await?;
@@ -218,7 +220,9 @@ fn accept_one(mut listener: impl Listener, sink: DataLinkEventSink) -> tokio::ta
         if read_hello(&mut stream).await.is_ok()
             && send_welcome(&mut stream, WorkerInfo::default()).await.is_ok()
         {
-            receive_activations(stream, (0, 0), ACTIVATION_BYTES, &sink).await;
+            let (budget, counters) = (ReceiveBudget::new(1, ACTIVATION_BYTES), Arc::default());
+            let open = PreparedEpoch { session: 0, epoch: 0, sink, budget, counters };
+            receive_activations(stream, 0, ACTIVATION_BYTES, &open).await;
         }
     })
 }
@@ -227,10 +231,17 @@ fn accept_one(mut listener: impl Listener, sink: DataLinkEventSink) -> tokio::ta
 pub(super) async fn answer_probes(mut stream: impl ByteStream) -> Result<()> {
     send_welcome(&mut stream, WorkerInfo::default()).await?;
     loop {
-        let read = Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD_BYTES);
-        let frame = with_timeout(PROBE_DEADLINE, "waiting for a probe", read).await??;
-        let Some(Frame { message: Message::Ping { nonce }, .. }) = frame else { return Ok(()) };
-        let pong = Frame::from(Message::Pong { nonce, clock_ns: monotonic_nanos() });
+        let read = async {
+            let Some(frame) = FrameHeader::read(&mut stream, MAX_PROBE_BYTES).await? else { return Ok(None) };
+            frame.discard_payload(&mut stream).await.map(Some)
+        };
+        let message = with_timeout(PROBE_DEADLINE, "waiting for a probe", read).await??;
+        let Some(Message::Ping { nonce }) = message else { return Ok(()) };
+        let pong = Frame::from(Message::Pong {
+            nonce,
+            clock_ns: monotonic_nanos(),
+            counts: ActivationCounts::default(),
+        });
         with_timeout(PROBE_DEADLINE, "replying to a probe", pong.write(&mut stream)).await??;
     }
 }

@@ -22,12 +22,11 @@ pub enum ExecError {
     #[error("tensor `{tensor}` {problem}: {hint}")]
     Tensor { tensor: String, problem: String, hint: &'static str },
     #[error(
-        "the logits of token {row} of the pass (counted from 0) are not finite ({found}): \
-         the weights are damaged or overflow; download the model again, or use another quantisation"
+        "{what} are not finite ({found}): the weights are damaged or overflow; download the model again, or use another quantisation"
     )]
     NotFinite {
-        /// The index of the token in the pass, counted from 0.
-        row: usize,
+        /// The values, in plural.
+        what: String,
         found: f32,
     },
     #[error("metadata key `{key}` is {found}: {hint}")]

@@ -73,7 +73,9 @@ impl InputOutputLayers {
     /// Returns `logits`, `[tokens, vocabulary]`, unchanged. Fails if a logit is not finite.
     pub fn check_finite(&self, logits: Vec<f32>) -> Result<Vec<f32>, ExecError> {
         let Some(at) = logits.iter().position(|logit| !logit.is_finite()) else { return Ok(logits) };
-        Err(ExecError::NotFinite { row: at / self.weights.shape().vocab_size as usize, found: logits[at] })
+        let row = at / self.weights.shape().vocab_size as usize;
+        let what = format!("the logits of token {row} of the pass (counted from 0)");
+        Err(ExecError::NotFinite { what, found: logits[at] })
     }
 
     /// Returns the logits `[vocabulary]` of the last token of `hidden`, `[tokens, embedding]`.

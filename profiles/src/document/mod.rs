@@ -198,12 +198,16 @@ fn check_depth(text: &str) -> Result<(), DocumentError> {
         // Brackets in comments do not nest. Those in quoted text are counted, but they are few.
         let content = line.split_once(" #").map_or(line, |(content, _)| content);
         let content = if content.starts_with('#') { "" } else { content };
-        flow = content.bytes().fold(flow, |depth, byte| match byte {
-            b'[' | b'{' => depth + 1,
-            b']' | b'}' => depth.saturating_sub(1),
-            _ => depth,
-        });
-        if flow > MAX_DEPTH || indent > 8 * MAX_DEPTH {
+        let mut deepest = flow;
+        for byte in content.bytes() {
+            match byte {
+                b'[' | b'{' => flow += 1,
+                b']' | b'}' => flow = flow.saturating_sub(1),
+                _ => {}
+            }
+            deepest = deepest.max(flow);
+        }
+        if deepest > MAX_DEPTH || indent > 8 * MAX_DEPTH {
             let what = format!("the document has more than {MAX_DEPTH} nested levels; use fewer levels");
             return Err(DocumentError::Content { what, line: number + 1, column: 1 });
         }

@@ -6,7 +6,7 @@
 //!
 //! Not here: which pass starts next, and the handling of tokens ([`super::pipeline`]).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use hearth_profiles::Document;
 use hearth_schema::Plan;
 use hearth_schema::events::RejoinTime;
 use tokio::sync::mpsc;
-use tokio::time::{timeout, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connections::WorkerConnections;
 use super::event_log::EventLog;
@@ -25,9 +25,10 @@ use super::options::RingOptions;
 use super::reconfiguration::Reconfiguration;
 use super::worker_connection::{HeadEvent, address};
 use crate::error::{Result, RingError, protocol_error};
-use crate::execution::{LocalModel, Outbox, Samplers, StageRunner, check_draft_model};
+use crate::execution::{LocalModel, MAX_PASSES_PER_DEVICE, Outbox, Samplers, StageRunner, check_draft_model};
 use crate::wire::{
-    BrokenLink, DataConnector, DataLinkEvent, EpochConfig, Frame, Message, PeerAddress, Transport,
+    ActivationCounters, BrokenLink, DataConnector, DataLinkEvent, EpochConfig, Frame, Message, PeerAddress,
+    PreparedEpoch, ReceiveBudget, Transport,
 };
 use hearth_runtime::backend_factory::UploadProgressReporter;
 use hearth_runtime::clock::monotonic_nanos;
@@ -36,6 +37,9 @@ use hearth_runtime::clock::monotonic_nanos;
 const NEIGHBOUR_DEADLINE: Duration = Duration::from_nanos(heartbeat::LOSS_TIMEOUT_NS);
 /// The time that a request waits for a lost device to return. source: assumed, acceptable as a delay of the first token
 const REJOIN_DEADLINE: Duration = Duration::from_millis(500);
+/// The number of times that a device may send invalid activations before it can no longer rejoin.
+/// source: assumed; a single fault can come from the memory or the network of the device
+const MAX_FAULTS: u32 = 3;
 
 /// Runs a session on the head: connects to workers, reconfigures the ring, and passes events to the recovery reducer.
 pub(super) struct Coordinator<T: Transport> {
@@ -49,6 +53,12 @@ pub(super) struct Coordinator<T: Transport> {
     samplers: Option<Samplers>,
     pub(super) log: EventLog,
     pub(super) events: mpsc::UnboundedReceiver<HeadEvent>,
+    /// The counts of the head in the current epoch.
+    counters: Arc<ActivationCounters>,
+    /// The number of times that each device has sent invalid activations.
+    faults: BTreeMap<String, u32>,
+    /// The bytes that each device has fetched or uploaded for the current epoch.
+    loaded_bytes: BTreeMap<String, u64>,
 }
 
 impl<T: Transport> Coordinator<T> {
@@ -80,6 +90,9 @@ impl<T: Transport> Coordinator<T> {
             runner: None,
             samplers: None,
             events,
+            counters: Arc::default(),
+            faults: BTreeMap::new(),
+            loaded_bytes: BTreeMap::new(),
             options,
             model,
         };
@@ -119,6 +132,9 @@ impl<T: Transport> Coordinator<T> {
 
     async fn rejoin_lost_devices(&mut self) {
         for name in self.reconfiguration.recovery.unavailable_devices() {
+            if self.faults.get(&name).is_some_and(|&faults| faults >= MAX_FAULTS) {
+                continue;
+            }
             let Some(device) = self.reconfiguration.planned_device(&name) else { continue };
             let opening = self.connections.open(self.reconfiguration.recovery.first_plan(), &device);
             if let Ok(Ok(())) = timeout(REJOIN_DEADLINE, opening).await {
@@ -145,10 +161,15 @@ impl<T: Transport> Coordinator<T> {
             if self.reconfiguration.recovery.is_ring_running() {
                 return Ok(());
             }
-            steps = match timeout_at(self.reconfiguration.ready_deadline, self.events.recv()).await {
-                Ok(Some(event)) => self.handle_event(event)?,
-                Ok(None) => return Err(RingError::Interrupted),
-                Err(_) => self.lose_devices_that_are_not_ready()?,
+            // Checked first, so that a device that always sends something does not delay the deadline.
+            steps = if Instant::now() >= self.reconfiguration.ready_deadline {
+                self.lose_devices_that_are_not_ready()?
+            } else {
+                match timeout_at(self.reconfiguration.ready_deadline, self.events.recv()).await {
+                    Ok(Some(event)) => self.handle_event(event)?,
+                    Ok(None) => return Err(RingError::Interrupted),
+                    Err(_) => vec![],
+                }
             };
         }
     }
@@ -183,8 +204,19 @@ impl<T: Transport> Coordinator<T> {
     }
 
     async fn prepare(&mut self, epoch: u32) -> Result<Vec<Step>> {
-        self.listener.accept_epoch(self.connections.session, epoch, self.connections.data_sink());
         let plan = self.plan().clone();
+        (self.counters, self.loaded_bytes) = (Arc::default(), BTreeMap::new());
+        self.listener.accept_epoch(PreparedEpoch {
+            session: self.connections.session,
+            epoch,
+            sink: self.connections.data_sink(),
+            // All passes in flight may wait for the head.
+            budget: ReceiveBudget::new(
+                MAX_PASSES_PER_DEVICE * plan.devices.len(),
+                self.model.max_activation_bytes(),
+            ),
+            counters: self.counters.clone(),
+        });
         self.log.begin_epoch(epoch, &plan);
         for device in plan.devices.iter().skip(1) {
             if !self.connections.workers.contains_key(&device.name)
@@ -232,13 +264,15 @@ impl<T: Transport> Coordinator<T> {
     async fn connect_neighbours(&mut self, plan: &Arc<Plan>, epoch: u32) -> Result<Outbox, BrokenLink> {
         let sink = self.connections.data_sink();
         let WorkerConnections { transport, session, .. } = &self.connections;
-        let connector = DataConnector { transport, session: *session, epoch, device_index: 0, sink: &sink };
+        let (session, counters) = (*session, &self.counters);
+        let connector = DataConnector { transport, session, epoch, device_index: 0, sink: &sink, counters };
         let mut outbox = Outbox::new();
         for to in Schedule::new(plan.clone(), 0).receivers() {
             let device = &plan.devices[to];
             let at = device.address.as_deref().unwrap_or_default();
             let connecting = timeout(NEIGHBOUR_DEADLINE, connector.connect(to as u16, &device.name, at));
-            let broken = |reason: String| BrokenLink { epoch, peer_index: to as u16, reason };
+            let broken =
+                |reason: String| BrokenLink { epoch, peer_index: to as u16, is_fault: false, reason };
             let connected = connecting.await.map_err(|_| broken("no response".into()))?;
             outbox.insert(to, connected.map_err(|error| broken(error.to_string()))?);
         }
@@ -246,9 +280,20 @@ impl<T: Transport> Coordinator<T> {
     }
 
     fn report_broken_link(&mut self, reporter: String, broken: BrokenLink) -> Vec<Step> {
-        let BrokenLink { epoch, peer_index, reason } = broken;
+        let BrokenLink { epoch, peer_index, is_fault, reason } = broken;
         let Some(device) = self.plan().devices.get(usize::from(peer_index)) else { return vec![] };
         let peer = device.name.clone();
+        if is_fault {
+            let reason = format!("`{reporter}` received invalid activations from `{peer}`: {reason}");
+            // The head's own activations are valid, so a device that reports it is at fault itself.
+            let device = if peer_index == 0 { reporter } else { peer };
+            if device == self.reconfiguration.head_name() {
+                return vec![];
+            }
+            *self.faults.entry(device.clone()).or_default() += 1;
+            self.connections.workers.remove(&device);
+            return self.react(Event::DeviceLost { device, since: monotonic_nanos(), reason });
+        }
         let reason = format!("`{reporter}` lost the connection to `{peer}` ({reason})");
         self.react(Event::LinkCut { epoch, reporter, peer, since: monotonic_nanos(), reason })
     }
@@ -287,7 +332,7 @@ impl<T: Transport> Coordinator<T> {
             HeadEvent::Data(DataLinkEvent::LinkBroken(broken)) => {
                 Ok(self.report_broken_link(self.reconfiguration.head_name(), broken))
             }
-            HeadEvent::Message { connection, frame } => {
+            HeadEvent::Message { connection, frame, .. } => {
                 let name = self.connections.name_of(connection);
                 name.map_or(Ok(vec![]), |name| self.handle_message(name, frame.message))
             }
@@ -295,13 +340,45 @@ impl<T: Transport> Coordinator<T> {
                 let name = self.connections.name_of(connection);
                 name.map_or(Ok(vec![]), |name| self.lose_worker(&name, error, since))
             }
-            HeadEvent::PassTimeout(limit) => Err(RingError::Deadline {
-                what: "one pass through the ring".into(),
-                seconds: limit.as_secs_f64(),
-                hint: "if the devices are slow, set a longer `--deadline`",
-            }),
+            HeadEvent::PassTimeout(limit) => {
+                let stalled = self.stalled_device();
+                let error = RingError::Deadline {
+                    what: match &stalled {
+                        Some(name) => format!("a pass that `{name}` has not passed on"),
+                        None => "one pass through the ring".into(),
+                    },
+                    seconds: limit.as_secs_f64(),
+                    hint: "if the devices are slow, set a longer `--deadline`",
+                };
+                match stalled {
+                    Some(name) => self.lose_worker(&name, error, monotonic_nanos()),
+                    None => Err(error),
+                }
+            }
             HeadEvent::Cancel => Err(RingError::Interrupted),
         }
+    }
+
+    /// Returns the worker that has not passed on all activations, according to the counts of all devices. If the plan has
+    /// a device without layers in some round, the counts do not tell.
+    pub(super) fn stalled_device(&self) -> Option<String> {
+        let plan = self.plan();
+        let has_one_receiver = |index| Schedule::new(plan.clone(), index).receivers().len() == 1;
+        if !(0..plan.devices.len()).all(has_one_receiver) {
+            return None;
+        }
+        let mut ring = vec![(self.reconfiguration.head_name(), self.counters.counts())];
+        for device in plan.devices.iter().skip(1) {
+            ring.push((device.name.clone(), self.connections.workers.get(&device.name)?.counts()));
+        }
+        if let Some((name, _)) = ring.iter().skip(1).find(|(_, own)| own.received > own.sent) {
+            return Some(name.clone());
+        }
+        // Every worker has sent as much as it received, so activations were lost between two devices.
+        let mut links = ring.iter().zip(ring.iter().cycle().skip(1));
+        let ((sender, _), (receiver, _)) =
+            links.find(|((_, sender), (_, receiver))| sender.sent > receiver.received)?;
+        Some(if *sender == ring[0].0 { receiver.clone() } else { sender.clone() })
     }
 
     fn handle_message(&mut self, device: String, message: Message) -> Result<Vec<Step>> {
@@ -309,14 +386,15 @@ impl<T: Transport> Coordinator<T> {
             Message::Prepared { epoch } => Ok(self.react(Event::Prepared { device, epoch })),
             Message::Ready { epoch } => Ok(self.react(Event::Ready { device, epoch })),
             Message::LinkBroken(broken) => Ok(self.report_broken_link(device, broken)),
-            Message::Fetching { .. } | Message::Uploading { .. } => {
-                // Many gigabytes may take longer than the deadline.
-                self.reconfiguration.extend_ready_deadline();
-                if let (Message::Fetching { done, total }, Some(on_fetch)) =
-                    (message, &self.options.on_fetch_progress)
-                {
+            Message::Fetching { done, total } => {
+                self.record_loading_progress(&device, done);
+                if let Some(on_fetch) = &self.options.on_fetch_progress {
                     on_fetch(&device, done, total);
                 }
+                Ok(vec![])
+            }
+            Message::Uploading { done, .. } => {
+                self.record_loading_progress(&device, done);
                 Ok(vec![])
             }
             // The trace of a request that has ended.
@@ -325,6 +403,16 @@ impl<T: Transport> Coordinator<T> {
                 let error = protocol_error(&device, "it sent a message that a worker must not send");
                 self.lose_worker(&device, error, monotonic_nanos())
             }
+        }
+    }
+
+    /// Extends the deadline of a device that loads its layers, if it has loaded more bytes than before. Many gigabytes may
+    /// take longer than the deadline.
+    fn record_loading_progress(&mut self, device: &str, done: u64) {
+        let loaded = self.loaded_bytes.entry(device.into()).or_default();
+        if done > *loaded {
+            *loaded = done;
+            self.reconfiguration.extend_ready_deadline();
         }
     }
 

@@ -98,7 +98,7 @@ async fn run<T: Transport>(
         let progress = match pipeline.advance(coordinator).await? {
             Progress::Idle if pipeline.generation.is_finished() => return Ok(()),
             Progress::Idle => {
-                let limit = coordinator.options.pass_timeout;
+                let limit = pipeline.pass_limit(coordinator.options.pass_timeout);
                 let deadline = pipeline.next_deadline(limit, coordinator.plan().rounds);
                 let event = timeout_at(deadline, coordinator.events.recv()).await;
                 pipeline.handle_event(event_or_timeout(event, limit), coordinator).await?
@@ -128,6 +128,7 @@ async fn collect_traces<T: Transport>(coordinator: &mut Coordinator<T>, limit: D
             HeadEvent::Message {
                 connection,
                 frame: Frame { message: Message::TraceLines { epoch, more }, payload },
+                ..
             } => {
                 let Some(name) = coordinator.connections.name_of(connection) else { continue };
                 if let Some(lines) = parse_trace_lines(&payload) {

@@ -14,7 +14,7 @@ use super::layer_server;
 use crate::error::Result;
 use crate::execution::LocalModel;
 use crate::wire::{
-    ByteStream, ConnectionPurpose, DataLinkEventSink, Listener, PendingConnection, PendingConnections,
+    AcceptedConnection, AcceptedConnections, ByteStream, ConnectionKind, ConnectionPurpose, Listener,
     PreparedEpoch, SharedPreparedEpoch, Transport, accept_activations, bind, read_hello, send_refusal,
 };
 
@@ -35,15 +35,15 @@ impl HeadListener {
         local_ips: &[Option<IpAddr>],
         model: Arc<LocalModel>,
     ) -> Result<Self> {
-        let listener = bind(transport, &listen_address(planned, transport.is_encrypted(), local_ips)).await?;
+        let listener = bind(transport, &listen_address(planned, transport.is_private(), local_ips)).await?;
         let (address, prepared_epoch) = (listener.address(), SharedPreparedEpoch::default());
         let task = tokio::spawn(accept(listener, prepared_epoch.clone(), model));
         Ok(Self { address, prepared_epoch, task })
     }
 
     /// Accepts only activations of this epoch from now on.
-    pub(super) fn accept_epoch(&self, session: u64, epoch: u32, sink: DataLinkEventSink) {
-        self.prepared_epoch.send_replace(Some(PreparedEpoch { session, epoch, sink }));
+    pub(super) fn accept_epoch(&self, prepared: PreparedEpoch) {
+        self.prepared_epoch.send_replace(Some(prepared));
     }
 }
 
@@ -54,14 +54,15 @@ impl Drop for HeadListener {
 }
 
 async fn accept(mut listener: impl Listener, prepared_epoch: SharedPreparedEpoch, model: Arc<LocalModel>) {
-    let mut pending = PendingConnections::default();
+    let mut accepted = AcceptedConnections::default();
     loop {
         let Ok(stream) = listener.accept().await else {
+            accepted.make_room();
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
         let (prepared_epoch, model) = (prepared_epoch.clone(), model.clone());
-        pending.spawn(move |connection| serve_connection(stream, prepared_epoch, model, connection));
+        accepted.spawn(move |connection| serve_connection(stream, prepared_epoch, model, connection));
     }
 }
 
@@ -69,18 +70,19 @@ async fn serve_connection(
     mut stream: impl ByteStream,
     prepared_epoch: SharedPreparedEpoch,
     model: Arc<LocalModel>,
-    connection: PendingConnection,
+    connection: AcceptedConnection,
 ) {
     let Ok((session, purpose)) = read_hello(&mut stream).await else { return };
-    connection.mark_identified();
     let own = prepared_epoch.borrow().as_ref().map(|open| open.session);
     // Errors are reported to the head by the sink, or by the worker that fetches.
     match purpose {
         ConnectionPurpose::Data { from, epoch } => {
+            connection.set_kind(ConnectionKind::Session);
             let limit = model.max_activation_bytes();
             let _ = accept_activations(stream, &prepared_epoch, session, (from, epoch), limit).await;
         }
         ConnectionPurpose::Fetch if own == Some(session) => {
+            connection.set_kind(ConnectionKind::Session);
             let _ = layer_server::serve(stream, model).await;
         }
         _ => {
@@ -91,13 +93,13 @@ async fn serve_connection(
 }
 
 /// Returns the address to listen on: any free port of the planned host, or of an address that all workers can reach.
-fn listen_address(planned: Option<&str>, is_encrypted: bool, local_ips: &[Option<IpAddr>]) -> String {
+fn listen_address(planned: Option<&str>, is_private: bool, local_ips: &[Option<IpAddr>]) -> String {
     if let Some((host, _)) = planned.and_then(|address| address.rsplit_once(':')) {
         return format!("{host}:0");
     }
     let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let hosts: Vec<IpAddr> =
-        if is_encrypted { local_ips.iter().map(|host| host.unwrap_or(loopback)).collect() } else { vec![] };
+        if is_private { local_ips.iter().map(|host| host.unwrap_or(loopback)).collect() } else { vec![] };
     let first = hosts.first().copied().unwrap_or(loopback);
     let host = if hosts.iter().all(|&host| host == first) {
         first
@@ -134,9 +136,9 @@ mod tests {
             (None, true, &["192.168.1.5", "127.0.0.1"], "0.0.0.0:0"),
             (None, true, &["192.168.1.5", "fd00::5"], "[::]:0"),
         ];
-        for (planned, is_encrypted, hosts, expected) in cases {
+        for (planned, is_private, hosts, expected) in cases {
             let hosts: Vec<_> = hosts.iter().map(|text| Some(text.parse().unwrap())).collect();
-            assert_eq!(listen_address(planned, is_encrypted, &hosts), expected, "{planned:?}, {hosts:?}");
+            assert_eq!(listen_address(planned, is_private, &hosts), expected, "{planned:?}, {hosts:?}");
         }
         assert_eq!(listen_address(None, true, &[None]), "127.0.0.1:0", "pipes have no address");
     }

@@ -18,16 +18,18 @@ use tokio::time::error::Elapsed;
 
 use super::coordinator::Coordinator;
 use super::worker_connection::HeadEvent;
-use crate::error::{Result, protocol_error};
-use crate::execution::{PassOutput, TraceLines};
-use crate::wire::{DataLinkEvent, Message, Transport};
+use crate::error::{Result, RingError, protocol_error};
+use crate::execution::{MAX_PASSES_PER_DEVICE, PassOutput, TraceLines};
+use crate::wire::{BrokenLink, DataLinkEvent, Message, Transport};
+
+/// The time limit of a pass, as a multiple of the time of the slowest pass on the same ring. source: assumed, because
+/// other programs on a device can slow it down by this factor when they use its memory
+const PASS_LIMIT_FACTOR: u32 = 20;
+/// Minimum time limit of a pass. source: assumed, longer than a stall of a disk or of Wi-Fi
+const MIN_PASS_LIMIT: Duration = Duration::from_secs(10);
 
 /// Maximum wait, used if a time limit would overflow the clock. source: assumed, longer than any pass
 pub(super) const MAX_WAIT: Duration = Duration::from_hours(24 * 365);
-
-/// Maximum number of passes in flight, per device of the ring. Two passes keep a device busy while activations are
-/// being sent; more passes would only wait and use memory for their activations.
-const MAX_PASSES_PER_DEVICE: usize = 2;
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct SequenceTokens {
@@ -49,9 +51,17 @@ pub(super) struct PassPipeline {
     pub(super) passes: Vec<Pass>,
     /// Received trace lines, each with the name of its worker; `None` if traces are collected only after the request.
     pub(super) trace_lines: Option<Vec<(String, TraceLines)>>,
-    /// The start time of each pass in flight, by pass index.
-    in_flight: BTreeMap<u32, Instant>,
+    /// The start time and the number of tokens of each pass in flight, by pass index.
+    in_flight: BTreeMap<u32, (Instant, u32)>,
     last_pass_end: Option<Instant>,
+    slowest: SlowestPass,
+}
+
+/// The longest time of a pass on the current ring, and the longest time per token of a pass; zero before the first pass.
+#[derive(Debug, Clone, Copy, Default)]
+struct SlowestPass {
+    time: Duration,
+    time_per_token: Duration,
 }
 
 /// The result of [`PassPipeline::advance`] or [`PassPipeline::handle_event`].
@@ -66,8 +76,9 @@ pub(super) enum Progress {
 
 impl PassPipeline {
     pub(super) fn new(generation: Generation, sequences: Vec<SequenceTokens>, stop_tokens: Vec<u32>) -> Self {
-        let (passes, in_flight) = (Vec::new(), BTreeMap::new());
-        Self { generation, sequences, stop_tokens, passes, trace_lines: None, in_flight, last_pass_end: None }
+        let (passes, in_flight, slowest) = (Vec::new(), BTreeMap::new(), SlowestPass::default());
+        let (trace_lines, last_pass_end) = (None, None);
+        Self { generation, sequences, stop_tokens, passes, trace_lines, in_flight, last_pass_end, slowest }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -78,10 +89,22 @@ impl PassPipeline {
     /// the previous pass. With more than one round per token, a pass may also wait for all passes that started later,
     /// so `limit` is multiplied by the number of passes in flight.
     pub(super) fn next_deadline(&self, limit: Duration, rounds: u32) -> Instant {
-        let entered = self.in_flight.values().next().copied();
+        let entered = self.in_flight.values().next().map(|&(entered, _)| entered);
         let ahead = if rounds > 1 { self.in_flight.len().max(1) } else { 1 };
         let since = entered.max(self.last_pass_end).unwrap_or_else(Instant::now);
         since.checked_add(limit.saturating_mul(ahead as u32)).unwrap_or(since + MAX_WAIT)
+    }
+
+    /// Returns the time limit of the oldest pass in flight: a multiple of what the slowest pass on this ring took, at least
+    /// [`MIN_PASS_LIMIT`] and at most `limit`. Before the first pass has finished, it is `limit`.
+    pub(super) fn pass_limit(&self, limit: Duration) -> Duration {
+        let SlowestPass { time, time_per_token } = self.slowest;
+        let tokens = self.in_flight.values().next().map_or(1, |&(_, tokens)| tokens);
+        let expected = time.max(time_per_token.saturating_mul(tokens));
+        if expected.is_zero() {
+            return limit;
+        }
+        limit.min(expected.saturating_mul(PASS_LIMIT_FACTOR).max(MIN_PASS_LIMIT))
     }
 
     /// Handles a pending event, or starts the next pass if no event is pending.
@@ -98,7 +121,7 @@ impl PassPipeline {
             return Ok(Progress::Idle);
         };
         self.passes.push(pass);
-        self.in_flight.insert(pass.index, Instant::now());
+        self.in_flight.insert(pass.index, (Instant::now(), pass.tokens));
         let so_far =
             self.sequences.get(pass.sequence_index as usize).map_or(&[][..], |tokens| &tokens.tokens);
         let output = coordinator.runner()?.begin_pass(pass, so_far)?;
@@ -110,15 +133,32 @@ impl PassPipeline {
         event: HeadEvent,
         coordinator: &mut Coordinator<T>,
     ) -> Result<Progress> {
+        let mut event = event;
         if let HeadEvent::Data(DataLinkEvent::Activations(received)) = &event {
-            let output = coordinator.runner()?.process_activations(received)?;
-            return self.finish_pass(output, coordinator);
+            match coordinator.runner()?.process_activations(received) {
+                Ok(output) => return self.finish_pass(output, coordinator),
+                Err(RingError::InvalidActivations { sender_index: peer_index, what: reason }) => {
+                    let epoch = received.header.epoch;
+                    let broken = BrokenLink { epoch, peer_index, is_fault: true, reason };
+                    event = HeadEvent::Data(DataLinkEvent::LinkBroken(broken));
+                }
+                Err(error) => return Err(error),
+            }
         }
-        if let (HeadEvent::Message { connection, frame }, Some(trace_lines)) = (&event, &mut self.trace_lines)
+        if let (HeadEvent::Message { connection, frame, .. }, Some(trace_lines)) =
+            (&event, &mut self.trace_lines)
             && let Message::TraceLines { .. } = frame.message
         {
             let name = coordinator.connections.name_of(*connection);
             trace_lines.extend(name.zip(parse_trace_lines(&frame.payload)));
+            return Ok(Progress::Work);
+        }
+        if let HeadEvent::PassTimeout(limit) = event
+            && limit < coordinator.options.pass_timeout
+            && coordinator.stalled_device().is_none()
+        {
+            // All devices wait for a slow computation that the counts do not show: wait longer.
+            self.slowest.time = self.slowest.time.saturating_mul(2);
             return Ok(Progress::Work);
         }
         // The next ring begins with all tokens so far. A copy, because the event may not lead to another ring.
@@ -130,7 +170,7 @@ impl PassPipeline {
             // The passes in flight are abandoned.
             self.generation = resumed;
             self.in_flight.clear();
-            self.last_pass_end = None;
+            (self.last_pass_end, self.slowest) = (None, SlowestPass::default());
             coordinator.execute_recovery(steps).await?;
         }
         Ok(Progress::Work)
@@ -143,8 +183,13 @@ impl PassPipeline {
         coordinator: &mut Coordinator<T>,
     ) -> Result<Progress> {
         let Some(PassOutput { pass, tokens }) = output else { return Ok(Progress::Work) };
-        self.in_flight.remove(&pass.index);
-        self.last_pass_end = Some(Instant::now());
+        let now = Instant::now();
+        if let Some((entered, tokens)) = self.in_flight.remove(&pass.index) {
+            let time = now - self.last_pass_end.map_or(entered, |end| end.max(entered));
+            self.slowest.time = self.slowest.time.max(time);
+            self.slowest.time_per_token = self.slowest.time_per_token.max(time / tokens.max(1));
+        }
+        self.last_pass_end = Some(now);
         let Some(accepted) = tokens.len().checked_sub(1) else { return Ok(Progress::Work) };
         let broken = |error: GenerationError| protocol_error("the ring", error.to_string());
         self.generation.complete_pass(pass.index, accepted as u32).map_err(broken)?;

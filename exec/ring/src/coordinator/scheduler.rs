@@ -223,7 +223,7 @@ impl<T: Transport> Scheduler<'_, T> {
     }
 
     async fn wait(&mut self, request_rx: &mut mpsc::UnboundedReceiver<Request>) -> Result<Progress> {
-        let limit = self.coordinator.options.pass_timeout;
+        let limit = self.pipeline.pass_limit(self.coordinator.options.pass_timeout);
         let deadline = if self.pipeline.is_empty() {
             // No pass is in flight.
             Instant::now() + MAX_WAIT

@@ -16,11 +16,11 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-use crate::error::{Result, RingError};
+use crate::error::{Result, RingError, protocol_error};
 use crate::execution::check_digests;
 use crate::wire::{
-    ConnectionPurpose, DataLinkEvent, Frame, MAX_DOCUMENT_PAYLOAD_BYTES, Message, Transport, WRITE_TIMEOUT,
-    WorkerInfo, open_connection,
+    ActivationCounts, ConnectionPurpose, DataLinkEvent, Frame, FrameHeader, MAX_DOCUMENT_PAYLOAD_BYTES,
+    Message, ReceiveBudget, Reservation, Transport, WRITE_TIMEOUT, WorkerInfo, open_connection,
 };
 use hearth_runtime::clock::monotonic_nanos;
 
@@ -29,6 +29,8 @@ const HEARTBEAT: Duration = Duration::from_nanos(heartbeat::INTERVAL_NS);
 const SILENCE_DEADLINE: Duration = Duration::from_nanos(heartbeat::LOSS_TIMEOUT_NS);
 /// Number of pings that measure the clock offset before a request.
 const OFFSET_PINGS: u64 = 8;
+/// Maximum number of frames of full length that wait for the head.
+const MAX_WAITING_FRAMES: usize = 8;
 
 /// An event in the head's inbox.
 #[derive(Debug)]
@@ -36,7 +38,7 @@ pub(super) enum HeadEvent {
     /// An event of a data connection.
     Data(DataLinkEvent),
     /// A message of a worker over the control connection with this number.
-    Message { connection: u64, frame: Frame },
+    Message { connection: u64, frame: Frame, _reservation: Reservation },
     /// A worker is lost. Its last frame arrived at `since`, in nanoseconds on this process's clock.
     Lost { connection: u64, error: RingError, since: u64 },
     /// A pass takes longer than this limit.
@@ -65,6 +67,9 @@ struct WorkerClock {
     last_frame: Instant,
     /// The arrival time of the last frame, in nanoseconds on this process's clock.
     last_frame_at: u64,
+    /// Whether the worker's frames wait until the head has handled earlier frames.
+    is_waiting_for_head: bool,
+    counts: ActivationCounts,
 }
 
 pub(super) fn address(device: &PlannedDevice) -> Result<&str> {
@@ -113,8 +118,8 @@ async fn send_heartbeats(monitor: Monitor, frames: mpsc::UnboundedSender<Frame>)
         let sent = Instant::now();
         tokio::time::sleep(HEARTBEAT).await;
         let mut clock = monitor.clock();
-        if sent.elapsed() > 2 * HEARTBEAT {
-            // This process was suspended, not the worker: the worker's frames have not been read yet.
+        if clock.is_waiting_for_head || sent.elapsed() > 2 * HEARTBEAT {
+            // This process computes or was suspended, not the worker: the worker's frames have not been read yet.
             clock.last_frame = Instant::now();
         }
         let last_frame = clock.last_frame;
@@ -129,19 +134,34 @@ async fn send_heartbeats(monitor: Monitor, frames: mpsc::UnboundedSender<Frame>)
 
 /// Reads the frames of a worker: pongs update the clock offset, all other messages go to the head's inbox.
 async fn read_frames<S: AsyncRead>(monitor: Monitor, mut stream: ReadHalf<S>) {
+    let budget = ReceiveBudget::new(MAX_WAITING_FRAMES, MAX_DOCUMENT_PAYLOAD_BYTES);
+    let mut rate = RateLimit::default();
     let error = loop {
-        let frame = match Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD_BYTES).await {
+        let frame = match FrameHeader::read(&mut stream, MAX_DOCUMENT_PAYLOAD_BYTES).await {
             Ok(Some(frame)) => frame,
             Ok(None) => break monitor.disconnected("it closed the connection"),
+            Err(error) => break monitor.disconnected(error.to_string()),
+        };
+        if !rate.allows_another() {
+            let what = format!("it sends more than {} messages per second", RateLimit::MAX_RATE);
+            break protocol_error(&monitor.name, what);
+        }
+        let reservation = reserve(&monitor, &budget, frame.payload_len).await;
+        let frame = match frame.read_payload(&mut stream).await {
+            Ok(frame) => frame,
             Err(error) => break monitor.disconnected(error.to_string()),
         };
         let mut clock = monitor.clock();
         (clock.last_frame, clock.last_frame_at) = (Instant::now(), monotonic_nanos());
         match frame.message {
-            Message::Pong { nonce, clock_ns: theirs } => clock.on_pong(nonce, theirs),
-            Message::Refuse { reason } => break RingError::Refused { name: monitor.name.clone(), reason },
+            Message::Pong { nonce, clock_ns: theirs, counts } => {
+                clock.counts = counts;
+                clock.on_pong(nonce, theirs);
+            }
+            Message::Refuse { reason } => break RingError::refused(&monitor.name, &reason),
             _ => {
-                let event = HeadEvent::Message { connection: monitor.connection, frame };
+                let event =
+                    HeadEvent::Message { connection: monitor.connection, frame, _reservation: reservation };
                 if monitor.inbox.send(event).is_err() {
                     return;
                 }
@@ -149,6 +169,44 @@ async fn read_frames<S: AsyncRead>(monitor: Monitor, mut stream: ReadHalf<S>) {
         }
     };
     monitor.report_lost(error);
+}
+
+/// Waits until a frame with a payload of this length fits the budget. Meanwhile the worker does not count as silent.
+async fn reserve(monitor: &Monitor, budget: &ReceiveBudget, payload_len: usize) -> Reservation {
+    if let Some(reservation) = budget.try_reserve(payload_len) {
+        return reservation;
+    }
+    monitor.clock().is_waiting_for_head = true;
+    let reservation = budget.reserve(payload_len).await;
+    let mut clock = monitor.clock();
+    (clock.is_waiting_for_head, clock.last_frame) = (false, Instant::now());
+    reservation
+}
+
+/// Limits the messages of a worker, so that a worker that floods the head does not stop the ring.
+struct RateLimit {
+    /// The start of the current second, and the number of messages since then.
+    second: (Instant, u32),
+}
+
+impl RateLimit {
+    /// source: assumed; a worker that fetches layers over 10 Gbit/s reports 1200 chunks per second
+    const MAX_RATE: u32 = 5000;
+
+    fn allows_another(&mut self) -> bool {
+        let (start, count) = &mut self.second;
+        if start.elapsed() >= Duration::from_secs(1) {
+            (*start, *count) = (Instant::now(), 0);
+        }
+        *count += 1;
+        *count <= Self::MAX_RATE
+    }
+}
+
+impl Default for RateLimit {
+    fn default() -> Self {
+        Self { second: (Instant::now(), 0) }
+    }
 }
 
 impl WorkerClock {
@@ -185,8 +243,14 @@ impl WorkerConnection {
         let (reader, writer) = tokio::io::split(stream);
         let (frames, queue) = mpsc::unbounded_channel();
         let (last_frame, last_frame_at) = (Instant::now(), monotonic_nanos());
-        let clock =
-            Arc::new(Mutex::new(WorkerClock { round_trip: 0, to_head: 0, last_frame, last_frame_at }));
+        let clock = Arc::new(Mutex::new(WorkerClock {
+            round_trip: 0,
+            to_head: 0,
+            last_frame,
+            last_frame_at,
+            is_waiting_for_head: false,
+            counts: ActivationCounts::default(),
+        }));
         let monitor = Monitor { name, connection: connection_id, clock, inbox: inbox.clone() };
         let heartbeat = tokio::spawn(send_heartbeats(monitor.clone(), frames.clone()));
         let reader = tokio::spawn(read_frames(monitor.clone(), reader));
@@ -197,6 +261,11 @@ impl WorkerConnection {
     /// Returns the nanoseconds to add to the worker's times, to convert them to the head's clock.
     pub(super) fn clock_offset_ns(&self) -> i64 {
         self.monitor.clock().to_head
+    }
+
+    /// Returns the worker's counts in the current epoch, at most one heartbeat old.
+    pub(super) fn counts(&self) -> ActivationCounts {
+        self.monitor.clock().counts
     }
 
     /// Measures the clock offset again, because clocks drift apart and an old measurement becomes wrong.

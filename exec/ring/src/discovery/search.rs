@@ -312,7 +312,7 @@ pub async fn find_workers<T: Transport>(
     scope: MdnsScope,
 ) -> Result<BTreeMap<String, String>, DiscoveryError> {
     let mut services = services(scope)?;
-    let mut state = SearchState::new(names, !transport.is_encrypted());
+    let mut state = SearchState::new(names, !transport.is_private());
     let mut attempts = JoinSet::new();
     let mut until = Instant::now() + limit;
     let mut is_settling = false;

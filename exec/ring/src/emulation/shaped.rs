@@ -53,8 +53,8 @@ impl<T: Transport, D: Shaper> Transport for ShapedTransport<T, D> {
         Ok(ShapedListener { listener: self.transport.bind(address).await?, shaper: self.shaper.clone() })
     }
 
-    fn is_encrypted(&self) -> bool {
-        self.transport.is_encrypted()
+    fn is_private(&self) -> bool {
+        self.transport.is_private()
     }
 
     fn local_ip(&self, stream: &ShapedStream) -> Option<IpAddr> {

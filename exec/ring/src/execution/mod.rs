@@ -11,5 +11,5 @@ pub use compute_mode::ComputeMode;
 pub use drafter::{check_draft_model, plan_with_draft_model};
 pub use model::{LocalModel, check_digests, check_executable, worker_info_without_model};
 pub use recorder::TraceLines;
-pub use runner::{Outbox, PassOutput, StageRunner};
+pub use runner::{MAX_PASSES_PER_DEVICE, Outbox, PassOutput, StageRunner};
 pub use sampling::{SampleFn, Samplers};

@@ -28,7 +28,7 @@ use hearth_runtime::cpu::buffer_bytes;
 use hearth_runtime::memory::MemoryWatch;
 use hearth_runtime::residency::{WeightResidency, is_residency_known, resident_bytes};
 use hearth_runtime::{
-    CriticalPathCost, InputOutputLayers, Stage, ThreadPool, UploadProgressReporter, Weights,
+    CriticalPathCost, ExecError, InputOutputLayers, Stage, ThreadPool, UploadProgressReporter, Weights,
 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,6 +70,10 @@ pub struct StageRunner {
     /// Bytes refaulted in the control group before the trace began.
     refaults_before: u64,
 }
+
+/// Maximum number of passes in flight, per device of the ring. Two passes keep a device busy while activations are
+/// being sent; more passes would only wait and use memory for their activations.
+pub const MAX_PASSES_PER_DEVICE: usize = 2;
 
 const MISSING: &str = "it started a pass with unknown tokens";
 
@@ -238,28 +242,19 @@ impl StageRunner {
         self.perform(pass, steps, so_far)
     }
 
-    /// Processes activations, except those of an earlier epoch. Returns the output if the pass is complete.
+    /// Processes activations, except those of an earlier epoch. Returns the output if the pass is complete. Fails with
+    /// [`RingError::InvalidActivations`] and changes nothing if the sender is at fault.
     pub fn process_activations(&mut self, received: &ReceivedActivations) -> Result<Option<PassOutput>> {
-        let ReceivedActivations { sender_index, header, activations: ref bytes, received_at_ns } = *received;
-        let ActivationsHeader { epoch, pass, round, is_f16 } = header;
+        let ReceivedActivations { sender_index, header, activations: ref bytes, received_at_ns, .. } =
+            *received;
+        let ActivationsHeader { epoch, pass, round, .. } = header;
         if epoch < self.epoch {
             return Ok(None);
         }
-        if epoch > self.epoch {
-            let what =
-                format!("it sent activations of epoch {epoch}, but this device is in epoch {}", self.epoch);
-            return Err(protocol_error(&format!("device {sender_index}"), what));
-        }
-        let steps = self.schedule.react(&Event::Arrived { pass, round })?;
-        if is_f16 && !self.sends_f16() {
-            return Err(protocol_error(self.name(), "it received activations in f16, but the plan has f32"));
-        }
-        let count = pass.tokens as usize * self.embedding();
-        let Some(hidden) = activations::decode(bytes, is_f16, count) else {
-            let format = if is_f16 { "f16" } else { "f32" };
-            let what = format!("it received {} bytes for {count} activations in {format}", bytes.len());
-            return Err(protocol_error(self.name(), what));
-        };
+        let invalid = |what: String| RingError::InvalidActivations { sender_index, what };
+        let hidden = self.decode(&header, bytes).map_err(invalid)?;
+        let steps = self.schedule.react(&Event::Arrived { pass, round });
+        let steps = steps.map_err(|error| invalid(error.to_string()))?;
         self.reserve_buffers(pass);
         self.hidden = hidden;
         let since = self.idle_since.min(received_at_ns);
@@ -268,6 +263,26 @@ impl StageRunner {
         record.bytes = bytes.len() as u64;
         record.peer = Some(sender_index);
         self.perform(pass, steps, &[])
+    }
+
+    /// Decodes the activations of this epoch. Returns the reason if they are not valid.
+    fn decode(&self, header: &ActivationsHeader, bytes: &[u8]) -> Result<Vec<f32>, String> {
+        let ActivationsHeader { epoch, pass, is_f16, .. } = *header;
+        if epoch != self.epoch {
+            return Err(format!("they are of epoch {epoch}, but this device is in epoch {}", self.epoch));
+        }
+        if is_f16 && !self.sends_f16() {
+            return Err("they are in f16, but the plan has f32".into());
+        }
+        let count = pass.tokens as usize * self.embedding();
+        let format = if is_f16 { "f16" } else { "f32" };
+        let hidden = activations::decode(bytes, is_f16, count)
+            .ok_or_else(|| format!("{} bytes for {count} values in {format}", bytes.len()))?;
+        if hidden.iter().all(|value| value.is_finite()) {
+            Ok(hidden)
+        } else {
+            Err(format!("a value of pass {} is not finite", pass.index))
+        }
     }
 
     /// Reserves memory for the buffers of a pass that is larger than all earlier passes, before weights use the memory.
@@ -468,6 +483,13 @@ impl StageRunner {
     }
 
     fn send(&mut self, pass: Pass, round: u32, next_round: u32, to: usize) -> Result<()> {
+        if let Some(&found) = self.hidden.iter().find(|value| !value.is_finite()) {
+            // The received activations were finite, so this device is at fault, and its peer would report it.
+            let layers = self.schedule.plan().window(self.schedule.device_index(), round);
+            return Err(
+                ExecError::NotFinite { what: format!("the outputs of layers {layers:?}"), found }.into()
+            );
+        }
         let start = monotonic_nanos();
         let (payload, is_f16) = activations::encode(&self.hidden, self.sends_f16());
         let length = payload.len() as u64;

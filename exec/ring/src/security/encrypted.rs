@@ -55,7 +55,7 @@ impl<T: Transport> Transport for EncryptedTransport<T> {
         Ok(EncryptedListener { listener: self.transport.bind(address).await?, key: self.key.clone() })
     }
 
-    fn is_encrypted(&self) -> bool {
+    fn is_private(&self) -> bool {
         true
     }
 

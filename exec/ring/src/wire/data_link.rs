@@ -6,15 +6,19 @@
 //! connection does not show which device is lost.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::io::AsyncRead;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-use super::frame::Frame;
+use super::budget::{ReceiveBudget, Reservation};
+use super::frame::{Frame, FrameHeader};
 use super::handshake::{WRITE_TIMEOUT, open_connection, send_refusal, send_welcome};
-use super::message::{ActivationsHeader, BrokenLink, ConnectionPurpose, Message, WorkerInfo};
+use super::message::{
+    ActivationCounts, ActivationsHeader, BrokenLink, ConnectionPurpose, Message, WorkerInfo,
+};
 use super::transport::{ByteStream, Transport};
 use crate::error::Result;
 use hearth_runtime::clock::monotonic_nanos;
@@ -32,6 +36,22 @@ pub struct ReceivedActivations {
     pub activations: Vec<u8>,
     /// The time at which the last byte arrived, in nanoseconds on this process's clock.
     pub received_at_ns: u64,
+    /// The part of the epoch's budget that these activations occupy.
+    pub reservation: Reservation,
+}
+
+/// Counts the messages with activations that a device has received and sent in an epoch.
+#[derive(Debug, Default)]
+pub struct ActivationCounters {
+    received: AtomicU64,
+    sent: AtomicU64,
+}
+
+impl ActivationCounters {
+    pub fn counts(&self) -> ActivationCounts {
+        let [received, sent] = [&self.received, &self.sent].map(|counter| counter.load(Ordering::Relaxed));
+        ActivationCounts { received, sent }
+    }
 }
 
 #[derive(Debug)]
@@ -49,6 +69,9 @@ pub struct PreparedEpoch {
     pub session: u64,
     pub epoch: u32,
     pub sink: DataLinkEventSink,
+    /// The bytes of activations that may wait on this device.
+    pub budget: ReceiveBudget,
+    pub counters: Arc<ActivationCounters>,
 }
 
 /// The prepared epoch of a device, shared by the tasks of the device; `None` if no epoch is prepared.
@@ -67,35 +90,43 @@ pub async fn accept_activations<S: ByteStream>(
         return Err(send_refusal(&mut stream, "this device is not in that session and epoch".into()).await);
     };
     send_welcome(&mut stream, WorkerInfo::default()).await?;
-    receive_activations(stream, (sender_index, epoch), max_payload, &open.sink).await;
+    receive_activations(stream, sender_index, max_payload, &open).await;
     Ok(())
 }
 
 /// Reads activations until the connection ends, and reports to `sink` how the connection ended.
 pub async fn receive_activations(
     mut stream: impl AsyncRead + Unpin,
-    (sender_index, epoch): (u16, u32),
+    sender_index: u16,
     max_payload: usize,
-    sink: &DataLinkEventSink,
+    open: &PreparedEpoch,
 ) {
-    let reason = loop {
-        match Frame::read(&mut stream, max_payload).await {
-            Ok(Some(Frame { message: Message::Activations(header), payload: activations })) => {
-                let received_at_ns = monotonic_nanos();
-                let received = ReceivedActivations { sender_index, header, activations, received_at_ns };
-                if !sink(DataLinkEvent::Activations(received)) {
-                    return;
-                }
-            }
-            Ok(Some(_)) => break "it sent a message other than activations".into(),
+    let PreparedEpoch { epoch, sink, budget, counters, .. } = open;
+    let (is_fault, reason) = loop {
+        let frame = match FrameHeader::read(&mut stream, max_payload).await {
+            Ok(Some(frame)) => frame,
             Ok(None) => {
                 tokio::time::sleep(CLOSE_GRACE).await;
-                break "it closed the connection".into();
+                break (false, "it closed the connection".into());
             }
-            Err(error) => break error.to_string(),
+            Err(error) => break (error.is_fault(), error.to_string()),
+        };
+        let Message::Activations(header) = frame.message else {
+            break (true, "it sent a message other than activations".into());
+        };
+        let reservation = budget.reserve(frame.payload_len).await;
+        let activations = match frame.read_payload(&mut stream).await {
+            Ok(frame) => frame.payload,
+            Err(error) => break (error.is_fault(), error.to_string()),
+        };
+        let received_at_ns = monotonic_nanos();
+        counters.received.fetch_add(1, Ordering::Relaxed);
+        let received = ReceivedActivations { sender_index, header, activations, received_at_ns, reservation };
+        if !sink(DataLinkEvent::Activations(received)) {
+            return;
         }
     };
-    sink(DataLinkEvent::LinkBroken(BrokenLink { epoch, peer_index: sender_index, reason }));
+    sink(DataLinkEvent::LinkBroken(BrokenLink { epoch: *epoch, peer_index: sender_index, is_fault, reason }));
 }
 
 /// Opens the connections over which this device sends activations.
@@ -107,6 +138,7 @@ pub struct DataConnector<'a, T> {
     pub device_index: u16,
     /// Receives an event for each opened connection that breaks.
     pub sink: &'a DataLinkEventSink,
+    pub counters: &'a Arc<ActivationCounters>,
 }
 
 impl<T: Transport> DataConnector<'_, T> {
@@ -116,15 +148,19 @@ impl<T: Transport> DataConnector<'_, T> {
         let purpose = ConnectionPurpose::Data { from: self.device_index, epoch: self.epoch };
         let (mut stream, _) = open_connection(self.transport, name, address, self.session, purpose).await?;
         let (sender, mut frames) = mpsc::unbounded_channel::<Frame>();
-        let (sink, epoch) = (self.sink.clone(), self.epoch);
+        let (sink, counters, epoch) = (self.sink.clone(), self.counters.clone(), self.epoch);
         tokio::spawn(async move {
             while let Some(frame) = frames.recv().await {
                 let reason = match timeout(WRITE_TIMEOUT, frame.write(&mut stream)).await {
-                    Ok(Ok(())) => continue,
+                    Ok(Ok(())) => {
+                        counters.sent.fetch_add(1, Ordering::Relaxed);
+                        continue;
+                    }
                     Ok(Err(error)) => error.to_string(),
                     Err(_) => "it no longer reads messages".into(),
                 };
-                sink(DataLinkEvent::LinkBroken(BrokenLink { epoch, peer_index: to, reason }));
+                let broken = BrokenLink { epoch, peer_index: to, is_fault: false, reason };
+                sink(DataLinkEvent::LinkBroken(broken));
                 return;
             }
         });

@@ -24,6 +24,12 @@ pub const MAX_DOCUMENT_PAYLOAD_BYTES: usize = 4 << 20;
 
 const PREFIX_BYTES: usize = 8;
 
+/// The part of a frame before its payload: the message and the length of the payload.
+pub struct FrameHeader {
+    pub message: Message,
+    pub payload_len: usize,
+}
+
 /// A message and its payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
@@ -81,24 +87,47 @@ impl Frame {
         stream: &mut (impl AsyncRead + Unpin),
         max_payload: usize,
     ) -> Result<Option<Frame>, WireError> {
+        let Some(header) = FrameHeader::read(stream, max_payload).await? else { return Ok(None) };
+        header.read_payload(stream).await.map(Some)
+    }
+
+    pub async fn write(&self, stream: &mut (impl AsyncWrite + Unpin)) -> Result<(), WireError> {
+        stream.write_all(&self.encode()?).await?;
+        Ok(stream.flush().await?)
+    }
+}
+
+impl FrameHeader {
+    /// Reads the header of a frame with at most `max_payload` bytes of payload, which is left in the stream. Returns
+    /// `None` if the stream ends before the frame.
+    pub async fn read(
+        stream: &mut (impl AsyncRead + Unpin),
+        max_payload: usize,
+    ) -> Result<Option<FrameHeader>, WireError> {
         let mut prefix = [0; PREFIX_BYTES];
         let first = stream.read(&mut prefix).await?;
         if first == 0 {
             return Ok(None);
         }
         read_rest(stream, &mut prefix[first..]).await?;
-        let (head, payload) = parse_lengths(prefix, max_payload)?;
-        let mut bytes = vec![0; head];
+        let (header_len, payload_len) = parse_lengths(prefix, max_payload)?;
+        let mut bytes = vec![0; header_len];
         read_rest(stream, &mut bytes).await?;
-        let message = decode_header(&bytes)?;
-        let mut bytes = vec![0; payload];
-        read_rest(stream, &mut bytes).await?;
-        Ok(Some(Frame { message, payload: bytes }))
+        Ok(Some(FrameHeader { message: decode_header(&bytes)?, payload_len }))
     }
 
-    pub async fn write(&self, stream: &mut (impl AsyncWrite + Unpin)) -> Result<(), WireError> {
-        stream.write_all(&self.encode()?).await?;
-        Ok(stream.flush().await?)
+    /// Reads the payload without storing it. Returns the message.
+    pub async fn discard_payload(self, stream: &mut (impl AsyncRead + Unpin)) -> Result<Message, WireError> {
+        let copied =
+            tokio::io::copy(&mut stream.take(self.payload_len as u64), &mut tokio::io::sink()).await?;
+        if copied < self.payload_len as u64 { Err(WireError::Truncated) } else { Ok(self.message) }
+    }
+
+    /// Reads the payload, which follows the header in the stream.
+    pub async fn read_payload(self, stream: &mut (impl AsyncRead + Unpin)) -> Result<Frame, WireError> {
+        let mut payload = vec![0; self.payload_len];
+        read_rest(stream, &mut payload).await?;
+        Ok(Frame { message: self.message, payload })
     }
 }
 

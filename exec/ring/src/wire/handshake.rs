@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::frame::Frame;
 use super::message::{ConnectionPurpose, MAGIC, Message, PROTOCOL_VERSION, WorkerInfo};
-use super::transport::{ByteStream, Transport};
+use super::transport::{ByteStream, Transport, check_private};
 use crate::error::{Result, RingError, WireError, protocol_error};
 
 /// The time limit for connecting to a device and receiving its welcome. source: assumed, three tries of TCP's first
@@ -31,7 +31,8 @@ pub async fn with_timeout<T>(limit: Duration, what: &str, wait: impl Future<Outp
     })
 }
 
-/// Connects to a device and waits for its welcome. Returns the stream, and what the device sent about itself.
+/// Connects to a device and waits for its welcome. Returns the stream, and what the device sent about itself. Does not
+/// connect to another machine without a key.
 pub async fn open_connection<T: Transport>(
     transport: &T,
     name: &str,
@@ -39,6 +40,7 @@ pub async fn open_connection<T: Transport>(
     session: u64,
     purpose: ConnectionPurpose,
 ) -> Result<(T::Stream, WorkerInfo)> {
+    check_private(transport, address)?;
     let connecting = async {
         let mut stream = transport.connect(address).await.map_err(|error| RingError::Unreachable {
             name: name.into(),
@@ -50,9 +52,7 @@ pub async fn open_connection<T: Transport>(
         Frame::from(hello).write(&mut stream).await.map_err(failed)?;
         match Frame::read(&mut stream, 0).await.map_err(failed)? {
             Some(Frame { message: Message::Welcome(info), .. }) => Ok((stream, info)),
-            Some(Frame { message: Message::Refuse { reason }, .. }) => {
-                Err(RingError::Refused { name: name.into(), reason })
-            }
+            Some(Frame { message: Message::Refuse { reason }, .. }) => Err(RingError::refused(name, &reason)),
             None => Err(RingError::disconnected(name, "it closed the connection")),
             Some(_) => Err(protocol_error(name, "its first frame is not a welcome")),
         }

@@ -10,7 +10,7 @@ use hearth_schema::pass::Pass;
 pub const MAGIC: u32 = 0x4854_5248;
 
 /// The version of the ring protocol. Both ends of a connection must have the same version.
-pub const PROTOCOL_VERSION: u16 = 5;
+pub const PROTOCOL_VERSION: u16 = 6;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
 pub enum ConnectionPurpose {
@@ -67,14 +67,24 @@ pub struct EpochConfig {
     pub receivers: Vec<PeerAddress>,
 }
 
-/// The report of a broken connection to another device.
+/// The report that a device cannot exchange activations with another device.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
 pub struct BrokenLink {
     /// The epoch for which the connection was opened.
     pub epoch: u32,
     /// The ring index of the device at the other end.
     pub peer_index: u16,
+    /// Whether the device at the other end sent activations that no correct device sends. Otherwise, the connection
+    /// broke, and either device or the network may be the cause.
+    pub is_fault: bool,
     pub reason: String,
+}
+
+/// The numbers of messages with activations that a device has received and sent in the current epoch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Encode, Decode)]
+pub struct ActivationCounts {
+    pub received: u64,
+    pub sent: u64,
 }
 
 /// The description of a pass, sent with its activations.
@@ -142,7 +152,7 @@ pub enum Message {
     /// Requests a [`Message::Pong`] with the same nonce.
     Ping { nonce: u64 },
     /// The reply to a [`Message::Ping`]. `clock_ns` is the time on the clock of the replying device.
-    Pong { nonce: u64, clock_ns: u64 },
+    Pong { nonce: u64, clock_ns: u64, counts: ActivationCounts },
     /// Requests the lengths of the head's model files.
     ListFiles,
     /// The reply to [`Message::ListFiles`], with the files in the order of the splits of the GGUF model.

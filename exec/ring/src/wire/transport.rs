@@ -28,8 +28,9 @@ pub trait Transport: Clone + Send + Sync + 'static {
     /// Listens on an address. Port 0 selects a free port.
     fn bind(&self, address: &str) -> impl Future<Output = io::Result<Self::Listener>> + Send;
 
-    /// Returns whether only devices with the key can read and write the connections.
-    fn is_encrypted(&self) -> bool {
+    /// Returns whether only the devices of the ring can read and write the connections, because these are encrypted or
+    /// do not leave this process.
+    fn is_private(&self) -> bool {
         false
     }
 
@@ -102,6 +103,10 @@ impl Transport for MemoryTransport {
     type Stream = DuplexStream;
     type Listener = InMemoryListener;
 
+    fn is_private(&self) -> bool {
+        true
+    }
+
     async fn connect(&self, address: &str) -> io::Result<DuplexStream> {
         let (here, there) = tokio::io::duplex(PIPE_BYTES);
         let listeners = self.listeners.lock().map_err(|_| io::Error::other("a peer panicked"))?;
@@ -134,12 +139,19 @@ impl Listener for InMemoryListener {
     }
 }
 
-/// Listens on an address. Fails if other machines can reach the address and the transport is not encrypted.
-pub async fn bind<T: Transport>(transport: &T, address: &str) -> Result<T::Listener> {
+/// Checks that a transport is private or an address is a loopback address. Anybody in the network could read a prompt
+/// from the activations of a connection to another machine, and could pretend to be the other machine.
+pub fn check_private<T: Transport>(transport: &T, address: &str) -> Result<()> {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
-    let loopback = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    if !loopback && !transport.is_encrypted() {
-        return Err(RingError::KeyRequired { address: address.into() });
+    let is_loopback = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    if is_loopback || transport.is_private() {
+        return Ok(());
     }
+    Err(RingError::KeyRequired { address: address.into() })
+}
+
+/// Listens on an address. Fails if other machines can reach the address and the transport is not private.
+pub async fn bind<T: Transport>(transport: &T, address: &str) -> Result<T::Listener> {
+    check_private(transport, address)?;
     transport.bind(address).await.map_err(|error| RingError::cannot_listen(address, &error))
 }

@@ -14,22 +14,22 @@ use tokio::task::JoinHandle;
 use super::model_source::ModelSource;
 use super::worker::Worker;
 use crate::error::{Result, RingError, protocol_error};
-use crate::execution::{LocalModel, Outbox, StageRunner, TraceLines};
+use crate::execution::{LocalModel, MAX_PASSES_PER_DEVICE, Outbox, StageRunner, TraceLines};
 use crate::wire::{
-    BrokenLink, DataConnector, DataLinkEventSink, EpochConfig, Message, PeerAddress, ReceivedActivations,
-    Transport,
+    ActivationCounters, BrokenLink, DataConnector, DataLinkEventSink, EpochConfig, Message, PeerAddress,
+    ReceiveBudget, ReceivedActivations, Reservation, Transport,
 };
 use hearth_runtime::backend_factory::UploadProgressReporter;
 
-/// An event for the runner of an epoch.
+/// An event for the runner of an epoch. A command of the head occupies a part of the head's budget until it is executed.
 #[derive(Debug)]
 pub enum RunnerEvent {
     /// Activations have arrived.
     Activations(ReceivedActivations),
     /// A new request begins.
-    Reset { epoch: u32 },
+    Reset { epoch: u32, _reservation: Reservation },
     /// The head requests the trace.
-    CollectTrace,
+    CollectTrace { _reservation: Reservation },
 }
 
 /// A report of an epoch to the head.
@@ -49,6 +49,9 @@ pub struct WorkerEpoch<T: Transport> {
     pub(super) config: EpochConfig,
     pub(super) plan: Arc<Plan>,
     pub(super) sink: DataLinkEventSink,
+    /// Lets activations in as soon as the layers are loaded.
+    pub(super) budget: ReceiveBudget,
+    pub(super) counters: Arc<ActivationCounters>,
     /// The number of the epoch that was prepared last.
     pub(super) latest_epoch: watch::Receiver<u32>,
     pub(super) reports: mpsc::UnboundedSender<EpochReport>,
@@ -104,7 +107,11 @@ impl<T: Transport> WorkerEpoch<T> {
             new
         };
         let runner = runner.insert(new);
+        // More passes in flight exceed what any head starts.
+        let frames = MAX_PASSES_PER_DEVICE * plan.devices.len();
+        self.budget.extend(frames, model.max_activation_bytes());
         self.report(EpochReport::Message(Message::Ready { epoch }));
+        let mut is_faulty = false;
         loop {
             let event = tokio::select! {
                 biased;
@@ -113,12 +120,25 @@ impl<T: Transport> WorkerEpoch<T> {
             };
             match event {
                 None => return Ok(()),
-                Some(RunnerEvent::Activations(received)) => drop(runner.process_activations(&received)?),
-                Some(RunnerEvent::Reset { epoch }) => {
+                // The head is about to end the epoch.
+                Some(RunnerEvent::Activations(_)) if is_faulty => {}
+                Some(RunnerEvent::Activations(received)) => match runner.process_activations(&received) {
+                    Ok(_) => {}
+                    Err(RingError::InvalidActivations { sender_index: peer_index, what: reason }) => {
+                        is_faulty = true;
+                        let broken = BrokenLink { epoch, peer_index, is_fault: true, reason };
+                        self.report(EpochReport::Message(Message::LinkBroken(broken)));
+                    }
+                    Err(error) => return Err(error),
+                },
+                Some(RunnerEvent::Reset { epoch, .. }) => {
+                    is_faulty = false;
                     runner.reset(epoch, None);
                     self.report(EpochReport::Message(Message::Ready { epoch }));
                 }
-                Some(RunnerEvent::CollectTrace) => self.report(EpochReport::Trace(runner.take_trace())),
+                Some(RunnerEvent::CollectTrace { .. }) => {
+                    self.report(EpochReport::Trace(runner.take_trace()))
+                }
             }
         }
     }
@@ -146,7 +166,8 @@ impl<T: Transport> WorkerEpoch<T> {
     async fn connect_neighbours(&self) -> Result<Option<Outbox>> {
         let EpochConfig { epoch, device_index, ref receivers, .. } = self.config;
         let (transport, session, sink) = (&self.worker.transport, self.session, &self.sink);
-        let connector = DataConnector { transport, session, epoch, device_index, sink };
+        let counters = &self.counters;
+        let connector = DataConnector { transport, session, epoch, device_index, sink, counters };
         let mut outbox = Outbox::new();
         for to in Schedule::new(self.plan.clone(), usize::from(device_index)).receivers() {
             let peer = receivers.iter().find(|peer| usize::from(peer.device_index) == to);
@@ -162,7 +183,8 @@ impl<T: Transport> WorkerEpoch<T> {
             match connected {
                 Ok(link) => drop(outbox.insert(to, link)),
                 Err(error) => {
-                    let broken = BrokenLink { epoch, peer_index: to as u16, reason: error.to_string() };
+                    let reason = error.to_string();
+                    let broken = BrokenLink { epoch, peer_index: to as u16, is_fault: false, reason };
                     self.report(EpochReport::Message(Message::LinkBroken(broken)));
                     return Ok(None);
                 }

@@ -15,6 +15,9 @@ use crate::wire::{ByteStream, Frame, MAX_DOCUMENT_PAYLOAD_BYTES, WRITE_TIMEOUT, 
 /// The time without a message after which the head counts as lost. The head sends a ping every half second.
 const SILENCE_DEADLINE: Duration = Duration::from_secs(10);
 
+/// Maximum number of received frames that wait to be handled; a frame can have a payload of several MiB.
+const MAX_WAITING_FRAMES: usize = 4;
+
 pub struct HeadConnection<S> {
     frames: mpsc::Receiver<Result<Frame, WireError>>,
     writer: WriteHalf<S>,
@@ -26,7 +29,7 @@ impl<S: ByteStream> HeadConnection<S> {
     /// Creates the connection from a stream whose hello has been read.
     pub fn new(stream: S) -> Self {
         let (mut reader, writer) = tokio::io::split(stream);
-        let (sender, frames) = mpsc::channel(16);
+        let (sender, frames) = mpsc::channel(MAX_WAITING_FRAMES);
         let reader = tokio::spawn(async move {
             loop {
                 let read = Frame::read(&mut reader, MAX_DOCUMENT_PAYLOAD_BYTES).await;

@@ -10,70 +10,71 @@ use super::worker::Worker;
 use crate::error::{Result, RingError};
 use crate::probe::answer_probes;
 use crate::wire::{
-    ConnectionPurpose, Listener, PendingConnection, PendingConnections, SharedPreparedEpoch, Transport,
-    accept_activations, read_hello, send_refusal,
+    AcceptedConnection, AcceptedConnections, ConnectionKind, ConnectionPurpose, Listener,
+    SharedPreparedEpoch, Transport, accept_activations, read_hello, send_refusal,
 };
 
 /// The time limit for the previous session to stop its threads and to free its memory.
 const ACQUIRE_DEADLINE: Duration = Duration::from_secs(5);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Number of consecutive accept failures after which [`Worker::serve`] ends: half a minute with [`ACCEPT_PAUSE`].
-const MAX_ACCEPT_FAILURES: u32 = 300;
 
 impl<T: Transport> Worker<T> {
-    /// Serves connections until the listener fails. `report` receives the result of each connection.
+    /// Serves connections until the returned future is dropped. `report` receives the result of each connection.
     pub async fn serve(
         &self,
         mut listener: T::Listener,
         report: impl Fn(Result<()>) + Clone + Send + Sync + 'static,
-    ) -> RingError {
-        let mut failures = 0;
-        let mut pending = PendingConnections::default();
+    ) -> std::convert::Infallible {
+        let mut accepted = AcceptedConnections::default();
         loop {
             let stream = match listener.accept().await {
                 Ok(stream) => stream,
                 Err(error) => {
-                    let error = RingError::cannot_listen(&listener.address(), &error);
-                    if failures >= MAX_ACCEPT_FAILURES {
-                        return error;
-                    }
-                    // The peer gave up, or too many files were open for a moment.
-                    failures += 1;
-                    report(Err(error));
+                    // The peer gave up, or too many files are open.
+                    accepted.make_room();
+                    report(Err(RingError::cannot_listen(&listener.address(), &error)));
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
             };
-            failures = 0;
             let (worker, report) = (self.clone(), report.clone());
-            pending.spawn(move |connection| async move {
+            accepted.spawn(move |connection| async move {
                 report(worker.serve_connection(stream, connection).await);
             });
         }
     }
 
-    async fn serve_connection(&self, mut stream: T::Stream, connection: PendingConnection) -> Result<()> {
+    async fn serve_connection(&self, mut stream: T::Stream, connection: AcceptedConnection) -> Result<()> {
         let (session, purpose) = read_hello(&mut stream).await?;
-        connection.mark_identified();
         match purpose {
-            ConnectionPurpose::Control => self.serve_session(stream, session).await,
+            ConnectionPurpose::Control => self.serve_session(stream, session, &connection).await,
             ConnectionPurpose::Data { from, epoch } => {
+                connection.set_kind(ConnectionKind::Session);
                 let limit = self.source.max_activation_bytes();
                 accept_activations(stream, &self.prepared_epoch, session, (from, epoch), limit).await
             }
-            ConnectionPurpose::Probe => answer_probes(stream).await,
+            ConnectionPurpose::Probe => {
+                connection.set_kind(ConnectionKind::Probe);
+                answer_probes(stream).await
+            }
             ConnectionPurpose::Fetch => {
                 Err(send_refusal(&mut stream, "this is a worker, and only a head serves layers".into()).await)
             }
         }
     }
 
-    async fn serve_session(&self, mut stream: T::Stream, id: u64) -> Result<()> {
+    async fn serve_session(
+        &self,
+        mut stream: T::Stream,
+        id: u64,
+        connection: &AcceptedConnection,
+    ) -> Result<()> {
         // The next head may connect before the previous session has ended.
         let Ok(_in_session) = timeout(ACQUIRE_DEADLINE, self.in_session.lock()).await else {
             let reason = "another head uses this worker; wait until that head is done, or stop it".into();
             return Err(send_refusal(&mut stream, reason).await);
         };
+        connection.set_kind(ConnectionKind::Session);
         let _close_epoch = CloseEpoch(self.prepared_epoch.clone());
         Session::new(self.clone(), id, HeadConnection::new(stream)).serve().await
     }

@@ -14,13 +14,21 @@ use super::head_connection::HeadConnection;
 use super::worker::Worker;
 use crate::error::{Result, RingError, protocol_error};
 use crate::execution::{StageRunner, TraceLines};
-use crate::wire::{DataLinkEvent, DataLinkEventSink, EpochConfig, Frame, Message, PreparedEpoch, Transport};
+use crate::wire::{
+    ActivationCounters, DataLinkEvent, DataLinkEventSink, EpochConfig, Frame, Message, PreparedEpoch,
+    ReceiveBudget, Reservation, Transport,
+};
 use hearth_runtime::clock::monotonic_nanos;
 
 /// The time limit for the runner to finish its step when a session ends, enough to read a layer from disk.
 const DRAIN_DEADLINE: Duration = Duration::from_mins(1);
 /// Maximum number of trace records, and of counter readings, in one frame. A record takes about 200 bytes.
 const MAX_REPORT_LINES: usize = 10_000;
+/// Maximum number of commands that wait for the runner, which may be computing.
+/// source: assumed; a head sends one command per request, and collects traces every two seconds
+const MAX_WAITING_COMMANDS: usize = 1000;
+/// Maximum length of a plan, in bytes: parsing takes time. source: assumed, more than a plan of 100 devices has
+const MAX_PLAN_BYTES: usize = 256 << 10;
 
 pub(super) struct Session<T: Transport> {
     worker: Worker<T>,
@@ -31,6 +39,11 @@ pub(super) struct Session<T: Transport> {
     inbox: mpsc::UnboundedSender<RunnerEvent>,
     /// The receiver of the events sent to `inbox`; moved to the [`WorkerEpoch`] when the plan arrives.
     events: Option<mpsc::UnboundedReceiver<RunnerEvent>>,
+    /// The commands of the head that may wait for the runner.
+    command_budget: ReceiveBudget,
+    /// The activations of the prepared epoch that may wait for the runner; none before the runner has its layers.
+    activation_budget: ReceiveBudget,
+    counters: Arc<ActivationCounters>,
     previous: PreviousRunner,
     reports: mpsc::UnboundedSender<EpochReport>,
     report_rx: mpsc::UnboundedReceiver<EpochReport>,
@@ -46,6 +59,9 @@ impl<T: Transport> Session<T> {
             latest_epoch: watch::Sender::new(0),
             inbox: mpsc::unbounded_channel().0,
             events: None,
+            command_budget: ReceiveBudget::new(MAX_WAITING_COMMANDS, 0),
+            activation_budget: ReceiveBudget::new(0, 0),
+            counters: Arc::default(),
             previous: PreviousRunner::Idle(None),
             reports,
             report_rx,
@@ -97,18 +113,32 @@ impl<T: Transport> Session<T> {
         match frame.message {
             Message::Goodbye => return Ok(false),
             Message::Ping { nonce } => {
-                self.head.send(Message::Pong { nonce, clock_ns: monotonic_nanos() }).await?;
+                let counts = self.counters.counts();
+                self.head.send(Message::Pong { nonce, clock_ns: monotonic_nanos(), counts }).await?;
             }
             Message::Prepare { epoch } => self.prepare(epoch).await?,
             Message::Configure(config) => {
-                let plan = self.parse_plan(&frame.payload, config.device_index)?;
+                let plan = parse_plan(frame.payload).await?;
+                let plan = self.check_plan(plan, config.device_index)?;
                 self.configure(config, plan)?;
             }
-            Message::Reset { epoch } => drop(self.inbox.send(RunnerEvent::Reset { epoch })),
-            Message::CollectTrace => drop(self.inbox.send(RunnerEvent::CollectTrace)),
+            Message::Reset { epoch } => {
+                let _reservation = self.reserve_command()?;
+                drop(self.inbox.send(RunnerEvent::Reset { epoch, _reservation }));
+            }
+            Message::CollectTrace => {
+                let _reservation = self.reserve_command()?;
+                drop(self.inbox.send(RunnerEvent::CollectTrace { _reservation }));
+            }
             _ => return Err(protocol_error("the head", "it sent a message that a head must not send")),
         }
         Ok(true)
+    }
+
+    fn reserve_command(&self) -> Result<Reservation> {
+        let reservation = self.command_budget.try_reserve(0);
+        reservation
+            .ok_or_else(|| protocol_error("the head", "it sends commands faster than they are executed"))
     }
 
     async fn forward(&mut self, report: EpochReport) -> Result<()> {
@@ -130,7 +160,10 @@ impl<T: Transport> Session<T> {
         let (inbox, events) = mpsc::unbounded_channel();
         let sink = sink(inbox.clone(), self.reports.clone());
         (self.inbox, self.events) = (inbox, Some(events));
-        self.worker.prepared_epoch.send_replace(Some(PreparedEpoch { session: self.id, epoch, sink }));
+        (self.activation_budget, self.counters) = (ReceiveBudget::new(0, 0), Arc::default());
+        let (budget, counters) = (self.activation_budget.clone(), self.counters.clone());
+        let prepared = PreparedEpoch { session: self.id, epoch, sink, budget, counters };
+        self.worker.prepared_epoch.send_replace(Some(prepared));
         self.latest_epoch.send_replace(epoch);
         self.head.send(Message::Prepared { epoch }).await
     }
@@ -148,6 +181,8 @@ impl<T: Transport> Session<T> {
             config,
             plan,
             sink: sink(self.inbox.clone(), self.reports.clone()),
+            budget: self.activation_budget.clone(),
+            counters: self.counters.clone(),
             latest_epoch: self.latest_epoch.subscribe(),
             reports: self.reports.clone(),
         };
@@ -157,11 +192,7 @@ impl<T: Transport> Session<T> {
         Ok(())
     }
 
-    fn parse_plan(&self, payload: &[u8], device_index: u16) -> Result<Arc<Plan>> {
-        let text =
-            std::str::from_utf8(payload).map_err(|_| protocol_error("the head", "its plan is not UTF-8"))?;
-        let plan = Plan::from_yaml(text)
-            .map_err(|error| RingError::invalid_plan(format!("the head's plan is invalid: {error}")))?;
+    fn check_plan(&self, plan: Plan, device_index: u16) -> Result<Arc<Plan>> {
         if device_index == 0 || usize::from(device_index) >= plan.devices.len() {
             return Err(protocol_error("the head", "its plan has no worker with the index that it sent"));
         }
@@ -189,6 +220,19 @@ impl<T: Transport> Session<T> {
         }
         Ok(())
     }
+}
+
+/// Parses the plan of a head. A hostile plan may take long to parse, and the worker must answer others meanwhile.
+async fn parse_plan(payload: Vec<u8>) -> Result<Plan> {
+    if payload.len() > MAX_PLAN_BYTES {
+        let what = format!("its plan has {} bytes, more than {MAX_PLAN_BYTES}", payload.len());
+        return Err(protocol_error("the head", what));
+    }
+    let text = String::from_utf8(payload).map_err(|_| protocol_error("the head", "its plan is not UTF-8"))?;
+    let parsed = tokio::task::spawn_blocking(move || Plan::from_yaml(&text)).await;
+    parsed
+        .map_err(|_| protocol_error("the head", "its plan cannot be parsed"))?
+        .map_err(|error| RingError::invalid_plan(format!("the head's plan is invalid: {error}")))
 }
 
 /// Creates a sink that forwards received activations to the runner, and events of broken connections to the session.

@@ -12,7 +12,7 @@ use hearth_core::schedule::ModelPart;
 use hearth_profiles::{Bytes, Document};
 use hearth_ring::{
     EncryptedTransport, FailedRequest, GenerationRequest, GenerationResult, Key, LocalModel, MemoryTransport,
-    ModelSource, OnFetchProgress, Ring, RingError, RingOptions, Transport, bind,
+    ModelSource, OnFetchProgress, Ring, RingError, RingOptions, TcpTransport, Transport, bind,
 };
 use hearth_runtime::{BackendFactory, BackendOptions, CpuBackend};
 use hearth_schema::Plan;
@@ -293,11 +293,18 @@ async fn unreachable_worker_is_an_error_with_a_hint() {
 
 #[tokio::test]
 async fn public_address_without_a_key_is_refused() {
-    let transport = MemoryTransport::default();
+    let model = open_model(Q4_MODEL);
     for address in ["0.0.0.0:0", "192.168.1.7:9000", "[::]:0", "example.org:1"] {
-        assert!(matches!(bind(&transport, address).await, Err(RingError::KeyRequired { .. })), "{address}");
+        let error = bind(&TcpTransport, address).await.err();
+        assert!(matches!(error, Some(RingError::KeyRequired { .. })), "{address}: {error:?}");
+        // The head does not connect either: the activations would reveal the prompt.
+        let mut plan = plan(&model, &[4, 4]);
+        plan.devices[1].address = Some(address.into());
+        let error = connect_error(&TcpTransport, plan, &model).await;
+        assert!(matches!(error, RingError::KeyRequired { .. }), "{address}: {error}");
     }
-    assert!(bind(&transport, "[::1]:0").await.is_ok());
+    assert!(bind(&TcpTransport, "127.0.0.1:0").await.is_ok());
+    let transport = MemoryTransport::default();
     let encrypted = EncryptedTransport::new(transport.clone(), key());
     assert!(bind(&encrypted, "0.0.0.0:1").await.is_ok(), "only peers with the key can use it");
     let _taken = transport.bind("localhost:7").await.unwrap();

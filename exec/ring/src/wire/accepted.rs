@@ -1,0 +1,74 @@
+//! The accepted connections of a device: a bounded number of connections that cost their peer nothing.
+//!
+//! Anybody can connect to a port, and each connection occupies a task and a file descriptor. A connection that has not
+//! sent its first frame, or that only measures the link, is limited to a number of its kind: a further connection closes
+//! the oldest. So an honest device, which sends its hello immediately, can still connect. Attackers that connect faster
+//! than an honest device sends its hello can still block this device.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use tokio::task::AbortHandle;
+
+/// Maximum number of connections of each [`ConnectionKind`] except sessions, below the limit of open files.
+/// source: assumed, more than a home has devices
+const MAX_OF_KIND: usize = 64;
+
+/// The use of an accepted connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConnectionKind {
+    /// The first frame has not arrived, or the connection waits for the end of another session.
+    Pending,
+    /// The connection measures the link.
+    Probe,
+    /// The connection belongs to the session of this device.
+    Session,
+}
+
+/// The tasks that serve connections, oldest first, each with its [`ConnectionKind`].
+#[derive(Default)]
+pub struct AcceptedConnections(VecDeque<(Arc<AtomicU8>, AbortHandle)>);
+
+/// A handle with which the task of a connection reports the use of the connection.
+pub struct AcceptedConnection(Arc<AtomicU8>);
+
+impl AcceptedConnection {
+    pub fn set_kind(&self, kind: ConnectionKind) {
+        self.0.store(kind as u8, Ordering::Relaxed);
+    }
+}
+
+impl AcceptedConnections {
+    /// Serves a connection in a new task, and closes the oldest of each kind of which there are too many.
+    pub fn spawn<F>(&mut self, serve: impl FnOnce(AcceptedConnection) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        for kind in [ConnectionKind::Pending, ConnectionKind::Probe] {
+            if self.of_kind(kind).count() >= MAX_OF_KIND {
+                self.close_oldest(kind);
+            }
+        }
+        let kind = Arc::new(AtomicU8::new(ConnectionKind::Pending as u8));
+        let task = tokio::spawn(serve(AcceptedConnection(kind.clone())));
+        self.0.push_back((kind, task.abort_handle()));
+    }
+
+    /// Closes the oldest connection of each kind except sessions, to free file descriptors.
+    pub fn make_room(&mut self) {
+        self.close_oldest(ConnectionKind::Probe);
+        self.close_oldest(ConnectionKind::Pending);
+    }
+
+    fn of_kind(&mut self, kind: ConnectionKind) -> impl Iterator<Item = &AbortHandle> {
+        self.0.retain(|(_, task)| !task.is_finished());
+        self.0.iter().filter(move |(own, _)| own.load(Ordering::Relaxed) == kind as u8).map(|(_, task)| task)
+    }
+
+    fn close_oldest(&mut self, kind: ConnectionKind) {
+        if let Some(oldest) = self.of_kind(kind).next() {
+            oldest.abort();
+        }
+    }
+}
