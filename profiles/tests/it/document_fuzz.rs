@@ -115,5 +115,9 @@ fn nested_aliases_are_refused() {
     }
     assert!(ModelDocument::from_yaml(&text).is_err());
     assert!(ModelDocument::from_yaml(&"[".repeat(100_000)).is_err());
+    // The parser would take quadratic time.
+    let nested = format!("schema: model/1\nname: {}{}", "[".repeat(1_000_000), "]".repeat(1_000_000));
+    let error = ModelDocument::from_yaml(&nested).expect_err("too deep").to_string();
+    assert!(error.contains("nested levels") && error.contains("line 2"), "{error}");
     assert!(ModelDocument::from_yaml(&"- ".repeat(600_000)).is_err(), "longer than any document");
 }

@@ -137,7 +137,7 @@ impl<T: Transport> WorkerEpoch<T> {
                     self.report(EpochReport::Message(Message::Ready { epoch }));
                 }
                 Some(RunnerEvent::CollectTrace { .. }) => {
-                    self.report(EpochReport::Trace(runner.take_trace()))
+                    self.report(EpochReport::Trace(runner.take_trace()));
                 }
             }
         }

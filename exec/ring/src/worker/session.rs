@@ -123,12 +123,12 @@ impl<T: Transport> Session<T> {
                 self.configure(config, plan)?;
             }
             Message::Reset { epoch } => {
-                let _reservation = self.reserve_command()?;
-                drop(self.inbox.send(RunnerEvent::Reset { epoch, _reservation }));
+                let reset = RunnerEvent::Reset { epoch, _reservation: self.reserve_command()? };
+                drop(self.inbox.send(reset));
             }
             Message::CollectTrace => {
-                let _reservation = self.reserve_command()?;
-                drop(self.inbox.send(RunnerEvent::CollectTrace { _reservation }));
+                let collect = RunnerEvent::CollectTrace { _reservation: self.reserve_command()? };
+                drop(self.inbox.send(collect));
             }
             _ => return Err(protocol_error("the head", "it sent a message that a head must not send")),
         }

@@ -2,7 +2,8 @@
 //!
 //! The code of a real ring runs over a simulated network with a simulated clock ([`network`]). A seed determines a
 //! ring of two to five devices, its windows, prompts of one to four sequences, batches, drafts, and faults: crashes
-//! with and without a restart, frozen devices, pairs of devices that cannot communicate, and broken connections.
+//! with and without a restart, frozen devices, pairs of devices that cannot communicate, broken connections, and lost,
+//! repeated and damaged activations.
 //! Faults also happen while the ring connects, while it plans again, and between two requests. Tokens are sampled, so
 //! that a token that is sampled twice by mistake changes all later tokens.
 //!
@@ -27,7 +28,7 @@ use hearth_schema::Plan;
 use hearth_schema::plan::{PlannedDraftModel, PlannedModel, Processor};
 use hearth_schema::scenario::ActivationFormat;
 use hearth_schema::trace::Counter;
-use network::{Endpoint, SimulatedNetwork};
+use network::{Endpoint, SimulatedNetwork, Tampering};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tokio::time::{sleep, timeout};
@@ -62,6 +63,7 @@ enum Fault {
     Freeze(Duration),
     Cut { other: usize, lasts: Duration },
     Reset,
+    Tamper(Tampering),
 }
 
 impl FaultSchedule {
@@ -86,11 +88,17 @@ impl FaultSchedule {
         let fault = |random: &mut ChaCha8Rng| {
             let lasts = Duration::from_millis(random.random_range(10..=12_000));
             let device = random.random_range(0..devices);
-            let fault = match random.random_range(0..6) {
+            let fault = match random.random_range(0..8) {
                 0 | 1 => Fault::Crash { restarts_after: random.random_bool(0.5).then_some(lasts) },
                 2 => Fault::Freeze(lasts),
                 3 => Fault::Cut { other: random.random_range(0..devices), lasts },
-                _ => Fault::Reset,
+                4 | 5 => Fault::Reset,
+                _ => Fault::Tamper(match random.random_range(0..4) {
+                    0 => Tampering::Dropped,
+                    1 => Tampering::SentTwice,
+                    2 => Tampering::TooShort,
+                    _ => Tampering::NotFinite,
+                }),
             };
             let at = span.mul_f64(random.random_range(0.0..1.5));
             // The head does not crash, because its tokens would be lost.
@@ -184,6 +192,7 @@ async fn inject(network: SimulatedNetwork, faults: Vec<(Duration, usize, Fault)>
             Fault::Freeze(lasts) => network.freeze(device, lasts),
             Fault::Cut { other, lasts } => network.cut(device, other, lasts),
             Fault::Reset => network.reset_connection(device),
+            Fault::Tamper(how) => network.tamper(device, how),
         }
     }
 }

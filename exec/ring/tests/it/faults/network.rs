@@ -25,6 +25,16 @@ use tokio::time::{Instant, Sleep, sleep_until};
 #[derive(Clone)]
 pub struct SimulatedNetwork(Arc<Mutex<State>>);
 
+/// What happens to the next activations that a device sends.
+#[derive(Debug, Clone, Copy)]
+pub enum Tampering {
+    Dropped,
+    SentTwice,
+    /// The last value is missing.
+    TooShort,
+    NotFinite,
+}
+
 struct State {
     random: ChaCha8Rng,
     max_delay: Duration,
@@ -33,6 +43,7 @@ struct State {
     /// The number of crashes of each device. An endpoint that was created before the last crash of its device fails.
     crash_counts: Vec<u32>,
     frozen: Vec<Instant>,
+    tampering: Vec<Option<Tampering>>,
     /// The time until which the traffic between each pair of devices is blocked.
     cut: BTreeMap<(usize, usize), Instant>,
     connections: Vec<Connection>,
@@ -82,6 +93,7 @@ impl SimulatedNetwork {
             ports: 0,
             crash_counts: vec![0; devices],
             frozen: vec![now; devices],
+            tampering: vec![None; devices],
             cut: BTreeMap::new(),
             connections: Vec::new(),
         })))
@@ -110,6 +122,11 @@ impl SimulatedNetwork {
         let mut state = self.state();
         let end = state.cut.entry(pair).or_insert(until);
         *end = until.max(*end);
+    }
+
+    /// Changes the next activations that a device sends.
+    pub fn tamper(&self, device: usize, how: Tampering) {
+        self.state().tampering[device] = Some(how);
     }
 
     /// Resets a random connection of a device, if it has one.
@@ -302,7 +319,11 @@ impl AsyncRead for Stream {
 
 impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let delay = self.network.state().delay();
+        let (delay, tampering) = {
+            let mut state = self.network.state();
+            let tampering = if is_activations(bytes) { state.tampering[self.own].take() } else { None };
+            (state.delay(), tampering)
+        };
         let closed = self.into.lock().expect("nobody panics here").closed;
         let peer_has_closed = closed.is_some_and(|closed| closed <= Instant::now());
         let mut pipe = self.out.lock().expect("nobody panics here");
@@ -311,7 +332,7 @@ impl AsyncWrite for Stream {
         }
         let due = pipe.last.map_or(Instant::now() + delay, |last| last.max(Instant::now() + delay));
         pipe.last = Some(due);
-        pipe.chunks.push_back((due, bytes.to_vec()));
+        pipe.chunks.extend(tamper(bytes.to_vec(), tampering).into_iter().map(|bytes| (due, bytes)));
         pipe.wake_reader();
         Poll::Ready(Ok(bytes.len()))
     }
@@ -324,6 +345,32 @@ impl AsyncWrite for Stream {
         self.close();
         Poll::Ready(Ok(()))
     }
+}
+
+/// Whether a written chunk is a frame with activations: a header that begins with the index of that message.
+fn is_activations(chunk: &[u8]) -> bool {
+    const ACTIVATIONS: u8 = 11;
+    chunk.len() > 8 && chunk[4..8] != [0; 4] && chunk[8] == ACTIVATIONS
+}
+
+/// Returns the frames that are sent instead of `frame`.
+fn tamper(mut frame: Vec<u8>, how: Option<Tampering>) -> Vec<Vec<u8>> {
+    match how {
+        None => {}
+        Some(Tampering::Dropped) => return vec![],
+        Some(Tampering::SentTwice) => return vec![frame.clone(), frame],
+        Some(Tampering::TooShort) => {
+            let payload = u32::from_le_bytes([frame[4], frame[5], frame[6], frame[7]]) - 4;
+            frame[4..8].copy_from_slice(&payload.to_le_bytes());
+            frame.truncate(frame.len() - 4);
+        }
+        Some(Tampering::NotFinite) => {
+            // NaN in f32, and in the second value in f16.
+            let end = frame.len();
+            frame[end - 4..].copy_from_slice(&[0, 0, 0xc0, 0x7f]);
+        }
+    }
+    vec![frame]
 }
 
 impl Stream {
