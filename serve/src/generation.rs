@@ -37,7 +37,7 @@ pub struct Generation {
     tokenizer: Arc<Tokenizer>,
     text: IncrementalDetokenizer,
     stop: StopMatcher,
-    /// The numbers of prompt tokens, cached tokens and generated tokens so far.
+    /// The numbers of prompt tokens and of generated tokens so far.
     pub usage: Usage,
     active: ActiveRequest,
     /// The reason why the generation ended; `None` while tokens are generated.
@@ -80,10 +80,8 @@ impl Generation {
                 return Some(Chunk::End(reason));
             }
             let text = match self.events.recv().await {
-                Some(ResponseEvent::Started { cached_tokens }) => {
-                    self.usage.cached_tokens = cached_tokens;
-                    continue;
-                }
+                // How many tokens were cached is not told: it would reveal the prompts of other users.
+                Some(ResponseEvent::Started { .. }) => continue,
                 Some(ResponseEvent::Token(token)) => self.decode(token),
                 Some(ResponseEvent::Failed(message)) => {
                     self.is_done = true;

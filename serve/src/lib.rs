@@ -9,6 +9,7 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 
 mod auth;
+mod body;
 mod connections;
 mod error;
 mod generation;
@@ -21,37 +22,39 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{StatusCode, header};
-use axum::response::{Html, IntoResponse, Response};
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router, middleware};
 use hearth_ring::{Request as RingRequest, ResponseEvent};
-use hearth_runtime::{ChatTemplate, ExecError, Sampler, Tokenizer};
+use hearth_runtime::{ChatMessage, ChatTemplate, ExecError, Sampler, Tokenizer};
 use hearth_schema::Plan;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 
 pub use self::auth::is_valid_bearer_token;
-use self::connections::JsonBody;
+use self::body::{MAX_PARSED_REQUESTS, RequestBody};
+use self::connections::ResponseGuard;
 pub use self::connections::serve;
 use self::error::{ApiError, excerpt};
 use self::generation::{Chunk, FinishReason, Generation};
 pub use self::metrics::Metrics;
 use self::metrics::Usage;
-use self::request::{ChatRequest, CommonFields, CompletionRequest, GenerationParams, Prompt};
+use self::request::{CompletionRequest, GenerationParams, Prompt};
 use self::response::{ResponseKind, ResponseMetadata};
 
-/// Maximum size of a request body, in bytes. source: assumed, enough for a prompt of 100,000 tokens
-const MAX_BODY_BYTES: usize = 4 << 20;
 /// Maximum number of running and waiting requests; further requests are rejected.
 /// source: assumed, far more than a home needs
 const MAX_ACTIVE_REQUESTS: u64 = 512;
 /// Default of `max_tokens` for text completions. source: OpenAI's API reference
 const DEFAULT_COMPLETION_TOKENS: u32 = 16;
 
-const CHAT_PAGE: &str = include_str!("page.html");
+/// What the chat page may load and do: its own script, style and requests, and nothing else. So a page that shows text
+/// from a model or a user cannot be made to run it, and no other site can embed the page.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+    img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// The state shared by all request handlers.
 pub struct AppState {
@@ -72,6 +75,13 @@ pub struct AppState {
     /// The time at which the server started, as a Unix timestamp in seconds.
     pub start_unix_time: u64,
     pub request_count: AtomicU64,
+    /// Permits to parse a request.
+    pub parsing: Arc<Semaphore>,
+}
+
+/// Returns the permits to parse requests, for [`AppState::parsing`].
+pub fn parsing_permits() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(MAX_PARSED_REQUESTS))
 }
 
 /// Returns the current Unix timestamp in seconds.
@@ -92,13 +102,35 @@ pub fn router(state: Arc<AppState>) -> Router {
         .layer(middleware::from_fn_with_state(state.clone(), auth::check_token));
     Router::new()
         .merge(protected)
-        .route("/", get(async || Html(CHAT_PAGE)))
+        .route("/", get(async || page_file("text/html; charset=utf-8", include_str!("page/index.html"))))
+        .route("/page.css", get(async || page_file("text/css; charset=utf-8", include_str!("page/page.css"))))
+        .route(
+            "/page.js",
+            get(async || page_file("text/javascript; charset=utf-8", include_str!("page/page.js"))),
+        )
         .route("/health", get(get_health))
         .fallback(unknown_path)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(middleware::from_fn_with_state(state.clone(), auth::check_host))
+        .layer(middleware::from_fn(forbid_sniffing))
         .with_state(state)
+}
+
+/// Returns a file of the chat page.
+fn page_file(content_type: &'static str, content: &'static str) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, content_type),
+        (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ];
+    (headers, content).into_response()
+}
+
+/// Tells browsers not to interpret a response as anything else than its content type says.
+async fn forbid_sniffing(request: Request, next: middleware::Next) -> Response {
+    let mut response = next.run(request).await;
+    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
 }
 
 async fn unknown_path(request: Request) -> ApiError {
@@ -162,49 +194,59 @@ async fn retrieve_model(
     Ok(Json(state.model_object()))
 }
 
-async fn create_chat_completion(State(state): State<Arc<AppState>>, body: JsonBody<ChatRequest>) -> Response {
-    let id = state.next_request_id();
-    let parsed = body.0.and_then(|chat| {
-        let params = state.params(&chat.common, id)?;
-        Ok((vec![state.chat_tokens(chat)?], params))
-    });
-    respond(&state, ResponseKind::Chat, id, parsed).await
+async fn create_chat_completion(
+    State(state): State<Arc<AppState>>,
+    body: Result<RequestBody, ApiError>,
+) -> Response {
+    let parse = |state: &AppState, mut request: CompletionRequest, id| {
+        let params = state.params(&request, id)?;
+        Ok((vec![state.chat_tokens(&request.take_messages()?)?], params))
+    };
+    respond(&state, ResponseKind::Chat, body, parse).await
 }
 
 async fn create_completion(
     State(state): State<Arc<AppState>>,
-    body: JsonBody<CompletionRequest>,
+    body: Result<RequestBody, ApiError>,
 ) -> Response {
-    let id = state.next_request_id();
-    let parsed = body.0.and_then(|completion| {
-        let params = state.params(&completion.common, id)?;
-        let prompts = completion.into_prompts()?.into_iter().map(|prompt| state.prompt_tokens(prompt));
+    let parse = |state: &AppState, mut request: CompletionRequest, id| {
+        let params = state.params(&request, id)?;
+        let prompts = request.take_prompts()?.into_iter().map(|prompt| state.prompt_tokens(prompt));
         let max_tokens = params.max_tokens.or(Some(DEFAULT_COMPLETION_TOKENS));
         Ok((prompts.collect::<Result<_, _>>()?, GenerationParams { max_tokens, ..params }))
-    });
-    respond(&state, ResponseKind::Completion, id, parsed).await
+    };
+    respond(&state, ResponseKind::Completion, body, parse).await
 }
 
-/// Starts a generation for each prompt, and returns the HTTP response, either streamed or complete.
+/// The prompts of a request as tokens, and the parameters of their generations.
+type ParsedRequest = (Vec<Vec<u32>>, GenerationParams);
+
+/// Parses a request, starts a generation for each prompt, and returns the HTTP response, either streamed or complete.
 async fn respond(
     state: &Arc<AppState>,
     kind: ResponseKind,
-    id: u64,
-    parsed: Result<(Vec<Vec<u32>>, GenerationParams), ApiError>,
+    body: Result<RequestBody, ApiError>,
+    parse: impl FnOnce(&AppState, CompletionRequest, u64) -> Result<ParsedRequest, ApiError> + Send + 'static,
 ) -> Response {
     let (endpoint, id_prefix) = match kind {
         ResponseKind::Chat => ("chat", "chatcmpl"),
         ResponseKind::Completion => ("completions", "cmpl"),
     };
-    let started = parsed.and_then(|(prompts, params)| Ok((state.start(prompts, &params)?, params)));
-    let response = match started {
-        Err(error) => error.into_response(),
-        Ok((generations, params)) => {
+    let id = state.next_request_id();
+    let started = async {
+        let ((prompts, params), guard) =
+            body?.parse(state, move |state, request| parse(state, request, id)).await?;
+        Ok((state.start(prompts, &params)?, params, guard))
+    };
+    let response = match started.await {
+        Err(error) => ApiError::into_response(error),
+        Ok((generations, params, guard)) => {
             let id = format!("{id_prefix}-{}-{id}", state.start_unix_time);
             let header = ResponseMetadata { kind, id, created: unix_time(), model: state.model_name.clone() };
             if params.stream {
-                response::stream(header, generations, params.include_usage)
+                response::stream(header, generations, params.include_usage, guard)
             } else {
+                let _open: Option<ResponseGuard> = guard;
                 collect_all(&header, generations).await.into_response()
             }
         }
@@ -267,27 +309,29 @@ impl AppState {
         Err(ApiError { param: Some("model"), ..error })
     }
 
-    fn params(&self, common: &CommonFields, id: u64) -> Result<GenerationParams, ApiError> {
-        self.check_model(common.model.as_deref())?;
+    fn params(&self, request: &CompletionRequest, id: u64) -> Result<GenerationParams, ApiError> {
+        self.check_model(request.model.as_deref())?;
         // Each request has its own random numbers; `seed` makes it repeatable.
-        common.to_generation_params(self.start_unix_time.wrapping_mul(1 << 20).wrapping_add(id))
+        request.to_generation_params(self.start_unix_time.wrapping_mul(1 << 20).wrapping_add(id))
     }
 
-    fn chat_tokens(&self, chat: ChatRequest) -> Result<Vec<u32>, ApiError> {
+    fn chat_tokens(&self, messages: &[ChatMessage]) -> Result<Vec<u32>, ApiError> {
         let template = self.chat_template.as_ref().map_err(|reason| {
             let message = format!("{reason}: use /v1/completions instead, which continues a prompt");
             ApiError::new(StatusCode::BAD_REQUEST, "no_chat_template", message)
         })?;
-        let tokens = template.encode(&self.tokenizer, &chat.into_messages()?);
+        self.check_length("messages", messages.iter().map(|message| message.content.len()).sum())?;
+        let tokens = template.encode(&self.tokenizer, messages);
         tokens.map_err(|error| ApiError::invalid("messages", error.to_string()))
     }
 
     fn prompt_tokens(&self, prompt: Prompt) -> Result<Vec<u32>, ApiError> {
         let tokens = match prompt {
-            Prompt::Text(text) => self
-                .tokenizer
-                .encode(&text, false)
-                .map_err(|error| ApiError::invalid("prompt", error.to_string()))?,
+            Prompt::Text(text) => {
+                self.check_length("prompt", text.len())?;
+                let tokens = self.tokenizer.encode(&text, false);
+                tokens.map_err(|error| ApiError::invalid("prompt", error.to_string()))?
+            }
             Prompt::Tokens(tokens) => tokens,
         };
         if tokens.is_empty() {
@@ -299,6 +343,20 @@ impl AppState {
             return Err(ApiError::invalid("prompt", message));
         }
         Ok(tokens)
+    }
+
+    /// Rejects a text that cannot fit in the context, before it is tokenized, which takes long for a long text.
+    fn check_length(&self, param: &'static str, bytes: usize) -> Result<(), ApiError> {
+        let (min_tokens, context) = (self.tokenizer.min_tokens(bytes), self.context_length);
+        if min_tokens < context as usize {
+            return Ok(());
+        }
+        let message = format!(
+            "{bytes} bytes of text have at least {min_tokens} tokens and do not fit in the context of {context} \
+             tokens: shorten the prompt"
+        );
+        let error = ApiError::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message);
+        Err(ApiError { param: Some(param), ..error })
     }
 
     fn start(&self, prompts: Vec<Vec<u32>>, params: &GenerationParams) -> Result<Vec<Generation>, ApiError> {

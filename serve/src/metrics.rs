@@ -18,11 +18,8 @@ use tokio::time::Instant;
 
 /// The token counts of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[expect(clippy::struct_field_names, reason = "the names of the API")]
 pub struct Usage {
     pub prompt_tokens: u32,
-    /// Tokens of the prompt whose keys and values were already in the ring's cache.
-    pub cached_tokens: u32,
     pub generated_tokens: u32,
 }
 
@@ -30,7 +27,6 @@ impl std::iter::Sum for Usage {
     fn sum<I: Iterator<Item = Usage>>(usages: I) -> Usage {
         usages.fold(Usage::default(), |sum, more| Usage {
             prompt_tokens: sum.prompt_tokens + more.prompt_tokens,
-            cached_tokens: sum.cached_tokens + more.cached_tokens,
             generated_tokens: sum.generated_tokens + more.generated_tokens,
         })
     }
@@ -245,10 +241,8 @@ impl ActiveRequest {
     }
 
     /// Adds the token counts of a finished request to the metrics.
-    pub fn record_usage(&self, Usage { prompt_tokens, cached_tokens, generated_tokens }: Usage) {
-        for (kind, count) in
-            [("prompt", prompt_tokens), ("cached", cached_tokens), ("generated", generated_tokens)]
-        {
+    pub fn record_usage(&self, Usage { prompt_tokens, generated_tokens }: Usage) {
+        for (kind, count) in [("prompt", prompt_tokens), ("generated", generated_tokens)] {
             self.metrics.tokens.get_or_create(&[("kind", kind.to_owned())]).inc_by(u64::from(count));
         }
     }
@@ -275,7 +269,7 @@ mod tests {
         let mut finished = metrics.start_request();
         finished.observe_ttft();
         finished.finish();
-        finished.record_usage(Usage { prompt_tokens: 3, cached_tokens: 1, generated_tokens: 2 });
+        finished.record_usage(Usage { prompt_tokens: 3, generated_tokens: 2 });
         drop(finished);
         drop(metrics.start_request());
         metrics.record_device_activity("a \"b\"", &[], &[]);

@@ -3,9 +3,14 @@
 //! A request with an unsupported field that would change the result is rejected, and the error names the field. Fields
 //! that do not change the result, such as `user` and `metadata`, are ignored.
 
+use std::fmt;
+use std::marker::PhantomData;
+
 use hearth_runtime::{ChatMessage, SamplerOptions};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{self, Deserializer, IgnoredAny, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 
 use crate::error::{ApiError, excerpt};
 
@@ -15,9 +20,12 @@ const MAX_STOP_BYTES: usize = 1024;
 /// Maximum number of prompts in a completion request. source: assumed
 const MAX_PROMPTS: usize = 64;
 
-/// The request fields that chat completions and text completions share.
+/// The body of `POST /v1/chat/completions`, with `messages`, and of `POST /v1/completions`, with `prompt`. Unknown fields
+/// are skipped without storing them.
 #[derive(Debug, Deserialize)]
-pub struct CommonFields {
+pub struct CompletionRequest {
+    messages: Option<Vec<MessageField>>,
+    prompt: Option<StringOr<PromptItem>>,
     pub model: Option<String>,
     max_tokens: Option<u32>,
     /// The newer name of `max_tokens`.
@@ -27,17 +35,17 @@ pub struct CommonFields {
     /// The number of most probable tokens to sample from (top-k), which OpenAI's API does not have.
     top_k: Option<usize>,
     seed: Option<i64>,
-    stop: Option<StopField>,
+    stop: Option<StringOr<String>>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     n: Option<u32>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
-    logit_bias: Option<Value>,
-    logprobs: Option<Value>,
-    response_format: Option<Value>,
-    tools: Option<Vec<Value>>,
-    functions: Option<Vec<Value>>,
+    logit_bias: Option<Box<RawValue>>,
+    logprobs: Option<Box<RawValue>>,
+    response_format: Option<Box<RawValue>>,
+    tools: Option<Vec<IgnoredAny>>,
+    functions: Option<Vec<IgnoredAny>>,
     echo: Option<bool>,
     suffix: Option<String>,
     best_of: Option<u32>,
@@ -50,31 +58,9 @@ struct StreamOptions {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum StopField {
-    One(String),
-    Several(Vec<String>),
-}
-
-/// The body of `POST /v1/chat/completions`.
-#[derive(Debug, Deserialize)]
-pub struct ChatRequest {
-    messages: Vec<MessageField>,
-    #[serde(flatten)]
-    pub common: CommonFields,
-}
-
-#[derive(Debug, Deserialize)]
 struct MessageField {
     role: String,
-    content: Option<Content>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Content {
-    Text(String),
-    Parts(Vec<Part>),
+    content: Option<StringOr<Part>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -84,21 +70,73 @@ struct Part {
     text: Option<String>,
 }
 
-/// The body of `POST /v1/completions`.
 #[derive(Debug, Deserialize)]
-pub struct CompletionRequest {
-    prompt: Option<PromptField>,
-    #[serde(flatten)]
-    pub common: CommonFields,
+struct ResponseFormat {
+    #[serde(rename = "type")]
+    kind: String,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum PromptField {
+/// An element of a list of prompts, or of a prompt that is a list of tokens.
+#[derive(Debug, PartialEq, Eq)]
+enum PromptItem {
     Text(String),
-    Texts(Vec<String>),
+    Token(u32),
     Tokens(Vec<u32>),
-    TokenLists(Vec<Vec<u32>>),
+}
+
+/// A string, or a list of other values. Unlike an untagged enum, it is parsed without storing all values twice.
+#[derive(Debug, PartialEq, Eq)]
+enum StringOr<T> {
+    String(String),
+    List(Vec<T>),
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for StringOr<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct StringOrVisitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for StringOrVisitor<T> {
+            type Value = StringOr<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a string or a list")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(StringOr::String(text.to_owned()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(seq)).map(StringOr::List)
+            }
+        }
+        deserializer.deserialize_any(StringOrVisitor(PhantomData))
+    }
+}
+
+impl<'de> Deserialize<'de> for PromptItem {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ItemVisitor;
+        impl<'de> Visitor<'de> for ItemVisitor {
+            type Value = PromptItem;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a string, a token id or a list of token ids")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<PromptItem, E> {
+                Ok(PromptItem::Text(text.to_owned()))
+            }
+
+            fn visit_u64<E: de::Error>(self, token: u64) -> Result<PromptItem, E> {
+                u32::try_from(token).map(PromptItem::Token).map_err(E::custom)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<PromptItem, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(seq)).map(PromptItem::Tokens)
+            }
+        }
+        deserializer.deserialize_any(ItemVisitor)
+    }
 }
 
 /// The prompt of a text completion.
@@ -121,12 +159,6 @@ pub struct GenerationParams {
     pub include_usage: bool,
 }
 
-impl ChatRequest {
-    pub fn into_messages(self) -> Result<Vec<ChatMessage>, ApiError> {
-        self.messages.into_iter().map(MessageField::message).collect()
-    }
-}
-
 impl MessageField {
     fn message(self) -> Result<ChatMessage, ApiError> {
         let text = |part: Part| match (&*part.kind, part.text) {
@@ -139,22 +171,42 @@ impl MessageField {
         };
         let content = match self.content {
             None => String::new(),
-            Some(Content::Text(text)) => text,
-            Some(Content::Parts(parts)) => parts.into_iter().map(text).collect::<Result<_, _>>()?,
+            Some(StringOr::String(text)) => text,
+            Some(StringOr::List(parts)) => parts.into_iter().map(text).collect::<Result<_, _>>()?,
         };
         Ok(ChatMessage { role: self.role, content })
     }
 }
 
 impl CompletionRequest {
-    pub fn into_prompts(self) -> Result<Vec<Prompt>, ApiError> {
-        let prompts: Vec<Prompt> = match self.prompt {
+    /// Removes and returns the messages of a chat.
+    pub fn take_messages(&mut self) -> Result<Vec<ChatMessage>, ApiError> {
+        let missing = || ApiError::invalid("messages", "`messages` is missing: send a list of messages");
+        self.messages.take().ok_or_else(missing)?.into_iter().map(MessageField::message).collect()
+    }
+
+    /// Removes and returns the prompts of a text completion.
+    pub fn take_prompts(&mut self) -> Result<Vec<Prompt>, ApiError> {
+        let items = match self.prompt.take() {
             None => vec![],
-            Some(PromptField::Text(text)) => vec![Prompt::Text(text)],
-            Some(PromptField::Texts(texts)) => texts.into_iter().map(Prompt::Text).collect(),
-            Some(PromptField::Tokens(tokens)) => vec![Prompt::Tokens(tokens)],
-            Some(PromptField::TokenLists(lists)) => lists.into_iter().map(Prompt::Tokens).collect(),
+            Some(StringOr::String(text)) => vec![PromptItem::Text(text)],
+            Some(StringOr::List(items)) => items,
         };
+        let (mut prompts, mut tokens) = (Vec::new(), Vec::new());
+        for item in items {
+            match item {
+                PromptItem::Token(token) => tokens.push(token),
+                PromptItem::Text(text) => prompts.push(Prompt::Text(text)),
+                PromptItem::Tokens(tokens) => prompts.push(Prompt::Tokens(tokens)),
+            }
+        }
+        if !tokens.is_empty() {
+            if !prompts.is_empty() {
+                let message = "`prompt` has token ids beside other values: send one kind of values";
+                return Err(ApiError::invalid("prompt", message));
+            }
+            prompts.push(Prompt::Tokens(tokens));
+        }
         match prompts.len() {
             0 => Err(ApiError::invalid("prompt", "`prompt` is missing: send a string or a list of strings")),
             1..=MAX_PROMPTS => Ok(prompts),
@@ -164,9 +216,7 @@ impl CompletionRequest {
             }
         }
     }
-}
 
-impl CommonFields {
     /// Validates the fields and returns the generation parameters. A request without a seed gets `default_seed`.
     pub fn to_generation_params(&self, default_seed: u64) -> Result<GenerationParams, ApiError> {
         self.check_supported()?;
@@ -184,8 +234,8 @@ impl CommonFields {
         }
         let stop_strings = match &self.stop {
             None => vec![],
-            Some(StopField::One(stop)) => vec![stop.clone()],
-            Some(StopField::Several(stops)) => stops.clone(),
+            Some(StringOr::String(stop)) => vec![stop.clone()],
+            Some(StringOr::List(stops)) => stops.clone(),
         };
         let is_invalid = |text: &String| text.is_empty() || text.len() > MAX_STOP_BYTES;
         if stop_strings.len() > MAX_STOP_STRINGS || stop_strings.iter().any(is_invalid) {
@@ -200,10 +250,13 @@ impl CommonFields {
     }
 
     fn check_supported(&self) -> Result<(), ApiError> {
-        let is_set = |value: &Option<Value>| {
-            value.as_ref().is_some_and(|value| ![Value::Null, false.into(), json!({})].contains(value))
+        let is_set = |value: &Option<Box<RawValue>>| {
+            value.as_ref().is_some_and(|value| !matches!(value.get(), "null" | "false" | "{}"))
         };
-        let is_text = |format: &Value| format.get("type").and_then(Value::as_str) == Some("text");
+        let is_text = |format: &RawValue| {
+            let format: Result<ResponseFormat, _> = serde_json::from_str(format.get());
+            format.is_ok_and(|format| format.kind == "text")
+        };
         let is_penalty = |penalty: Option<f32>| penalty.is_some_and(|penalty| penalty != 0.0);
         let unsupported = [
             ("n", self.n.is_some_and(|count| count != 1)),
@@ -212,7 +265,7 @@ impl CommonFields {
             ("frequency_penalty", is_penalty(self.frequency_penalty)),
             ("logit_bias", is_set(&self.logit_bias)),
             ("logprobs", is_set(&self.logprobs)),
-            ("response_format", self.response_format.as_ref().is_some_and(|format| !is_text(format))),
+            ("response_format", self.response_format.as_deref().is_some_and(|format| !is_text(format))),
             ("tools", self.tools.as_ref().is_some_and(|tools| !tools.is_empty())),
             ("functions", self.functions.as_ref().is_some_and(|functions| !functions.is_empty())),
             ("echo", self.echo == Some(true)),
@@ -225,18 +278,20 @@ impl CommonFields {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
-    fn chat(more: &Value) -> ChatRequest {
+    fn chat(more: &Value) -> CompletionRequest {
         let mut request = json!({"model": "m", "messages": [{"role": "user", "content": "Hello"}]});
         let all = request.as_object_mut().expect("an object");
         all.extend(more.as_object().expect("an object").clone());
-        serde_json::from_value(request).expect("a chat")
+        serde_json::from_str(&request.to_string()).expect("a chat")
     }
 
     #[test]
     fn fields_without_effect_are_accepted() {
-        let params = |more: Value| chat(&more).common.to_generation_params(7).expect("valid");
+        let params = |more: Value| chat(&more).to_generation_params(7).expect("valid");
         let GenerationParams { max_tokens, sampler, stream, .. } =
             params(json!({"user": "me", "n": 1, "logprobs": false, "tools": [], "presence_penalty": 0}));
         assert_eq!((max_tokens, sampler.temperature, sampler.seed, stream), (None, 1.0, 7, false));
@@ -261,18 +316,18 @@ mod tests {
         ];
         for more in unsupported {
             let key = more.as_object().and_then(|all| all.keys().next().cloned()).expect("a key");
-            let refused = chat(&more).common.to_generation_params(0).expect_err("refused");
+            let refused = chat(&more).to_generation_params(0).expect_err("refused");
             assert!(refused.param == Some(&*key) && refused.message.contains(&key), "{refused:?}");
         }
         for more in [json!({"stop": ""}), json!({"stop": vec!["x"; 17]}), json!({"max_tokens": 0})] {
-            assert!(chat(&more).common.to_generation_params(0).is_err());
+            assert!(chat(&more).to_generation_params(0).is_err());
         }
     }
 
     #[test]
     fn text_parts_are_joined_and_images_are_rejected() {
         let messages = |content: &Value| {
-            chat(&json!({"messages": [{"role": "user", "content": content}]})).into_messages()
+            chat(&json!({"messages": [{"role": "user", "content": content}]})).take_messages()
         };
         let text =
             messages(&json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])).expect("text");
@@ -285,13 +340,21 @@ mod tests {
     #[test]
     fn prompts_are_strings_or_tokens() {
         let prompts = |prompt: &Value| {
-            let request = serde_json::from_value(json!({"prompt": prompt}));
-            CompletionRequest::into_prompts(request.expect("a request"))
+            let request = json!({"prompt": prompt, "unknown": {"a": [1]}}).to_string();
+            serde_json::from_str::<CompletionRequest>(&request).expect("a request").take_prompts()
         };
         assert_eq!(prompts(&json!("a")), Ok(vec![Prompt::Text("a".into())]));
         assert_eq!(prompts(&json!(["a", "b"])).map(|all| all.len()), Ok(2));
         assert_eq!(prompts(&json!([1, 2])), Ok(vec![Prompt::Tokens(vec![1, 2])]));
         assert_eq!(prompts(&json!([[1], [2]])).map(|all| all.len()), Ok(2));
+        assert_eq!(prompts(&json!([[], [2]])).map(|all| all.len()), Ok(2));
+        let invalid = [json!({"prompt": {"a": 1}}), json!({"prompt": [-1]}), json!({"prompt": [[0.5]]})];
+        assert!(
+            invalid
+                .iter()
+                .all(|request| serde_json::from_value::<CompletionRequest>(request.clone()).is_err())
+        );
+        assert!(prompts(&json!([1, "a"])).is_err() && prompts(&json!([[1], 2])).is_err());
         assert!(prompts(&json!([])).is_err() && prompts(&json!(vec!["a"; 65])).is_err());
     }
 }

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+use crate::connections::ResponseGuard;
 use crate::error::ApiError;
 use crate::generation::{Chunk, FinishReason, Generation};
 use crate::metrics::Usage;
@@ -63,7 +64,6 @@ impl ResponseMetadata {
                 "prompt_tokens": usage.prompt_tokens,
                 "completion_tokens": usage.generated_tokens,
                 "total_tokens": usage.prompt_tokens + usage.generated_tokens,
-                "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
             });
         }
         document
@@ -102,9 +102,17 @@ fn choice_object(index: usize, key: &str, content: &Value, finish: Option<Finish
 }
 
 /// Returns a response that streams all generations as server-sent events, interleaved.
-pub fn stream(header: ResponseMetadata, generations: Vec<Generation>, include_usage: bool) -> Response {
+pub fn stream(
+    header: ResponseMetadata,
+    generations: Vec<Generation>,
+    include_usage: bool,
+    guard: Option<ResponseGuard>,
+) -> Response {
     let (event_tx, event_rx) = mpsc::channel(STREAM_BUFFER_EVENTS);
-    tokio::spawn(send_all(header, generations, include_usage, event_tx));
+    tokio::spawn(async move {
+        send_all(header, generations, include_usage, event_tx).await;
+        drop(guard);
+    });
     Sse::new(EventStream(event_rx)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
 }
 

@@ -9,13 +9,14 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hearth_ring::{CancelHandle, Key, Request, ResponseEvent, Ring, ServeOptions, Transport};
+use hearth_ring::{
+    CancelHandle, Key, Request, ResponseEvent, Ring, ServeOptions, Transport, read_secret_file,
+};
 use hearth_runtime::{ChatTemplate, Tokenizer};
 use hearth_schema::Plan;
 use hearth_schema::run_events::{RunEvent, RunEventKind};
-use hearth_serve::{AppState, Metrics, is_valid_bearer_token, router, serve, unix_time};
+use hearth_serve::{AppState, Metrics, is_valid_bearer_token, parsing_permits, router, serve, unix_time};
 use hearth_workflow::documents::read_plan;
-use hearth_workflow::files::read_text_at_most;
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -30,8 +31,6 @@ use crate::ring::{RingBuilder, TransportTask, exit_on_stdin_eof, run_over_transp
 const TOKEN_VARIABLE: &str = "HEARTH_TOKEN";
 /// Minimum length of the API key, in bytes. source: assumed; 16 random characters cannot be guessed remotely
 const MIN_TOKEN_LEN: usize = 16;
-/// Maximum size of the file with the API key, in bytes.
-const MAX_TOKEN_FILE_LEN: u64 = 4096;
 /// Time between two attempts to connect a new ring after a failure. source: assumed
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// Time limit for sending an error to the clients of active requests when the server stops. source: assumed
@@ -44,7 +43,7 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     if token.is_none() && !args.listen.ip().is_loopback() {
         let what = format!("other machines can reach {}, but no API key is required", args.listen);
         return Err(Failure::invalid(what).with_hint(
-            "set `--token FILE` (make the file with `openssl rand -hex 32 > token`), or listen on 127.0.0.1",
+            "set `--token FILE` (make the file with `(umask 077; openssl rand -hex 32 > token)`), or listen on 127.0.0.1",
         ));
     }
     let plan = read_plan(&args.plan)?;
@@ -72,6 +71,7 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
         plan: Mutex::new(builder.plan.clone()),
         start_unix_time: unix_time(),
         request_count: AtomicU64::new(0),
+        parsing: parsing_permits(),
     });
     let shared = state.clone();
     builder.options.on_run_event = Some(Arc::new(move |event, plan| report_event(&shared, event, plan)));
@@ -97,7 +97,7 @@ fn report_event(state: &AppState, run_event: &RunEvent, plan: Option<&Plan>) {
 
 fn read_api_key(path: Option<&Path>) -> Result<Option<String>, Failure> {
     let (text, location) = match path {
-        Some(path) => (read_text_at_most(path, MAX_TOKEN_FILE_LEN)?, path.display().to_string()),
+        Some(path) => (read_secret_file(path)?, path.display().to_string()),
         None => match std::env::var(TOKEN_VARIABLE) {
             Ok(text) => (text, TOKEN_VARIABLE.to_owned()),
             Err(_) => return Ok(None),
@@ -108,7 +108,7 @@ fn read_api_key(path: Option<&Path>) -> Result<Option<String>, Failure> {
         let what = format!("the API key must be one word of at least {MIN_TOKEN_LEN} printable characters");
         return Err(Failure::invalid(what)
             .with_location(location)
-            .with_hint("make an API key with `openssl rand -hex 32 > token`"));
+            .with_hint("make an API key with `(umask 077; openssl rand -hex 32 > token)`"));
     }
     Ok(Some(text))
 }

@@ -2,13 +2,15 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use hearth_ring::discovery::host_name;
 use hearth_ring::{
     Announcement, Key, Listener, MdnsScope, ModelSource, RingError, Transport, Worker, WorkerOptions, bind,
 };
 use serde::Serialize;
+use tokio::time::Instant;
 
 use crate::cli::{AnnouncePolicy, WorkerArgs};
 use crate::diagnostics::{ExitCode, Failure};
@@ -77,10 +79,11 @@ impl TransportTask for WorkerTask<'_> {
             ..WorkerOptions::default()
         };
         let worker = Worker::with_options(transport, source, options);
-        let report = |ended: Result<(), RingError>| match ended {
-            Ok(()) => {}
-            Err(RingError::Disconnected { name, reason }) => tracing::info!("{name} left: {reason}"),
-            Err(error) => tracing::info!("a connection ended: {error}"),
+        let log = Arc::new(ConnectionLog::default());
+        let report = move |ended: Result<(), RingError>| {
+            if let Err(error) = ended {
+                log.record(&error);
+            }
         };
         let ended = tokio::select! {
             never = worker.serve(listener, report) => match never {},
@@ -89,6 +92,41 @@ impl TransportTask for WorkerTask<'_> {
         // Announces that the worker is no longer available.
         drop(announcement);
         ended
+    }
+}
+
+/// Logs failed connections, at most [`Self::MAX_LINES`] per minute, because anybody can make connections that fail.
+struct ConnectionLog {
+    /// The start of the current minute, and the number of failed connections since then.
+    minute: Mutex<(Instant, u32)>,
+}
+
+impl Default for ConnectionLog {
+    fn default() -> Self {
+        Self { minute: Mutex::new((Instant::now(), 0)) }
+    }
+}
+
+impl ConnectionLog {
+    /// source: assumed; a household's devices connect less often
+    const MAX_LINES: u32 = 20;
+
+    fn record(&self, error: &RingError) {
+        let mut minute = self.minute.lock().unwrap_or_else(PoisonError::into_inner);
+        let (start, count) = &mut *minute;
+        if start.elapsed() >= Duration::from_mins(1) {
+            let omitted = count.saturating_sub(Self::MAX_LINES);
+            if omitted > 0 {
+                tracing::info!("{omitted} more connections failed");
+            }
+            (*start, *count) = (Instant::now(), 0);
+        }
+        *count = count.saturating_add(1);
+        match error {
+            _ if *count > Self::MAX_LINES => {}
+            RingError::Disconnected { name, reason } => tracing::info!("{name} left: {reason}"),
+            error => tracing::info!("a connection ended: {error}"),
+        }
     }
 }
 

@@ -78,14 +78,8 @@ impl Key {
 
     /// Reads the key from a file. Fails if other users have permission to read or change the file.
     pub fn read(path: &Path) -> Result<Key, KeyError> {
-        let file = File::open(path).map_err(|error| unreadable(path, &error))?;
-        check_private(path, &file)?;
-        let mut text = Vec::new();
-        let read = file.take(MAX_TEXT_LEN + 1).read_to_end(&mut text);
-        read.map_err(|error| unreadable(path, &error))?;
         let invalid = |what: String| KeyError::Invalid { location: path.display().to_string(), what };
-        let text = String::from_utf8(text).map_err(|_| invalid("is not UTF-8".into()))?;
-        Key::parse(&text).map_err(invalid)
+        Key::parse(&read_secret_file(path)?).map_err(invalid)
     }
 
     /// Parses a key, and ignores surrounding white space. The error is a predicate such as "is too long", and does not
@@ -113,6 +107,20 @@ impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Key(secret)")
     }
+}
+
+/// Reads a text of at most 4096 bytes from a file that other users have no permission to read or change.
+pub fn read_secret_file(path: &Path) -> Result<String, KeyError> {
+    let file = File::open(path).map_err(|error| unreadable(path, &error))?;
+    check_private(path, &file)?;
+    let mut text = Vec::new();
+    let read = file.take(MAX_TEXT_LEN + 1).read_to_end(&mut text);
+    read.map_err(|error| unreadable(path, &error))?;
+    let invalid = |what: String| KeyError::Invalid { location: path.display().to_string(), what };
+    if text.len() as u64 > MAX_TEXT_LEN {
+        return Err(invalid(format!("is longer than {MAX_TEXT_LEN} bytes")));
+    }
+    String::from_utf8(text).map_err(|_| invalid("is not UTF-8".into()))
 }
 
 fn parse_hexadecimal(text: &str) -> Option<[u8; 32]> {

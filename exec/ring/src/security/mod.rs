@@ -5,4 +5,4 @@ mod key;
 mod noise;
 
 pub use encrypted::EncryptedTransport;
-pub use key::{KEY_VARIABLE, Key, KeyError};
+pub use key::{KEY_VARIABLE, Key, KeyError, read_secret_file};

@@ -30,6 +30,8 @@ pub struct Tokenizer {
     kind: Kind,
     /// The text of each token as bytes, indexed by token id; empty for control tokens, which are not output.
     tokens: Vec<Vec<u8>>,
+    /// The length of the longest token in the vocabulary, in bytes.
+    longest: usize,
     /// The tokens that are recognised by their text before the other text is tokenized.
     special: SpecialTokens,
     bos: Option<u32>,
@@ -158,9 +160,15 @@ impl Tokenizer {
             ends: ends.into_iter().flatten().chain(by_text).collect(),
             kind,
             tokens,
+            longest: texts.iter().map(String::len).fold(char::MAX.len_utf8(), usize::max),
             special,
             bos,
         })
+    }
+
+    /// Returns a lower bound of the number of tokens of a text with this length in bytes, without encoding the text.
+    pub fn min_tokens(&self, bytes: usize) -> usize {
+        bytes.div_ceil(self.longest)
     }
 
     /// Returns the id of the token that marks the beginning of text (BOS), if the model has one.

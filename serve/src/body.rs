@@ -1,0 +1,124 @@
+//! Request bodies: reads a body of limited size within a time limit, and parses it on a separate thread.
+//!
+//! Parsing and tokenizing a large prompt takes seconds and a multiple of its memory. So both happen outside of the
+//! async runtime, for a few requests at a time, and other requests wait for their turn.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{FromRequest, Request};
+use axum::http::{StatusCode, header};
+use hyper::body::Body;
+use serde::de::DeserializeOwned;
+
+use crate::AppState;
+use crate::connections::{Connection, ResponseGuard};
+use crate::error::ApiError;
+
+/// Maximum size of a request body, in bytes. source: assumed, enough for a prompt of 100,000 tokens
+const MAX_BODY_BYTES: usize = 4 << 20;
+/// Maximum time until the body of a request has arrived, counted from the end of the head. source: assumed
+const BODY_DEADLINE: Duration = Duration::from_secs(30);
+/// Maximum number of requests that are parsed at the same time, so that their memory is bounded. source: assumed
+pub const MAX_PARSED_REQUESTS: usize = 2;
+
+/// A request body that has arrived completely.
+pub struct RequestBody {
+    bytes: Vec<u8>,
+    connection: Option<Connection>,
+    /// Keeps the connection open until the response is complete.
+    pub response_guard: Option<ResponseGuard>,
+}
+
+impl FromRequest<Arc<AppState>> for RequestBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &Arc<AppState>) -> Result<Self, ApiError> {
+        check_content_type(&request)?;
+        let connection = request.extensions().get::<Connection>().cloned();
+        let read = tokio::time::timeout(BODY_DEADLINE, read(request, connection.as_ref())).await;
+        let read = read.unwrap_or_else(|_| {
+            let seconds = BODY_DEADLINE.as_secs();
+            let message = format!("the request body did not arrive within {seconds} s: send it again");
+            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message))
+        });
+        match read {
+            Ok(bytes) => {
+                let response_guard = connection.as_ref().map(Connection::begin_response);
+                Ok(Self { bytes, connection, response_guard })
+            }
+            Err(error) => {
+                connection.iter().for_each(Connection::release_body);
+                Err(error)
+            }
+        }
+    }
+}
+
+fn check_content_type(request: &Request) -> Result<(), ApiError> {
+    let value = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let kind = value.and_then(|value| value.split(';').next()).unwrap_or_default().trim();
+    if kind.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    let message = "the request body is not JSON: send the header `Content-Type: application/json`";
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request", message))
+}
+
+async fn read(request: Request, connection: Option<&Connection>) -> Result<Vec<u8>, ApiError> {
+    let too_large = || {
+        let message = format!("the request body is larger than {MAX_BODY_BYTES} bytes: shorten the prompt");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+    };
+    let mut body = request.into_body();
+    let declared = body.size_hint().lower();
+    if declared > MAX_BODY_BYTES as u64 {
+        return Err(too_large());
+    }
+    let mut bytes = Vec::with_capacity(declared as usize);
+    while let Some(frame) = std::future::poll_fn(|cx| std::pin::Pin::new(&mut body).poll_frame(cx)).await {
+        let incomplete = |error| {
+            let message = format!("the request body is incomplete: {error}");
+            ApiError::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+        };
+        // Trailers are ignored.
+        let Ok(data) = frame.map_err(incomplete)?.into_data() else { continue };
+        if bytes.len() + data.len() > MAX_BODY_BYTES {
+            return Err(too_large());
+        }
+        if connection.is_some_and(|connection| !connection.try_buffer(data.len())) {
+            let message = "too many requests are arriving: try again later";
+            return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message));
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(bytes)
+}
+
+impl RequestBody {
+    /// Parses the JSON body and converts the document, on a separate thread. Also returns the guard of the response.
+    pub async fn parse<T: DeserializeOwned, V: Send + 'static>(
+        self,
+        state: &Arc<AppState>,
+        convert: impl FnOnce(&AppState, T) -> Result<V, ApiError> + Send + 'static,
+    ) -> Result<(V, Option<ResponseGuard>), ApiError> {
+        let failed = || ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the request failed");
+        let permit = state.parsing.clone().acquire_owned().await.map_err(|_| failed())?;
+        let Self { bytes, connection, response_guard } = self;
+        let shared = state.clone();
+        let parsing = tokio::task::spawn_blocking(move || {
+            let document = serde_json::from_slice(&bytes);
+            drop(bytes);
+            connection.iter().for_each(Connection::release_body);
+            let document = document.map_err(|error| {
+                let message = format!("the request body is not valid: {error}");
+                ApiError::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+            })?;
+            let converted = convert(&shared, document);
+            drop(permit);
+            converted
+        });
+        let converted = parsing.await.map_err(|_| failed())??;
+        Ok((converted, response_guard))
+    }
+}
