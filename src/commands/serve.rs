@@ -218,6 +218,7 @@ impl RingSupervisor<'_> {
 
     /// Connects a new ring as soon as the devices are reachable. Until the new ring is connected, requests fail.
     async fn reconnect<T: Transport>(&self, transport: &T, request_rx: &mut RequestReceiver) -> Ring<T> {
+        let mut logged = String::new();
         loop {
             tokio::time::sleep(RETRY_INTERVAL).await;
             while let Ok(request) = request_rx.try_recv() {
@@ -228,7 +229,13 @@ impl RingSupervisor<'_> {
                     tracing::info!("the ring is up again");
                     return ring;
                 }
-                Err(error) => tracing::info!("the ring is down: {error}"),
+                Err(error) => {
+                    let reason = error.to_string();
+                    if reason != logged {
+                        tracing::info!("the ring is down: {reason}");
+                        logged = reason;
+                    }
+                }
             }
         }
     }

@@ -267,9 +267,12 @@ pub struct Head {
 impl Head {
     /// Starts a head that generates `tokens` tokens after [`PROMPT`].
     pub fn start(plan: &str, tokens: usize, more: &[&str]) -> Head {
+        Head::with_model(&model_path("q4_k"), plan, tokens, more)
+    }
+
+    pub fn with_model(model: &str, plan: &str, tokens: usize, more: &[&str]) -> Head {
         let flags = ["--prompt", PROMPT, "--tokens", &tokens.to_string(), "--json", "--mark-tokens"];
-        let mut command =
-            hearth_command(&execute_arguments(plan, &model_path("q4_k"), &[&flags[..], more].concat()));
+        let mut command = hearth_command(&execute_arguments(plan, model, &[&flags[..], more].concat()));
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().expect("the head starts");
         let (line_tx, lines) = mpsc::channel();

@@ -5,6 +5,7 @@
 //!
 //! Not here: which devices are in the ring afterwards (`rejoining`).
 
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use hearth_schema::Trace;
@@ -15,7 +16,9 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use crate::folder::{Folder, scenario_yaml};
 use crate::namespace::{LinkEnd, NetworkNamespace};
-use crate::processes::{Head, HeadOutput, Worker, assert_rejected, model_path};
+use crate::processes::{
+    Head, HeadOutput, Worker, assert_rejected, execute_arguments, model_path, run_failing_with_code,
+};
 use crate::proxy::Proxy;
 use crate::rejoining::suspend_worker;
 
@@ -153,6 +156,49 @@ fn trials(count: u64, first: u64, faults: &[Fault]) {
 fn ring_recovers_with_the_same_tokens() {
     // The suspension, which would take ten seconds, is tested in `rejoining`.
     trials(5, 0, &FAULTS[..5]);
+}
+
+#[test]
+fn changed_model_file_is_named_and_the_ring_goes_on() {
+    let expected = single_process_tokens(TOKENS);
+    let folder = Folder::new();
+    let change = |path: &str, size: Option<u64>| {
+        let file = std::fs::File::options().write(true).open(path).expect("a copy of the model");
+        match size {
+            Some(size) => file.set_len(size).expect("truncated"),
+            None => (&file).write_all_at(&[0xff; 4096], 3_000_000).expect("overwritten"),
+        }
+    };
+    for (size, what) in [(Some(0), "truncated"), (Some(3_000_000), "truncated"), (None, "changed")] {
+        let copy = folder.path_of("copy.gguf");
+        std::fs::copy(model_path("q4_k"), &copy).expect("copied");
+        let worker = Worker::start(&copy);
+        let plan = folder.write_plan(&[4, 4], &[&worker.address], 512);
+        let trace = folder.path_of("run.trace");
+        let mut head = Head::start(&plan, TOKENS, &["--trace", &trace]);
+        head.wait_for_tokens(10);
+        change(&copy, size);
+        let observed = head.finish();
+        assert_eq!(observed.tokens, expected, "{}", observed.other_output);
+        let trace = folder.read_trace("run.trace");
+        let details = trace.run_events.iter().map(|it| it.details.as_str()).collect::<Vec<_>>().join("; ");
+        assert!(details.contains("copy.gguf") && details.contains(what), "{details}");
+        // Nobody computes with the changed file.
+        let error =
+            run_failing_with_code(&execute_arguments(&plan, &model_path("q4_k"), &["--prompt", "a"]), 1);
+        assert!(error.contains("copy.gguf"), "{error}");
+        drop(worker);
+        // On the head, the run ends with an error.
+        std::fs::copy(model_path("q4_k"), &copy).expect("copied");
+        let mut head = Head::with_model(&copy, &folder.write_plan(&[8], &[], 512), 400, &[]);
+        head.wait_for_tokens(10);
+        change(&copy, size);
+        let observed = head.finish();
+        assert!(observed.exit_code == Some(1), "{}: {observed:?}", observed.other_output);
+        assert!(observed.other_output.contains("copy.gguf"), "{}", observed.other_output);
+        let right = observed.tokens.iter().zip(&expected).all(|(own, expected)| own == expected);
+        assert!(right, "no token is computed from the changed file");
+    }
 }
 
 #[test]

@@ -13,6 +13,12 @@ pub enum ExecError {
     Gguf(#[from] GgufError),
     #[error("cannot map the model file `{path}` into memory: {source}", path = .path.display())]
     Map { path: PathBuf, source: std::io::Error },
+    /// `what` is a predicate, for example that the file was truncated.
+    #[error(
+        "the model file `{path}` {what} while it was in use; restore the file and start again",
+        path = .path.display()
+    )]
+    FileChanged { path: PathBuf, what: &'static str },
     #[error(
         "the model file `{path}` contains only some layers; \
          use its folder with `hearth worker --fetch`, or use a complete file",

@@ -39,6 +39,7 @@ impl InputOutputLayers {
         if let Some(factor) = self.weights.hyperparameters().embedding_scale {
             elementwise::scale(self.cpu.instruction_set, &mut hidden, factor);
         }
+        self.weights.check_unchanged()?;
         Ok(hidden)
     }
 
@@ -70,8 +71,9 @@ impl InputOutputLayers {
         self.check_finite(logits)
     }
 
-    /// Returns `logits`, `[tokens, vocabulary]`, unchanged. Fails if a logit is not finite.
+    /// Returns `logits`, `[tokens, vocabulary]`, unchanged. Fails if a logit is not finite, or if a model file was changed.
     pub fn check_finite(&self, logits: Vec<f32>) -> Result<Vec<f32>, ExecError> {
+        self.weights.check_unchanged()?;
         let Some(at) = logits.iter().position(|logit| !logit.is_finite()) else { return Ok(logits) };
         let row = at / self.weights.shape().vocab_size as usize;
         let what = format!("the logits of token {row} of the pass (counted from 0)");

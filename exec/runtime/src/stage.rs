@@ -97,6 +97,7 @@ impl Stage {
         } else {
             cost = self.backend.forward(sequence, layers.clone(), hidden, first);
         }
+        self.weights.check_unchanged()?;
         for layer in layers {
             self.filled.insert((sequence, layer), end);
         }

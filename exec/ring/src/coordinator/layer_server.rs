@@ -28,10 +28,11 @@ pub async fn serve(mut stream: impl ByteStream, model: Arc<LocalModel>) -> Resul
                 Frame::from(Message::Files { files: files.collect() })
             }
             Some(Message::GetChunk { file, chunk }) => {
-                let model = model.clone();
+                let shared = model.clone();
                 // The pages may have to be read from disk.
-                let read = tokio::task::spawn_blocking(move || read_chunk(&model, file, chunk)).await;
+                let read = tokio::task::spawn_blocking(move || read_chunk(&shared, file, chunk)).await;
                 let read = read.map_err(|error| protocol_error("the head", error.to_string()))?;
+                model.weights.check_unchanged()?;
                 read.ok_or_else(|| {
                     protocol_error("a worker", "it requested a chunk that the model does not have")
                 })?

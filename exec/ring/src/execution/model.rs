@@ -59,8 +59,9 @@ impl LocalModel {
         }
     }
 
-    /// Checks that a plan can be executed, and that the plan was made for this model.
+    /// Checks that a plan can be executed, that the plan was made for this model, and that the model file is unchanged.
     pub fn check_plan(&self, plan: &Plan) -> Result<()> {
+        self.weights.check_unchanged()?;
         check_executable(plan)?;
         check_digests(plan, &self.profile.digest, &self.profile.shape_digest(), "this device")
     }

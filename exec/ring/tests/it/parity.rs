@@ -189,7 +189,8 @@ async fn weights_that_are_not_kept_are_read_again_for_every_token() {
     std::fs::File::open(&copy).and_then(|file| file.sync_all()).expect("written");
     let (model, prompt) = (Arc::new(LocalModel::open(&copy).expect("a model")), prompt());
     // Writing leaves folios of many pages in memory, which can only be evicted as a whole.
-    let (mapping, file) = (model.weights.mappings().next().expect("a file"), &model.weights.files()[0]);
+    let (mapping, file) =
+        (model.weights.mappings().next().expect("a file"), model.weights.files().next().expect("a file"));
     hearth_runtime::pages::evict(mapping, file, 0);
     let whole: u64 = model.weights.part_bytes(&ModelPart::Layers(0..LAYERS))
         + model.weights.part_bytes(&ModelPart::Output);

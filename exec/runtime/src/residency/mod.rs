@@ -158,7 +158,7 @@ fn evict(weights: &Weights, extent: Extent) {
 
 /// Returns whether the system reports which pages of the model files are in memory.
 pub fn is_residency_known(weights: &Weights) -> bool {
-    weights.files().iter().all(pages::is_residency_reported)
+    weights.files().all(pages::is_residency_reported)
 }
 
 /// Returns the number of bytes of a part's weights that are in memory, counted in whole pages.

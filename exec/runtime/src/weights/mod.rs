@@ -2,10 +2,12 @@
 //!
 //! The files of a model are memory-mapped: a page is read from disk when a kernel first touches it, or earlier if its
 //! [`Extent`] is prefetched. [`Weights::open`] checks every tensor that the forward pass uses
-//! (`crate::weights::tensors`); after that, using the weights cannot fail.
+//! (`crate::weights::tensors`); after that, using the weights cannot fail, unless another program changes a file
+//! ([`Weights::check_unchanged`]).
 //!
 //! Not here: when pages are prefetched and evicted ([`crate::residency`]).
 
+mod mapped_file;
 pub(crate) mod tensors;
 
 use std::collections::BTreeSet;
@@ -13,16 +15,15 @@ use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use hearth_core::schedule::ModelPart;
-use hearth_profiles::gguf::GgufModel;
-use hearth_profiles::model::ModelShape;
-use memmap2::Mmap;
-
 use crate::error::ExecError;
 use crate::fetched_file::is_partial;
 use crate::hyperparameters::Hyperparameters;
+use crate::weights::mapped_file::MappedFile;
 use crate::weights::tensors::{LayerTensors, Tensor, TensorTable};
+use hearth_core::schedule::ModelPart;
 use hearth_kernels::matmul::Matrix;
+use hearth_profiles::gguf::GgufModel;
+use hearth_profiles::model::ModelShape;
 
 /// A contiguous range of bytes in a model file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,8 +42,7 @@ pub struct Weights {
     model: GgufModel,
     shape: ModelShape,
     hyperparameters: Hyperparameters,
-    maps: Vec<Mmap>,
-    files: Vec<File>,
+    files: Vec<MappedFile>,
     layers: Vec<LayerTensors>,
     embedding: Tensor,
     output: OutputTensors,
@@ -110,9 +110,9 @@ impl Weights {
 
     fn of(model: GgufModel, fetched_layers: Option<BTreeSet<u32>>) -> Result<Weights, ExecError> {
         let shape = model.shape()?;
-        let mapped = model.file_paths.iter().map(|file| map(file)).collect::<Result<Vec<_>, _>>()?;
-        let (maps, files): (Vec<_>, Vec<_>) = mapped.into_iter().unzip();
-        let table = TensorTable::new(&model, &maps, shape.architecture);
+        let files =
+            model.file_paths.iter().map(|file| MappedFile::open(file)).collect::<Result<Vec<_>, _>>()?;
+        let table = TensorTable::new(&model, &files, shape.architecture);
         let (width, vocabulary) = (u64::from(shape.embedding_length), u64::from(shape.vocab_size));
         let layers =
             (0..shape.layers.0).map(|at| table.layer_tensors(at, &shape)).collect::<Result<_, _>>()?;
@@ -127,7 +127,7 @@ impl Weights {
         table.check_all_used()?;
         let hyperparameters = Hyperparameters::read(&model.metadata, &shape, factors.as_deref())?;
         let output = OutputTensors { norm: output_norm, matrix: output, bias: output_bias };
-        Ok(Weights { model, shape, hyperparameters, maps, files, layers, embedding, output, fetched_layers })
+        Ok(Weights { model, shape, hyperparameters, files, layers, embedding, output, fetched_layers })
     }
 
     /// Returns the GGUF header of the model: its metadata and tensor table.
@@ -212,22 +212,30 @@ impl Weights {
     pub fn mapped_bytes(&self, extent: Extent) -> Option<&[u8]> {
         let start = usize::try_from(extent.offset).ok()?;
         let end = start.checked_add(usize::try_from(extent.length).ok()?)?;
-        self.maps.get(extent.file_index)?.get(start..end)
+        self.files.get(extent.file_index)?.bytes().get(start..end)
     }
 
     /// Returns the file that contains an extent, or `None` if the model has no such file.
     pub fn file(&self, extent: Extent) -> Option<&File> {
-        self.files.get(extent.file_index)
+        self.files.get(extent.file_index).map(MappedFile::file)
     }
 
     /// Returns the model files, indexed by [`Extent::file_index`].
-    pub fn files(&self) -> &[File] {
-        &self.files
+    pub fn files(&self) -> impl Iterator<Item = &File> {
+        self.files.iter().map(MappedFile::file)
+    }
+
+    /// Fails if the content of a model file has changed since the model was opened. A result of a computation must not be
+    /// used before this check, because unreadable weights are computed as zeros.
+    pub fn check_unchanged(&self) -> Result<(), ExecError> {
+        // Layers that are fetched later are written to the same file.
+        let may_grow = self.fetched_layers.is_some();
+        self.files.iter().try_for_each(|file| file.check(may_grow))
     }
 
     /// Returns the memory-mapped bytes of each model file.
     pub fn mappings(&self) -> impl Iterator<Item = &[u8]> {
-        self.maps.iter().map(|map| &map[..])
+        self.files.iter().map(MappedFile::bytes)
     }
 
     /// Returns the weights of the layer with the index `layer`.
@@ -267,16 +275,6 @@ impl Weights {
     fn vector(&self, tensor: Tensor) -> &[f32] {
         bytemuck::cast_slice(self.mapped_bytes(tensor.extent).expect("the tensor table was checked"))
     }
-}
-
-fn map(path: &Path) -> Result<(Mmap, File), ExecError> {
-    let failed = |source| ExecError::Map { path: path.to_owned(), source };
-    let file = File::open(path).map_err(failed)?;
-    // SAFETY: the file is mapped read-only, and its bytes are read only as numbers, for which all bit patterns are
-    // valid. No check can prevent that another program truncates the file while it is in use; the system then
-    // terminates this process, which never reads invalid memory.
-    let mapped = unsafe { Mmap::map(&file) }.map_err(failed)?;
-    Ok((mapped, file))
 }
 
 /// Returns the extents of `tensors` in file order. Two extents are merged if only alignment padding is between them.

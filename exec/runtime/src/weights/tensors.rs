@@ -10,10 +10,10 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::weights::mapped_file::MappedFile;
 use hearth_profiles::Format;
 use hearth_profiles::gguf::{GgufModel, TensorInfo};
 use hearth_profiles::model::{Architecture, ModelShape};
-use memmap2::Mmap;
 
 use super::LayerParameters;
 use crate::{ExecError, Extent};
@@ -42,16 +42,20 @@ impl LayerTensors {
 /// The tensors of a model file by name. A tensor is checked when it is looked up.
 pub(crate) struct TensorTable<'a> {
     by_name: BTreeMap<&'a str, &'a TensorInfo>,
-    maps: &'a [Mmap],
+    files: &'a [MappedFile],
     architecture: Architecture,
     /// The names of the tensors that the forward pass uses.
     used: RefCell<BTreeSet<&'a str>>,
 }
 
 impl<'a> TensorTable<'a> {
-    pub(crate) fn new(model: &'a GgufModel, maps: &'a [Mmap], architecture: Architecture) -> TensorTable<'a> {
+    pub(crate) fn new(
+        model: &'a GgufModel,
+        files: &'a [MappedFile],
+        architecture: Architecture,
+    ) -> TensorTable<'a> {
         let by_name = model.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
-        TensorTable { by_name, maps, architecture, used: RefCell::default() }
+        TensorTable { by_name, files, architecture, used: RefCell::default() }
     }
 
     pub(crate) fn find(&self, name: &str) -> Option<&'a TensorInfo> {
@@ -142,7 +146,7 @@ impl<'a> TensorTable<'a> {
         }
         let extent = Extent { file_index: info.file_index, offset: info.offset, length: info.bytes.0 };
         let end = extent.offset.checked_add(extent.length);
-        let file = self.maps.get(extent.file_index).map_or(0, |map| map.len() as u64);
+        let file = self.files.get(extent.file_index).map_or(0, |file| file.bytes().len() as u64);
         if end.is_none_or(|end| end > file) {
             let problem = format!("begins at byte {} and ends after the end of the file", extent.offset);
             return Err(rejected(name, problem, "download the model again"));
@@ -160,7 +164,8 @@ impl<'a> TensorTable<'a> {
         }
         // llama.cpp's converter writes one factor for each rotated pair.
         let extent = self.vector(name, u64::from(rotated_dimensions / 2))?.extent;
-        let bytes = &self.maps[extent.file_index][extent.offset as usize..][..extent.length as usize];
+        let bytes =
+            &self.files[extent.file_index].bytes()[extent.offset as usize..][..extent.length as usize];
         let factors: Vec<f32> = bytemuck::cast_slice(bytes).to_vec();
         if let Some(pair) = factors.iter().position(|factor| !(factor.is_finite() && *factor > 0.0)) {
             let found = factors[pair];
