@@ -6,7 +6,8 @@ use hearth_profiles::Document;
 use hearth_reports::Report;
 use hearth_reports::published_results::{PublishedResults, SHIPPED_DOCUMENTS, shipped_yaml};
 use hearth_workflow::documents::{read_document, read_sweep_table, read_trace};
-use hearth_workflow::files::{check_parent_folder, write_in_folder};
+use hearth_workflow::files::check_parent_folder;
+use hearth_workflow::report_folder::ReportFolder;
 use hearth_workflow::sweep::chart;
 
 use super::print_result;
@@ -45,9 +46,7 @@ pub fn run(args: &ReportArgs, json: bool) -> Result<ExitCode, Failure> {
             .map_err(|failure| failure.with_location(path.display()))?;
         report = report.with_sweep_chart(chart);
     }
-    for (name, bytes) in report.render_files() {
-        write_in_folder(&args.output, name, &bytes)?;
-    }
+    ReportFolder::write_all(&args.output, "hearth report", &report.render_files())?;
     let page = args.output.join("index.html");
     print_result(json, &report.comparison, |_| format!("wrote {}\n", page.display()))
 }

@@ -6,7 +6,8 @@ use hearth_reports::published_results::scores::PublishedScores;
 use hearth_reports::published_results::{PublishedResults, page};
 use hearth_workflow::Error;
 use hearth_workflow::documents::read_document;
-use hearth_workflow::files::{check_parent_folder, write_in_folder};
+use hearth_workflow::files::{check_parent_folder, create_folder};
+use hearth_workflow::report_folder::ReportFolder;
 use hearth_workflow::reproduction::{Reproduction, reproduce};
 use serde::Serialize;
 
@@ -42,9 +43,9 @@ pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
             tracing::info!("{}, {row}, {system}: {}", published.name, error.one_line_message());
         }
         if let Some(folder) = &args.output {
-            for (name, bytes) in page::render_files(&published, &results) {
-                write_in_folder(folder, Path::new(&published.name).join(name), &bytes)?;
-            }
+            create_folder(folder)?;
+            let files = page::render_files(&published, &results);
+            ReportFolder::write_all(&folder.join(&published.name), "hearth reproduce", &files)?;
         }
         let scores = PublishedScores::from_results(&published, &results);
         if !json {

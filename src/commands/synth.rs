@@ -2,8 +2,8 @@
 
 use hearth_profiles::Layers;
 use hearth_profiles::model::Architecture;
-use hearth_runtime::synth::{SynthError, SynthOptions, TokenizerKind, partial_path, synthesise};
-use hearth_workflow::files::check_outputs;
+use hearth_runtime::synth::{SynthError, SynthOptions, TokenizerKind, synthesise};
+use hearth_workflow::files::PartialFile;
 use serde::Serialize;
 
 use super::print_result;
@@ -22,22 +22,23 @@ struct Output {
 }
 
 pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
-    check_outputs([&args.output], [])?;
     let options = options(args)?;
-    let partial_path = partial_path(&args.output);
+    let file = PartialFile::create(&args.output)?;
+    let partial_path = file.path().to_owned();
     interruption::on_signal(move || {
         let _ = std::fs::remove_file(&partial_path);
         EXIT_INTERRUPTED.exit();
     });
     let bar = progress::progress_bar("weights", 0, progress::BYTES_TEMPLATE);
-    let model = synthesise(&options, &args.output, &mut |written, total| {
+    let model = synthesise(&options, file.path(), &mut |written, total| {
         bar.set_length(total);
         bar.set_position(written);
     })
     .map_err(|error| with_flag(&error))?;
+    file.commit()?;
     bar.finish_and_clear();
     let output = Output {
-        path: model.path.display().to_string(),
+        path: args.output.display().to_string(),
         file_bytes: model.file_bytes.0,
         parameters: model.parameter_count,
         tensors: model.tensor_count,

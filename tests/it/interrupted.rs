@@ -9,7 +9,8 @@ use hearth_schema::trace::Outcome;
 
 use crate::folder::Folder;
 use crate::processes::{
-    Head, Worker, assert_rejected, hearth_command, model_path, output_texts, send_signal, wait_until,
+    Head, Worker, assert_rejected, hearth_command, model_path, output_texts, run_successfully, send_signal,
+    wait_until,
 };
 
 #[test]
@@ -21,6 +22,23 @@ fn unfinished_model_is_removed() {
     send_signal(writer.id(), "INT");
     assert_eq!(writer.wait().expect("it ends").code(), Some(130));
     assert!(folder.file_names().is_empty());
+}
+
+#[test]
+fn next_run_removes_the_partial_file_of_a_killed_run() {
+    let folder = Folder::new();
+    let mut command = hearth_command(&["synth", "--preset", "8b", "--output", &folder.path_of("8b.gguf")]);
+    let mut writer = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+    assert!(wait_until(Duration::from_secs(10), || folder.file_names().len() == 1), "an unfinished file");
+    let partial = folder.file_names();
+    let synth = ["synth", "--preset", "tiny", "--output", &folder.path_of("tiny.gguf")];
+    run_successfully(&synth);
+    assert!(folder.has_file(&partial[0]), "the file of a running process stays");
+    writer.kill().expect("it runs");
+    writer.wait().expect("it ends");
+    assert!(folder.has_file(&partial[0]), "a killed process cannot remove its file");
+    run_successfully(&synth);
+    assert_eq!(folder.file_names(), ["tiny.gguf"]);
 }
 
 #[test]

@@ -64,8 +64,8 @@ pub fn check_run_outputs<'p>(
 
 /// Writes the trace of a run to `path`, and the plans after the first one (`plans`) into the same folder.
 pub fn write_run_outputs(path: &Path, trace: &Trace, plans: &[Plan]) -> Result<(), Error> {
-    write_with(path, |path| {
-        let mut out = BufWriter::new(fs::File::create(path)?);
+    write_with(path, |file| {
+        let mut out = BufWriter::new(file);
         trace.write(&mut out).and_then(|()| out.flush())
     })?;
     for (number, plan) in (1..).zip(plans) {

@@ -1,15 +1,17 @@
 //! Reads files of limited size and writes files atomically.
 //!
-//! A file is written as a whole or not at all. Before it starts long work, a command checks that its outputs can be
+//! A file is written as a whole or not at all, and is on disk before it gets its name. Before it starts long work, a command checks that its outputs can be
 //! written: the folders exist, no input is overwritten, and no two outputs are the same file.
 //!
-//! Not here: the content of a file ([`crate::documents`]).
+//! Not here: the content of a file ([`crate::documents`]), and folders that are written as a whole
+//! ([`crate::report_folder`]).
 
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use crate::Error;
+use crate::partial::Partial;
 
 /// Reads a text file of at most `max_bytes` bytes. The limit also applies to pipes, whose size is unknown.
 pub fn read_text_at_most(path: &Path, max_bytes: u64) -> Result<String, Error> {
@@ -62,15 +64,15 @@ pub fn check_outputs<'p>(
     let taken = |input: &PathBuf| (canonical_path(input), "this file is an input and would be overwritten");
     let mut taken: Vec<(PathBuf, &str)> = inputs.into_iter().map(taken).collect();
     for output in outputs {
-        let Some(temporary) = temporary_path(output)? else { continue };
+        if PartialFile::create_if_regular(output)?.is_none() {
+            continue;
+        }
         let path = canonical_path(output);
         if let Some((_, why)) = taken.iter().find(|(other, _)| *other == path) {
             return Err(Error::invalid(*why)
                 .with_location(output.display())
                 .with_hint("write to a different file"));
         }
-        let tried = fs::write(&temporary, []).and_then(|()| fs::remove_file(&temporary));
-        tried.map_err(|error| Error::from_io_error(output, "write", &error))?;
         taken.push((path, "two results would be written to this file"));
     }
     Ok(())
@@ -85,38 +87,64 @@ pub fn canonical_path(path: &Path) -> PathBuf {
 
 /// Writes a file atomically: readers see the old or the new content. Pipes and device files are written directly.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    write_with(path, |path| fs::write(path, bytes))
+    write_with(path, |file| file.write_all(bytes))
 }
 
-/// Writes a file atomically like [`write()`]. `fill` receives a path and writes the content of the file to it.
-pub fn write_with(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), Error> {
-    let Some(temporary) = temporary_path(path)? else {
-        check_parent_folder(path)?;
-        return fill(path).map_err(|error| Error::from_io_error(path, "write", &error));
-    };
-    fill(&temporary).and_then(|()| fs::rename(&temporary, canonical_path(path))).map_err(|error| {
-        let _ = fs::remove_file(&temporary);
-        Error::from_io_error(path, "write", &error)
-    })
-}
-
-/// Returns the path of a temporary file in the folder of `path`; `None` if `path` exists and is not a regular file.
-fn temporary_path(path: &Path) -> Result<Option<PathBuf>, Error> {
-    let metadata = fs::metadata(path);
-    if metadata.as_ref().is_ok_and(fs::Metadata::is_dir) {
-        let error = Error::invalid("this is a folder").with_location(path.display());
-        return Err(error.with_hint("name a file in it"));
+/// Writes a file atomically like [`write()`]. `fill` writes the content.
+pub fn write_with(path: &Path, fill: impl FnOnce(&mut fs::File) -> std::io::Result<()>) -> Result<(), Error> {
+    let failed = |error| Error::from_io_error(path, "write", &error);
+    if let Some(mut file) = PartialFile::create_if_regular(path)? {
+        fill(file.partial.file()).map_err(failed)?;
+        return file.commit();
     }
-    if metadata.is_ok_and(|metadata| !metadata.is_file()) {
-        return Ok(None);
-    }
-    let target = canonical_path(path);
-    let what = "this path does not name a file";
-    let error = || Error::invalid(what).with_location(path.display()).with_hint("check the path");
-    let name = target.file_name().ok_or_else(error)?;
     check_parent_folder(path)?;
-    let name = format!(".{}.{}.part", name.to_string_lossy(), std::process::id());
-    Ok(Some(target.with_file_name(name)))
+    fs::File::create(path).and_then(|mut file| fill(&mut file)).map_err(failed)
+}
+
+/// An unfinished file under a temporary name. Without [`commit`](Self::commit) it is removed on drop.
+pub struct PartialFile {
+    partial: Partial,
+    target: PathBuf,
+}
+
+impl PartialFile {
+    /// Creates an unfinished file that is going to be `target`.
+    pub fn create(target: &Path) -> Result<PartialFile, Error> {
+        let what = "this is not a regular file";
+        let error = || Error::invalid(what).with_location(target.display()).with_hint("name another file");
+        Self::create_if_regular(target)?.ok_or_else(error)
+    }
+
+    /// Creates an unfinished file; `None` if `target` exists and is not a regular file.
+    fn create_if_regular(target: &Path) -> Result<Option<PartialFile>, Error> {
+        let metadata = fs::metadata(target);
+        if metadata.as_ref().is_ok_and(fs::Metadata::is_dir) {
+            let error = Error::invalid("this is a folder").with_location(target.display());
+            return Err(error.with_hint("name a file in it"));
+        }
+        if metadata.is_ok_and(|metadata| !metadata.is_file()) {
+            return Ok(None);
+        }
+        let path = canonical_path(target);
+        let what = "this path does not name a file";
+        let error = || Error::invalid(what).with_location(target.display()).with_hint("check the path");
+        let name = path.file_name().ok_or_else(error)?;
+        check_parent_folder(target)?;
+        let partial = Partial::new_file(folder_of(&path).unwrap_or(Path::new(".")), name);
+        let partial = partial.map_err(|error| Error::from_io_error(target, "write", &error))?;
+        Ok(Some(PartialFile { partial, target: path }))
+    }
+
+    /// The temporary path.
+    pub fn path(&self) -> &Path {
+        self.partial.path()
+    }
+
+    /// Writes the file to disk and gives it its name.
+    pub fn commit(self) -> Result<(), Error> {
+        let PartialFile { partial, target } = self;
+        partial.rename_to(&target).map_err(|error| Error::from_io_error(&target, "write", &error))
+    }
 }
 
 /// Creates a folder inside an existing folder. Succeeds if the folder exists already.

@@ -19,6 +19,7 @@ pub mod lint;
 pub mod parallel_jobs;
 pub mod planning;
 pub mod recalibration;
+pub mod report_folder;
 pub mod reproduction;
 pub mod score;
 pub mod simulation;
@@ -28,6 +29,7 @@ pub mod whatif;
 
 mod error;
 mod overrides;
+mod partial;
 mod scenario;
 
 pub use error::{Error, ErrorKind};

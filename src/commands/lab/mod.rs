@@ -16,8 +16,9 @@ use hearth_core::metrics::{self, Metrics};
 use hearth_lab::{DeviceUsage, LabError, allowed_cpus};
 use hearth_reports::Report;
 use hearth_schema::{Plan, Trace};
-use hearth_workflow::files::{check_parent_folder, write_in_folder};
+use hearth_workflow::files::check_parent_folder;
 use hearth_workflow::planning;
+use hearth_workflow::report_folder::ReportFolder;
 use serde::Serialize;
 
 use self::session::{IS_INTERRUPTED, Lab};
@@ -120,14 +121,14 @@ fn run_one(args: &LabArgs, scenario: &Path, json: bool) -> Result<ExitCode, Fail
         steadiness.push(steady);
     }
     spinner.finish_and_clear();
-    let folder = lab.finish();
-    show_all(args, json, &folder, &plan, (predicted, prediction), (measured, steadiness))
+    let report = lab.finish();
+    show_all(args, json, report, &plan, (predicted, prediction), (measured, steadiness))
 }
 
 fn show_all(
     args: &LabArgs,
     json: bool,
-    folder: &Path,
+    unfinished: Option<ReportFolder>,
     plan: &Plan,
     (predicted, prediction): (Trace, String),
     (measured, steadiness): (Vec<(Trace, Vec<DeviceUsage>)>, Vec<Steadiness>),
@@ -149,10 +150,9 @@ fn show_all(
     };
     traces.insert(0, predicted);
     let report = Report::new(traces).map_err(Failure::failed)?;
-    if args.report.is_some() {
-        for (name, bytes) in report.render_files() {
-            write_in_folder(folder, name, &bytes)?;
-        }
+    if let Some(folder) = unfinished {
+        report.render_files().iter().try_for_each(|(name, bytes)| folder.write(name, bytes))?;
+        folder.commit()?;
     }
     let unsteady = output.steadiness.iter().filter_map(Steadiness::warning);
     for warning in output.groups.iter().flat_map(counters::measurement_warnings).chain(unsteady) {
@@ -170,7 +170,7 @@ fn show_all(
         }
         say!("{}\n", counters::format_table(&output.groups));
         say!("{}\n", output.error.sentence());
-        if args.report.is_some() {
+        if let Some(folder) = &args.report {
             say!("report: {}\n", folder.join("index.html").display());
         }
     }

@@ -25,6 +25,7 @@ use hearth_schema::{Plan, Scenario, Trace};
 use hearth_sim::{ScenarioEvents, SimulationResult};
 use hearth_workflow::documents::{read_document, read_trace, write_run_outputs};
 use hearth_workflow::files::{create_folder, write_in_folder};
+use hearth_workflow::report_folder::ReportFolder;
 use hearth_workflow::simulation::{MemoryOptions, simulate_with_events};
 use hearth_workflow::{Error, LoadedScenario, ScenarioReplanner, limits};
 
@@ -52,7 +53,9 @@ pub struct Lab<'l> {
     groups: BTreeMap<String, Cgroup>,
     copies: ModelCopies,
     program: PathBuf,
+    /// The folder of the plan, the traces and the files for the devices: the report, or else beside the copies.
     folder: PathBuf,
+    report: Option<ReportFolder>,
     /// The folder of cached device profiles, which other labs can reuse.
     profiles: Option<PathBuf>,
     model_digest: String,
@@ -80,7 +83,10 @@ impl<'l> Lab<'l> {
             }
         }
         let found = limited.then_some(found).transpose()?;
-        clean_up_on_signal(found.clone(), copies::copies_folder(&scratch));
+        let report = args.report.as_deref().map(|folder| ReportFolder::create(folder, "hearth lab"));
+        let report = report.transpose()?;
+        let report_folder = report.as_ref().map(|report| report.path().to_owned());
+        clean_up_on_signal(found.clone(), copies::copies_folder(&scratch), report_folder.clone());
         let copies = ModelCopies::create(&scratch, &parts, &names)?;
         let mut groups = BTreeMap::new();
         for (index, entry) in devices.iter().enumerate() {
@@ -93,8 +99,6 @@ impl<'l> Lab<'l> {
             group.set_cpu_limit(None)?;
             groups.insert(entry.name.clone(), group);
         }
-        let folder = args.report.clone().unwrap_or_else(|| copies::copies_folder(&scratch));
-        create_folder(&folder)?;
         if let Some(folder) = &args.profiles {
             create_folder(folder)?;
         }
@@ -105,7 +109,8 @@ impl<'l> Lab<'l> {
             groups,
             copies,
             program: std::env::current_exe().map_err(Failure::failed)?,
-            folder,
+            folder: report_folder.unwrap_or_else(|| copies::copies_folder(&scratch)),
+            report,
             profiles: args.profiles.clone(),
             model_digest: opened.profile.digest.clone(),
             draft: loaded.draft_model_file(),
@@ -375,9 +380,9 @@ impl<'l> Lab<'l> {
         arguments
     }
 
-    /// Ends the workers, and removes the control groups and the copies of the model. Returns the folder of the results.
-    pub fn finish(self) -> PathBuf {
-        self.folder
+    /// Ends the workers, and removes the control groups and the copies of the model. Returns the unfinished report.
+    pub fn finish(self) -> Option<ReportFolder> {
+        self.report
     }
 }
 
@@ -418,16 +423,19 @@ pub fn limits_of(entry: &DeviceEntry) -> ResourceLimits {
     entry.limits.clone().unwrap_or_default()
 }
 
-/// Installs a signal handler that removes control groups and copies of the model, because destructors do not run after
-/// a signal.
-fn clean_up_on_signal(groups: Option<CgroupHierarchy>, folder: PathBuf) {
+/// Installs a signal handler that removes control groups, copies of the model and an unfinished report, because
+/// destructors do not run after a signal.
+fn clean_up_on_signal(groups: Option<CgroupHierarchy>, copies: PathBuf, report: Option<PathBuf>) {
     interruption::on_signal(move || {
         IS_INTERRUPTED.store(true, Ordering::SeqCst);
         if let Some(groups) = &groups {
             groups.kill_and_remove_own_groups();
         }
         // Also ends stopped workers, which cannot detect the end of their input.
-        copies::remove_copies_folder(&folder);
+        copies::remove_copies_folder(&copies);
+        if let Some(report) = &report {
+            let _ = std::fs::remove_dir_all(report);
+        }
         tracing::info!("interrupted; control groups and copies of the model are removed");
         interruption::EXIT_INTERRUPTED.exit();
     });

@@ -35,7 +35,6 @@ use hearth_profiles::measure::free_space;
 use hearth_profiles::model::{ModelShape, ModelShapeError, PartialBlockError, Quant, shipped_document};
 use hearth_profiles::{Bytes, UnknownDocument};
 pub use vocabulary::TokenizerKind;
-pub use writer::partial_path;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct SynthOptions {
@@ -127,7 +126,7 @@ impl SynthOptions {
 }
 
 /// Writes a synthetic model to `path`. `progress` receives the number of bytes of tensor data written so far and in
-/// total. The file has a temporary name until it is complete. The memory use does not depend on the size of the model.
+/// total. The file is removed if an error occurs. The memory use does not depend on the size of the model.
 pub fn synthesise(
     options: &SynthOptions,
     path: &Path,

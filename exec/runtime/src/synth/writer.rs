@@ -3,11 +3,11 @@
 //! Threads take chunks of a fixed number of weights in file order. Each thread fills a buffer and writes it at the
 //! offset of the chunk, with its own file handle. The random stream of a chunk is `ChaCha8` with a key from (seed,
 //! tensor name) and the index of the chunk as the stream number, so the bytes depend neither on the thread nor on
-//! the order. The file has a temporary name until it is complete, and is removed if an error occurs.
+//! the order. The file is removed if an error occurs.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -33,47 +33,24 @@ struct Chunk {
     bytes: u64,
 }
 
-/// An unfinished model file, which is removed on drop unless `finished` is set.
-struct PartialFile {
-    path: PathBuf,
-    finished: bool,
-}
-
-impl Drop for PartialFile {
-    fn drop(&mut self) {
-        if !self.finished {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
 pub(super) fn write_model(
     options: &SynthOptions,
     plan: &SynthPlan,
     path: &Path,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), SynthError> {
-    let mut partial = PartialFile { path: partial_path(path), finished: false };
-    let failed = |verb, path: &Path| {
-        let path = path.to_owned();
-        move |source| SynthError::Io { verb, path, source }
+    let failed = |verb| move |source| SynthError::Io { verb, path: path.to_owned(), source };
+    let mut file = File::create(path).map_err(failed("create"))?;
+    let mut fill = || {
+        file.write_all(&plan.layout.header)?;
+        // Padding between tensors is never written, so that it reads as zeros.
+        file.set_len(plan.layout.file_bytes)?;
+        write_weights(options, plan, path, progress)
     };
-    let mut file = File::create(&partial.path).map_err(failed("create", &partial.path))?;
-    file.write_all(&plan.layout.header).map_err(failed("write", &partial.path))?;
-    // Padding between tensors is never written, so that it reads as zeros.
-    file.set_len(plan.layout.file_bytes).map_err(failed("enlarge", &partial.path))?;
-    drop(file);
-    write_weights(options, plan, &partial.path, progress).map_err(failed("write", &partial.path))?;
-    fs::rename(&partial.path, path).map_err(failed("rename the finished file to", path))?;
-    partial.finished = true;
-    Ok(())
-}
-
-/// Returns the path of an unfinished model file: in the folder of `path`, with the process id in its name.
-pub fn partial_path(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.partial", std::process::id()));
-    path.with_file_name(name)
+    fill().map_err(|error| {
+        let _ = fs::remove_file(path);
+        failed("write")(error)
+    })
 }
 
 fn write_weights(
@@ -185,12 +162,5 @@ mod tests {
         assert_ne!(first, make("blk.0.ffn_up.weight", 1, 1));
         assert_ne!(first, make("blk.0.ffn_up.weight", 2, 0));
         assert_ne!(first, make("blk.1.ffn_up.weight", 1, 0));
-    }
-
-    #[test]
-    fn the_unfinished_file_is_in_the_same_folder() {
-        let path = partial_path(Path::new("folder/model.gguf"));
-        assert_eq!(path.parent(), Some(Path::new("folder")));
-        assert!(path.to_string_lossy().ends_with(".partial"));
     }
 }
