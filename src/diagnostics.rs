@@ -9,6 +9,8 @@ use hearth_ring::{KeyError, RingError};
 use hearth_runtime::ExecError;
 use hearth_workflow::{Error, ErrorKind};
 
+use crate::output::escape_line;
+
 pub const EXIT_FAILED: u8 = 1;
 pub const EXIT_INVALID: u8 = 2;
 pub const EXIT_INCOMPLETE: u8 = 3;
@@ -90,12 +92,13 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (what, hint) = self.parts();
-        writeln!(f, "error: {what}")?;
+        // Indented, so that text of documents and other devices cannot look like another error.
+        writeln!(f, "error: {}", what.replace('\n', "\n       "))?;
         if let Some(location) = self.error.location() {
-            writeln!(f, "where: {location}")?;
+            writeln!(f, "where: {}", escape_line(location))?;
         }
         if let Some(hint) = hint {
-            writeln!(f, "hint:  {hint}")?;
+            writeln!(f, "hint:  {}", hint.replace('\n', "\n       "))?;
         }
         Ok(())
     }

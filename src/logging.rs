@@ -4,6 +4,7 @@
 //! list of targets with log levels. The default filter shows messages of hearth itself, from level info on.
 
 use std::fmt;
+use std::io::{self, Write};
 use std::str::FromStr;
 
 use clap::ValueEnum;
@@ -17,6 +18,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::diagnostics::Failure;
+use crate::output::escape_line;
 
 const LOG_VARIABLE: &str = "HEARTH_LOG";
 
@@ -44,13 +46,30 @@ pub fn init(filter: Option<&str>, format: LogFormat) -> Result<(), Failure> {
         })?,
         None => Targets::new().with_target("hearth", LevelFilter::INFO),
     };
-    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
+    let layer = tracing_subscriber::fmt::layer().with_writer(|| LogWriter).with_ansi(false);
+    let layer = layer.log_internal_errors(false);
     let registry = tracing_subscriber::registry().with(targets);
     match format {
         LogFormat::Text => registry.with(layer.event_format(TextFormatter)).init(),
         LogFormat::Json => registry.with(layer.json()).init(),
     }
     Ok(())
+}
+
+/// Writes log messages to standard error, each on one line without control characters.
+struct LogWriter;
+
+impl Write for LogWriter {
+    /// Writes one message, which `tracing_subscriber` passes as a whole.
+    fn write(&mut self, message: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(message);
+        writeln!(io::stderr(), "{}", escape_line(text.trim_end_matches('\n')))?;
+        Ok(message.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Formats a log message as text: a prefix for the log level, and no timestamp.

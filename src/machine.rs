@@ -14,6 +14,7 @@ use hearth_workflow::{Error, LoadedScenario, ReferenceResolver, check_model_exis
 use crate::cli::{GpuWeightFormat, PlanningArgs};
 use crate::diagnostics::Failure;
 use crate::gpu;
+use crate::output::escape_line;
 use crate::progress;
 
 /// Environment variable that makes measurements of a device as short as possible, for tests that need no correct
@@ -45,8 +46,10 @@ impl ReferenceResolver for LocalMachineResolver {
         let options =
             ProfileOptions { name: entry.name.clone(), measurement, threads, ..ProfileOptions::default() };
         let links = || Ok(probe::measure_links(&[], None, ProbeOptions::quick())?);
-        profile(&options, links, &mut |what| spinner.set_message(format!("{}: {what}", entry.name)))
-            .map_err(Error::failed)
+        profile(&options, links, &mut |what| {
+            spinner.set_message(format!("{}: {what}", escape_line(&entry.name)));
+        })
+        .map_err(Error::failed)
     }
 
     fn model(&self, path: &Path) -> Result<ModelProfile, Error> {

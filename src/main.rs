@@ -42,7 +42,12 @@ fn run() -> ExitCode {
         Err(error) if !error.use_stderr() => error.exit(),
         // If the command line is invalid, there are no parsed flags.
         Err(error) if arguments().any(|word| word == "--json") => (true, Err(Failure::from_clap(&error))),
-        Err(error) => error.exit(),
+        // clap prints errors in colour, with the arguments as they are.
+        Err(error) if arguments().all(|word| output::escape(&word) == word) => error.exit(),
+        Err(error) => {
+            output::say_stderr!("{}", error.render().to_string().trim_end());
+            return ExitCode(diagnostics::EXIT_INVALID);
+        }
     };
     result.unwrap_or_else(|failure| {
         let text = if json { failure.to_json() } else { failure.to_string() };

@@ -8,6 +8,7 @@ use hearth_workflow::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::interruption::CancellationGuard;
+use crate::output::escape_line;
 
 const SPINNER_TEMPLATE: &str = "{spinner} {msg} {elapsed}";
 /// Template of a progress bar that counts items.
@@ -38,7 +39,7 @@ impl Progress for TerminalProgress {
             self.bar.set_length(total);
         }
         self.bar.set_position(done);
-        self.bar.set_message(what.to_owned());
+        self.bar.set_message(escape_line(what).into_owned());
     }
 
     fn is_cancelled(&self) -> bool {

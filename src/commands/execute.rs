@@ -19,7 +19,7 @@ use crate::diagnostics::{ExitCode, Failure};
 use crate::interruption::{EXIT_INTERRUPTED, termination_signal};
 use crate::machine::open_model;
 use crate::output::run::{RunSummary, format_table};
-use crate::output::{run_events, say};
+use crate::output::{escape, run_events, say};
 use crate::prompts;
 use crate::ring::{PROMPT_START_LINE, RingBuilder, TransportTask, exit_on_stdin_eof, run_over_transport};
 
@@ -185,11 +185,12 @@ impl TransportTask for Run {
                     let _ = writeln!(out, "token {token}").and_then(|()| out.flush());
                 }
                 if print {
-                    let _ = write!(out, "{}", stream.push(&tokenizer, token)).and_then(|()| out.flush());
+                    let _ =
+                        write!(out, "{}", escape(&stream.push(&tokenizer, token))).and_then(|()| out.flush());
                 }
             }
             if print {
-                let _ = write!(out, "{}", stream.finish());
+                let _ = write!(out, "{}", escape(&stream.finish()));
             }
         });
         if mark {

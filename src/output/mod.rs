@@ -1,8 +1,10 @@
 //! Formats the results of commands and prints them to standard output.
 //!
+//! Everything that is printed here passes through [`escape`]; log messages do, too ([`crate::logging`]).
 //! If standard output is a closed pipe, the program exits silently. Other errors, such as a full disk, are reported.
 
 pub mod counters;
+mod escape;
 pub mod plan;
 pub mod run;
 pub mod run_events;
@@ -11,12 +13,13 @@ pub mod soc;
 use std::fmt;
 use std::io::{self, Write};
 
+pub use self::escape::{escape, escape_line};
 use crate::diagnostics::{ExitCode, Failure};
 
 /// Prints text to standard output. Exits the program if standard output is a closed pipe.
 pub fn print(text: fmt::Arguments) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    match out.write_fmt(text).and_then(|()| out.flush()) {
+    match out.write_all(escape(&text.to_string()).as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS.exit(),
         Err(error) => Err(Failure::failed(format!("cannot write to standard output: {error}"))),
         Ok(()) => Ok(()),
@@ -31,11 +34,12 @@ macro_rules! say {
 }
 pub(crate) use say;
 
-/// Prints a line to standard error.
+/// Prints text and a line feed to standard error.
 macro_rules! say_stderr {
     ($($part:tt)*) => {{
         use std::io::Write as _;
-        let _ = writeln!(std::io::stderr(), $($part)*);
+        let text = format!($($part)*);
+        let _ = writeln!(std::io::stderr(), "{}", $crate::output::escape(&text));
     }};
 }
 pub(crate) use say_stderr;

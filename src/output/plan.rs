@@ -8,6 +8,8 @@ use hearth_schema::plan::{DroppedDevice, Parallelism, PlannedDevice, Role};
 use hearth_schema::residency::ResidencyOptions;
 use serde::Serialize;
 
+use super::escape_line;
+
 /// A plan as `--json` prints it.
 #[derive(Serialize)]
 pub struct PlanSummary {
@@ -46,9 +48,10 @@ impl DeviceSummary {
     /// Returns the name of the device and the number of layers in its window, with the number of GPU layers in
     /// brackets.
     pub fn window_label(&self) -> String {
+        let name = escape_line(&self.name);
         match self.gpu_layers {
-            0 => format!("{} {}", self.name, self.window),
-            gpu => format!("{} {} ({gpu})", self.name, self.window),
+            0 => format!("{name} {}", self.window),
+            gpu => format!("{name} {} ({gpu})", self.window),
         }
     }
 }
@@ -97,7 +100,7 @@ pub fn format_table(plan: &Plan) -> String {
             Role::Worker => "worker",
             Role::Relay => "relay",
         };
-        let (name, window, gpu) = (&device.name, device.window, device.gpu_layers);
+        let (name, window, gpu) = (escape_line(&device.name), device.window, device.gpu_layers);
         let policy = device.residency.policy;
         let layers = match plan.kind.tensor_plan() {
             None => windows.join(" "),
@@ -109,7 +112,7 @@ pub fn format_table(plan: &Plan) -> String {
         let _ = writeln!(text, "  {name:<14} {role:<7} {window:>6} {gpu:>5}  {policy:<9} {layers}");
     }
     for dropped in &plan.dropped_devices {
-        let _ = writeln!(text, "  {:<14} dropped: {}", dropped.name, dropped.reason);
+        let _ = writeln!(text, "  {:<14} dropped: {}", escape_line(&dropped.name), dropped.reason);
     }
     for sentence in &plan.explanation {
         let _ = writeln!(text, "  {sentence}");

@@ -11,6 +11,7 @@ use hearth_schema::Trace;
 use hearth_schema::trace::{MemoryKind, Outcome};
 use serde::Serialize;
 
+use super::escape_line;
 use super::run_events::{self, EventSummary};
 
 /// Maximum number of sequences that the table lists.
@@ -133,14 +134,14 @@ fn devices(metrics: &Metrics) -> String {
         "  device            busy ms disk wait ms    hidden ms  read MB/token  resident MB  pressure\n",
     );
     for device in &metrics.devices {
+        let name = escape_line(&device.name);
         if device.trace_lost {
-            let _ = writeln!(text, "  {:<14} stopped responding; its part of the trace is lost", device.name);
+            let _ = writeln!(text, "  {name:<14} stopped responding; its part of the trace is lost");
             continue;
         }
         let _ = writeln!(
             text,
-            "  {:<14} {:>10.2} {:>12.2} {:>12.2} {:>14.2} {:>12.1} {:>8.1}%",
-            device.name,
+            "  {name:<14} {:>10.2} {:>12.2} {:>12.2} {:>14.2} {:>12.1} {:>8.1}%",
             device.busy_ms,
             device.demand_disk_ms,
             device.hidden_disk_ms,

@@ -8,6 +8,8 @@ use hearth_schema::Trace;
 use hearth_schema::run_events::{RunEvent, RunEventKind};
 use serde::Serialize;
 
+use super::escape_line;
+
 /// An event of a run and its effect on the time per token, as `--json` prints them.
 #[derive(Debug, Serialize)]
 pub struct EventSummary {
@@ -34,7 +36,8 @@ pub fn format_events(trace: &Trace) -> String {
         let name = device.as_ref().map_or(String::new(), |name| format!("{name}: "));
         let what = if what.is_empty() { String::new() } else { format!(" ({what})") };
         let until = end.map_or("the end".into(), time);
-        let _ = writeln!(text, "  {} to {until}  {name}{}{what}", time(*start), kind.description());
+        let event = format!("{} to {until}  {name}{}{what}", time(*start), kind.description());
+        let _ = writeln!(text, "  {}", escape_line(&event));
         if matches!(kind, RunEventKind::Silent | RunEventKind::NotReplanned | RunEventKind::OutOfMemory) {
             continue;
         }

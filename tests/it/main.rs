@@ -7,6 +7,7 @@ mod bad_input;
 mod bench;
 mod both_runners;
 mod chat;
+mod control_characters;
 mod discovery;
 mod documented;
 mod editor;
