@@ -1,12 +1,12 @@
-//! Handling of Ctrl-C: cancels work that can end early, otherwise exits the program.
+//! Handling of Ctrl-C and of signals that end the program: cancels work that can end early, otherwise exits.
 //!
 //! The first Ctrl-C during cancellable work cancels the work. Any other Ctrl-C exits the program. Commands that must
 //! clean up install a separate handler ([`on_signal`]).
 
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{LazyLock, Once, mpsc};
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::diagnostics::ExitCode;
 
@@ -39,28 +39,69 @@ impl Drop for CancellationGuard {
     }
 }
 
-/// Starts a thread that calls `handler` at every SIGINT and SIGTERM.
+/// Starts a thread that calls `handler` at every SIGINT, SIGTERM and SIGHUP from now on.
 pub fn on_signal(mut handler: impl FnMut() + Send + 'static) {
+    let (listening_tx, listening_rx) = mpsc::channel();
     spawn_listener(async move {
-        while next_signal().await.is_ok() {
+        let Ok(mut signals) = Signals::listen() else { return };
+        let _ = listening_tx.send(());
+        loop {
+            signals.next().await;
             handler();
         }
     });
+    // If the thread cannot listen, a signal exits the program.
+    let _ = listening_rx.recv();
 }
 
-/// Waits for SIGINT or SIGTERM.
+/// Waits for SIGINT, SIGTERM or SIGHUP.
 pub async fn termination_signal() {
-    let _ = next_signal().await;
+    if let Ok(mut signals) = Signals::listen() {
+        signals.next().await;
+    }
 }
 
-async fn next_signal() -> std::io::Result<()> {
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
-    Ok(())
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    /// `None` if the program was started, for example by `nohup`, so that it ignores SIGHUP.
+    hangup: Option<Signal>,
 }
+
+impl Signals {
+    fn listen() -> std::io::Result<Signals> {
+        Ok(Signals {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: (!*IGNORES_HANGUP).then(|| signal(SignalKind::hangup())).transpose()?,
+        })
+    }
+
+    async fn next(&mut self) {
+        let hung_up = async {
+            match &mut self.hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+            _ = hung_up => {}
+        }
+    }
+}
+
+/// Whether the program ignored SIGHUP before this module listened to it.
+static IGNORES_HANGUP: LazyLock<bool> = LazyLock::new(|| {
+    let mut action = std::mem::MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: without a new action the call only writes the current one to `action`, which is valid for that.
+    if unsafe { libc::sigaction(libc::SIGHUP, std::ptr::null(), action.as_mut_ptr()) } != 0 {
+        return false;
+    }
+    // SAFETY: the call succeeded, so it wrote the action.
+    unsafe { action.assume_init() }.sa_sigaction == libc::SIG_IGN
+});
 
 async fn exit_or_cancel() {
     while tokio::signal::ctrl_c().await.is_ok() {

@@ -1,5 +1,8 @@
 //! `hearth synth`: writes a model of any shape with random weights.
 
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
 use hearth_profiles::Layers;
 use hearth_profiles::model::Architecture;
 use hearth_runtime::synth::{SynthError, SynthOptions, TokenizerKind, synthesise};
@@ -23,12 +26,14 @@ struct Output {
 
 pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
     let options = options(args)?;
-    let file = PartialFile::create(&args.output)?;
-    let partial_path = file.path().to_owned();
+    let partial_path = Arc::new(OnceLock::<PathBuf>::new());
+    let written_path = partial_path.clone();
     interruption::on_signal(move || {
-        let _ = std::fs::remove_file(&partial_path);
+        let _ = written_path.get().map(std::fs::remove_file);
         EXIT_INTERRUPTED.exit();
     });
+    let file = PartialFile::create(&args.output)?;
+    let _ = partial_path.set(file.path().to_owned());
     let bar = progress::progress_bar("weights", 0, progress::BYTES_TEMPLATE);
     let model = synthesise(&options, file.path(), &mut |written, total| {
         bar.set_length(total);

@@ -2,15 +2,15 @@
 //!
 //! Not here: interrupted labs (`lab`).
 
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use hearth_schema::trace::Outcome;
 
 use crate::folder::Folder;
 use crate::processes::{
-    Head, Worker, assert_rejected, hearth_command, model_path, output_texts, run_successfully, send_signal,
-    wait_until,
+    Head, Worker, assert_rejected, hearth_command, model_path, output_texts, program_path, run_successfully,
+    send_signal, wait_until,
 };
 
 #[test]
@@ -67,7 +67,7 @@ fn interrupted_sweep_keeps_its_rows() {
 fn interrupted_run_frees_its_workers() {
     let (folder, worker) = (Folder::new(), Worker::start(&model_path("q4_k")));
     let plan = folder.write_plan(&[4, 4], &[&worker.address], 4096);
-    for signal in ["INT", "TERM"] {
+    for signal in ["INT", "TERM", "HUP"] {
         let mut head = Head::start(&plan, 4000, &["--trace", &folder.path_of("run.trace")]);
         head.wait_for_tokens(10);
         let start = Instant::now();
@@ -84,6 +84,19 @@ fn interrupted_run_frees_its_workers() {
     // The worker accepts the next head immediately.
     let observed = Head::run(&plan, 4, &[]);
     assert_eq!(observed.tokens.len(), 4, "{}", observed.other_output);
+}
+
+#[test]
+fn worker_under_nohup_ignores_hangup() {
+    let (folder, mut command) = (Folder::new(), Command::new("sh"));
+    command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", &program_path(), "worker", "--threads", "1"]);
+    command.args(["--listen", "127.0.0.1:0", "--model", &model_path("q4_k")]).env_remove("HEARTH_KEY");
+    let worker = Worker::spawn(command.stdin(Stdio::null()));
+    worker.send_signal("HUP");
+    std::thread::sleep(Duration::from_millis(200));
+    let plan = folder.write_plan(&[4, 4], &[&worker.address], 64);
+    let observed = Head::run(&plan, 2, &[]);
+    assert_eq!(observed.tokens.len(), 2, "{}", observed.other_output);
 }
 
 #[test]

@@ -71,6 +71,7 @@ fn start_slow_lab(folder: &Folder) -> (Child, String) {
     let file = write_scenario(folder, ", disk_read: 10 MB/s");
     let scratch = folder.path_of("");
     let lab = hearth_command(&["lab", &file, "--model", &model_path("q8_0"), "--scratch", &scratch])
+        .args(["--report", &folder.path_of("report")])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
@@ -89,14 +90,16 @@ fn groups_of(groups: &Path, prefix: &str) -> impl Iterator<Item = PathBuf> {
 #[test]
 fn interrupted_lab_leaves_nothing_behind() {
     let Some(groups) = memory_cgroup_folder("interrupted_lab_leaves_nothing_behind") else { return };
-    let folder = Folder::on_disk();
-    let (mut lab, prefix) = start_slow_lab(&folder);
-    let has_groups = || groups_of(&groups, &prefix).next().is_some();
-    assert!(wait_until(Duration::from_secs(5), has_groups), "the lab makes its groups");
-    send_signal(lab.id(), "TERM");
-    assert_eq!(lab.wait().expect("it ends").code(), Some(130));
-    assert!(!has_groups(), "groups are left behind");
-    assert!(!folder.has_file(&prefix), "copies are left behind");
+    for signal in ["TERM", "HUP"] {
+        let folder = Folder::on_disk();
+        let (mut lab, prefix) = start_slow_lab(&folder);
+        let has_groups = || groups_of(&groups, &prefix).next().is_some();
+        assert!(wait_until(Duration::from_secs(5), has_groups), "the lab makes its groups");
+        send_signal(lab.id(), signal);
+        assert_eq!(lab.wait().expect("it ends").code(), Some(130));
+        assert!(!has_groups(), "groups are left behind");
+        assert_eq!(folder.file_names(), ["scenario.yaml"]);
+    }
 }
 
 /// Returns the processes in the control groups of a lab, with their command lines.

@@ -212,7 +212,7 @@ impl Worker {
         Self::spawn(command.stdin(Stdio::null()).env_remove("HEARTH_KEY"))
     }
 
-    fn spawn(command: &mut Command) -> Worker {
+    pub fn spawn(command: &mut Command) -> Worker {
         let (process, line) = Process::spawn_until_ready(command);
         let address = line.split_ascii_whitespace().nth(2).expect("listening on ADDRESS").to_string();
         Worker { process, address }

@@ -34,10 +34,10 @@ impl ScratchFile {
         let mut open_options = OpenOptions::new();
         open_options.write(true).create_new(true);
         let mut writer = open_options.open(&path).map_err(MeasurementError::for_file("create", &path))?;
-        // Unlinks the file when this function returns, also after an error.
-        let _unlink = UnlinkOnDrop(path.clone());
+        let unlink = UnlinkOnDrop(path.clone());
         let open = || File::open(&path).map_err(MeasurementError::for_file("open", &path));
         let files = [open()?, open()?];
+        drop(unlink);
         let max_bytes =
             options.max_file_size.0.min(free_space(folder).unwrap_or(Bytes(0)).0 / 10).max(MIN_BYTES);
         let length = fill(&mut writer, max_bytes, options.time_limit.0)

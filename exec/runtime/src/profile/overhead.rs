@@ -79,6 +79,8 @@ pub(super) fn measure_overheads(
     let options = small_model();
     synthesise(&options, &path, &mut |_, _| ())?;
     let weights = Arc::new(Weights::open(&path)?);
+    // The mapped file is readable without its name, and nothing remains if the process is killed from here on.
+    drop(folder);
     let shape = &options.shape;
     // Without a rate for the format nothing is subtracted, and the cost is an upper bound.
     let rate = hearth_profiles::device::nearest_format_rate(&rates.matvec, Format::Q4K);
