@@ -11,6 +11,7 @@ use super::print_result;
 use crate::cli::WhatifArgs;
 use crate::diagnostics::{EXIT_INCOMPLETE, ExitCode, Failure};
 use crate::machine::read_scenario_with_overrides;
+use crate::output::escape_line;
 use crate::progress::TerminalProgress;
 
 /// The ranking of the variants of a scenario, as `--json` prints it.
@@ -52,7 +53,7 @@ fn table(base: &Evaluation, ranked: &[RankedVariant]) -> String {
     let plan = |evaluation: &Evaluation| {
         let rounds = evaluation.rounds.filter(|rounds| *rounds > 1);
         let rounds = rounds.map_or_else(String::new, |rounds| format!(", {rounds} rounds"));
-        format!("{}{rounds}", evaluation.windows.as_deref().unwrap_or_default())
+        escape_line(evaluation.windows.as_deref().unwrap_or_default()).into_owned() + &rounds
     };
     let _ = match base.tpot_ms {
         Some(time) => writeln!(text, "unchanged: {time:.1} ms per token with {}", plan(base)),
@@ -61,6 +62,7 @@ fn table(base: &Evaluation, ranked: &[RankedVariant]) -> String {
     let width = ranked.iter().map(|it| it.description.chars().count()).max().unwrap_or(0);
     let _ = writeln!(text, "  {:>10} {:>11}  {:<width$}  plan", "saves, ms", "ms/token", "variant");
     for RankedVariant { description: what, saved_ms, evaluation, .. } in ranked {
+        let what = escape_line(what);
         let saved = saved_ms.map_or("-".to_owned(), |saved| format!("{saved:+.1}"));
         let _ = match evaluation.tpot_ms {
             Some(time) => writeln!(text, "  {saved:>10} {time:>11.1}  {what:<width$}  {}", plan(evaluation)),

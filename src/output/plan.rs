@@ -115,7 +115,7 @@ pub fn format_table(plan: &Plan) -> String {
         let _ = writeln!(text, "  {:<14} dropped: {}", escape_line(&dropped.name), dropped.reason);
     }
     for sentence in &plan.explanation {
-        let _ = writeln!(text, "  {sentence}");
+        let _ = writeln!(text, "  {}", escape_line(sentence));
     }
     text
 }
