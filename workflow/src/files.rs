@@ -1,7 +1,8 @@
 //! Reads files of limited size and writes files atomically.
 //!
-//! A file is written as a whole or not at all, and is on disk before it gets its name. Before it starts long work, a command checks that its outputs can be
-//! written: the folders exist, no input is overwritten, and no two outputs are the same file.
+//! A file is written as a whole or not at all, and is on disk before it gets its name. Before it starts long work, a
+//! command checks that its outputs can be written: the folders exist, no input is overwritten, and no two outputs are
+//! the same file.
 //!
 //! Not here: the content of a file ([`crate::documents`]), and folders that are written as a whole
 //! ([`crate::report_folder`]).

@@ -73,6 +73,25 @@ impl ReportFolder {
         self.replace().map_err(|error| Error::from_folder_error(&self.target, "write", &error))
     }
 
+    /// Keeps an incomplete report that has traces, as `NAME.failed` beside the target. Returns its path; `None` if there
+    /// is nothing to keep or if it cannot be kept.
+    pub fn keep_failed(self) -> Option<PathBuf> {
+        let names = file_names(self.path()).ok()?;
+        let has_traces = names.iter().any(|name| name.ends_with(".trace"));
+        let mut name = self.target.file_name().filter(|_| has_traces)?.to_os_string();
+        name.push(".failed");
+        let kept = self.target.with_file_name(name);
+        fs::write(self.path().join(LIST), format!("{}\n{}\n", self.kind, names.join("\n"))).ok()?;
+        if kept.exists() {
+            if !is_replaceable(&kept, self.kind) {
+                return None;
+            }
+            fs::remove_dir_all(&kept).ok()?;
+        }
+        fs::rename(self.path(), &kept).ok()?;
+        Some(kept)
+    }
+
     fn replace(&self) -> io::Result<()> {
         let names = file_names(self.path())?;
         fs::write(self.path().join(LIST), format!("{}\n{}\n", self.kind, names.join("\n")))?;
@@ -218,6 +237,25 @@ mod tests {
         let both = expected(&[("index", "2"), ("run.trace", "1")]);
         assert_eq!(write(&target, "r", &["index"], "2"), both);
         assert_eq!(write(&target, "lab", &["index"], "3"), expected(&[("index", "3")]));
+    }
+
+    #[test]
+    fn traces_of_a_failed_report_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("report");
+        let kept = folder.path().join("report.failed");
+        for text in ["1", "2"] {
+            let report = ReportFolder::create(&target, "r").unwrap();
+            report.write("run.trace", text.as_bytes()).unwrap();
+            assert_eq!(report.keep_failed().as_deref(), Some(&*kept));
+            assert_eq!(fs::read_to_string(kept.join("run.trace")).unwrap(), text);
+        }
+        fs::write(kept.join("notes"), "mine").unwrap();
+        let report = ReportFolder::create(&target, "r").unwrap();
+        report.write("run.trace", b"3").unwrap();
+        assert_eq!(report.keep_failed(), None, "it has a file of the user");
+        assert!(ReportFolder::create(&target, "r").unwrap().keep_failed().is_none(), "it has no traces");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[test]

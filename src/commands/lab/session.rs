@@ -381,8 +381,17 @@ impl<'l> Lab<'l> {
     }
 
     /// Ends the workers, and removes the control groups and the copies of the model. Returns the unfinished report.
-    pub fn finish(self) -> Option<ReportFolder> {
-        self.report
+    pub fn finish(mut self) -> Option<ReportFolder> {
+        self.report.take()
+    }
+}
+
+/// Keeps the traces of a lab that failed.
+impl Drop for Lab<'_> {
+    fn drop(&mut self) {
+        if let Some(kept) = self.report.take().and_then(ReportFolder::keep_failed) {
+            tracing::info!("the traces of the runs so far are in {}", kept.display());
+        }
     }
 }
 
