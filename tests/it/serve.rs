@@ -1,5 +1,6 @@
 //! Tests of `hearth serve`: concurrent requests get the same text as single requests, and invalid ones are rejected.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -13,6 +14,8 @@ use crate::processes::{
     Process, Worker, assert_rejected, hearth_command, integer_values, model_path, parse_json,
     plan_yaml_for_model, run_json, wait_until,
 };
+use crate::proxy::Proxy;
+use crate::recovery::trial_seeds;
 
 const TIMEOUT: Duration = Duration::from_mins(1);
 
@@ -21,6 +24,8 @@ struct Server {
     process: Process,
     address: String,
     workers: Vec<Worker>,
+    /// A proxy in front of each worker.
+    proxies: Vec<Proxy>,
     /// The folder of the plan and the model.
     _folder: Folder,
 }
@@ -32,15 +37,16 @@ impl Server {
         let chat_model = folder.path_of("chat.gguf");
         write_model_with_template(Path::new(&chat_model));
         let workers: Vec<Worker> = (0..workers).map(|_| Worker::start(&chat_model)).collect();
-        let addresses: Vec<&str> = workers.iter().map(|worker| worker.address.as_str()).collect();
-        let windows = [&[8][..], &[4, 4], &[3, 3, 2]][workers.len()];
+        let proxies: Vec<Proxy> = workers.iter().map(|worker| Proxy::new(&worker.address)).collect();
+        let addresses: Vec<&str> = proxies.iter().map(|proxy| proxy.address.as_str()).collect();
+        let windows = [&[8][..], &[4, 4], &[3, 3, 2], &[2, 2, 2, 2]][workers.len()];
         let plan = folder.write("plan.yaml", plan_yaml_for_model(&chat_model, windows, &addresses, 512));
         let flags = ["--model", &chat_model, "--listen", "127.0.0.1:0", "--threads", "1", "--name", "psalm"];
         let (process, line) =
             Process::spawn_until_ready(hearth_command(&["serve", &plan]).args(flags).args(more));
         let (_, rest) = line.split_once("http://").expect("an address");
         let address = rest.split_once(',').expect("more of it").0.to_owned();
-        Server { process, address, workers, _folder: folder }
+        Server { process, address, workers, proxies, _folder: folder }
     }
 
     fn open(&self, request: &str) -> TcpStream {
@@ -231,6 +237,66 @@ fn requests_survive_a_killed_worker() {
     let ring = parse_json(&body);
     let layers = integer_values(&ring["devices"], "layers");
     assert_eq!((layers.len(), layers.iter().sum::<u64>()), (2, 8), "{body}");
+}
+
+/// A fault of a worker while requests are running.
+#[derive(Debug, Clone, Copy)]
+enum Fault {
+    Killed,
+    Stopped,
+    /// The worker is stopped for three seconds.
+    Suspended,
+    Dropped,
+    Disconnected,
+}
+
+#[test]
+fn eight_clients_get_their_text_whatever_happens_to_workers() {
+    use Fault::{Disconnected, Dropped, Killed, Stopped, Suspended};
+    const TOKENS: u32 = 60;
+    const FAULTS: [Fault; 5] = [Killed, Stopped, Suspended, Dropped, Disconnected];
+    let expected: Vec<String> = PROMPTS.iter().map(|prompt| alone(prompt, TOKENS)).collect();
+    let mut slowest: BTreeMap<String, Duration> = BTreeMap::new();
+    let seeds = trial_seeds().unwrap_or(0..2);
+    let count = seeds.end - seeds.start;
+    for seed in seeds {
+        let fault = FAULTS[(seed % 5) as usize];
+        let mut server = Server::start(3, &["--sequences", "4"]);
+        let mut workers = std::mem::take(&mut server.workers);
+        let is_double = seed.is_multiple_of(3);
+        let victims = if is_double {
+            vec![seed as usize % 3, (seed as usize + 1) % 3]
+        } else {
+            vec![seed as usize % 3]
+        };
+        let begun = std::time::Instant::now();
+        server.check_concurrent(TOKENS, &expected, || {
+            std::thread::sleep(Duration::from_millis(50 + seed * 37 % 300));
+            for &victim in &victims {
+                match fault {
+                    Killed => workers[victim].kill(),
+                    Stopped | Suspended => workers[victim].send_signal("STOP"),
+                    Dropped => server.proxies[victim].drop_all_bytes(),
+                    Disconnected => server.proxies[victim].disconnect(),
+                }
+            }
+            if matches!(fault, Suspended) {
+                std::thread::sleep(Duration::from_secs(3));
+                victims.iter().for_each(|&victim| workers[victim].send_signal("CONT"));
+            }
+        });
+        let name = format!("{fault:?}{}", if is_double { ", two workers" } else { "" });
+        let longest = slowest.entry(name).or_default();
+        *longest = (*longest).max(begun.elapsed());
+        if matches!(fault, Stopped) {
+            victims.iter().for_each(|&victim| workers[victim].send_signal("CONT"));
+        }
+        assert_eq!(server.text(PROMPTS[0], TOKENS), expected[0], "the next request");
+    }
+    println!("{count} trials with eight clients: every text is right; the last of eight responses:");
+    for (name, longest) in slowest {
+        println!("{name}: {} ms at most", longest.as_millis());
+    }
 }
 
 #[test]
