@@ -8,6 +8,8 @@
 
 pub mod cluster;
 pub mod compute_cost;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod memory;
 pub mod metrics;
 pub mod recovery;

@@ -6,6 +6,8 @@ pub mod device;
 pub mod document;
 pub mod document_values;
 pub mod format;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod gguf;
 pub mod link;
 pub mod measure;

@@ -12,6 +12,8 @@ mod auth;
 mod body;
 mod connections;
 mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod generation;
 mod metrics;
 mod request;

@@ -20,7 +20,9 @@ impl TextFile {
 
     /// Returns whether the file is test data or generated (such as a lock file), so that its formatting is not checked.
     pub fn is_data(&self) -> bool {
-        self.path.split('/').any(|part| matches!(part, "data" | "golden" | "snapshots" | "fixtures"))
+        self.path
+            .split('/')
+            .any(|part| matches!(part, "corpus" | "data" | "golden" | "snapshots" | "fixtures"))
             || self.extension() == "proptest-regressions"
             || self.extension() == "lock"
     }

@@ -12,6 +12,8 @@ pub mod discovery;
 mod emulation;
 mod error;
 pub mod execution;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod probe;
 mod security;
 pub mod wire;

@@ -18,6 +18,8 @@ pub mod cpu;
 pub mod engine;
 pub mod error;
 pub mod fetched_file;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod hyperparameters;
 pub mod input_output;
 pub mod memory;

@@ -42,7 +42,14 @@ impl SplitKeys {
 impl GgufModel {
     /// Reads the header of the file at `path`, or of all files of the model if the file belongs to a split model.
     pub fn open(path: impl AsRef<Path>) -> Result<GgufModel, GgufError> {
-        let path = path.as_ref();
+        Self::open_with(path.as_ref(), read_header)
+    }
+
+    /// Opens a model with a function that returns the header of a file, and the size of the file.
+    pub(crate) fn open_with(
+        path: &Path,
+        read_header: impl Fn(&Path) -> Result<(GgufHeader, u64), GgufError>,
+    ) -> Result<GgufModel, GgufError> {
         let (header, file_bytes) = read_header(path)?;
         let split = SplitKeys::of(&header, path)?;
         if split.count == 1 {

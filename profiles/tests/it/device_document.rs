@@ -1,7 +1,10 @@
 //! Tests that the errors of `device/1` documents name the mistake and the location.
 
+use std::fmt::Write as _;
+
 use hearth_profiles::device::soc::{SocOptions, SocStrategy};
 use hearth_profiles::device::{shipped_names, shipped_profile, shipped_yaml};
+use hearth_profiles::model::ModelDocument;
 use hearth_profiles::{DeviceProfile, Document, DocumentError};
 
 /// The YAML text of the key `profiled` of an NPU, with a table of one measured matmul.
@@ -88,4 +91,23 @@ fn soc_without_npu_allows_gpu_only() {
             assert_eq!(wrong.is_some(), without, "{name}, {}: {wrong:?}", strategy.name());
         }
     }
+}
+
+#[test]
+fn nested_aliases_are_refused() {
+    // Nine levels of nine aliases would be 387 million strings.
+    let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n".to_owned();
+    for level in 1..9 {
+        let aliases = vec![format!("*a{}", level - 1); 9].join(", ");
+        writeln!(text, "a{level}: &a{level} [{aliases}]").unwrap();
+    }
+    for head in ["schema: device/1\n", "schema: model/1\n", ""] {
+        assert!(DeviceProfile::from_yaml(&format!("{head}{text}")).is_err());
+        assert!(ModelDocument::from_yaml(&format!("{head}{text}")).is_err());
+    }
+    assert!(ModelDocument::from_yaml(&"- ".repeat(600_000)).is_err(), "longer than any depth");
+    // The parser would take quadratic time.
+    let nested = format!("schema: model/1\nname: {}{}", "[".repeat(1_000_000), "]".repeat(1_000_000));
+    let error = ModelDocument::from_yaml(&nested).expect_err("too deep").to_string();
+    assert!(error.contains("nested levels") && error.contains("line 2"), "{error}");
 }

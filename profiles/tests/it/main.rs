@@ -1,9 +1,8 @@
-//! Integration tests with valid, invalid and random GGUF headers and documents.
+//! Integration tests with valid, invalid and random GGUF headers, and with documents.
 
 mod device_document;
-mod document_fuzz;
-mod gguf_fuzz;
 mod gguf_header;
+mod gguf_round_trip;
 mod psalm;
 
 use hearth_profiles::gguf::{HeaderWriter, Value};

@@ -2,7 +2,7 @@
 
 mod encrypted;
 mod key;
-mod noise;
+pub(crate) mod noise;
 
 pub use encrypted::EncryptedTransport;
 pub use key::{KEY_VARIABLE, Key, KeyError, read_secret_file};

@@ -1,0 +1,10 @@
+//! Fuzz target of `hearth_core::fuzzing::trace`.
+
+#![no_main]
+
+#[path = "../memory.rs"]
+mod memory;
+
+use hearth_core::fuzzing::{allowed_memory, trace};
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| memory::check(input, allowed_memory(input.len()), trace));
