@@ -30,13 +30,15 @@ for target in "${targets[@]}"; do
     [[ -e "fuzz/fuzz_targets/$target.rs" ]] || fail "there is no target \`$target\`" "ls fuzz/fuzz_targets"
 done
 
-command -v cargo-fuzz >/dev/null || cargo install --locked cargo-fuzz
+cargo fuzz --version >/dev/null 2>&1 || cargo install --locked cargo-fuzz
 if rustup toolchain list 2>/dev/null | grep -q '^nightly'; then
     export RUSTUP_TOOLCHAIN=nightly
 else
     export RUSTC_BOOTSTRAP=1
 fi
-cargo fuzz build
+cargo fuzz build --target-dir fuzz/target
+programs="fuzz/target/$(rustc -vV | sed -n 's/^host: //p')/release"
+readonly programs
 
 # Maximum length of an input in bytes: long enough for several levels of structure, short enough for many runs.
 max_length() {
@@ -57,9 +59,10 @@ fuzz() {
     [[ ! -e "fuzz/dictionaries/$target.dict" ]] || options+=("-dict=fuzz/dictionaries/$target.dict")
     touch "fuzz/work/started"
     printf '\n== %s\n' "$target"
-    cargo fuzz run "$target" "fuzz/work/$target" "fuzz/corpus/$target" -- "${options[@]}" \
-        -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len="$(max_length "$target")" \
-        -detect_leaks=0 -print_final_stats=1 2>&1 | tee "$log" | grep -E '^(==|.*ERROR|.*panicked)' || true
+    "$programs/$target" "fuzz/work/$target" "fuzz/corpus/$target" "${options[@]}" \
+        -artifact_prefix="fuzz/artifacts/$target/" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 \
+        -max_len="$(max_length "$target")" -detect_leaks=0 -print_final_stats=1 2>&1 |
+        tee "$log" | grep -E '^(==|.*ERROR|.*panicked)' || true
     local runs rate coverage new
     runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log" | tail -n 1)
     rate=$(sed -n 's/^stat::average_exec_per_sec: *//p' "$log" | tail -n 1)
@@ -78,12 +81,12 @@ for target in "${targets[@]}"; do fuzz "$target"; done
 printf '\n%-14s %10s %8s %7s %8s %7s %9s\n' target runs runs/s edges features corpus findings
 printf '%s\n' "${rows[@]}"
 [[ ${#found[@]} -gt 0 ]] || exit 0
-printf '\nfindings:\n'
+printf '\nfindings, with a command that repeats each:\n'
 for file in "${found[@]}"; do
     if [[ "$file" == *.log ]]; then
         printf '  %s: the target did not run\n' "$file"
     else
-        printf '  cargo fuzz run %s %s\n' "$(basename "$(dirname "$file")")" "$file"
+        printf '  %s/%s %s\n' "$programs" "$(basename "$(dirname "$file")")" "$file"
     fi
 done
 exit 1
