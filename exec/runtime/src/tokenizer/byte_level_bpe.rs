@@ -27,7 +27,13 @@ pub(super) struct ByteLevelBpe {
 }
 
 impl ByteLevelBpe {
-    pub(super) fn new(metadata: &Metadata, texts: &[String]) -> Result<ByteLevelBpe, ExecError> {
+    /// Reads the tokenizer. Tokens for which `is_piece` returns false are not in the vocabulary of the merges, so that
+    /// text does not become a control token.
+    pub(super) fn new(
+        metadata: &Metadata,
+        texts: &[String],
+        is_piece: impl Fn(usize) -> bool,
+    ) -> Result<ByteLevelBpe, ExecError> {
         let name = metadata.get_str("tokenizer.ggml.pre")?.unwrap_or("default");
         let pre_tokenizer = PreTokenizer::by_name(name).ok_or_else(|| ExecError::PreTokenizer {
             found: name.to_owned(),
@@ -41,7 +47,9 @@ impl ByteLevelBpe {
             Ok((line[..at].to_owned(), line[at + 1..].to_owned()))
         };
         let pairs = pairs.iter().map(pair).collect::<Result<Vec<_>, ExecError>>()?;
-        let short: BTreeSet<&str> = texts.iter().map(String::as_str).filter(|text| text.len() <= 2).collect();
+        let pieces = || texts.iter().zip(0u32..).filter(|&(_, id)| is_piece(id as usize));
+        let short: BTreeSet<&str> =
+            pieces().map(|(text, _)| text.as_str()).filter(|text| text.len() <= 2).collect();
         for byte in 0..=255u8 {
             let visible = visible_char(byte).to_string();
             if !short.contains(visible.as_str()) {
@@ -49,8 +57,13 @@ impl ByteLevelBpe {
                 return Err(invalid(what, CONVERT));
             }
         }
+        // The `tokenizers` crate panics if the result of a merge is longer than every token.
+        let longest = pieces().map(|(text, _)| text.len()).max().unwrap_or(0);
+        if let Some((left, right)) = pairs.iter().find(|(left, right)| left.len() + right.len() > longest) {
+            return Err(invalid(format!("there is no token for the merge `{left} {right}`"), CONVERT));
+        }
         let broken = |error| invalid(format!("the merges do not match the tokens: {error}"), CONVERT);
-        let vocabulary = texts.iter().zip(0u32..).map(|(text, id)| (text.clone(), id)).collect();
+        let vocabulary = pieces().map(|(text, id)| (text.clone(), id)).collect();
         let merges = BPE::builder()
             .vocab_and_merges::<tokenizers::models::bpe::Vocab>(vocabulary, pairs)
             .ignore_merges(pre_tokenizer.ignore_merges)

@@ -127,7 +127,7 @@ impl Tokenizer {
         let is_piece = |at| kind_of(at) != token_type::CONTROL;
         let (kind, bos_default) = match model {
             "gpt2" => {
-                let bpe = ByteLevelBpe::new(metadata, texts)?;
+                let bpe = ByteLevelBpe::new(metadata, texts, is_piece)?;
                 let bos = bpe.pre_tokenizer.adds_bos;
                 (Kind::Bpe(Box::new(bpe)), bos)
             }
@@ -197,8 +197,11 @@ impl Tokenizer {
     }
 
     /// Encodes the output of a chat template, in which the text of users is escaped ([`Self::escape_control_tokens`]).
+    /// Control tokens of one character are ordinary text, because no escape character can be inserted into them.
     pub(crate) fn encode_template(&self, text: &str) -> Result<Vec<u32>, ExecError> {
-        let fragments = self.special.partition(text, |special| !special.is_user_defined);
+        let can_escape = |text: &str| text.chars().nth(1).is_some();
+        let fragments =
+            self.special.partition(text, |special| !special.is_user_defined && can_escape(&special.text));
         let mut ids = Vec::new();
         let bos = |fragment: &Fragment| matches!(fragment, Fragment::Token(id) if Some(*id) == self.bos);
         if self.add_bos && !fragments.iter().find(|part| !part.is_empty()).is_some_and(bos) {

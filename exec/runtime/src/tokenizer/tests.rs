@@ -90,6 +90,16 @@ fn text_of_a_user_cannot_be_a_control_token() {
 }
 
 #[test]
+fn text_of_a_user_cannot_be_a_control_token_of_one_character() {
+    let mut keys = SPECIAL_IDS;
+    keys[2].1 = Value::U32(259);
+    let kind = |id| [2, 3].get(id).copied().unwrap_or(if (3..259).contains(&id) { 6 } else { 1 });
+    let tokenizer = Tokenizer::new(&metadata("llama", with_bytes(["a", "b"]), kind, &keys)).unwrap();
+    let ids = tokenizer.encode_template(&tokenizer.escape_control_tokens("bab", &[])).unwrap();
+    assert_eq!(ids.last_chunk(), Some(&[260, 3 + u32::from(b'a'), 260]), "`a` is the EOS token: {ids:?}");
+}
+
+#[test]
 fn turn_ends_are_control_tokens_regardless_of_their_type_in_the_file() {
     // The first three are user-defined, and `</s` is a piece from which `</s>` could be merged.
     let others = ["<start_of_turn>", "<end_of_turn>", "</think>", "</", "</s", "<", "/", "s", ">"];
@@ -162,6 +172,33 @@ fn the_pre_tokenizer_decides_what_can_be_merged() {
     assert_eq!(byte_level("llama-bpe").encode("1234", false).unwrap(), [257, u32::from(b'4')]);
     assert_eq!(byte_level("qwen2").encode("12", false).unwrap(), [b'1', b'2'].map(u32::from));
     assert_eq!(byte_level("llama-bpe").encode("é<|eot|>", true).unwrap(), [0xc3, 0xa9, 259]);
+}
+
+#[test]
+fn a_merge_without_a_token_is_an_error() {
+    let bytes: Vec<String> = (0..=255).map(|byte| visible_char(byte).to_string()).collect();
+    // The result of the second merge is longer than every token.
+    for merge in ["a b", "\u{120} \u{121}"] {
+        let keys = [("merges", Value::Array(Array::Str(vec![merge.into()])))];
+        let error = Tokenizer::new(&metadata("gpt2", bytes.clone(), |_| 1, &keys)).unwrap_err().to_string();
+        assert!(error.contains("merge"), "{error}");
+    }
+}
+
+#[test]
+fn text_does_not_become_a_control_token_with_the_same_text() {
+    let mut texts: Vec<String> = (0..=255).map(|byte| visible_char(byte).to_string()).collect();
+    texts.extend(["a", "ab", "ab"].map(String::from));
+    let keys = [
+        ("pre", Value::Str("llama-bpe".into())),
+        ("merges", Value::Array(Array::Str(vec!["a b".into()]))),
+        ("bos_token_id", Value::U32(256)),
+        ("eos_token_id", Value::U32(258)),
+        ("add_bos_token", Value::Bool(false)),
+    ];
+    let tokenizer = Tokenizer::new(&metadata("gpt2", texts, |_| 1, &keys)).unwrap();
+    assert_eq!(tokenizer.encode("a", false).unwrap(), [u32::from(b'a')]);
+    assert_eq!(tokenizer.encode("ab", false).unwrap(), [257]);
 }
 
 /// A tokenizer for each pre-tokenizer, shared because its regular expressions take long to compile.
