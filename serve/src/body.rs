@@ -9,6 +9,7 @@ use std::time::Duration;
 use axum::extract::{FromRequest, Request};
 use axum::http::{StatusCode, header};
 use hyper::body::Body;
+use memmap2::MmapMut;
 use serde::de::DeserializeOwned;
 
 use crate::AppState;
@@ -22,9 +23,48 @@ const BODY_DEADLINE: Duration = Duration::from_secs(30);
 /// Maximum number of requests that are parsed at the same time, so that their memory is bounded. source: assumed
 pub const MAX_PARSED_REQUESTS: usize = 2;
 
+/// Size from which a body is stored in memory of its own, in bytes. source: assumed, longer than most prompts
+const LARGE_BODY_BYTES: usize = 64 << 10;
+
+/// The bytes of a body. A large body is not on the heap, so that its memory returns to the system when it is dropped.
+enum BodyBytes {
+    Small(Vec<u8>),
+    /// A map of [`MAX_BODY_BYTES`], of which the first bytes are used. Unused pages take no memory.
+    Large(MmapMut, usize),
+}
+
+impl BodyBytes {
+    fn as_slice(&self) -> &[u8] {
+        match self {
+            BodyBytes::Small(bytes) => bytes,
+            BodyBytes::Large(map, len) => &map[..*len],
+        }
+    }
+
+    /// Appends bytes, up to [`MAX_BODY_BYTES`] in all.
+    fn append(&mut self, data: &[u8]) -> std::io::Result<()> {
+        match self {
+            BodyBytes::Small(bytes) if bytes.len() + data.len() <= LARGE_BODY_BYTES => {
+                bytes.extend_from_slice(data)
+            }
+            BodyBytes::Small(bytes) => {
+                let mut map = MmapMut::map_anon(MAX_BODY_BYTES)?;
+                map[..bytes.len()].copy_from_slice(bytes);
+                *self = BodyBytes::Large(map, bytes.len());
+                self.append(data)?;
+            }
+            BodyBytes::Large(map, len) => {
+                map[*len..][..data.len()].copy_from_slice(data);
+                *len += data.len();
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A request body that has arrived completely.
 pub struct RequestBody {
-    bytes: Vec<u8>,
+    bytes: BodyBytes,
     connection: Option<Connection>,
     /// Keeps the connection open until the response is complete.
     pub response_guard: Option<ResponseGuard>,
@@ -65,17 +105,16 @@ fn check_content_type(request: &Request) -> Result<(), ApiError> {
     Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request", message))
 }
 
-async fn read(request: Request, connection: Option<&Connection>) -> Result<Vec<u8>, ApiError> {
+async fn read(request: Request, connection: Option<&Connection>) -> Result<BodyBytes, ApiError> {
     let too_large = || {
         let message = format!("the request body is larger than {MAX_BODY_BYTES} bytes: shorten the prompt");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
     };
     let mut body = request.into_body();
-    let declared = body.size_hint().lower();
-    if declared > MAX_BODY_BYTES as u64 {
+    if body.size_hint().lower() > MAX_BODY_BYTES as u64 {
         return Err(too_large());
     }
-    let mut bytes = Vec::with_capacity(declared as usize);
+    let mut bytes = BodyBytes::Small(Vec::new());
     while let Some(frame) = std::future::poll_fn(|cx| std::pin::Pin::new(&mut body).poll_frame(cx)).await {
         let incomplete = |error| {
             let message = format!("the request body is incomplete: {error}");
@@ -83,14 +122,14 @@ async fn read(request: Request, connection: Option<&Connection>) -> Result<Vec<u
         };
         // Trailers are ignored.
         let Ok(data) = frame.map_err(incomplete)?.into_data() else { continue };
-        if bytes.len() + data.len() > MAX_BODY_BYTES {
+        if bytes.as_slice().len() + data.len() > MAX_BODY_BYTES {
             return Err(too_large());
         }
-        if connection.is_some_and(|connection| !connection.try_buffer(data.len())) {
+        let has_room = connection.is_none_or(|connection| connection.try_buffer(data.len()));
+        if !has_room || bytes.append(&data).is_err() {
             let message = "too many requests are arriving: try again later";
             return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message));
         }
-        bytes.extend_from_slice(&data);
     }
     Ok(bytes)
 }
@@ -107,7 +146,7 @@ impl RequestBody {
         let Self { bytes, connection, response_guard } = self;
         let shared = state.clone();
         let parsing = tokio::task::spawn_blocking(move || {
-            let document = serde_json::from_slice(&bytes);
+            let document = serde_json::from_slice(bytes.as_slice());
             drop(bytes);
             connection.iter().for_each(Connection::release_body);
             let document = document.map_err(|error| {
@@ -120,5 +159,23 @@ impl RequestBody {
         });
         let converted = parsing.await.map_err(|_| failed())??;
         Ok((converted, response_guard))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_of_any_size_are_stored() {
+        for size in [0, 1, LARGE_BODY_BYTES, LARGE_BODY_BYTES + 1, MAX_BODY_BYTES] {
+            let expected: Vec<u8> = (0..size).map(|at| at as u8).collect();
+            let mut bytes = BodyBytes::Small(Vec::new());
+            for data in expected.chunks(10_000) {
+                bytes.append(data).expect("memory");
+            }
+            assert!(bytes.as_slice() == expected, "{size}");
+            assert_eq!(matches!(bytes, BodyBytes::Large(..)), size > LARGE_BODY_BYTES, "{size}");
+        }
     }
 }

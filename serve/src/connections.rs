@@ -28,7 +28,7 @@ const MAX_CONNECTIONS: usize = 512;
 /// Maximum size of all request bodies that have not been parsed, in bytes. source: assumed, 16 of the largest bodies
 const MAX_BUFFERED_BYTES: usize = 64 << 20;
 /// Maximum size of the buffer from which the head of a request is read, in bytes. source: assumed; a browser's is smaller
-const HEAD_BUFFER_BYTES: usize = 32 << 10;
+const HEAD_BUFFER_BYTES: usize = 16 << 10;
 /// Maximum time until the head of a request (request line and headers) has arrived, counted from the start of the
 /// connection or from the end of the previous response.
 /// source: assumed; clients keep connections open for their next request

@@ -73,7 +73,9 @@ fn trial(seed: u64, fault: Fault, expected: &[u32]) -> Option<HeadOutput> {
     }
     let observed = head.finish();
     if fault == Fault::Stopped {
-        victims.iter().for_each(|&victim| workers[victim].send_signal("CONT"));
+        for victim in victims {
+            workers[victim].send_signal("CONT");
+        }
     }
     Some(observed)
 }
@@ -181,7 +183,7 @@ fn changed_model_file_is_named_and_the_ring_goes_on() {
         let file = std::fs::File::options().write(true).open(path).expect("a copy of the model");
         match size {
             Some(size) => file.set_len(size).expect("truncated"),
-            None => (&file).write_all_at(&[0xff; 4096], 3_000_000).expect("overwritten"),
+            None => file.write_all_at(&[0xff; 4096], 3_000_000).expect("overwritten"),
         }
     };
     for (size, what) in [(Some(0), "truncated"), (Some(3_000_000), "truncated"), (None, "changed")] {

@@ -255,6 +255,11 @@ fn eight_clients_get_their_text_whatever_happens_to_workers() {
     use Fault::{Disconnected, Dropped, Killed, Stopped, Suspended};
     const TOKENS: u32 = 60;
     const FAULTS: [Fault; 5] = [Killed, Stopped, Suspended, Dropped, Disconnected];
+    let resume = |workers: &[Worker], victims: &[usize]| {
+        for &victim in victims {
+            workers[victim].send_signal("CONT");
+        }
+    };
     let expected: Vec<String> = PROMPTS.iter().map(|prompt| alone(prompt, TOKENS)).collect();
     let mut slowest: BTreeMap<String, Duration> = BTreeMap::new();
     let seeds = trial_seeds().unwrap_or(0..2);
@@ -282,14 +287,14 @@ fn eight_clients_get_their_text_whatever_happens_to_workers() {
             }
             if matches!(fault, Suspended) {
                 std::thread::sleep(Duration::from_secs(3));
-                victims.iter().for_each(|&victim| workers[victim].send_signal("CONT"));
+                resume(&workers, &victims);
             }
         });
         let name = format!("{fault:?}{}", if is_double { ", two workers" } else { "" });
         let longest = slowest.entry(name).or_default();
         *longest = (*longest).max(begun.elapsed());
         if matches!(fault, Stopped) {
-            victims.iter().for_each(|&victim| workers[victim].send_signal("CONT"));
+            resume(&workers, &victims);
         }
         assert_eq!(server.text(PROMPTS[0], TOKENS), expected[0], "the next request");
     }

@@ -77,7 +77,7 @@ impl ReportFolder {
     /// is nothing to keep or if it cannot be kept.
     pub fn keep_failed(self) -> Option<PathBuf> {
         let names = file_names(self.path()).ok()?;
-        let has_traces = names.iter().any(|name| name.ends_with(".trace"));
+        let has_traces = names.iter().any(|name| Path::new(name).extension() == Some("trace".as_ref()));
         let mut name = self.target.file_name().filter(|_| has_traces)?.to_os_string();
         name.push(".failed");
         let kept = self.target.with_file_name(name);

@@ -45,8 +45,9 @@ impl AcceptedConnections {
     where
         F: Future<Output = ()> + Send + 'static,
     {
+        self.0.retain(|(_, task)| !task.is_finished());
         for kind in [ConnectionKind::Pending, ConnectionKind::Probe] {
-            if self.of_kind(kind).count() >= MAX_OF_KIND {
+            while self.0.iter().filter(|(own, _)| is_of_kind(own, kind)).count() >= MAX_OF_KIND {
                 self.close_oldest(kind);
             }
         }
@@ -61,14 +62,48 @@ impl AcceptedConnections {
         self.close_oldest(ConnectionKind::Pending);
     }
 
-    fn of_kind(&mut self, kind: ConnectionKind) -> impl Iterator<Item = &AbortHandle> {
-        self.0.retain(|(_, task)| !task.is_finished());
-        self.0.iter().filter(move |(own, _)| own.load(Ordering::Relaxed) == kind as u8).map(|(_, task)| task)
-    }
-
     fn close_oldest(&mut self, kind: ConnectionKind) {
-        if let Some(oldest) = self.of_kind(kind).next() {
-            oldest.abort();
+        let oldest = self.0.iter().position(|(own, _)| is_of_kind(own, kind));
+        if let Some((_, task)) = oldest.and_then(|index| self.0.remove(index)) {
+            task.abort();
+        }
+    }
+}
+
+fn is_of_kind(own: &AtomicU8, kind: ConnectionKind) -> bool {
+    own.load(Ordering::Relaxed) == kind as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn oldest_connections_of_a_kind_are_closed() {
+        let mut accepted = AcceptedConnections::default();
+        // Spawns a connection of this kind, whose state lives as long as its task or its place in the list.
+        let mut spawn = |kind| {
+            let mut state = std::sync::Weak::new();
+            accepted.spawn(|connection| {
+                connection.set_kind(kind);
+                state = Arc::downgrade(&connection.0);
+                async move {
+                    std::future::pending::<()>().await;
+                    drop(connection);
+                }
+            });
+            state
+        };
+        let sessions: Vec<_> = (0..200).map(|_| spawn(ConnectionKind::Session)).collect();
+        let probes: Vec<_> = (0..200).map(|_| spawn(ConnectionKind::Probe)).collect();
+        let pending: Vec<_> = (0..200).map(|_| spawn(ConnectionKind::Pending)).collect();
+        // The aborted tasks end.
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        let is_open = |state: &std::sync::Weak<AtomicU8>| state.strong_count() > 0;
+        assert!(sessions.iter().all(is_open), "sessions are not closed");
+        for states in [&probes, &pending] {
+            let (closed, open) = states.split_at(200 - MAX_OF_KIND + 1);
+            assert!(!closed[..136].iter().any(is_open) && open.iter().all(is_open), "the oldest are closed");
         }
     }
 }
