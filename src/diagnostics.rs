@@ -122,6 +122,7 @@ impl From<RingError> for Failure {
             | RingError::CannotRecover { .. }
             | RingError::Interrupted => EXIT_INCOMPLETE,
             RingError::ModelMismatch { .. }
+            | RingError::DamagedWeights { .. }
             | RingError::NoAddress { .. }
             | RingError::KeyRequired { .. }
             | RingError::KeyMismatch { .. }

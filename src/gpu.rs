@@ -59,9 +59,7 @@ pub mod tuned_kernels {
 
     /// Returns the path of the file with the tuned tilings of the GPU kernels; `None` if the user has no cache folder.
     pub fn cache_file_path() -> Option<PathBuf> {
-        let folder = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
-        let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
-        Some(cache.join("hearth").join("gpu-kernels"))
+        Some(crate::machine::cache_folder()?.join("gpu-kernels"))
     }
 
     /// Reads the tuned tilings of the GPU kernels; the result is empty if the file cannot be read.

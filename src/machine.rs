@@ -1,17 +1,22 @@
 //! This machine as a device of a scenario: measures its profile, opens model files and reads scenarios.
 
-use std::path::Path;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use hearth_profiles::DeviceProfile;
 use hearth_profiles::measure::MeasurementOptions;
 use hearth_profiles::model::ModelProfile;
-use hearth_ring::LocalModel;
 use hearth_ring::probe::{self, ProbeOptions};
+use hearth_ring::{LocalModel, OnVerificationProgress, Verification};
 use hearth_runtime::profile::{ProfileOptions, profile};
+use hearth_runtime::weights::digest_cache::DigestCache;
+use hearth_schema::plan::WeightDigests;
 use hearth_schema::scenario::DeviceEntry;
 use hearth_workflow::{Error, LoadedScenario, ReferenceResolver, check_model_exists};
+use indicatif::ProgressBar;
 
-use crate::cli::{GpuWeightFormat, PlanningArgs};
+use crate::cli::{DeviceArgs, GpuWeightFormat, PlanningArgs};
 use crate::diagnostics::Failure;
 use crate::gpu;
 use crate::output::escape_line;
@@ -78,6 +83,52 @@ pub fn read_scenario_with_overrides(
         loaded.set_generated_tokens(tokens)?;
     }
     Ok(loaded)
+}
+
+/// Returns the folder for files that hearth can make again; `None` if the user has no cache folder.
+pub fn cache_folder() -> Option<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
+    Some(cache.join("hearth"))
+}
+
+fn digest_cache() -> Option<DigestCache> {
+    Some(DigestCache::new(cache_folder()?.join("weight-digests.json")))
+}
+
+/// Returns how this device verifies its weights, if the flag `--verify` is set.
+pub fn verification(args: &DeviceArgs) -> Option<Verification> {
+    let bar = WeightProgress::default();
+    let on_progress: OnVerificationProgress =
+        Arc::new(move |done, total| bar.report("verifying", done, total));
+    args.verify_weights.then(|| Verification { cache: digest_cache(), on_progress: Some(on_progress) })
+}
+
+/// Hashes all weights of a model file, for the flag `--hash-weights` of `hearth plan`.
+pub fn hash_weights(path: &Path) -> Result<WeightDigests, Failure> {
+    let model = open_model(path, GpuWeightFormat::AsStored)?;
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let bar = WeightProgress::default();
+    let on_progress = |done, total| bar.report("hashing", done, total);
+    Ok(model.weights.compute_digests(threads, digest_cache().as_ref(), &on_progress)?)
+}
+
+/// A progress bar for weights, shown from the first report until all bytes are done.
+#[derive(Default)]
+struct WeightProgress(Mutex<Option<ProgressBar>>);
+
+impl WeightProgress {
+    fn report(&self, what: &'static str, done: u64, total: u64) {
+        let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        shown
+            .get_or_insert_with(|| progress::progress_bar(what, total, progress::BYTES_TEMPLATE))
+            .set_position(done);
+        if done == total
+            && let Some(bar) = shown.take()
+        {
+            bar.finish_and_clear();
+        }
+    }
 }
 
 /// Opens a model file for the CPU and the GPU of this machine. `gpu_weights` is the format of the weights on the GPU.

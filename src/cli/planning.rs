@@ -141,6 +141,10 @@ pub struct PlanArgs {
     /// each plan. No plan is written.
     #[arg(long, conflicts_with_all = ["output", "strategy"])]
     pub compare: bool,
+    /// Store SHA-256 digests of the weights of the model file in the plan, with which each device can check its layers
+    /// (`--verify`). Reads the whole file.
+    #[arg(long, conflicts_with = "compare")]
+    pub hash_weights: bool,
     /// Write the plan to FILE instead of standard output.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,

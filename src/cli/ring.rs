@@ -154,6 +154,10 @@ pub struct DeviceArgs {
     /// Set the format of the weights on the GPU of this device. A conversion loses precision and changes the output.
     #[arg(long, value_enum, default_value_t = GpuWeightFormat::AsStored)]
     pub gpu_weights: GpuWeightFormat,
+    /// Compare the weights that this device uses with the digests that `hearth plan --hash-weights` stored in the plan,
+    /// before the first computation. An unchanged file is read only once.
+    #[arg(id = "verify", long = "verify")]
+    pub verify_weights: bool,
     /// Delay every sent message by TIME, such as `5ms`, to emulate a slow network. Set the same delay on all devices of
     /// the ring.
     #[arg(long, value_name = "TIME", value_parser = parse_delay)]

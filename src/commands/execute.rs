@@ -17,7 +17,7 @@ use super::print_json;
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::{ExitCode, Failure};
 use crate::interruption::{EXIT_INTERRUPTED, termination_signal};
-use crate::machine::open_model;
+use crate::machine::{open_model, verification};
 use crate::output::run::{RunSummary, format_table};
 use crate::output::{escape, run_events, say};
 use crate::prompts;
@@ -49,7 +49,8 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let key = Key::from_file_or_env(ring.device.key.as_deref())?;
     let inputs = prompts::Prompts::from_args(args)?;
     let plan = read_plan(&args.plan)?;
-    let model = Arc::new(open_model(&args.model, ring.device.gpu_weights)?);
+    let model = open_model(&args.model, ring.device.gpu_weights)?;
+    let model = Arc::new(model.with_verification(verification(&ring.device)));
     if ring.device.exit_on_stdin_eof {
         exit_on_stdin_eof();
     }

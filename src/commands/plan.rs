@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::{print_json, print_result};
 use crate::cli::PlanArgs;
 use crate::diagnostics::{ExitCode, Failure};
-use crate::machine::read_scenario;
+use crate::machine::{hash_weights, read_scenario};
 use crate::output::plan::{DeviceSummary, PlanSummary, format_table};
 use crate::output::{say, say_stderr};
 use crate::progress::TerminalProgress;
@@ -53,8 +53,19 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
         let rows: Vec<Row> = results.iter().map(row).collect();
         return print_result(json, &rows, |_| comparison_table(&results));
     }
-    let plan = planning::make_plan(&loaded, &cluster, &loaded.scenario.planner, budget)?;
+    let mut plan = planning::make_plan(&loaded, &cluster, &loaded.scenario.planner, budget)?;
     drop(progress);
+    if args.hash_weights {
+        let model = args.planning.model.clone().or_else(|| loaded.model_file());
+        let no_file = || {
+            Failure::invalid(
+                "`--hash-weights` needs a model file, but the scenario names only a kind of model",
+            )
+            .with_location(args.scenario.display())
+            .with_hint("give the model file with `--model GGUF`")
+        };
+        plan.model.weight_digests = Some(hash_weights(&model.ok_or_else(no_file)?)?);
+    }
     match &args.output {
         Some(path) => write(path, plan.to_yaml().as_bytes())?,
         None if !json => say!("{}", plan.to_yaml()),

@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 use crate::cli::ServeArgs;
 use crate::diagnostics::{ExitCode, Failure};
 use crate::interruption::termination_signal;
-use crate::machine::open_model;
+use crate::machine::{open_model, verification};
 use crate::output::say;
 use crate::ring::{RingBuilder, TransportTask, exit_on_stdin_eof, run_over_transport};
 
@@ -47,7 +47,8 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
         ));
     }
     let plan = read_plan(&args.plan)?;
-    let model = Arc::new(open_model(&args.model, ring.device.gpu_weights)?);
+    let model = open_model(&args.model, ring.device.gpu_weights)?;
+    let model = Arc::new(model.with_verification(verification(&ring.device)));
     if ring.device.exit_on_stdin_eof {
         exit_on_stdin_eof();
     }

@@ -16,7 +16,7 @@ use crate::cli::{AnnouncePolicy, WorkerArgs};
 use crate::diagnostics::{ExitCode, Failure};
 use crate::gpu;
 use crate::interruption::termination_signal;
-use crate::machine::open_model;
+use crate::machine::{open_model, verification};
 use crate::output::say;
 use crate::ring::{TransportTask, exit_on_stdin_eof, run_over_transport};
 
@@ -24,7 +24,10 @@ pub fn run(args: &WorkerArgs, json: bool) -> Result<ExitCode, Failure> {
     let key = Key::from_file_or_env(args.device.key.as_deref())?;
     let source = match (&args.fetch_folder, &args.model) {
         (Some(folder), _) => ModelSource::Fetch(folder.clone()),
-        (None, Some(model)) => ModelSource::File(Arc::new(open_model(model, args.device.gpu_weights)?)),
+        (None, Some(model)) => {
+            let model = open_model(model, args.device.gpu_weights)?;
+            ModelSource::File(Arc::new(model.with_verification(verification(&args.device))))
+        }
         (None, None) => return Err(Failure::invalid("the worker needs `--model` or `--fetch`")),
     };
     if args.device.exit_on_stdin_eof {
@@ -76,6 +79,7 @@ impl TransportTask for WorkerTask<'_> {
         let options = WorkerOptions {
             threads: args.device.threads.unwrap_or(0),
             backend_factory: gpu::backend_factory(args.device.gpu_weights),
+            verification: verification(&args.device),
             ..WorkerOptions::default()
         };
         let worker = Worker::with_options(transport, source, options);

@@ -42,4 +42,5 @@ mod soc;
 mod sweep;
 mod systems;
 mod tidy;
+mod verification;
 mod whatif;

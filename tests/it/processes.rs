@@ -25,11 +25,12 @@ pub fn program_path() -> String {
     std::env::var("HEARTH_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_hearth").into())
 }
 
-/// Returns a command that runs the program under test, without the user's `HEARTH_KEY` and `HEARTH_TOKEN`.
+/// Returns a command that runs the program under test, without the user's `HEARTH_KEY`, `HEARTH_TOKEN` and cache.
 pub fn hearth_command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
     let mut command = Command::new(program_path());
     command.args(arguments).stdin(Stdio::null()).env_remove("HEARTH_KEY").env_remove("HEARTH_TOKEN");
     command.env(MINIMAL_MEASUREMENTS.0, MINIMAL_MEASUREMENTS.1);
+    command.env("XDG_CACHE_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"));
     command
 }
 

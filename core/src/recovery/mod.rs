@@ -230,7 +230,7 @@ impl Recovery {
 
     /// Finds a plan for the available devices of `cluster` with a planner. The plan keeps the addresses of the devices
     /// and everything that the tokens so far depend on: size and format of the KV caches, format of the
-    /// activations, and draft model.
+    /// activations, and draft model. For the same model file it also keeps the digests of the weights.
     pub fn replan(&self, replanner: &dyn Replanner, cluster: &Cluster) -> Result<Plan, ReplanError> {
         let head = self.head();
         let available = cluster.members.iter().filter(|member| !self.is_unavailable(&member.name));
@@ -243,6 +243,9 @@ impl Recovery {
         (plan.context_length, plan.sequences) = (first.context_length, first.sequences);
         (plan.activation_format, plan.kv_cache_format) = (first.activation_format, first.kv_cache_format);
         plan.draft_model.clone_from(&first.draft_model);
+        if plan.model.file_digest == first.model.file_digest {
+            plan.model.weight_digests.clone_from(&first.model.weight_digests);
+        }
         for device in &mut plan.devices {
             let known = first.devices.iter().find(|known| known.name == device.name);
             let address = known.and_then(|known| known.address.clone());

@@ -20,7 +20,13 @@ pub(crate) fn plan(layers: u32, windows: &[u32], prefetch: bool) -> Plan {
         PlannedDevice { residency, ..PlannedDevice::new(format!("d{index}"), role, window) }
     };
     let scenario = ScenarioRecord { name: "test".into(), digest: String::new() };
-    let model = PlannedModel { name: "m".into(), file_digest: None, shape_digest: "shape:0".into(), layers };
+    let model = PlannedModel {
+        name: "m".into(),
+        file_digest: None,
+        shape_digest: "shape:0".into(),
+        layers,
+        weight_digests: None,
+    };
     let planner = PlannerRecord { strategy: "manual".into(), options: vec![] };
     Plan {
         rounds: layers.div_ceil(windows.iter().sum()),
@@ -212,8 +218,13 @@ fn changed_pass_is_rejected_and_changes_nothing() {
 
 /// Returns the plan of a ring of two devices with a draft model and KV caches for two sequences.
 fn drafting() -> Plan {
-    let model =
-        PlannedModel { name: "n".into(), file_digest: None, shape_digest: "shape:1".into(), layers: 2 };
+    let model = PlannedModel {
+        name: "n".into(),
+        file_digest: None,
+        shape_digest: "shape:1".into(),
+        layers: 2,
+        weight_digests: None,
+    };
     let draft = Some(PlannedDraftModel { model, processor: Processor::Cpu });
     Plan { draft_model: draft, sequences: 2, ..plan(8, &[4, 4], false) }
 }

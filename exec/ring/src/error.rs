@@ -59,6 +59,8 @@ pub enum RingError {
     Wire(#[from] WireError),
     /// The layers cannot be loaded or computed.
     Compute(#[from] hearth_runtime::ExecError),
+    /// The weights of a part of the model differ from their digests in the plan. `files` are the paths of the files.
+    DamagedWeights { parts: String, files: String },
     /// The plan does not fit the model, the machine or the request.
     InvalidPlan { what: String, hint: Option<String> },
 }
@@ -131,12 +133,20 @@ impl RingError {
             RingError::Schedule(error) => error.to_string(),
             RingError::Wire(error) => error.to_string(),
             RingError::Compute(error) => error.to_string(),
+            RingError::DamagedWeights { parts, .. } => {
+                format!("the weights of {parts} differ from their digests in the plan")
+            }
         }
     }
 
-    /// Returns the file or folder that the error is about, if there is one.
+    /// Returns the files or the folder that the error is about, if there are any.
     pub fn path(&self) -> Option<&str> {
-        if let RingError::UnusableFetchFolder { path, .. } = self { Some(path) } else { None }
+        match self {
+            RingError::UnusableFetchFolder { path, .. } | RingError::DamagedWeights { files: path, .. } => {
+                Some(path)
+            }
+            _ => None,
+        }
     }
 
     pub fn hint(&self) -> Option<Cow<'_, str>> {
@@ -159,6 +169,9 @@ impl RingError {
             RingError::ModelMismatch { .. } => "give the device the model file that the plan was made for",
             RingError::Disconnected { .. } => "check the output of the other device and start it again",
             RingError::UnusableFetchFolder { .. } => "check the free space and the permissions of the folder",
+            RingError::DamagedWeights { .. } => {
+                "download the model again; if the file is right, plan again with `--hash-weights`"
+            }
             RingError::Deadline { hint, .. } => hint,
             RingError::Wire(error) => return error.hint().map(Cow::from),
             _ => return None,

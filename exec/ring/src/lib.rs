@@ -27,7 +27,9 @@ pub use coordinator::{
 pub use discovery::{Announcement, AnnouncementError, DiscoveryError, MdnsScope};
 pub use emulation::{DelayedTransport, EmulatedPath, EmulatedTransport, PathLookup};
 pub use error::{Result, RingError};
-pub use execution::{ComputeMode, LocalModel, SampleFn, plan_with_draft_model};
+pub use execution::{
+    ComputeMode, LocalModel, OnVerificationProgress, SampleFn, Verification, plan_with_draft_model,
+};
 pub use security::{EncryptedTransport, KEY_VARIABLE, Key, KeyError, read_secret_file};
 pub use wire::{Listener, MemoryTransport, TcpTransport, Transport, bind};
 pub use worker::{ModelSource, Worker, WorkerOptions};

@@ -30,6 +30,12 @@ pub fn machine_clock_nanos() -> u64 {
     since.map_or(0, |since| since.as_nanos() as u64)
 }
 
+/// Returns the time of the clock that dates files.
+#[allow(clippy::disallowed_methods)] // only compared with the dates of files
+pub fn system_time() -> std::time::SystemTime {
+    std::time::SystemTime::now()
+}
+
 pub fn thread_cpu_nanos() -> u64 {
     #[cfg(unix)]
     {

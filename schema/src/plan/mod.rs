@@ -12,6 +12,7 @@
 //! Not here: how a plan is found (`hearth_halda`), and the steps of a plan (`hearth_core::schedule`).
 
 pub mod tensor_parallel;
+mod weight_digests;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -28,6 +29,7 @@ use crate::workload::{default_number, is_default_number, validate_sequences};
 
 pub use crate::model::{ActivationFormat, KvFormat, Processor};
 pub use tensor_parallel::TensorParallelPlan;
+pub use weight_digests::WeightDigests;
 
 /// A plan document.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -142,6 +144,10 @@ pub struct PlannedModel {
     pub shape_digest: String,
     /// The number of decoder layers of the model (L in the prima.cpp paper).
     pub layers: u32,
+    /// The digests of the weights, with which each device can check its part of the model file (`--verify`). `hearth
+    /// plan --hash-weights` stores them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_digests: Option<WeightDigests>,
 }
 
 /// The draft model of a plan.
@@ -242,6 +248,7 @@ impl PlannedModel {
             file_digest: (model.digest != shape_digest).then(|| model.digest.clone()),
             shape_digest,
             layers: model.shape.layers.0,
+            weight_digests: None,
         }
     }
 }
@@ -345,6 +352,9 @@ impl Document for Plan {
             return reject(
                 "`activations: f16` is only for rings: remove it and set `kind.tensor.values`".into(),
             );
+        }
+        if let Some(digests) = &self.model.weight_digests {
+            digests.validate(self.model.layers)?;
         }
         let mut names = BTreeSet::new();
         for (index, device) in self.devices.iter().enumerate() {

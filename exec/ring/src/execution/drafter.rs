@@ -39,7 +39,7 @@ impl Drafter {
     /// Creates a drafter for a plan. The drafter computes all layers of `draft` on the threads of `pool`.
     pub fn for_plan(draft: &LocalModel, plan: &Plan, pool: &Arc<ThreadPool>) -> Result<Self> {
         let layers = draft.profile.shape.layers.0;
-        let model = PlannedModel { layers, ..plan.model.clone() };
+        let model = PlannedModel { layers, weight_digests: None, ..plan.model.clone() };
         let head = PlannedDevice { window: layers, ..plan.devices[0].clone() };
         draft.check_memory(&Plan { rounds: 1, model, devices: vec![head], ..plan.clone() }, 0)?;
         let (cache, cpu) = (cache_options(plan), Cpu::new(pool.clone()));

@@ -6,6 +6,7 @@ mod model;
 mod recorder;
 mod runner;
 mod sampling;
+mod verification;
 
 pub use compute_mode::ComputeMode;
 pub use drafter::{check_draft_model, plan_with_draft_model};
@@ -13,3 +14,4 @@ pub use model::{LocalModel, check_digests, check_executable, worker_info_without
 pub use recorder::TraceLines;
 pub use runner::{MAX_PASSES_PER_DEVICE, Outbox, PassOutput, StageRunner};
 pub use sampling::{SampleFn, Samplers};
+pub use verification::{OnVerificationProgress, Verification, check_has_weight_digests};

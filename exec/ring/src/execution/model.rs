@@ -11,6 +11,7 @@ use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::plan::{Plan, Processor};
 use hearth_schema::scenario::{ActivationFormat, KvFormat};
 
+use super::verification::{Verification, check_has_weight_digests};
 use crate::error::{Result, RingError};
 use crate::wire::{WorkerInfo, activations};
 use hearth_runtime::memory::MemoryWatch;
@@ -28,6 +29,8 @@ pub struct LocalModel {
     pub profile: ModelProfile,
     /// Creates the backend for layers on this device's GPU; `None` if the device has no GPU.
     pub backend_factory: Option<BackendFactory>,
+    /// Compares the weights with the digests in the plan before the first computation; `None` if they are not compared.
+    pub verification: Option<Verification>,
 }
 
 impl LocalModel {
@@ -37,12 +40,17 @@ impl LocalModel {
         MemoryWatch::shared();
         let weights = Arc::new(Weights::open(path)?);
         let profile = ModelProfile::from_gguf(weights.model())?;
-        Ok(LocalModel { weights, profile, backend_factory: None })
+        Ok(LocalModel { weights, profile, backend_factory: None, verification: None })
     }
 
     #[must_use]
     pub fn with_backend_factory(self, backend_factory: Option<BackendFactory>) -> LocalModel {
         LocalModel { backend_factory, ..self }
+    }
+
+    #[must_use]
+    pub fn with_verification(self, verification: Option<Verification>) -> LocalModel {
+        LocalModel { verification, ..self }
     }
 
     /// Returns the maximum size of the activations of a pass, in bytes.
@@ -63,6 +71,9 @@ impl LocalModel {
     pub fn check_plan(&self, plan: &Plan) -> Result<()> {
         self.weights.check_unchanged()?;
         check_executable(plan)?;
+        if self.verification.is_some() {
+            check_has_weight_digests(plan)?;
+        }
         check_digests(plan, &self.profile.digest, &self.profile.shape_digest(), "this device")
     }
 

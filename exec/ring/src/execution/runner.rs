@@ -104,6 +104,7 @@ impl StageRunner {
         epoch: u32,
         gpu_options: GpuOptions<'_>,
     ) -> Result<Self> {
+        model.verify(plan, device_index, pool.threads(), gpu_options.progress)?;
         let weights = model.weights.clone();
         let residency =
             WeightResidency::start(&weights, plan, device_index, || MemoryWatch::shared().measure());

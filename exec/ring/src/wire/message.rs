@@ -137,7 +137,7 @@ pub enum Message {
     Ready { epoch: u32 },
     /// The worker has fetched `done` of the `total` bytes of layers that it must fetch before it is ready.
     Fetching { done: u64, total: u64 },
-    /// The worker has uploaded `done` of the `total` bytes of layers that it must upload to its GPU before it is ready.
+    /// The worker has verified, or uploaded to its GPU, `done` of the `total` bytes of layers before it is ready.
     Uploading { done: u64, total: u64 },
     /// Begins a new request on the same ring: the worker clears its KV cache and starts a new trace.
     Reset { epoch: u32 },

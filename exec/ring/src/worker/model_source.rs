@@ -20,6 +20,7 @@ use hearth_schema::Plan;
 use hearth_schema::pass::MAX_PASS_TOKENS;
 
 use super::epoch::{EpochReport, WorkerEpoch};
+use super::worker::WorkerOptions;
 use crate::error::{Result, RingError, protocol_error};
 use crate::execution::{LocalModel, check_executable, worker_info_without_model};
 use crate::wire::{
@@ -98,8 +99,8 @@ impl<T: Transport> WorkerEpoch<T> {
         self.fetch_ranges(&mut stream, &mut files, &ranges, folder).await?;
         let own = own.into_iter().flatten().collect();
         let weights = Arc::new(Weights::open_fetched(&paths[0], own)?);
-        let backend_factory = self.worker.options.backend_factory.clone();
-        Ok(LocalModel { weights, profile, backend_factory })
+        let WorkerOptions { backend_factory, verification, .. } = self.worker.options.clone();
+        Ok(LocalModel { weights, profile, backend_factory, verification })
     }
 
     /// Fetches the missing chunks of the byte ranges `ranges[i]` of each file `files[i]`, with up to [`CHUNKS_AHEAD`]
@@ -146,6 +147,12 @@ impl<T: Transport> WorkerEpoch<T> {
             self.report(EpochReport::Message(Message::Fetching { done, total }));
         }
     }
+}
+
+/// Returns the most bytes that a worker can report as fetched: all chunks of all files.
+pub(super) fn max_fetched_bytes(model: &LocalModel) -> u64 {
+    let files = model.weights.model().file_sizes.iter();
+    files.map(|size| size.file_bytes.div_ceil(CHUNK_BYTES) * CHUNK_BYTES).sum()
 }
 
 /// Returns the paths of the model's files. Creates their folder, which is named after the digest of the model.

@@ -13,7 +13,7 @@ use super::epoch::{EpochReport, PreviousRunner, RunnerEvent, WorkerEpoch};
 use super::head_connection::HeadConnection;
 use super::worker::Worker;
 use crate::error::{Result, RingError, protocol_error};
-use crate::execution::{StageRunner, TraceLines};
+use crate::execution::{StageRunner, TraceLines, check_has_weight_digests};
 use crate::wire::{
     ActivationCounters, DataLinkEvent, DataLinkEventSink, EpochConfig, Frame, Message, PreparedEpoch,
     ReceiveBudget, Reservation, Transport,
@@ -197,6 +197,9 @@ impl<T: Transport> Session<T> {
             return Err(protocol_error("the head", "its plan has no worker with the index that it sent"));
         }
         self.worker.source.check_plan(&plan)?;
+        if self.worker.options.verification.is_some() {
+            check_has_weight_digests(&plan)?;
+        }
         Ok(Arc::new(plan))
     }
 

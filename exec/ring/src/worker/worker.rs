@@ -6,7 +6,7 @@ use hearth_runtime::BackendFactory;
 use tokio::sync::Mutex;
 
 use super::model_source::ModelSource;
-use crate::execution::{ComputeMode, LocalModel};
+use crate::execution::{ComputeMode, LocalModel, Verification};
 use crate::wire::{SharedPreparedEpoch, Transport};
 
 #[derive(Debug, Clone, Default)]
@@ -16,6 +16,8 @@ pub struct WorkerOptions {
     pub compute_mode: ComputeMode,
     /// Creates the GPU backend for fetched layers; a local model has its own factory.
     pub backend_factory: Option<BackendFactory>,
+    /// Compares fetched weights with the digests in the plan; a local model has its own verification.
+    pub verification: Option<Verification>,
 }
 
 /// A worker, which computes layers in at most one session at a time.

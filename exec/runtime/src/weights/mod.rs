@@ -7,6 +7,8 @@
 //!
 //! Not here: when pages are prefetched and evicted ([`crate::residency`]).
 
+pub mod digest_cache;
+pub mod digests;
 mod mapped_file;
 pub(crate) mod tensors;
 

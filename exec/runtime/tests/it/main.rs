@@ -7,3 +7,4 @@ mod models;
 mod same_bits;
 mod synth;
 mod tokens;
+mod weight_digests;

@@ -143,7 +143,8 @@ fn start_worker(network: &SimulatedNetwork, device: usize, model: &Arc<LocalMode
     let (endpoint, model) = (network.endpoint(device), model.clone());
     tokio::spawn(async move {
         let listener = bind(&endpoint, &address(device)).await.expect("a free address");
-        let options = WorkerOptions { threads: 1, compute_mode: ComputeMode::Inline, backend_factory: None };
+        let options =
+            WorkerOptions { threads: 1, compute_mode: ComputeMode::Inline, ..WorkerOptions::default() };
         Worker::with_options(endpoint, ModelSource::File(model), options).serve(listener, |_| {}).await
     });
 }
