@@ -1,14 +1,16 @@
 //! `hearth execute`: runs a plan on real devices.
 
 use std::io::{self, Write};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use hearth_core::metrics::sequences::SequenceMetrics;
 use hearth_core::metrics::token_times::TokenTimes;
 use hearth_ring::{
     FailedRequest, GenerationRequest, GenerationResult, Key, RingError, SequenceRequest, Transport,
 };
-use hearth_runtime::{IncrementalDetokenizer, Sampler, SamplerOptions, Tokenizer};
+use hearth_runtime::{
+    IncrementalDetokenizer, LogitStatistics, LogitSummary, Sampler, SamplerOptions, Tokenizer,
+};
 use hearth_workflow::documents::{check_run_outputs, read_plan, write_run_outputs};
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -30,8 +32,28 @@ struct Output {
     token_ids: Vec<u32>,
     text: String,
     sequences: Vec<Sequence>,
+    /// `None` if no token was generated.
+    logits: Option<Logits>,
     #[serde(flatten)]
     run: RunSummary,
+}
+
+/// The logits from which the tokens were sampled. Entropies are in nats, at temperature 1.
+#[derive(Serialize)]
+struct Logits {
+    max_abs: f32,
+    mean_entropy: f64,
+    /// The entropy of equal logits.
+    max_entropy: f64,
+    /// Whether the text may be meaningless, for example because of damaged weights.
+    suspicious: bool,
+}
+
+impl From<LogitSummary> for Logits {
+    fn from(summary: LogitSummary) -> Self {
+        let LogitSummary { max_abs, mean_entropy, max_entropy, .. } = summary;
+        Self { max_abs, mean_entropy, max_entropy, suspicious: summary.suspicion().is_some() }
+    }
 }
 
 #[derive(Serialize)]
@@ -58,7 +80,8 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let prompts = inputs.encode(&model, &tokenizer, plan.context_length)?;
     let sequences = u32::try_from(prompts.len()).unwrap_or(u32::MAX);
     let builder = RingBuilder::new(ring, (plan, sequences), (model, &args.model))?;
-    let request = request(args, &builder, prompts, &tokenizer)?;
+    let statistics = Arc::new(Mutex::new(LogitStatistics::default()));
+    let request = request(args, &builder, prompts, &tokenizer, &statistics)?;
     request.to_generation(&builder.plan)?;
     let print = !json && inputs.count() == 1;
     let run = Run { builder, request, tokenizer: tokenizer.clone(), print, mark: args.print_token_lines };
@@ -79,7 +102,12 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let must_show =
         |generated: &GenerationResult| error.is_none() || json || generated.tokens_by_sequence.len() > 1;
     if let Some(generated) = generated.as_ref().filter(|generated| must_show(generated)) {
-        show(generated, &tokenizer, json)?;
+        let logits = statistics.lock().unwrap_or_else(PoisonError::into_inner).summary();
+        show(generated, &tokenizer, logits, json)?;
+        if let Some(suspicion) = logits.filter(|_| !json).and_then(|logits| logits.suspicion()) {
+            let hint = "the weights may be damaged, check them with `--verify`";
+            tracing::warn!("the text may be meaningless, because {suspicion}; {hint}");
+        }
     }
     written?;
     let Some(error) = error else { return Ok(ExitCode::SUCCESS) };
@@ -95,12 +123,17 @@ fn request(
     builder: &RingBuilder,
     prompts: Vec<Vec<u32>>,
     tokenizer: &Tokenizer,
+    statistics: &Arc<Mutex<LogitStatistics>>,
 ) -> Result<GenerationRequest, Failure> {
     let (temperature, top_k, top_p, seed) = (args.temperature, args.top_k, args.top_p, args.seed);
     let sampler = Sampler::new(SamplerOptions { temperature, top_k, top_p, seed })?;
     let sequence = |(prompt, number)| {
-        let mut sampler = sampler.for_sequence(number);
-        SequenceRequest { prompt, sampler: Box::new(move |logits| sampler.sample(logits)) }
+        let (mut sampler, statistics) = (sampler.for_sequence(number), statistics.clone());
+        let sample = move |logits: &[f32]| {
+            statistics.lock().unwrap_or_else(PoisonError::into_inner).record(logits);
+            sampler.sample(logits)
+        };
+        SequenceRequest { prompt, sampler: Box::new(sample) }
     };
     let vocabulary = builder.model.weights.shape().vocab_size;
     Ok(GenerationRequest {
@@ -122,7 +155,12 @@ fn progress(args: &ExecuteArgs, generated: &GenerationResult) -> String {
     format!("after token {tokens} of {requested}{trace}")
 }
 
-fn show(generated: &GenerationResult, tokenizer: &Tokenizer, json: bool) -> Result<(), Failure> {
+fn show(
+    generated: &GenerationResult,
+    tokenizer: &Tokenizer,
+    logits: Option<LogitSummary>,
+    json: bool,
+) -> Result<(), Failure> {
     let mut run = RunSummary::from_trace(&generated.trace);
     let texts = generated.tokens_by_sequence.iter().map(|tokens| tokenizer.decode(tokens));
     if json {
@@ -135,7 +173,7 @@ fn show(generated: &GenerationResult, tokenizer: &Tokenizer, json: bool) -> Resu
             generated.tokens_by_sequence.iter().zip(texts).zip(0..).map(sequence).collect();
         let (token_ids, text) =
             sequences.first().map(|first| (first.token_ids.clone(), first.text.clone())).unwrap_or_default();
-        return print_json(&Output { token_ids, text, sequences, run });
+        return print_json(&Output { token_ids, text, sequences, logits: logits.map(Logits::from), run });
     }
     if generated.tokens_by_sequence.len() > 1 {
         for (number, text) in texts.enumerate() {

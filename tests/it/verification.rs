@@ -72,7 +72,7 @@ fn damaged_model_on_the_head_is_refused() {
     let right = run_json(&arguments(&model_path("q4_k"), &["--verify"]));
     let wrong = run_json(&arguments(&damaged, &[]));
     assert_ne!(right["text"], wrong["text"], "the damage changes the text");
-    let parts = ["the weights of layer 5 differ", "damaged.gguf", "download the model again"];
+    let parts = ["do not match the weights of layer 5", "damaged.gguf", "download the model again"];
     assert_rejected(&arguments(&damaged, &["--verify"]), &parts);
     let without = folder.write_plan(&[8], &[], 300);
     let arguments = execute_arguments(&without, &damaged, &["--prompt", PROMPT, "--verify"]);
@@ -114,7 +114,7 @@ fn fetched_layers_are_verified() {
     digests.layers.swap(6, 7);
     folder.write("plan.yaml", plan.to_yaml());
     let error = run_with_code(&arguments, 1).1;
-    assert!(error.contains("layers 6, 7 differ") && error.contains("fetched"), "{error}");
+    assert!(error.contains("the weights of layers 6, 7") && error.contains("fetched"), "{error}");
 }
 
 #[test]
@@ -122,15 +122,20 @@ fn ring_continues_without_a_worker_that_gets_a_damaged_layer() {
     let folder = Folder::new();
     // The damaged layer is not among the first layers of this worker.
     let damaged = verifying_worker(&write_damaged_model(&folder, 6));
-    let mut other = verifying_worker(&model_path("q4_k"));
-    let alone = write_plan(&folder, &[8], &[]);
-    let expected = Head::run(&alone, 120, &[]).tokens;
-    let plan = write_plan(&folder, &[2, 2, 4], &[&damaged.address, &other.address]);
-    let mut head = Head::start(&plan, expected.len(), &["--verify"]);
-    head.wait_for_tokens(10);
-    other.kill();
-    let observed = head.finish();
-    assert_eq!(observed.exit_code, Some(0), "{}", observed.other_output);
-    assert_eq!(observed.tokens, expected);
-    assert!(observed.other_output.contains("layer 6 differ"), "{}", observed.other_output);
+    let expected = Head::run(&write_plan(&folder, &[8], &[]), 120, &[]).tokens;
+    // The strategy `even` makes plans without digests, and the head adds them.
+    let devices = ["d0", "d1", "d2"].map(|name| format!("  - {{name: {name}, profile: d4}}")).join("\n");
+    let even = scenario_yaml(&devices).replace("llama-8b", "tiny") + "planner: {strategy: even}\n";
+    let even = folder.write("scenario.yaml", even);
+    for flags in [&["--verify"][..], &["--verify", "--scenario", &even]] {
+        let mut other = verifying_worker(&model_path("q4_k"));
+        let plan = write_plan(&folder, &[2, 2, 4], &[&damaged.address, &other.address]);
+        let mut head = Head::start(&plan, expected.len(), flags);
+        head.wait_for_tokens(10);
+        other.kill();
+        let observed = head.finish();
+        assert_eq!(observed.exit_code, Some(0), "{}", observed.other_output);
+        assert_eq!(observed.tokens, expected);
+        assert!(observed.other_output.contains("the weights of layer 6"), "{}", observed.other_output);
+    }
 }

@@ -73,6 +73,28 @@ super::multiversion! {
         }
     }
 
+    /// Computes the sums of `e^(x - largest)` and of `(x - largest) e^(x - largest)` over all x in `scores`. They give the
+    /// entropy of the softmax of `scores`: with the sums Z and S it is `ln Z - S / Z`.
+    pub fn exponential_sums(scores: &[f32], largest: f32, sums: &mut [f32; 2]) {
+        let (mut powers, mut weighted) = ([0.0f32; 8], [0.0f32; 8]);
+        let (chunks, rest) = scores.as_chunks::<8>();
+        for chunk in chunks {
+            for ((score, power), weighted) in chunk.iter().zip(&mut powers).zip(&mut weighted) {
+                let difference = score - largest;
+                let value = exponential(difference);
+                *power += value;
+                *weighted += difference * value;
+            }
+        }
+        for ((score, power), weighted) in rest.iter().zip(&mut powers).zip(&mut weighted) {
+            let difference = score - largest;
+            let value = exponential(difference);
+            *power += value;
+            *weighted += difference * value;
+        }
+        *sums = [tree_sum(powers), tree_sum(weighted)];
+    }
+
     /// Rotates each pair of dimensions (2i, 2i + 1) of a head by the angle whose cosine and sine are `angles[i]`.
     /// llama.cpp calls this order of the pairs "NORM".
     pub fn apply_rope_interleaved(head: &mut [f32], angles: &[[f32; 2]]) {

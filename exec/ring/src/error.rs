@@ -134,7 +134,7 @@ impl RingError {
             RingError::Wire(error) => error.to_string(),
             RingError::Compute(error) => error.to_string(),
             RingError::DamagedWeights { parts, .. } => {
-                format!("the weights of {parts} differ from their digests in the plan")
+                format!("the digests in the plan do not match the weights of {parts}")
             }
         }
     }
@@ -170,7 +170,7 @@ impl RingError {
             RingError::Disconnected { .. } => "check the output of the other device and start it again",
             RingError::UnusableFetchFolder { .. } => "check the free space and the permissions of the folder",
             RingError::DamagedWeights { .. } => {
-                "download the model again; if the file is right, plan again with `--hash-weights`"
+                "download the model again, or plan again with `--hash-weights` if the file is right"
             }
             RingError::Deadline { hint, .. } => hint,
             RingError::Wire(error) => return error.hint().map(Cow::from),
