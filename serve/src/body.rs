@@ -45,7 +45,7 @@ impl BodyBytes {
     fn append(&mut self, data: &[u8]) -> std::io::Result<()> {
         match self {
             BodyBytes::Small(bytes) if bytes.len() + data.len() <= LARGE_BODY_BYTES => {
-                bytes.extend_from_slice(data)
+                bytes.extend_from_slice(data);
             }
             BodyBytes::Small(bytes) => {
                 let mut map = MmapMut::map_anon(MAX_BODY_BYTES)?;
