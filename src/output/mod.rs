@@ -1,6 +1,6 @@
 //! Formats the results of commands and prints them to standard output.
 //!
-//! Everything that is printed here passes through [`escape`]; log messages do, too ([`crate::logging`]).
+//! Everything that is printed here passes through [`escape()`]; log messages do, too ([`crate::logging`]).
 //! If standard output is a closed pipe, the program exits silently. Other errors, such as a full disk, are reported.
 
 pub mod counters;
