@@ -4,9 +4,9 @@
 #   scripts/recovery-trials.sh [TRIALS] [SEED]
 #
 # Runs TRIALS trials (150 by default, 10 minutes) of `hearth execute` and as many of `hearth serve` with eight clients:
-# workers are killed, stopped and woken again, and their links are dropped, broken or taken down; in every third trial two
-# workers at the same time. Taking a link down needs root and `ip`. Prints the time to the next token or response for each
-# fault. The exit status is 1 if a token is wrong or a request hangs.
+# workers are killed, stopped and woken again, and their links are dropped, broken or taken down; in every third trial
+# two workers at the same time. Taking a link down needs root and `ip`. Prints the time to the next token or response
+# for each fault. The exit status is 1 if a token is wrong or a request hangs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -4,7 +4,7 @@
 //! response for [`WRITE_DEADLINE`]. The time to compute a response is not limited. A device that opens many connections
 //! cannot shut out others: of more than [`MAX_CONNECTIONS`] connections, the one that has been silent longest is
 //! closed, and if request bodies occupy more than [`MAX_BUFFERED_BYTES`], the unfinished body that has been silent
-//! longest is dropped. A connection whose request has arrived completely is never closed for others.
+//! longest is dropped. A connection whose request waits for the ring or for being parsed is not closed for others.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -27,7 +27,8 @@ use tokio::time::{Instant, Sleep};
 const MAX_CONNECTIONS: usize = 512;
 /// Maximum size of all request bodies that have not been parsed, in bytes. source: assumed, 16 of the largest bodies
 const MAX_BUFFERED_BYTES: usize = 64 << 20;
-/// Maximum size of the buffer from which the head of a request is read, in bytes. source: assumed; a browser's is smaller
+/// Maximum size of the buffer from which the head of a request is read, in bytes. source: assumed; a browser's is
+/// smaller
 const HEAD_BUFFER_BYTES: usize = 16 << 10;
 /// Maximum time until the head of a request (request line and headers) has arrived, counted from the start of the
 /// connection or from the end of the previous response.
@@ -78,6 +79,7 @@ struct OpenConnections {
     next_number: AtomicU64,
     /// The size of all request bodies that have not been parsed, in bytes.
     buffered: AtomicUsize,
+    /// Wakes the task that waits for a connection to be closed, or to be one that can be closed.
     closed: Notify,
 }
 
@@ -167,8 +169,8 @@ impl Connection {
         *self.0.state.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
     }
 
-    /// Adds bytes to the request body that this connection buffers. Drops other unfinished bodies if all bodies together
-    /// are too large. Returns false if there is no room.
+    /// Adds bytes to the request body that this connection buffers. Drops other unfinished bodies if all bodies
+    /// together are too large. Returns false if there is no room.
     pub fn try_buffer(&self, bytes: usize) -> bool {
         let ConnectionGuard { state, open } = &*self.0;
         while open.buffered.load(Ordering::Relaxed) + bytes > MAX_BUFFERED_BYTES {
@@ -211,7 +213,10 @@ pub struct ResponseGuard(Connection);
 
 impl Drop for ResponseGuard {
     fn drop(&mut self) {
-        self.0.0.state.responding.fetch_sub(1, Ordering::Relaxed);
+        let ConnectionGuard { state, open } = &*self.0.0;
+        state.responding.fetch_sub(1, Ordering::Relaxed);
+        // The connection can now be closed for others.
+        open.closed.notify_waiters();
     }
 }
 

@@ -80,7 +80,7 @@ impl Generation {
                 return Some(Chunk::End(reason));
             }
             let text = match self.events.recv().await {
-                // How many tokens were cached is not told: it would reveal the prompts of other users.
+                // The number of cached tokens is not reported: it would reveal the prompts of other users.
                 Some(ResponseEvent::Started { .. }) => continue,
                 Some(ResponseEvent::Token(token)) => self.decode(token),
                 Some(ResponseEvent::Failed(message)) => {

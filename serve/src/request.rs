@@ -20,8 +20,8 @@ const MAX_STOP_BYTES: usize = 1024;
 /// Maximum number of prompts in a completion request. source: assumed
 const MAX_PROMPTS: usize = 64;
 
-/// The body of `POST /v1/chat/completions`, with `messages`, and of `POST /v1/completions`, with `prompt`. Unknown fields
-/// are skipped without storing them.
+/// The body of `POST /v1/chat/completions`, with `messages`, and of `POST /v1/completions`, with `prompt`. Unknown
+/// fields are skipped without storing them.
 #[derive(Debug, Deserialize)]
 pub struct CompletionRequest {
     messages: Option<Vec<MessageField>>,

@@ -43,7 +43,8 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     if token.is_none() && !args.listen.ip().is_loopback() {
         let what = format!("other machines can reach {}, but no API key is required", args.listen);
         return Err(Failure::invalid(what).with_hint(
-            "set `--token FILE` (make the file with `(umask 077; openssl rand -hex 32 > token)`), or listen on 127.0.0.1",
+            "set `--token FILE` (make the file with `(umask 077; openssl rand -hex 32 > token)`), or listen on \
+             127.0.0.1",
         ));
     }
     let plan = read_plan(&args.plan)?;

@@ -116,6 +116,10 @@ impl ConnectionLog {
     const MAX_LINES: u32 = 20;
 
     fn record(&self, error: &RingError) {
+        if !may_be_stranger(error) {
+            tracing::info!("a connection ended: {error}");
+            return;
+        }
         let mut minute = self.minute.lock().unwrap_or_else(PoisonError::into_inner);
         let (start, count) = &mut *minute;
         if start.elapsed() >= Duration::from_mins(1) {
@@ -132,6 +136,20 @@ impl ConnectionLog {
             error => tracing::info!("a connection ended: {error}"),
         }
     }
+}
+
+/// Whether a peer that is not part of a ring can cause this error.
+fn may_be_stranger(error: &RingError) -> bool {
+    matches!(
+        error,
+        RingError::KeyMismatch { .. }
+            | RingError::Disconnected { .. }
+            | RingError::Refused { .. }
+            | RingError::Deadline { .. }
+            | RingError::Protocol { .. }
+            | RingError::Wire(_)
+            | RingError::CannotListen { .. }
+    )
 }
 
 /// Announces this worker until the returned announcement is dropped; `None` if the worker is not announced.

@@ -1,8 +1,8 @@
 //! Tests that a ring of processes recovers from the loss of a worker and generates the same tokens.
 //!
-//! Each trial injects a fault at a random token, and every third trial the same fault into two workers. By default there
-//! are five trials; `HEARTH_RECOVERIES` sets their number and adds slow faults, `HEARTH_RECOVERY` is the seed of the first
-//! trial (`scripts/recovery-trials.sh`).
+//! Each trial injects a fault at a random token, and every third trial the same fault into two workers. By default
+//! there are five trials; `HEARTH_RECOVERIES` sets their number and adds slow faults, `HEARTH_RECOVERY` is the seed of
+//! the first trial (`scripts/recovery-trials.sh`).
 //!
 //! Not here: which devices are in the ring afterwards (`rejoining`).
 

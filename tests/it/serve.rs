@@ -175,7 +175,7 @@ fn concurrent_requests_get_the_text_of_a_single_one() {
 }
 
 #[test]
-fn cached_turns_have_the_same_text_and_are_not_told() {
+fn cached_turns_have_the_same_text_and_are_not_reported() {
     let server = Server::start(1, &["--sequences", "2"]);
     let chat = |messages: &Value| {
         let body = json!({"model": "psalm", "messages": messages, "max_tokens": 12, "temperature": 0});

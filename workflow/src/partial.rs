@@ -49,6 +49,8 @@ impl Partial {
             let path = folder.join(format!(".{name}.hearth-{}-{number}.part", std::process::id()));
             let file = match create(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                // Another process has removed the folder before it was locked.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && folder.is_dir() => continue,
                 created => created?,
             };
             // Until it is locked, another process may believe that it is abandoned, and remove it.
@@ -81,8 +83,8 @@ impl Drop for Partial {
     }
 }
 
-/// Writes the names of the files in a folder to disk. A failure is ignored: some systems and file systems cannot open or
-/// write a folder, and the files themselves are on disk.
+/// Writes the names of the files in a folder to disk. A failure is ignored: some systems and file systems cannot open
+/// or write a folder, and the files themselves are on disk.
 pub(crate) fn sync_folder(folder: &Path) {
     let _ = File::open(folder).and_then(|folder| folder.sync_all());
 }

@@ -2,7 +2,7 @@
 //!
 //! A report is built in a partial folder beside its target, and then exchanged with the target. So a reader sees the
 //! old or the new report, and no file of an older report remains. Only a folder that is empty or contains nothing but
-//! the files of its list ([`LIST`]) is replaced; into any other folder the files are moved one by one. See
+//! the files of its list (`.hearth-files`) is replaced; into any other folder the files are moved one by one. See
 //! docs/decisions/0041-replaced-report-folders.md.
 
 use std::fs::{self, File};
@@ -70,11 +70,15 @@ impl ReportFolder {
 
     /// Completes the report: replaces the target with all files in the folder of the report.
     pub fn commit(self) -> Result<(), Error> {
-        self.replace().map_err(|error| Error::from_folder_error(&self.target, "write", &error))
+        self.replace().map_err(|error| {
+            let error = Error::from_folder_error(&self.target, "write", &error);
+            self.keep_failed();
+            error
+        })
     }
 
-    /// Keeps an incomplete report that has traces, as `NAME.failed` beside the target. Returns its path; `None` if there
-    /// is nothing to keep or if it cannot be kept.
+    /// Keeps an incomplete report that has traces, as `NAME.failed` beside the target. Returns its path; `None` if
+    /// there is nothing to keep or if it cannot be kept.
     pub fn keep_failed(self) -> Option<PathBuf> {
         let names = file_names(self.path()).ok()?;
         let has_traces = names.iter().any(|name| Path::new(name).extension() == Some("trace".as_ref()));

@@ -9,8 +9,8 @@
 //!
 //! When a device is lost, the head plans for the remaining devices. If a connection between two available devices
 //! breaks, the same ring is built once more; if another connection breaks before the next token, the unreachable device
-//! is treated as lost. So the number of epochs between two tokens is at most the number of devices plus
-//! `FORGIVEN_CUTS`.
+//! is treated as lost. A device that sends activations that no correct device sends is treated as lost at once. So the
+//! number of epochs between two tokens is at most the number of devices plus `FORGIVEN_CUTS`.
 //!
 //! Not here: how a plan is found ([`Replanner`], `redistribution`), whether it fits in the memory of the devices (the
 //! runner reports [`Event::NoPlan`] if it does not), and which pass enters next ([`crate::schedule::Generation`]).
@@ -55,6 +55,9 @@ pub enum Event {
     DeviceReturned { device: String, rejoins: RejoinTime },
     /// The device `reporter` cannot exchange activations with `peer`. Their connection was opened for `epoch`.
     LinkCut { epoch: u32, reporter: String, peer: String, since: u64, reason: String },
+    /// The device `reporter` received activations from `peer` that no correct device sends, over a connection that was
+    /// opened for `epoch`.
+    Fault { epoch: u32, reporter: String, peer: String, since: u64, reason: String },
     /// The result of [`Step::Plan`]: a plan for the available devices.
     Planned(Box<Plan>),
     /// The result of [`Step::Plan`]: there is no plan for the available devices.
@@ -171,6 +174,9 @@ impl Recovery {
             Event::DeviceReturned { device, rejoins } => self.returned(&device, rejoins),
             Event::LinkCut { epoch, reporter, peer, since, reason } => {
                 self.cut(epoch, [reporter, peer], since, reason)
+            }
+            Event::Fault { epoch, reporter, peer, since, reason } => {
+                self.fault(epoch, [reporter, peer], since, reason)
             }
             Event::Planned(plan) => self.planned(*plan),
             Event::NoPlan { reason } => self.not_planned(reason),
@@ -378,12 +384,27 @@ impl Recovery {
         vec![]
     }
 
-    fn cut(&mut self, epoch: u32, [reporter, peer]: [String; 2], since: u64, reason: String) -> Vec<Step> {
+    /// Whether a report about the connection of two devices, which was opened for `epoch`, is about the current ring.
+    fn is_current(&self, epoch: u32, devices: &[String; 2]) -> bool {
         let is_connected = matches!(self.phase, Phase::Configuring | Phase::Resetting | Phase::Running);
-        let are_members = self.members.contains(&reporter) && self.members.contains(&peer);
-        if !is_connected || epoch != self.connected || !are_members {
+        is_connected && epoch == self.connected && devices.iter().all(|device| self.members.contains(device))
+    }
+
+    fn fault(&mut self, epoch: u32, devices: [String; 2], since: u64, reason: String) -> Vec<Step> {
+        if !self.is_current(epoch, &devices) {
             return vec![];
         }
+        let [reporter, peer] = devices;
+        // The head's own activations are valid, so a device that reports the head is at fault itself.
+        let lost = if peer == self.head() { reporter } else { peer };
+        if lost == self.head() { vec![] } else { self.lose(lost, since, reason) }
+    }
+
+    fn cut(&mut self, epoch: u32, devices: [String; 2], since: u64, reason: String) -> Vec<Step> {
+        if !self.is_current(epoch, &devices) {
+            return vec![];
+        }
+        let [reporter, peer] = devices;
         self.cuts += 1;
         if self.cuts > FORGIVEN_CUTS {
             let lost = if peer == self.head() { reporter } else { peer };

@@ -151,6 +151,16 @@ impl Schedule {
         receivers.into_iter().filter(|&receiver| receiver != self.device).collect()
     }
 
+    /// Returns the index of the device that sends the activations of a pass that arrive here in `round`: the device
+    /// that takes part before this one, in the same round or, for the head, in the round before.
+    pub fn sender(&self, round: u32) -> Option<usize> {
+        let (before, round) = match self.device {
+            0 => (self.plan.devices.len(), round.checked_sub(1)?),
+            own => (own, round),
+        };
+        (0..before).rev().find(|&index| takes_part(&self.plan, index, round))
+    }
+
     /// Handles an event and returns the steps to execute, in order. On an error the state is unchanged.
     pub fn react(&mut self, event: &Event) -> Result<Vec<Step>, ScheduleError> {
         let mut steps = Vec::new();

@@ -73,8 +73,8 @@ super::multiversion! {
         }
     }
 
-    /// Computes the sums of `e^(x - largest)` and of `(x - largest) e^(x - largest)` over all x in `scores`. They give the
-    /// entropy of the softmax of `scores`: with the sums Z and S it is `ln Z - S / Z`.
+    /// Computes the sums of `e^(x - largest)` and of `(x - largest) e^(x - largest)` over all x in `scores`. They give
+    /// the entropy of the softmax of `scores`: with the sums Z and S it is `ln Z - S / Z`.
     pub fn exponential_sums(scores: &[f32], largest: f32, sums: &mut [f32; 2]) {
         let (mut powers, mut weighted) = ([0.0f32; 8], [0.0f32; 8]);
         let (chunks, rest) = scores.as_chunks::<8>();

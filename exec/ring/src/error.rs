@@ -212,7 +212,8 @@ pub enum WireError {
 }
 
 impl WireError {
-    /// Whether the peer sent something that no correct device sends; otherwise the connection ended or was tampered with.
+    /// Whether the peer sent something that no correct device sends; otherwise the connection ended or was tampered
+    /// with.
     pub fn is_fault(&self) -> bool {
         matches!(self, WireError::TooLong { .. } | WireError::InvalidHeader(_))
     }

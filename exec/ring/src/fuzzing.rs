@@ -15,8 +15,8 @@ use crate::security::noise::{self, HandshakeRole};
 use crate::security::{EncryptedTransport, Key};
 use crate::wire::{Frame, Listener, MemoryTransport, Message, Transport, activations, read_hello};
 
-/// Returns the maximum memory of an entry for an input of this length, in bytes: payloads and pipes, and for each byte of
-/// the input a decoded message of at most 32 bytes, which an entry decodes several times.
+/// Returns the maximum memory of an entry for an input of this length, in bytes: payloads and pipes, and for each byte
+/// of the input a decoded message of at most 32 bytes, which an entry decodes several times.
 pub fn allowed_memory(input_bytes: usize) -> usize {
     4 * MAX_PAYLOAD_BYTES + 100 * input_bytes
 }

@@ -14,7 +14,7 @@ use hearth_profiles::link::PeerLink;
 use hearth_profiles::measure::Samples;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use hearth_schema::pass::Pass;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use crate::error::{Result, RingError, protocol_error};
 use crate::security::{EncryptedTransport, Key};
@@ -221,8 +221,9 @@ fn accept_one(mut listener: impl Listener, sink: DataLinkEventSink) -> tokio::ta
             && send_welcome(&mut stream, WorkerInfo::default()).await.is_ok()
         {
             let (budget, counters) = (ReceiveBudget::new(1, ACTIVATION_BYTES), Arc::default());
-            let open = PreparedEpoch { session: 0, epoch: 0, sink, budget, counters };
-            receive_activations(stream, 0, ACTIVATION_BYTES, &open).await;
+            let connections = Arc::new(Semaphore::new(0));
+            let prepared = PreparedEpoch { session: 0, epoch: 0, sink, budget, counters, connections };
+            receive_activations(stream, 0, ACTIVATION_BYTES, &prepared).await;
         }
     })
 }

@@ -28,7 +28,8 @@ pub enum ExecError {
     #[error("tensor `{tensor}` {problem}: {hint}")]
     Tensor { tensor: String, problem: String, hint: &'static str },
     #[error(
-        "{what} are not finite ({found}): the weights are damaged or overflow; download the model again, or use another quantisation"
+        "{what} are not finite ({found}): the weights are damaged or overflow; \
+         download the model again, or use another quantisation"
     )]
     NotFinite {
         /// The values, in plural.

@@ -71,7 +71,8 @@ impl InputOutputLayers {
         self.check_finite(logits)
     }
 
-    /// Returns `logits`, `[tokens, vocabulary]`, unchanged. Fails if a logit is not finite, or if a model file was changed.
+    /// Returns `logits`, `[tokens, vocabulary]`, unchanged. Fails if a logit is not finite, or if a model file was
+    /// changed.
     pub fn check_finite(&self, logits: Vec<f32>) -> Result<Vec<f32>, ExecError> {
         self.weights.check_unchanged()?;
         let Some(at) = logits.iter().position(|logit| !logit.is_finite()) else { return Ok(logits) };

@@ -1,9 +1,9 @@
 //! Statistics of the logits from which tokens are sampled, which show when a model has become meaningless.
 //!
-//! Damaged weights often still give finite logits and some text. A sign of them is a distribution of the next token that
-//! is almost uniform: a trained model has an entropy of a few nats, and a distribution over V tokens has at most ln V.
-//! The statistics are a hint, not a check: most damage does not change them. `hearth_ring` compares the weights with
-//! their digests.
+//! Damaged weights often still give finite logits and some text. A sign of them is a distribution of the next token
+//! that is almost uniform: a trained model has an entropy of a few nats, and a distribution over V tokens has at most
+//! ln V. The statistics are a hint, not a check: most damage does not change them. `hearth_ring` compares the weights
+//! with their digests.
 
 use hearth_kernels::InstructionSet;
 use hearth_kernels::elementwise::exponential_sums;
@@ -86,8 +86,8 @@ impl LogitStatistics {
 }
 
 impl LogitSummary {
-    /// Returns the reason why the text may be meaningless, as a clause; `None` if the logits look like those of a trained
-    /// model.
+    /// Returns the reason why the text may be meaningless, as a clause; `None` if the logits look like those of a
+    /// trained model.
     pub fn suspicion(&self) -> Option<String> {
         if self.equal_share > SUSPICIOUS_SHARE {
             return Some(format!("all logits are equal for {:.0} % of the tokens", 100.0 * self.equal_share));

@@ -15,7 +15,7 @@ use hearth_core::schedule::Schedule;
 use hearth_profiles::Document;
 use hearth_schema::Plan;
 use hearth_schema::events::RejoinTime;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connections::WorkerConnections;
@@ -23,12 +23,13 @@ use super::event_log::EventLog;
 use super::listener::{HeadListener, address_for_worker};
 use super::options::RingOptions;
 use super::reconfiguration::Reconfiguration;
+use super::stall::{Stall, find_stall};
 use super::worker_connection::{HeadEvent, address};
 use crate::error::{Result, RingError, protocol_error};
 use crate::execution::{LocalModel, MAX_PASSES_PER_DEVICE, Outbox, Samplers, StageRunner, check_draft_model};
 use crate::wire::{
-    ActivationCounters, BrokenLink, DataConnector, DataLinkEvent, EpochConfig, Frame, Message, PeerAddress,
-    PreparedEpoch, ReceiveBudget, Transport,
+    ActivationCounters, BrokenLink, DataConnector, DataLinkEvent, EpochConfig, Frame, MAX_DATA_CONNECTIONS,
+    Message, PeerAddress, PreparedEpoch, ReceiveBudget, Transport,
 };
 use hearth_runtime::backend_factory::UploadProgressReporter;
 use hearth_runtime::clock::monotonic_nanos;
@@ -53,12 +54,14 @@ pub(super) struct Coordinator<T: Transport> {
     samplers: Option<Samplers>,
     pub(super) log: EventLog,
     pub(super) events: mpsc::UnboundedReceiver<HeadEvent>,
+    /// The epoch for which the current connections were opened.
+    pub(super) connected_epoch: u32,
     /// The counts of the head in the current epoch.
     counters: Arc<ActivationCounters>,
     /// The number of times that each device has sent invalid activations.
     faults: BTreeMap<String, u32>,
-    /// The bytes that each device has fetched or uploaded for the current epoch.
-    loaded_bytes: BTreeMap<String, u64>,
+    /// The last count of loaded bytes that each device has reported in the current epoch, and the bytes in all.
+    loaded_bytes: BTreeMap<String, (u64, u64)>,
 }
 
 impl<T: Transport> Coordinator<T> {
@@ -90,6 +93,7 @@ impl<T: Transport> Coordinator<T> {
             runner: None,
             samplers: None,
             events,
+            connected_epoch: 0,
             counters: Arc::default(),
             faults: BTreeMap::new(),
             loaded_bytes: BTreeMap::new(),
@@ -216,7 +220,9 @@ impl<T: Transport> Coordinator<T> {
                 self.model.max_activation_bytes(),
             ),
             counters: self.counters.clone(),
+            connections: Arc::new(Semaphore::new(MAX_DATA_CONNECTIONS)),
         });
+        self.connected_epoch = epoch;
         self.log.begin_epoch(epoch, &plan);
         for device in plan.devices.iter().skip(1) {
             if !self.connections.workers.contains_key(&device.name)
@@ -283,19 +289,18 @@ impl<T: Transport> Coordinator<T> {
         let BrokenLink { epoch, peer_index, is_fault, reason } = broken;
         let Some(device) = self.plan().devices.get(usize::from(peer_index)) else { return vec![] };
         let peer = device.name.clone();
+        let since = monotonic_nanos();
         if is_fault {
             let reason = format!("`{reporter}` received invalid activations from `{peer}`: {reason}");
-            // The head's own activations are valid, so a device that reports it is at fault itself.
-            let device = if peer_index == 0 { reporter } else { peer };
-            if device == self.reconfiguration.head_name() {
-                return vec![];
+            let before = self.reconfiguration.recovery.unavailable_devices();
+            let steps = self.react(Event::Fault { epoch, reporter, peer, since, reason });
+            for device in self.reconfiguration.recovery.unavailable_devices().difference(&before) {
+                *self.faults.entry(device.clone()).or_default() += 1;
             }
-            *self.faults.entry(device.clone()).or_default() += 1;
-            self.connections.workers.remove(&device);
-            return self.react(Event::DeviceLost { device, since: monotonic_nanos(), reason });
+            return steps;
         }
         let reason = format!("`{reporter}` lost the connection to `{peer}` ({reason})");
-        self.react(Event::LinkCut { epoch, reporter, peer, since: monotonic_nanos(), reason })
+        self.react(Event::LinkCut { epoch, reporter, peer, since, reason })
     }
 
     /// Passes an event to the recovery reducer and records the reducer's decisions. Returns the steps to execute.
@@ -340,45 +345,47 @@ impl<T: Transport> Coordinator<T> {
                 let name = self.connections.name_of(connection);
                 name.map_or(Ok(vec![]), |name| self.lose_worker(&name, error, since))
             }
-            HeadEvent::PassTimeout(limit) => {
-                let stalled = self.stalled_device();
-                let error = RingError::Deadline {
-                    what: match &stalled {
-                        Some(name) => format!("a pass that `{name}` has not passed on"),
-                        None => "one pass through the ring".into(),
-                    },
-                    seconds: limit.as_secs_f64(),
-                    hint: "if the devices are slow, set a longer `--deadline`",
-                };
-                match stalled {
-                    Some(name) => self.lose_worker(&name, error, monotonic_nanos()),
-                    None => Err(error),
-                }
-            }
+            HeadEvent::PassTimeout(limit) => self.handle_pass_timeout(limit),
             HeadEvent::Cancel => Err(RingError::Interrupted),
         }
     }
 
-    /// Returns the worker that has not passed on all activations, according to the counts of all devices. If the plan has
-    /// a device without layers in some round, the counts do not tell.
-    pub(super) fn stalled_device(&self) -> Option<String> {
+    /// Returns the place where activations are stuck, according to the counts of all devices. If the plan has a device
+    /// without layers in some round, the counts do not tell.
+    pub(super) fn find_stall(&self) -> Option<Stall> {
         let plan = self.plan();
         let has_one_receiver = |index| Schedule::new(plan.clone(), index).receivers().len() == 1;
         if !(0..plan.devices.len()).all(has_one_receiver) {
             return None;
         }
-        let mut ring = vec![(self.reconfiguration.head_name(), self.counters.counts())];
+        let mut counts = vec![self.counters.counts()];
         for device in plan.devices.iter().skip(1) {
-            ring.push((device.name.clone(), self.connections.workers.get(&device.name)?.counts()));
+            counts.push(self.connections.workers.get(&device.name)?.counts());
         }
-        if let Some((name, _)) = ring.iter().skip(1).find(|(_, own)| own.received > own.sent) {
-            return Some(name.clone());
+        find_stall(&counts)
+    }
+
+    /// Continues without the device, or over new connections, because of which a pass has not returned within `limit`.
+    fn handle_pass_timeout(&mut self, limit: Duration) -> Result<Vec<Step>> {
+        let seconds = limit.as_secs_f64();
+        let hint = "if the devices are slow, set a longer `--deadline`";
+        let plan = self.plan().clone();
+        let name = |index: usize| plan.devices[index].name.clone();
+        match self.find_stall() {
+            Some(Stall::Worker(index)) => {
+                let what = format!("a pass that `{}` has not passed on", name(index));
+                let error = RingError::Deadline { what, seconds, hint };
+                self.lose_worker(&name(index), error, monotonic_nanos())
+            }
+            Some(Stall::Link { sender, receiver }) => {
+                let (reporter, peer) = (name(receiver), name(sender));
+                let reason =
+                    format!("activations from `{peer}` did not arrive at `{reporter}` within {seconds} s");
+                let (epoch, since) = (self.connected_epoch, monotonic_nanos());
+                Ok(self.react(Event::LinkCut { epoch, reporter, peer, since, reason }))
+            }
+            None => Err(RingError::Deadline { what: "one pass through the ring".into(), seconds, hint }),
         }
-        // Every worker has sent as much as it received, so activations were lost between two devices.
-        let mut links = ring.iter().zip(ring.iter().cycle().skip(1));
-        let ((sender, _), (receiver, _)) =
-            links.find(|((_, sender), (_, receiver))| sender.sent > receiver.received)?;
-        Some(if *sender == ring[0].0 { receiver.clone() } else { sender.clone() })
     }
 
     fn handle_message(&mut self, device: String, message: Message) -> Result<Vec<Step>> {
@@ -406,14 +413,18 @@ impl<T: Transport> Coordinator<T> {
         }
     }
 
-    /// Extends the deadline of a device that loads its layers, if it has loaded more bytes than before. Many gigabytes may
-    /// take longer than the deadline.
+    /// Extends the deadline of a device that loads its layers, if it has loaded more bytes than before. Many gigabytes
+    /// may take longer than the deadline.
     fn record_loading_progress(&mut self, device: &str, done: u64) {
-        let loaded = self.loaded_bytes.entry(device.into()).or_default();
-        if done > *loaded {
-            *loaded = done;
+        let files = self.model.weights.model().file_sizes.iter().map(|size| size.file_bytes);
+        // Fetched, verified and uploaded; the counts start again after the headers have been fetched.
+        let limit = files.sum::<u64>().saturating_mul(4);
+        let (last, total) = self.loaded_bytes.entry(device.into()).or_default();
+        *total = total.saturating_add(if done > *last { done - *last } else { done });
+        if done != *last && *total <= limit {
             self.reconfiguration.extend_ready_deadline();
         }
+        *last = done;
     }
 
     /// Closes the connection to a lost worker, so that the worker can later serve a head again. `since` is the time of

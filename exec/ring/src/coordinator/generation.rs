@@ -3,7 +3,6 @@
 //! Times in the traces of workers are converted to the head's clock. A request that fails still returns its trace and
 //! the tokens that were generated before the failure. Every wait has a deadline.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hearth_schema::Plan;
@@ -15,7 +14,7 @@ use super::pipeline::{PassPipeline, Progress, SequenceTokens, event_or_timeout, 
 use super::request::{GenerationRequest, SequenceRequest};
 use super::worker_connection::{HeadEvent, WorkerConnection};
 use crate::error::{Result, RingError};
-use crate::execution::{Samplers, StageRunner, TraceLines};
+use crate::execution::{Samplers, StageRunner};
 use crate::wire::{Frame, Message, Transport};
 use hearth_runtime::clock::monotonic_nanos;
 
@@ -121,7 +120,6 @@ async fn collect_traces<T: Transport>(coordinator: &mut Coordinator<T>, limit: D
     }
     let plan = coordinator.plan().clone();
     let mut awaited = coordinator.connections.broadcast(&plan, &Message::CollectTrace);
-    let mut collected: BTreeMap<String, Vec<(u32, TraceLines)>> = BTreeMap::new();
     while !awaited.is_empty() {
         let Ok(Some(event)) = timeout_at(deadline, coordinator.events.recv()).await else { break };
         match event {
@@ -132,7 +130,9 @@ async fn collect_traces<T: Transport>(coordinator: &mut Coordinator<T>, limit: D
             } => {
                 let Some(name) = coordinator.connections.name_of(connection) else { continue };
                 if let Some(lines) = parse_trace_lines(&payload) {
-                    collected.entry(name.clone()).or_default().push((epoch, lines));
+                    let worker = coordinator.connections.workers.get(&name);
+                    let offset = worker.map_or(0, WorkerConnection::clock_offset_ns);
+                    coordinator.log.add_trace_lines(&name, vec![(epoch, lines)], offset);
                 }
                 if !more {
                     awaited.remove(&name);
@@ -149,11 +149,6 @@ async fn collect_traces<T: Transport>(coordinator: &mut Coordinator<T>, limit: D
     }
     for name in awaited {
         coordinator.log.record_loss(&name, monotonic_nanos(), "no trace arrived before the deadline".into());
-    }
-    for (name, lines) in collected {
-        let worker = coordinator.connections.workers.get(&name);
-        let offset = worker.map_or(0, WorkerConnection::clock_offset_ns);
-        coordinator.log.add_trace_lines(&name, lines, offset);
     }
 }
 

@@ -15,7 +15,8 @@ use crate::error::Result;
 use crate::execution::LocalModel;
 use crate::wire::{
     AcceptedConnection, AcceptedConnections, ByteStream, ConnectionKind, ConnectionPurpose, Listener,
-    PreparedEpoch, SharedPreparedEpoch, Transport, accept_activations, bind, read_hello, send_refusal,
+    PreparedEpoch, SharedPreparedEpoch, Transport, accept_activations, bind, read_hello,
+    replace_prepared_epoch, send_refusal,
 };
 
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -43,12 +44,13 @@ impl HeadListener {
 
     /// Accepts only activations of this epoch from now on.
     pub(super) fn accept_epoch(&self, prepared: PreparedEpoch) {
-        self.prepared_epoch.send_replace(Some(prepared));
+        replace_prepared_epoch(&self.prepared_epoch, Some(prepared));
     }
 }
 
 impl Drop for HeadListener {
     fn drop(&mut self) {
+        replace_prepared_epoch(&self.prepared_epoch, None);
         self.task.abort();
     }
 }
@@ -77,9 +79,9 @@ async fn serve_connection(
     // Errors are reported to the head by the sink, or by the worker that fetches.
     match purpose {
         ConnectionPurpose::Data { from, epoch } => {
-            connection.set_kind(ConnectionKind::Session);
             let limit = model.max_activation_bytes();
-            let _ = accept_activations(stream, &prepared_epoch, session, (from, epoch), limit).await;
+            let prepared = &prepared_epoch;
+            let _ = accept_activations(stream, prepared, session, (from, epoch), limit, &connection).await;
         }
         ConnectionPurpose::Fetch if own == Some(session) => {
             connection.set_kind(ConnectionKind::Session);

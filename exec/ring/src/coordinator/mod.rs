@@ -13,6 +13,7 @@ mod reconfiguration;
 mod request;
 mod ring;
 mod scheduler;
+mod stall;
 mod worker_connection;
 
 pub use generation::{FailedRequest, GenerationResult};

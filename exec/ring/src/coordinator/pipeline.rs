@@ -25,8 +25,12 @@ use crate::wire::{BrokenLink, DataLinkEvent, Message, Transport};
 /// The time limit of a pass, as a multiple of the time of the slowest pass on the same ring. source: assumed, because
 /// other programs on a device can slow it down by this factor when they use its memory
 const PASS_LIMIT_FACTOR: u32 = 20;
-/// Minimum time limit of a pass. source: assumed, longer than a stall of a disk or of Wi-Fi
-const MIN_PASS_LIMIT: Duration = Duration::from_secs(10);
+/// Minimum time limit of a pass. source: assumed, longer than a stall of Wi-Fi, than reading the weights of a device
+/// from an SSD, and than the limit for sending a message, after which the receiver counts as unreachable
+const MIN_PASS_LIMIT: Duration = Duration::from_secs(30);
+/// The idle time after which the first pass has the whole limit, because other programs may have displaced the weights
+/// from memory. source: assumed
+const LONG_IDLE: Duration = Duration::from_secs(10);
 
 /// Maximum wait, used if a time limit would overflow the clock. source: assumed, longer than any pass
 pub(super) const MAX_WAIT: Duration = Duration::from_hours(24 * 365);
@@ -57,7 +61,8 @@ pub(super) struct PassPipeline {
     slowest: SlowestPass,
 }
 
-/// The longest time of a pass on the current ring, and the longest time per token of a pass; zero before the first pass.
+/// The longest time of a pass on the current ring, and the longest time per token of a pass; zero before the first
+/// pass.
 #[derive(Debug, Clone, Copy, Default)]
 struct SlowestPass {
     time: Duration,
@@ -95,8 +100,8 @@ impl PassPipeline {
         since.checked_add(limit.saturating_mul(ahead as u32)).unwrap_or(since + MAX_WAIT)
     }
 
-    /// Returns the time limit of the oldest pass in flight: a multiple of what the slowest pass on this ring took, at least
-    /// [`MIN_PASS_LIMIT`] and at most `limit`. Before the first pass has finished, it is `limit`.
+    /// Returns the time limit of the oldest pass in flight: a multiple of what the slowest pass on this ring took, at
+    /// least [`MIN_PASS_LIMIT`] and at most `limit`. Before the first pass has finished, it is `limit`.
     pub(super) fn pass_limit(&self, limit: Duration) -> Duration {
         let SlowestPass { time, time_per_token } = self.slowest;
         let tokens = self.in_flight.values().next().map_or(1, |&(_, tokens)| tokens);
@@ -121,6 +126,11 @@ impl PassPipeline {
             return Ok(Progress::Idle);
         };
         self.passes.push(pass);
+        let is_cold =
+            self.in_flight.is_empty() && self.last_pass_end.is_some_and(|end| end.elapsed() > LONG_IDLE);
+        if is_cold {
+            self.slowest = SlowestPass::default();
+        }
         self.in_flight.insert(pass.index, (Instant::now(), pass.tokens));
         let so_far =
             self.sequences.get(pass.sequence_index as usize).map_or(&[][..], |tokens| &tokens.tokens);
@@ -138,7 +148,7 @@ impl PassPipeline {
             match coordinator.runner()?.process_activations(received) {
                 Ok(output) => return self.finish_pass(output, coordinator),
                 Err(RingError::InvalidActivations { sender_index: peer_index, what: reason }) => {
-                    let epoch = received.header.epoch;
+                    let epoch = coordinator.connected_epoch;
                     let broken = BrokenLink { epoch, peer_index, is_fault: true, reason };
                     event = HeadEvent::Data(DataLinkEvent::LinkBroken(broken));
                 }
@@ -155,7 +165,7 @@ impl PassPipeline {
         }
         if let HeadEvent::PassTimeout(limit) = event
             && limit < coordinator.options.pass_timeout
-            && coordinator.stalled_device().is_none()
+            && coordinator.find_stall().is_none()
         {
             // All devices wait for a slow computation that the counts do not show: wait longer.
             self.slowest.time = self.slowest.time.saturating_mul(2);

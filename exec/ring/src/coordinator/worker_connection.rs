@@ -146,7 +146,7 @@ async fn read_frames<S: AsyncRead>(monitor: Monitor, mut stream: ReadHalf<S>) {
             let what = format!("it sends more than {} messages per second", RateLimit::MAX_RATE);
             break protocol_error(&monitor.name, what);
         }
-        let reservation = reserve(&monitor, &budget, frame.payload_len).await;
+        let Some(reservation) = reserve(&monitor, &budget, frame.payload_len).await else { return };
         let frame = match frame.read_payload(&mut stream).await {
             Ok(frame) => frame,
             Err(error) => break monitor.disconnected(error.to_string()),
@@ -172,9 +172,9 @@ async fn read_frames<S: AsyncRead>(monitor: Monitor, mut stream: ReadHalf<S>) {
 }
 
 /// Waits until a frame with a payload of this length fits the budget. Meanwhile the worker does not count as silent.
-async fn reserve(monitor: &Monitor, budget: &ReceiveBudget, payload_len: usize) -> Reservation {
+async fn reserve(monitor: &Monitor, budget: &ReceiveBudget, payload_len: usize) -> Option<Reservation> {
     if let Some(reservation) = budget.try_reserve(payload_len) {
-        return reservation;
+        return Some(reservation);
     }
     monitor.clock().is_waiting_for_head = true;
     let reservation = budget.reserve(payload_len).await;

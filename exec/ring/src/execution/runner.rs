@@ -64,6 +64,8 @@ pub struct StageRunner {
     last_pass: u32,
     next_memory_sample: u64,
     largest_pass: u32,
+    /// The number of received activations that were ignored.
+    dropped: u32,
     pool: Arc<ThreadPool>,
     /// Bytes read ahead before the trace began.
     ahead_before: u64,
@@ -128,6 +130,7 @@ impl StageRunner {
             last_pass: 0,
             next_memory_sample: 0,
             largest_pass: 0,
+            dropped: 0,
             pool,
             ahead_before: 0,
             refaults_before: refaulted_bytes(),
@@ -243,13 +246,21 @@ impl StageRunner {
         self.perform(pass, steps, so_far)
     }
 
-    /// Processes activations, except those of an earlier epoch. Returns the output if the pass is complete. Fails with
-    /// [`RingError::InvalidActivations`] and changes nothing if the sender is at fault.
+    /// Returns the number of received activations that were ignored since the last call.
+    pub fn take_dropped(&mut self) -> u32 {
+        std::mem::take(&mut self.dropped)
+    }
+
+    /// Processes activations, except those of an earlier epoch and those of a device that does not send to this one.
+    /// Returns the output if the pass is complete. Fails with [`RingError::InvalidActivations`] and changes nothing if
+    /// the sender is at fault.
     pub fn process_activations(&mut self, received: &ReceivedActivations) -> Result<Option<PassOutput>> {
         let ReceivedActivations { sender_index, header, activations: ref bytes, received_at_ns, .. } =
             *received;
         let ActivationsHeader { epoch, pass, round, .. } = header;
-        if epoch < self.epoch {
+        let is_expected_sender = self.schedule.sender(round) == Some(usize::from(sender_index));
+        if epoch < self.epoch || !is_expected_sender {
+            self.dropped += 1;
             return Ok(None);
         }
         let invalid = |what: String| RingError::InvalidActivations { sender_index, what };

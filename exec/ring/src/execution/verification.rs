@@ -1,8 +1,8 @@
 //! Verification of weights: compares the weights that a device uses with their digests in the plan.
 //!
 //! The model digest in a plan covers only a part of each tensor, so that it takes milliseconds. The digests of the
-//! weights cover all bytes: a device that verifies refuses a plan if a bit of its layers is wrong, instead of computing a
-//! wrong text. The head also checks the tensors outside the layers.
+//! weights cover all bytes: a device that verifies refuses a plan if a bit of its layers is wrong, instead of computing
+//! a wrong text. The head also checks the tensors outside the layers.
 //!
 //! Not here: the computation of the digests and their cache (`hearth_runtime::weights`).
 
@@ -46,8 +46,8 @@ impl fmt::Debug for Verification {
 }
 
 impl LocalModel {
-    /// Verifies the weights that a device needs for a plan, if this model has a [`Verification`]. Hashing many gigabytes
-    /// takes long, so that the progress is reported like that of an upload.
+    /// Verifies the weights that a device needs for a plan, if this model has a [`Verification`]. Hashing many
+    /// gigabytes takes long, so that the progress is reported like that of an upload.
     pub(super) fn verify(
         &self,
         plan: &Plan,

@@ -1,9 +1,9 @@
 //! The accepted connections of a device: a bounded number of connections that cost their peer nothing.
 //!
 //! Anybody can connect to a port, and each connection occupies a task and a file descriptor. A connection that has not
-//! sent its first frame, or that only measures the link, is limited to a number of its kind: a further connection closes
-//! the oldest. So an honest device, which sends its hello immediately, can still connect. Attackers that connect faster
-//! than an honest device sends its hello can still block this device.
+//! sent its first frame, or that only measures the link, is limited to a number of its kind: a further connection
+//! closes the oldest. So an honest device, which sends its hello immediately, can still connect. Attackers that connect
+//! faster than an honest device sends its hello can still block this device.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -46,14 +46,14 @@ impl AcceptedConnections {
         F: Future<Output = ()> + Send + 'static,
     {
         self.0.retain(|(_, task)| !task.is_finished());
-        for kind in [ConnectionKind::Pending, ConnectionKind::Probe] {
-            while self.0.iter().filter(|(own, _)| is_of_kind(own, kind)).count() >= MAX_OF_KIND {
-                self.close_oldest(kind);
-            }
-        }
         let kind = Arc::new(AtomicU8::new(ConnectionKind::Pending as u8));
         let task = tokio::spawn(serve(AcceptedConnection(kind.clone())));
         self.0.push_back((kind, task.abort_handle()));
+        for kind in [ConnectionKind::Pending, ConnectionKind::Probe] {
+            while self.0.iter().filter(|(own, _)| is_of_kind(own, kind)).count() > MAX_OF_KIND {
+                self.close_oldest(kind);
+            }
+        }
     }
 
     /// Closes the oldest connection of each kind except sessions, to free file descriptors.
@@ -67,6 +67,12 @@ impl AcceptedConnections {
         if let Some((_, task)) = oldest.and_then(|index| self.0.remove(index)) {
             task.abort();
         }
+    }
+}
+
+impl Drop for AcceptedConnections {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|(_, task)| task.abort());
     }
 }
 
@@ -102,8 +108,8 @@ mod tests {
         let is_open = |state: &std::sync::Weak<AtomicU8>| state.strong_count() > 0;
         assert!(sessions.iter().all(is_open), "sessions are not closed");
         for states in [&probes, &pending] {
-            let (closed, open) = states.split_at(200 - MAX_OF_KIND + 1);
-            assert!(!closed[..136].iter().any(is_open) && open.iter().all(is_open), "the oldest are closed");
+            let (closed, open) = states.split_at(200 - MAX_OF_KIND);
+            assert!(!closed.iter().any(is_open) && open.iter().all(is_open), "the oldest are closed");
         }
     }
 }

@@ -34,10 +34,14 @@ impl ReceiveBudget {
         self.0.add_permits(bytes.min(Semaphore::MAX_PERMITS - self.0.available_permits()));
     }
 
-    /// Waits until a frame with a payload of this length fits.
-    pub async fn reserve(&self, payload_len: usize) -> Reservation {
-        let permit = self.0.clone().acquire_many_owned(cost(payload_len)).await;
-        Reservation(permit.expect("the semaphore is never closed"))
+    /// Waits until a frame with a payload of this length fits. Returns `None` if the budget is closed.
+    pub async fn reserve(&self, payload_len: usize) -> Option<Reservation> {
+        self.0.clone().acquire_many_owned(cost(payload_len)).await.ok().map(Reservation)
+    }
+
+    /// Lets no more frames in: their readers end.
+    pub fn close(&self) {
+        self.0.close();
     }
 
     /// Reserves a frame with a payload of this length, or returns `None` if it does not fit now.
@@ -66,5 +70,7 @@ mod tests {
         assert!(budget.try_reserve(101).is_none(), "larger than announced");
         assert!(budget.try_reserve(100).is_some());
         ReceiveBudget::new(usize::MAX, usize::MAX).extend(1, 1);
+        budget.close();
+        assert!(budget.try_reserve(0).is_none());
     }
 }

@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::io::AsyncRead;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
 
+use super::accepted::{AcceptedConnection, ConnectionKind};
 use super::budget::{ReceiveBudget, Reservation};
 use super::frame::{Frame, FrameHeader};
 use super::handshake::{WRITE_TIMEOUT, open_connection, send_refusal, send_welcome};
@@ -40,7 +41,7 @@ pub struct ReceivedActivations {
     pub reservation: Reservation,
 }
 
-/// Counts the messages with activations that a device has received and sent in an epoch.
+/// Counts the messages with activations that a device has received, and those that it has sent or dropped, in an epoch.
 #[derive(Debug, Default)]
 pub struct ActivationCounters {
     received: AtomicU64,
@@ -48,6 +49,11 @@ pub struct ActivationCounters {
 }
 
 impl ActivationCounters {
+    /// Records that received activations are not passed on, for example because they belong to an earlier request.
+    pub fn record_dropped(&self) {
+        self.sent.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub fn counts(&self) -> ActivationCounts {
         let [received, sent] = [&self.received, &self.sent].map(|counter| counter.load(Ordering::Relaxed));
         ActivationCounts { received, sent }
@@ -72,10 +78,22 @@ pub struct PreparedEpoch {
     /// The bytes of activations that may wait on this device.
     pub budget: ReceiveBudget,
     pub counters: Arc<ActivationCounters>,
+    /// Permits for the connections over which activations arrive.
+    pub connections: Arc<Semaphore>,
 }
+
+/// Maximum number of connections over which a device receives activations. source: assumed; a ring has one or two
+pub const MAX_DATA_CONNECTIONS: usize = 16;
 
 /// The prepared epoch of a device, shared by the tasks of the device; `None` if no epoch is prepared.
 pub type SharedPreparedEpoch = Arc<watch::Sender<Option<PreparedEpoch>>>;
+
+/// Replaces the prepared epoch. The readers of the previous epoch end.
+pub fn replace_prepared_epoch(shared: &SharedPreparedEpoch, new: Option<PreparedEpoch>) {
+    if let Some(old) = shared.send_replace(new) {
+        old.budget.close();
+    }
+}
 
 /// Accepts a data connection if it is for the prepared epoch, and receives activations until the connection ends.
 pub async fn accept_activations<S: ByteStream>(
@@ -84,13 +102,20 @@ pub async fn accept_activations<S: ByteStream>(
     session: u64,
     (sender_index, epoch): (u16, u32),
     max_payload: usize,
+    connection: &AcceptedConnection,
 ) -> Result<()> {
-    let open = prepared_epoch.borrow().clone();
-    let Some(open) = open.filter(|open| (open.session, open.epoch) == (session, epoch)) else {
+    let prepared = prepared_epoch.borrow().clone();
+    let Some(prepared) = prepared.filter(|open| (open.session, open.epoch) == (session, epoch)) else {
         return Err(send_refusal(&mut stream, "this device is not in that session and epoch".into()).await);
     };
+    let Ok(_permit) = prepared.connections.clone().try_acquire_owned() else {
+        return Err(
+            send_refusal(&mut stream, "too many devices send activations to this device".into()).await
+        );
+    };
+    connection.set_kind(ConnectionKind::Session);
     send_welcome(&mut stream, WorkerInfo::default()).await?;
-    receive_activations(stream, sender_index, max_payload, &open).await;
+    receive_activations(stream, sender_index, max_payload, &prepared).await;
     Ok(())
 }
 
@@ -99,9 +124,9 @@ pub async fn receive_activations(
     mut stream: impl AsyncRead + Unpin,
     sender_index: u16,
     max_payload: usize,
-    open: &PreparedEpoch,
+    prepared: &PreparedEpoch,
 ) {
-    let PreparedEpoch { epoch, sink, budget, counters, .. } = open;
+    let PreparedEpoch { epoch, sink, budget, counters, .. } = prepared;
     let (is_fault, reason) = loop {
         let frame = match FrameHeader::read(&mut stream, max_payload).await {
             Ok(Some(frame)) => frame,
@@ -114,7 +139,7 @@ pub async fn receive_activations(
         let Message::Activations(header) = frame.message else {
             break (true, "it sent a message other than activations".into());
         };
-        let reservation = budget.reserve(frame.payload_len).await;
+        let Some(reservation) = budget.reserve(frame.payload_len).await else { return };
         let activations = match frame.read_payload(&mut stream).await {
             Ok(frame) => frame.payload,
             Err(error) => break (error.is_fault(), error.to_string()),

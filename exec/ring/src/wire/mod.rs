@@ -13,8 +13,9 @@ pub use crate::error::WireError;
 pub use accepted::{AcceptedConnection, AcceptedConnections, ConnectionKind};
 pub use budget::{ReceiveBudget, Reservation};
 pub use data_link::{
-    ActivationCounters, DataConnector, DataLinkEvent, DataLinkEventSink, PreparedEpoch, ReceivedActivations,
-    SharedPreparedEpoch, accept_activations, receive_activations,
+    ActivationCounters, DataConnector, DataLinkEvent, DataLinkEventSink, MAX_DATA_CONNECTIONS, PreparedEpoch,
+    ReceivedActivations, SharedPreparedEpoch, accept_activations, receive_activations,
+    replace_prepared_epoch,
 };
 pub use frame::{ENCRYPTED_PREFIX, Frame, FrameHeader, MAX_DOCUMENT_PAYLOAD_BYTES};
 pub use handshake::{WRITE_TIMEOUT, open_connection, read_hello, send_refusal, send_welcome, with_timeout};

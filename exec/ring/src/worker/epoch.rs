@@ -21,7 +21,8 @@ use crate::wire::{
 };
 use hearth_runtime::backend_factory::UploadProgressReporter;
 
-/// An event for the runner of an epoch. A command of the head occupies a part of the head's budget until it is executed.
+/// An event for the runner of an epoch. A command of the head occupies a part of the head's budget until it is
+/// executed.
 #[derive(Debug)]
 pub enum RunnerEvent {
     /// Activations have arrived.
@@ -120,7 +121,7 @@ impl<T: Transport> WorkerEpoch<T> {
                 // The head is about to end the epoch.
                 Some(RunnerEvent::Activations(_)) if is_faulty => {}
                 Some(RunnerEvent::Activations(received)) => match runner.process_activations(&received) {
-                    Ok(_) => {}
+                    Ok(_) => (0..runner.take_dropped()).for_each(|_| self.counters.record_dropped()),
                     Err(RingError::InvalidActivations { sender_index: peer_index, what: reason }) => {
                         is_faulty = true;
                         let broken = BrokenLink { epoch, peer_index, is_fault: true, reason };

@@ -11,7 +11,7 @@ use crate::error::{Result, RingError};
 use crate::probe::answer_probes;
 use crate::wire::{
     AcceptedConnection, AcceptedConnections, ConnectionKind, ConnectionPurpose, Listener,
-    SharedPreparedEpoch, Transport, accept_activations, read_hello, send_refusal,
+    SharedPreparedEpoch, Transport, accept_activations, read_hello, replace_prepared_epoch, send_refusal,
 };
 
 /// The time limit for the previous session to stop its threads and to free its memory.
@@ -49,9 +49,9 @@ impl<T: Transport> Worker<T> {
         match purpose {
             ConnectionPurpose::Control => self.serve_session(stream, session, &connection).await,
             ConnectionPurpose::Data { from, epoch } => {
-                connection.set_kind(ConnectionKind::Session);
                 let limit = self.source.max_activation_bytes();
-                accept_activations(stream, &self.prepared_epoch, session, (from, epoch), limit).await
+                let prepared = &self.prepared_epoch;
+                accept_activations(stream, prepared, session, (from, epoch), limit, &connection).await
             }
             ConnectionPurpose::Probe => {
                 connection.set_kind(ConnectionKind::Probe);
@@ -85,6 +85,6 @@ struct CloseEpoch(SharedPreparedEpoch);
 
 impl Drop for CloseEpoch {
     fn drop(&mut self) {
-        self.0.send_replace(None);
+        replace_prepared_epoch(&self.0, None);
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hearth_profiles::Document;
 use hearth_schema::Plan;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinError;
 use tokio::time::timeout;
 
@@ -15,8 +15,8 @@ use super::worker::Worker;
 use crate::error::{Result, RingError, protocol_error};
 use crate::execution::{StageRunner, TraceLines, check_has_weight_digests};
 use crate::wire::{
-    ActivationCounters, DataLinkEvent, DataLinkEventSink, EpochConfig, Frame, Message, PreparedEpoch,
-    ReceiveBudget, Reservation, Transport,
+    ActivationCounters, DataLinkEvent, DataLinkEventSink, EpochConfig, Frame, MAX_DATA_CONNECTIONS, Message,
+    PreparedEpoch, ReceiveBudget, Reservation, Transport, replace_prepared_epoch,
 };
 use hearth_runtime::clock::monotonic_nanos;
 
@@ -162,8 +162,9 @@ impl<T: Transport> Session<T> {
         (self.inbox, self.events) = (inbox, Some(events));
         (self.activation_budget, self.counters) = (ReceiveBudget::new(0, 0), Arc::default());
         let (budget, counters) = (self.activation_budget.clone(), self.counters.clone());
-        let prepared = PreparedEpoch { session: self.id, epoch, sink, budget, counters };
-        self.worker.prepared_epoch.send_replace(Some(prepared));
+        let connections = Arc::new(Semaphore::new(MAX_DATA_CONNECTIONS));
+        let prepared = PreparedEpoch { session: self.id, epoch, sink, budget, counters, connections };
+        replace_prepared_epoch(&self.worker.prepared_epoch, Some(prepared));
         self.latest_epoch.send_replace(epoch);
         self.head.send(Message::Prepared { epoch }).await
     }

@@ -63,8 +63,8 @@ impl WeightPart {
 pub type OnHashProgress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
 impl Weights {
-    /// Hashes all parts of the model, which must be complete, with `threads` threads, and adds the digests to the cache.
-    /// The cache is not read, because other devices rely on the result.
+    /// Hashes all parts of the model, which must be complete, with `threads` threads, and adds the digests to the
+    /// cache. The cache is not read, because other devices rely on the result.
     pub fn compute_digests(
         &self,
         threads: usize,

@@ -3,9 +3,9 @@
 //! When a page of a mapping cannot be read, because the file was truncated or its disk failed, the system sends SIGBUS,
 //! which would end the process without a message. A signal handler instead replaces the rest of the mapping by zeros
 //! and marks the file as damaged. The computation goes on with wrong weights, and its result is discarded:
-//! [`MappedFile::check`] must be called after every computation, before the result is used. It also reports a file whose
-//! size or modification time has changed. A file that was deleted or replaced by another file is not a problem, because
-//! the mapping keeps the old content.
+//! [`MappedFile::check`] must be called after every computation, before the result is used. It also reports a file
+//! whose size or modification time has changed. A file that was deleted or replaced by another file is not a problem,
+//! because the mapping keeps the old content.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

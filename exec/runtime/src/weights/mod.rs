@@ -227,8 +227,8 @@ impl Weights {
         self.files.iter().map(MappedFile::file)
     }
 
-    /// Fails if the content of a model file has changed since the model was opened. A result of a computation must not be
-    /// used before this check, because unreadable weights are computed as zeros.
+    /// Fails if the content of a model file has changed since the model was opened. A result of a computation must not
+    /// be used before this check, because unreadable weights are computed as zeros.
     pub fn check_unchanged(&self) -> Result<(), ExecError> {
         // Layers that are fetched later are written to the same file.
         let may_grow = self.fetched_layers.is_some();

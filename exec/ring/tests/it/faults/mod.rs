@@ -218,6 +218,7 @@ struct Tally {
     failed: BTreeMap<String, u32>,
     not_connected: BTreeMap<String, u32>,
     reconfigurations: u32,
+    tampered: u64,
     drafted: u64,
     accepted: u64,
 }
@@ -271,6 +272,7 @@ async fn run_schedule(seed: u64, model: &Arc<LocalModel>, expected: &[Vec<u32>],
         tally.reconfigurations += reconfigurations as u32;
         *(if reconfigurations == 0 { &mut tally.undisturbed } else { &mut tally.reconfigured }) += 1;
     }
+    tally.tampered += network.tampered();
     timeout(MAX_REQUEST_TIME, ring.close()).await.expect("closing hangs");
 }
 
@@ -336,5 +338,6 @@ fn any_faults_leave_the_tokens_of_an_undisturbed_run_or_a_clear_error() {
     assert!(different.len() > 50 || count < 100, "too few different tokens to tell them apart");
     let some = 0 < tally.accepted && tally.accepted < tally.drafted;
     assert!(some || count < 100, "some drafts are accepted and some are not");
+    assert!(tally.tampered > 0 || count < 100, "some activations are changed");
     assert!(tally.reconfigured > 0 || count < 100, "some schedule makes a ring plan again");
 }

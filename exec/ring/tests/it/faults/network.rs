@@ -11,11 +11,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use hearth_ring::wire::{ActivationsHeader, Frame, Message};
 use hearth_ring::{Listener, Transport};
+use hearth_schema::pass::Pass;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -44,6 +46,8 @@ struct State {
     crash_counts: Vec<u32>,
     frozen: Vec<Instant>,
     tampering: Vec<Option<Tampering>>,
+    /// The number of messages that were changed, lost or repeated.
+    tampered: u64,
     /// The time until which the traffic between each pair of devices is blocked.
     cut: BTreeMap<(usize, usize), Instant>,
     connections: Vec<Connection>,
@@ -94,6 +98,7 @@ impl SimulatedNetwork {
             crash_counts: vec![0; devices],
             frozen: vec![now; devices],
             tampering: vec![None; devices],
+            tampered: 0,
             cut: BTreeMap::new(),
             connections: Vec::new(),
         })))
@@ -127,6 +132,11 @@ impl SimulatedNetwork {
     /// Changes the next activations that a device sends.
     pub fn tamper(&self, device: usize, how: Tampering) {
         self.state().tampering[device] = Some(how);
+    }
+
+    /// Returns the number of messages that were changed, lost or repeated.
+    pub fn tampered(&self) -> u64 {
+        self.state().tampered
     }
 
     /// Resets a random connection of a device, if it has one.
@@ -322,6 +332,7 @@ impl AsyncWrite for Stream {
         let (delay, tampering) = {
             let mut state = self.network.state();
             let tampering = if is_activations(bytes) { state.tampering[self.own].take() } else { None };
+            state.tampered += u64::from(tampering.is_some());
             (state.delay(), tampering)
         };
         let closed = self.into.lock().expect("nobody panics here").closed;
@@ -347,10 +358,14 @@ impl AsyncWrite for Stream {
     }
 }
 
-/// Whether a written chunk is a frame with activations: a header that begins with the index of that message.
+/// Whether a written chunk is a frame with activations: its header begins with the index of that message.
 fn is_activations(chunk: &[u8]) -> bool {
-    const ACTIVATIONS: u8 = 11;
-    chunk.len() > 8 && chunk[4..8] != [0; 4] && chunk[8] == ACTIVATIONS
+    static INDEX: LazyLock<u8> = LazyLock::new(|| {
+        let pass = Pass::new(0, 0, 1, true);
+        let header = ActivationsHeader { epoch: 0, pass, round: 0, is_f16: false };
+        Frame::from(Message::Activations(header)).encode().expect("a frame")[8]
+    });
+    chunk.len() > 8 && chunk[4..8] != [0; 4] && chunk[8] == *INDEX
 }
 
 /// Returns the frames that are sent instead of `frame`.
