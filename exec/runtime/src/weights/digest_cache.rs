@@ -2,7 +2,7 @@
 //!
 //! The cache has digests that were computed, not results of comparisons. A digest is valid for the files with the same
 //! path, size, inode, device, and times of the last change of content and of status. A file whose content changed
-//! within the last seconds is not cached, because its next change might get the same time ([`TIME_GRANULARITY`]).
+//! within the last seconds is not cached, because its next change might get the same time.
 //!
 //! The cache is a JSON file that only its user can read. It is replaced atomically, and a file that cannot be read
 //! counts as empty. Of two processes that write at the same time, one may lose its entry, which is then computed again.
