@@ -28,7 +28,7 @@ const MAX_REPORT_LINES: usize = 10_000;
 /// source: assumed; a head sends one command per request, and collects traces every two seconds
 const MAX_WAITING_COMMANDS: usize = 1000;
 /// Maximum length of a plan, in bytes: parsing takes time. source: assumed, more than a plan of 100 devices has
-const MAX_PLAN_BYTES: usize = 256 << 10;
+const MAX_PLAN_BYTES: usize = 128 << 10;
 
 pub(super) struct Session<T: Transport> {
     worker: Worker<T>,
