@@ -11,16 +11,16 @@ use std::fmt::Write;
 
 /// Escapes control characters, except for line feeds and tabs, and characters that change the direction of text.
 pub fn escape(text: &str) -> Cow<'_, str> {
-    escape_if(text, |c| is_obeyed(c) && !matches!(c, '\n' | '\t'))
+    escape_if(text, |c| is_unsafe_for_terminal(c) && !matches!(c, '\n' | '\t'))
 }
 
 /// Escapes the same characters as [`escape`], and line feeds and tabs, for text that must stay on its line.
 pub fn escape_line(text: &str) -> Cow<'_, str> {
-    escape_if(text, is_obeyed)
+    escape_if(text, is_unsafe_for_terminal)
 }
 
 /// Returns whether terminals obey the character: C0, DEL, C1, or a bidirectional override, embedding or isolate.
-fn is_obeyed(c: char) -> bool {
+fn is_unsafe_for_terminal(c: char) -> bool {
     c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
@@ -58,7 +58,7 @@ mod tests {
         let value = serde_json::json!({ "name\u{85}": "\u{1b}\u{7f}\u{9b}\u{202e}\n\t\\" });
         let text = serde_json::to_string_pretty(&value).unwrap();
         let escaped = escape(&text);
-        assert!(escaped.chars().all(|c| c == '\n' || !is_obeyed(c)), "{escaped}");
+        assert!(escaped.chars().all(|c| c == '\n' || !is_unsafe_for_terminal(c)), "{escaped}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(&escaped).unwrap(), value);
     }
 }

@@ -112,7 +112,7 @@ impl fmt::Debug for Key {
 /// Reads a text of at most 4096 bytes from a file that other users have no permission to read or change.
 pub fn read_secret_file(path: &Path) -> Result<String, KeyError> {
     let file = File::open(path).map_err(|error| unreadable(path, &error))?;
-    check_private(path, &file)?;
+    check_file_mode(path, &file)?;
     let mut text = Vec::new();
     let read = file.take(MAX_TEXT_LEN + 1).read_to_end(&mut text);
     read.map_err(|error| unreadable(path, &error))?;
@@ -136,7 +136,7 @@ fn unreadable(path: &Path, error: &std::io::Error) -> KeyError {
 
 /// Checks that only the owner can access the key file. The file is open, so nobody can replace it before it is read.
 #[cfg(unix)]
-fn check_private(path: &Path, file: &File) -> Result<(), KeyError> {
+fn check_file_mode(path: &Path, file: &File) -> Result<(), KeyError> {
     use std::os::unix::fs::PermissionsExt;
     let metadata = file.metadata().map_err(|error| unreadable(path, &error))?;
     let mode = metadata.permissions().mode() & 0o777;
@@ -146,7 +146,7 @@ fn check_private(path: &Path, file: &File) -> Result<(), KeyError> {
 
 /// Accepts every key file, because only Unix has file modes.
 #[cfg(not(unix))]
-fn check_private(_: &Path, _: &File) -> Result<(), KeyError> {
+fn check_file_mode(_: &Path, _: &File) -> Result<(), KeyError> {
     Ok(())
 }
 

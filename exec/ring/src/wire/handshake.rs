@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::frame::Frame;
 use super::message::{ConnectionPurpose, MAGIC, Message, PROTOCOL_VERSION, WorkerInfo};
-use super::transport::{ByteStream, Transport, check_private};
+use super::transport::{ByteStream, Transport, check_encrypted_or_loopback};
 use crate::error::{Result, RingError, WireError, protocol_error};
 
 /// The time limit for connecting to a device and receiving its welcome. source: assumed, three tries of TCP's first
@@ -40,7 +40,7 @@ pub async fn open_connection<T: Transport>(
     session: u64,
     purpose: ConnectionPurpose,
 ) -> Result<(T::Stream, WorkerInfo)> {
-    check_private(transport, address)?;
+    check_encrypted_or_loopback(transport, address)?;
     let connecting = async {
         let mut stream = transport.connect(address).await.map_err(|error| RingError::Unreachable {
             name: name.into(),

@@ -141,7 +141,7 @@ impl Listener for InMemoryListener {
 
 /// Checks that a transport is private or an address is a loopback address. Anybody in the network could read a prompt
 /// from the activations of a connection to another machine, and could pretend to be the other machine.
-pub fn check_private<T: Transport>(transport: &T, address: &str) -> Result<()> {
+pub fn check_encrypted_or_loopback<T: Transport>(transport: &T, address: &str) -> Result<()> {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
     let is_loopback = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
     if is_loopback || transport.is_private() {
@@ -152,6 +152,6 @@ pub fn check_private<T: Transport>(transport: &T, address: &str) -> Result<()> {
 
 /// Listens on an address. Fails if other machines can reach the address and the transport is not private.
 pub async fn bind<T: Transport>(transport: &T, address: &str) -> Result<T::Listener> {
-    check_private(transport, address)?;
+    check_encrypted_or_loopback(transport, address)?;
     transport.bind(address).await.map_err(|error| RingError::cannot_listen(address, &error))
 }
