@@ -11,6 +11,7 @@ use axum::http::{StatusCode, header};
 use hyper::body::Body;
 use memmap2::MmapMut;
 use serde::de::DeserializeOwned;
+use tokio::sync::Semaphore;
 
 use crate::AppState;
 use crate::connections::{Connection, ResponseGuard};
@@ -20,8 +21,9 @@ use crate::error::ApiError;
 const MAX_BODY_BYTES: usize = 4 << 20;
 /// Maximum time until the body of a request has arrived, counted from the end of the head. source: assumed
 const BODY_DEADLINE: Duration = Duration::from_secs(30);
-/// Maximum number of requests that are parsed at the same time, so that their memory is bounded. source: assumed
-pub const MAX_PARSED_REQUESTS: usize = 2;
+/// Permits to parse a request. Few requests are parsed at the same time, so that their memory is bounded.
+/// source: assumed
+static PARSING: Semaphore = Semaphore::const_new(2);
 
 /// Size from which a body is stored in memory of its own, in bytes. source: assumed, longer than most prompts
 const LARGE_BODY_BYTES: usize = 64 << 10;
@@ -142,7 +144,7 @@ impl RequestBody {
         convert: impl FnOnce(&AppState, T) -> Result<V, ApiError> + Send + 'static,
     ) -> Result<(V, Option<ResponseGuard>), ApiError> {
         let failed = || ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the request failed");
-        let permit = state.parsing.clone().acquire_owned().await.map_err(|_| failed())?;
+        let permit = PARSING.acquire().await.map_err(|_| failed())?;
         let Self { bytes, connection, response_guard } = self;
         let shared = state.clone();
         let parsing = tokio::task::spawn_blocking(move || {

@@ -19,7 +19,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::{AppState, Metrics, parsing_permits, router};
+use crate::{AppState, Metrics, router};
 
 /// Returns the maximum memory of the entry for an input of this length, in bytes. source: assumed; a response of 64
 /// prompts has some ten KiB, and a JSON value takes a few hundred bytes in the several forms of a request
@@ -105,7 +105,6 @@ fn state(request_tx: mpsc::UnboundedSender<hearth_ring::Request>) -> AppState {
         plan: Mutex::new(Plan::from_yaml(PLAN).expect("a valid plan")),
         start_unix_time: 0,
         request_count: AtomicU64::new(0),
-        parsing: parsing_permits(),
     }
 }
 

@@ -33,11 +33,11 @@ use hearth_ring::{Request as RingRequest, ResponseEvent};
 use hearth_runtime::{ChatMessage, ChatTemplate, ExecError, Sampler, Tokenizer};
 use hearth_schema::Plan;
 use serde_json::{Value, json};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 pub use self::auth::is_valid_bearer_token;
-use self::body::{MAX_PARSED_REQUESTS, RequestBody};
+use self::body::RequestBody;
 use self::connections::ResponseGuard;
 pub use self::connections::serve;
 use self::error::{ApiError, excerpt};
@@ -77,13 +77,6 @@ pub struct AppState {
     /// The time at which the server started, as a Unix timestamp in seconds.
     pub start_unix_time: u64,
     pub request_count: AtomicU64,
-    /// Permits to parse a request.
-    pub parsing: Arc<Semaphore>,
-}
-
-/// Returns the permits to parse requests, for [`AppState::parsing`].
-pub fn parsing_permits() -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(MAX_PARSED_REQUESTS))
 }
 
 /// Returns the current Unix timestamp in seconds.
@@ -360,8 +353,7 @@ impl AppState {
             "{bytes} bytes of text have at least {min_tokens} tokens and do not fit in the context of {context} \
              tokens: shorten the prompt"
         );
-        let error = ApiError::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message);
-        Err(ApiError { param: Some(param), ..error })
+        Err(context_length_exceeded(param, message))
     }
 
     fn start(&self, prompts: Vec<Vec<u32>>, params: &GenerationParams) -> Result<Vec<Generation>, ApiError> {
@@ -407,9 +399,13 @@ impl AppState {
                 "{prompt_tokens} prompt tokens and {wanted} generated tokens do not fit in the context of {context} \
                  tokens: shorten the prompt or lower `max_tokens`"
             );
-            let error = ApiError::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message);
-            return Err(ApiError { param: Some("max_tokens"), ..error });
+            return Err(context_length_exceeded("max_tokens", message));
         }
         Ok(wanted as u32)
     }
+}
+
+fn context_length_exceeded(param: &'static str, message: String) -> ApiError {
+    let error = ApiError::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message);
+    ApiError { param: Some(param), ..error }
 }

@@ -15,7 +15,7 @@ use hearth_ring::{
 use hearth_runtime::{ChatTemplate, Tokenizer};
 use hearth_schema::Plan;
 use hearth_schema::run_events::{RunEvent, RunEventKind};
-use hearth_serve::{AppState, Metrics, is_valid_bearer_token, parsing_permits, router, serve, unix_time};
+use hearth_serve::{AppState, Metrics, is_valid_bearer_token, router, serve, unix_time};
 use hearth_workflow::documents::read_plan;
 use serde::Serialize;
 use tokio::net::TcpListener;
@@ -73,7 +73,6 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
         plan: Mutex::new(builder.plan.clone()),
         start_unix_time: unix_time(),
         request_count: AtomicU64::new(0),
-        parsing: parsing_permits(),
     });
     let shared = state.clone();
     builder.options.on_run_event = Some(Arc::new(move |event, plan| report_event(&shared, event, plan)));

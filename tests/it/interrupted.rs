@@ -2,7 +2,7 @@
 //!
 //! Not here: interrupted labs (`lab`).
 
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use hearth_schema::trace::Outcome;
@@ -13,12 +13,18 @@ use crate::processes::{
     send_signal, wait_until,
 };
 
+/// Starts a process that writes a large model into an empty folder, and waits until it has begun.
+fn start_writer(folder: &Folder) -> Child {
+    let mut command = hearth_command(&["synth", "--preset", "8b", "--output", &folder.path_of("8b.gguf")]);
+    let writer = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+    assert!(wait_until(Duration::from_secs(10), || folder.file_names().len() == 1), "an unfinished file");
+    writer
+}
+
 #[test]
 fn unfinished_model_is_removed() {
     let folder = Folder::new();
-    let mut command = hearth_command(&["synth", "--preset", "8b", "--output", &folder.path_of("8b.gguf")]);
-    let mut writer = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
-    assert!(wait_until(Duration::from_secs(10), || folder.file_names().len() == 1), "an unfinished file");
+    let mut writer = start_writer(&folder);
     send_signal(writer.id(), "INT");
     assert_eq!(writer.wait().expect("it ends").code(), Some(130));
     assert!(folder.file_names().is_empty());
@@ -27,9 +33,7 @@ fn unfinished_model_is_removed() {
 #[test]
 fn next_run_removes_the_partial_file_of_a_killed_run() {
     let folder = Folder::new();
-    let mut command = hearth_command(&["synth", "--preset", "8b", "--output", &folder.path_of("8b.gguf")]);
-    let mut writer = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
-    assert!(wait_until(Duration::from_secs(10), || folder.file_names().len() == 1), "an unfinished file");
+    let mut writer = start_writer(&folder);
     let partial = folder.file_names();
     let synth = ["synth", "--preset", "tiny", "--output", &folder.path_of("tiny.gguf")];
     run_successfully(&synth);

@@ -17,7 +17,7 @@ use crate::partial::{Partial, remove_abandoned, sync_folder};
 /// each file.
 const LIST: &str = ".hearth-files";
 
-/// A report that is being written. Without [`commit`](Self::commit) it is removed on drop.
+/// A report that is being written. Without [`finish`](Self::finish) it is removed on drop.
 #[derive(Debug)]
 pub struct ReportFolder {
     partial: Partial,
@@ -52,9 +52,18 @@ impl ReportFolder {
 
     /// Writes the files of a report at once, and replaces the folder.
     pub fn write_all(target: &Path, kind: &'static str, files: &[(String, Vec<u8>)]) -> Result<(), Error> {
-        let report = Self::create(target, kind)?;
-        files.iter().try_for_each(|(name, bytes)| report.write(name, bytes))?;
-        report.commit()
+        Self::create(target, kind)?.finish(files)
+    }
+
+    /// Writes the last files of a report, and completes it. If this fails, the traces are kept ([`Self::keep_failed`]).
+    pub fn finish(self, files: &[(String, Vec<u8>)]) -> Result<(), Error> {
+        let written = files.iter().try_for_each(|(name, bytes)| self.write(name, bytes)).and_then(|()| {
+            self.replace().map_err(|error| Error::from_folder_error(&self.target, "write", &error))
+        });
+        if written.is_err() {
+            self.keep_failed();
+        }
+        written
     }
 
     /// The folder in which the report is built.
@@ -66,15 +75,6 @@ impl ReportFolder {
         let path = self.path().join(name);
         fs::write(&path, bytes)
             .map_err(|error| Error::from_io_error(&self.target.join(name), "write", &error))
-    }
-
-    /// Completes the report: replaces the target with all files in the folder of the report.
-    pub fn commit(self) -> Result<(), Error> {
-        self.replace().map_err(|error| {
-            let error = Error::from_folder_error(&self.target, "write", &error);
-            self.keep_failed();
-            error
-        })
     }
 
     /// Keeps an incomplete report that has traces, as `NAME.failed` beside the target. Returns its path; `None` if

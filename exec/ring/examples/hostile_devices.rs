@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use fixture::{Q4_MODEL, open_model, prompts, ring_options};
+use fixture::{Q4_MODEL, open_model, prompts, ring_options, start_worker_at};
 use hearth_profiles::Document;
 use hearth_ring::wire::{
     ActivationCounts, ActivationsHeader, BrokenLink, ConnectionPurpose, EpochConfig, Frame, Message,
@@ -33,7 +33,7 @@ use hearth_ring::wire::{
 };
 use hearth_ring::{
     GenerationRequest, LocalModel, ModelSource, Request, ResponseEvent, Ring, ServeOptions, TcpTransport,
-    Worker, WorkerOptions, bind, plan_for_sequences,
+    bind, plan_for_sequences,
 };
 use hearth_runtime::sampler::greedy_token;
 use hearth_schema::Plan;
@@ -98,15 +98,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut is_right = true;
         for who in ["hostile worker", "hostile head"] {
             let (tally, end) = (Arc::new(Tally::default()), Instant::now() + Duration::from_secs(seconds));
+            let (model, expected) = (model.clone(), expected.clone());
+            let attack = Attack { model, expected, tally: tally.clone(), end };
             let memory = tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_secs(seconds) / 10).await;
                 resident_bytes()
             });
             let random = ChaCha8Rng::seed_from_u64(seed);
             if who == "hostile worker" {
-                resist_worker(&model, &expected, &tally, end, random).await?;
+                resist_worker(&attack, random).await?;
             } else {
-                resist_head(&model, &expected, &tally, end, random).await?;
+                resist_head(&attack, random).await?;
             }
             tally.report(who, [memory.await?, resident_bytes()]);
             let [right, wrong] = [&tally.right, &tally.wrong].map(|count| count.load(Ordering::Relaxed));
@@ -139,24 +141,24 @@ fn plan(model: &LocalModel, addresses: &[String]) -> Plan {
     plan
 }
 
-async fn start_worker(model: &Arc<LocalModel>) -> Result<String, Box<dyn Error>> {
-    let listener = bind(&TcpTransport, "127.0.0.1:0").await?;
-    let address = hearth_ring::Listener::address(&listener);
-    let options = WorkerOptions { threads: 1, ..WorkerOptions::default() };
-    let worker = Worker::with_options(TcpTransport, ModelSource::File(model.clone()), options);
-    tokio::spawn(async move { worker.serve(listener, |_| {}).await });
-    Ok(address)
+/// What both attacks need: the model, the right tokens of each prompt, the results so far, and the end of the attack.
+struct Attack {
+    model: Arc<LocalModel>,
+    expected: Arc<Vec<Vec<u32>>>,
+    tally: Arc<Tally>,
+    end: Instant,
 }
 
-async fn resist_worker(
-    model: &Arc<LocalModel>,
-    expected: &Arc<Vec<Vec<u32>>>,
-    tally: &Arc<Tally>,
-    end: Instant,
-    mut random: ChaCha8Rng,
-) -> Result<(), Box<dyn Error>> {
-    let honest = start_worker(model).await?;
-    while Instant::now() < end {
+impl Attack {
+    async fn start_honest_worker(&self) -> String {
+        start_worker_at(&TcpTransport, "127.0.0.1:0", ModelSource::File(self.model.clone())).await
+    }
+}
+
+async fn resist_worker(attack: &Attack, mut random: ChaCha8Rng) -> Result<(), Box<dyn Error>> {
+    let Attack { model, expected, tally, end } = attack;
+    let honest = attack.start_honest_worker().await;
+    while Instant::now() < *end {
         let hostile = start_hostile_worker(model, tally, random.random()).await?;
         let plan = plan_for_sequences(plan(model, &[honest.clone(), hostile]), 4);
         let plan = Plan { context_length: 256, ..plan };
@@ -296,17 +298,12 @@ async fn send_random_activations(
     }
 }
 
-async fn resist_head(
-    model: &Arc<LocalModel>,
-    expected: &Arc<Vec<Vec<u32>>>,
-    tally: &Arc<Tally>,
-    end: Instant,
-    mut random: ChaCha8Rng,
-) -> Result<(), Box<dyn Error>> {
-    let worker = start_worker(model).await?;
+async fn resist_head(attack: &Attack, mut random: ChaCha8Rng) -> Result<(), Box<dyn Error>> {
+    let Attack { model, expected, tally, end } = attack;
+    let worker = attack.start_honest_worker().await;
     let plan = plan(model, std::slice::from_ref(&worker));
     for number in 0.. {
-        if Instant::now() >= end {
+        if Instant::now() >= *end {
             break;
         }
         tally.sessions.fetch_add(1, Ordering::Relaxed);

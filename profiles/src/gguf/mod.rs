@@ -13,7 +13,7 @@ mod write;
 use std::path::PathBuf;
 
 pub use error::{GgufError, HeaderError};
-pub use read::{GgufHeader, TensorInfo};
+pub use read::{GgufHeader, TensorInfo, layer_of_tensor};
 pub use split::split_suffix;
 pub use value::{Array, Metadata, Value};
 pub use write::{FileLayout, HeaderWriter};

@@ -48,6 +48,11 @@ pub struct TensorInfo {
     pub bytes: Bytes,
 }
 
+/// Returns the index N of the layer in the name of a tensor (`blk.N.`), or `None` if the tensor is outside the layers.
+pub fn layer_of_tensor(name: &str) -> Option<u32> {
+    name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
+}
+
 impl TensorInfo {
     pub fn element_count(&self) -> u64 {
         // Checked against overflow when the header was read.

@@ -12,7 +12,7 @@ use super::quant::{Quant, file_type_name};
 use super::shape::{ModelShape, ModelShapeError};
 use super::tensor_group::{TensorGroup, tensor_flops};
 use crate::format::Format;
-use crate::gguf::{GgufError, GgufModel};
+use crate::gguf::{GgufError, GgufModel, layer_of_tensor};
 use crate::units::{Bytes, Flops};
 
 /// The bytes and the floating-point operations of a model, for planners and the simulator.
@@ -181,11 +181,12 @@ fn name(model: &GgufModel) -> Result<String, GgufError> {
 
 /// Returns the layer index N in the name of a tensor (`blk.N.`), or `None` for a tensor outside the layers.
 fn layer_of(name: &str, shape: &ModelShape) -> Result<Option<u32>, GgufError> {
-    let Some(rest) = name.strip_prefix("blk.") else { return Ok(None) };
-    let layer = rest.split_once('.').and_then(|(number, _)| number.parse().ok());
+    if !name.starts_with("blk.") {
+        return Ok(None);
+    }
     let outside =
         || GgufError::Shape { what: format!("tensor `{name}` is in none of the model's {}", shape.layers) };
-    layer.filter(|layer| *layer < shape.layers.0).map(Some).ok_or_else(outside)
+    layer_of_tensor(name).filter(|layer| *layer < shape.layers.0).map(Some).ok_or_else(outside)
 }
 
 /// Returns the name of a file's quantisation: the format of the matrices if all have the same format, otherwise the

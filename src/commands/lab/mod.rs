@@ -151,13 +151,7 @@ fn show_all(
     traces.insert(0, predicted);
     let report = Report::new(traces).map_err(Failure::failed)?;
     if let Some(folder) = unfinished {
-        match report.render_files().iter().try_for_each(|(name, bytes)| folder.write(name, bytes)) {
-            Ok(()) => folder.commit()?,
-            Err(error) => {
-                folder.keep_failed();
-                return Err(error.into());
-            }
-        }
+        folder.finish(&report.render_files())?;
     }
     let unsteady = output.steadiness.iter().filter_map(Steadiness::warning);
     for warning in output.groups.iter().flat_map(counters::measurement_warnings).chain(unsteady) {

@@ -417,10 +417,10 @@ impl<T: Transport> Coordinator<T> {
     /// may take longer than the deadline.
     fn record_loading_progress(&mut self, device: &str, done: u64) {
         let files = self.model.weights.model().file_sizes.iter().map(|size| size.file_bytes);
-        // Fetched, verified and uploaded; the counts start again after the headers have been fetched.
+        // The counts start again for each kind of loading: headers, layers, verification and upload.
         let limit = files.sum::<u64>().saturating_mul(4);
         let (last, total) = self.loaded_bytes.entry(device.into()).or_default();
-        *total = total.saturating_add(if done > *last { done - *last } else { done });
+        *total = total.saturating_add(if done >= *last { done - *last } else { done });
         if done != *last && *total <= limit {
             self.reconfiguration.extend_ready_deadline();
         }

@@ -64,8 +64,6 @@ pub struct StageRunner {
     last_pass: u32,
     next_memory_sample: u64,
     largest_pass: u32,
-    /// The number of received activations that were ignored.
-    dropped: u32,
     pool: Arc<ThreadPool>,
     /// Bytes read ahead before the trace began.
     ahead_before: u64,
@@ -130,7 +128,6 @@ impl StageRunner {
             last_pass: 0,
             next_memory_sample: 0,
             largest_pass: 0,
-            dropped: 0,
             pool,
             ahead_before: 0,
             refaults_before: refaulted_bytes(),
@@ -246,9 +243,11 @@ impl StageRunner {
         self.perform(pass, steps, so_far)
     }
 
-    /// Returns the number of received activations that were ignored since the last call.
-    pub fn take_dropped(&mut self) -> u32 {
-        std::mem::take(&mut self.dropped)
+    /// Returns whether activations are processed, and not ignored because they belong to an earlier epoch or come from a
+    /// device that does not send to this one.
+    pub fn is_expected(&self, received: &ReceivedActivations) -> bool {
+        let ReceivedActivations { sender_index, header, .. } = received;
+        header.epoch >= self.epoch && self.schedule.sender(header.round) == Some(usize::from(*sender_index))
     }
 
     /// Processes activations, except those of an earlier epoch and those of a device that does not send to this one.
@@ -257,10 +256,8 @@ impl StageRunner {
     pub fn process_activations(&mut self, received: &ReceivedActivations) -> Result<Option<PassOutput>> {
         let ReceivedActivations { sender_index, header, activations: ref bytes, received_at_ns, .. } =
             *received;
-        let ActivationsHeader { epoch, pass, round, .. } = header;
-        let is_expected_sender = self.schedule.sender(round) == Some(usize::from(sender_index));
-        if epoch < self.epoch || !is_expected_sender {
-            self.dropped += 1;
+        let ActivationsHeader { pass, round, .. } = header;
+        if !self.is_expected(received) {
             return Ok(None);
         }
         let invalid = |what: String| RingError::InvalidActivations { sender_index, what };

@@ -4,14 +4,14 @@
 //! devices that it sends activations to, loads its layers, reports that it is ready, and computes received activations.
 //! When the head prepares the next epoch, the worker stops after the current step and passes the runner on.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use hearth_core::schedule::Schedule;
 use hearth_schema::Plan;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use super::model_source::{ModelSource, max_fetched_bytes};
+use super::model_source::ModelSource;
 use super::worker::Worker;
 use crate::error::{Result, RingError, protocol_error};
 use crate::execution::{LocalModel, MAX_PASSES_PER_DEVICE, Outbox, StageRunner, TraceLines};
@@ -94,7 +94,10 @@ impl<T: Transport> WorkerEpoch<T> {
         let Some(model) = self.load_model().await? else { return Ok(()) };
         let Some(outbox) = self.connect_neighbours().await? else { return Ok(()) };
         let EpochConfig { epoch, device_index, first_pass_index: first_pass, .. } = self.config;
-        let upload = &self.loading_reporter(&model);
+        let reports = self.reports.clone();
+        let upload = &UploadProgressReporter::new(move |done, total| {
+            let _ = reports.send(EpochReport::Message(Message::Uploading { done, total }));
+        });
         let plan = &self.plan;
         let new = if let Some(previous) = runner.take() {
             previous.reconfigure(plan, first_pass, &model, outbox, epoch, upload)?
@@ -120,8 +123,11 @@ impl<T: Transport> WorkerEpoch<T> {
                 None => return Ok(()),
                 // The head is about to end the epoch.
                 Some(RunnerEvent::Activations(_)) if is_faulty => {}
+                Some(RunnerEvent::Activations(received)) if !runner.is_expected(&received) => {
+                    self.counters.record_dropped();
+                }
                 Some(RunnerEvent::Activations(received)) => match runner.process_activations(&received) {
-                    Ok(_) => (0..runner.take_dropped()).for_each(|_| self.counters.record_dropped()),
+                    Ok(_) => {}
                     Err(RingError::InvalidActivations { sender_index: peer_index, what: reason }) => {
                         is_faulty = true;
                         let broken = BrokenLink { epoch, peer_index, is_fault: true, reason };
@@ -139,26 +145,6 @@ impl<T: Transport> WorkerEpoch<T> {
                 }
             }
         }
-    }
-
-    /// Returns a reporter of the bytes that were verified and then uploaded. The head waits longer only if their number
-    /// grows, so the bytes of each kind of loading are added to those of the kinds before.
-    fn loading_reporter(&self, model: &LocalModel) -> UploadProgressReporter {
-        let fetched = match &self.worker.source {
-            ModelSource::File(_) => 0,
-            ModelSource::Fetch(_) => max_fetched_bytes(model),
-        };
-        let (reports, earlier) = (self.reports.clone(), Mutex::new((fetched, 0)));
-        UploadProgressReporter::new(move |done, total| {
-            let mut earlier = earlier.lock().unwrap_or_else(PoisonError::into_inner);
-            let (before, last) = &mut *earlier;
-            if done < *last {
-                *before += *last;
-            }
-            *last = done;
-            let (done, total) = (*before + done, *before + total);
-            let _ = reports.send(EpochReport::Message(Message::Uploading { done, total }));
-        })
     }
 
     pub(super) fn report(&self, report: EpochReport) {

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_profiles::gguf::GgufModel;
+use hearth_profiles::gguf::{GgufModel, layer_of_tensor};
 use hearth_profiles::model::ModelProfile;
 use hearth_schema::Plan;
 use hearth_schema::pass::MAX_PASS_TOKENS;
@@ -149,12 +149,6 @@ impl<T: Transport> WorkerEpoch<T> {
     }
 }
 
-/// Returns the most bytes that a worker can report as fetched: all chunks of all files.
-pub(super) fn max_fetched_bytes(model: &LocalModel) -> u64 {
-    let files = model.weights.model().file_sizes.iter();
-    files.map(|size| size.file_bytes.div_ceil(CHUNK_BYTES) * CHUNK_BYTES).sum()
-}
-
 /// Returns the paths of the model's files. Creates their folder, which is named after the digest of the model.
 fn file_paths(plan: &Plan, folder: &Path, count: usize) -> Result<Vec<PathBuf>> {
     let digest = plan.model.file_digest.as_ref().unwrap_or(&plan.model.shape_digest);
@@ -188,12 +182,9 @@ async fn list_files(stream: &mut impl ByteStream) -> Result<Vec<FileLengths>> {
 /// Returns the byte ranges to fetch from each file: the tensors of the layers `own`, and the tensors outside all layers
 /// except the embedding and the output matrix.
 fn tensor_ranges(model: &GgufModel, own: &[Range<u32>], file_count: usize) -> Vec<Vec<Range<u64>>> {
-    let is_needed = |name: &str| {
-        let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
-        match layer.map(|(layer, _)| layer.parse::<u32>()) {
-            Some(Ok(layer)) => own.iter().any(|window| window.contains(&layer)),
-            _ => !["token_embd.weight", "output.weight"].contains(&name),
-        }
+    let is_needed = |name: &str| match layer_of_tensor(name) {
+        Some(layer) => own.iter().any(|window| window.contains(&layer)),
+        None => !["token_embd.weight", "output.weight"].contains(&name),
     };
     let mut ranges = vec![Vec::new(); file_count];
     for tensor in model.tensors.iter().filter(|tensor| is_needed(&tensor.name)) {

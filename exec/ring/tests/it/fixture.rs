@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hearth_profiles::Layers;
 use hearth_ring::{
-    Key, LocalModel, MemoryTransport, ModelSource, Ring, RingError, RingOptions, Transport, Worker,
+    Key, Listener, LocalModel, MemoryTransport, ModelSource, Ring, RingError, RingOptions, Transport, Worker,
     WorkerOptions, bind,
 };
 use hearth_schema::Plan;
@@ -83,10 +83,17 @@ pub fn with_residency(mut plan: Plan, residency: ResidencyOptions) -> Plan {
 
 /// Starts the worker with this index in the ring, which computes on one thread.
 pub async fn start_worker(transport: &impl Transport, device_index: usize, source: ModelSource) {
-    let listener = bind(transport, &address(device_index)).await.expect("a free name");
+    start_worker_at(transport, &address(device_index), source).await;
+}
+
+/// Starts a worker that listens on an address and computes on one thread. Returns the address that it listens on.
+pub async fn start_worker_at(transport: &impl Transport, address: &str, source: ModelSource) -> String {
+    let listener = bind(transport, address).await.expect("a free address");
+    let own_address = listener.address();
     let options = WorkerOptions { threads: 1, ..WorkerOptions::default() };
     let worker = Worker::with_options(transport.clone(), source, options);
     tokio::spawn(async move { worker.serve(listener, |_| {}).await });
+    own_address
 }
 
 /// Starts workers with the ring indices 1 to `count`.

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use hearth_profiles::gguf::{GgufError, GgufModel, TensorInfo};
+use hearth_profiles::gguf::{GgufError, GgufModel, TensorInfo, layer_of_tensor};
 use hearth_schema::plan::WeightDigests;
 use sha2::{Digest, Sha256};
 
@@ -50,8 +50,7 @@ impl WeightPart {
     }
 
     fn contains(self, tensor: &str) -> bool {
-        let layer = tensor.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
-        match (self, layer.and_then(|(layer, _)| layer.parse::<u32>().ok())) {
+        match (self, layer_of_tensor(tensor)) {
             (WeightPart::OutsideLayers, layer) => layer.is_none(),
             (WeightPart::Layer(own), Some(layer)) => own == layer,
             (WeightPart::Layer(_), None) => tensor == ROPE_FACTORS,
