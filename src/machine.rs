@@ -109,7 +109,10 @@ pub fn hash_weights(path: &Path) -> Result<WeightDigests, Failure> {
     let model = open_model(path, GpuWeightFormat::AsStored)?;
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
     let bar = WeightProgress::default();
-    let on_progress = |done, total| bar.report("hashing", done, total);
+    let on_progress = |done, total| {
+        bar.report("hashing", done, total);
+        true
+    };
     Ok(model.weights.compute_digests(threads, digest_cache().as_ref(), &on_progress)?)
 }
 

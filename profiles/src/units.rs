@@ -74,7 +74,8 @@ impl<Q: Unit> RoundForDisplay for Q {
         let base = self.to_base();
         // Excludes KiB, Mbit and min.
         let decimal = Self::UNITS.iter().filter(|(name, _)| !name.contains('i'));
-        let texts = decimal.map(|(name, factor)| format!("{} {name}", significant(over(base, *factor), 4)));
+        let texts =
+            decimal.map(|(name, factor)| format!("{} {name}", significant(quotient(base, *factor), 4)));
         texts.min_by_key(|text| length(text)).and_then(|text| Self::parse(&text).ok()).unwrap_or(self)
     }
 }
@@ -128,12 +129,12 @@ trait Unit: Sized {
     /// Returns the shortest text with a unit that parses to exactly this value.
     fn spell(&self) -> String {
         let base = self.to_base();
-        let spell = |name: &str, factor: f64| format!("{} {name}", over(base, factor));
+        let spell = |name: &str, factor: f64| format!("{} {name}", quotient(base, factor));
         // The division may leave a spurious last digit: 0.0322 / 0.01 is 3.2199999999999998.
-        let short = |name: &str, factor: f64| format!("{} {name}", significant(over(base, factor), 12));
+        let short = |name: &str, factor: f64| format!("{} {name}", significant(quotient(base, factor), 12));
         // Microseconds are not written as millionths of a minute, however short that is.
         let apt = |&&(name, factor): &&(&str, f64)| {
-            name == Self::UNITS[0].0 || base == 0.0 || over(base, factor) >= MIN_NUMBER
+            name == Self::UNITS[0].0 || base == 0.0 || quotient(base, factor) >= MIN_NUMBER
         };
         Self::UNITS
             .iter()
@@ -164,7 +165,7 @@ fn times(number: f64, factor: f64) -> f64 {
 }
 
 /// Returns `number / factor`. A factor below one is treated as in [`times`].
-fn over(number: f64, factor: f64) -> f64 {
+fn quotient(number: f64, factor: f64) -> f64 {
     if factor < 1.0 { number * (1.0 / factor).round() } else { number / factor }
 }
 
@@ -379,11 +380,11 @@ impl Seconds {
 }
 
 macro_rules! quotients {
-    ($($over:ident / $under:ident = $result:ident;)+) => {$(
-        impl Div<$under> for $over {
+    ($($dividend:ident / $divisor:ident = $result:ident;)+) => {$(
+        impl Div<$divisor> for $dividend {
             type Output = $result;
-            fn div(self, under: $under) -> $result {
-                $result(self.0 as f64 / under.0)
+            fn div(self, divisor: $divisor) -> $result {
+                $result(self.0 as f64 / divisor.0)
             }
         }
     )+};

@@ -15,6 +15,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
+use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -66,10 +67,15 @@ async fn serve_connection(stream: TcpStream, connection: Connection, router: Rou
         request.extensions_mut().insert(connection.clone());
         hyper::service::Service::call(&router, request)
     });
-    let mut http = hyper::server::conn::http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD_DEADLINE).max_buf_size(HEAD_BUFFER_BYTES);
     // An error needs no handling: the client sees that its connection was closed.
-    let _ = http.serve_connection(TokioIo::new(stream), service).await;
+    let _ = http_protocol().serve_connection(TokioIo::new(stream), service).await;
+}
+
+/// Returns the HTTP protocol with its limits.
+pub(crate) fn http_protocol() -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_DEADLINE).max_buf_size(HEAD_BUFFER_BYTES);
+    http
 }
 
 /// The open connections of a server, by number.

@@ -12,13 +12,13 @@ use hearth_profiles::gguf::{Array, Metadata, Value};
 use hearth_ring::ResponseEvent;
 use hearth_runtime::{ChatTemplate, Tokenizer};
 use hearth_schema::Plan;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use crate::connections::http_protocol;
 use crate::{AppState, Metrics, router};
 
 /// Returns the maximum memory of the entry for an input of this length, in bytes. source: assumed; a response of 64
@@ -64,9 +64,9 @@ pub fn http(input: &[u8]) {
             }
         });
         let (mut client, server) = tokio::io::duplex(PIPE_BYTES);
-        let mut http = http1::Builder::new();
+        let mut http = http_protocol();
         // The end of the input does not close the connection before the response.
-        http.timer(TokioTimer::new()).half_close(true);
+        http.half_close(true);
         let serve = http.serve_connection(TokioIo::new(server), service);
         let exchange = async {
             // The server closes the connection at an error.

@@ -76,7 +76,7 @@ pub fn estimate_prediction_interval(
     }
     times.sort_by(f64::total_cmp);
     let failed_draw_count = times.iter().filter(|time| time.is_infinite()).count();
-    let sensitive_parameters = most_sensitive(&documents, &parameters, &time)?;
+    let sensitive_parameters = find_sensitive_parameters(&documents, &parameters, &time)?;
     let at = |share: f64| times.get(((times.len() as f64 - 1.0) * share).round() as usize).copied();
     let [p10_ms, p90_ms] = [0.1, 0.9].map(|share| at(share).unwrap_or(f64::INFINITY));
     Ok(PredictionInterval { p10_ms, p90_ms, failed_draw_count, draw_count: draws, sensitive_parameters })
@@ -84,7 +84,7 @@ pub fn estimate_prediction_interval(
 
 /// Returns the parameters to which the time per token is most sensitive. Each has the relative change of the time if
 /// the parameter changes by one standard deviation: the greater change of an increase and a decrease.
-fn most_sensitive(
+fn find_sensitive_parameters(
     documents: &ClusterDocuments,
     parameters: &[Parameter],
     time: &impl Fn(&[f64]) -> Result<Option<f64>, Error>,

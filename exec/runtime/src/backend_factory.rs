@@ -14,19 +14,18 @@ use crate::{Backend, Cpu, KvCacheOptions, Weights};
 
 /// A callback that receives the progress of an upload of weights to the GPU. The default callback does nothing.
 #[derive(Clone, Default)]
-pub struct UploadProgressReporter(Option<Arc<dyn Fn(u64, u64) + Send + Sync>>);
+pub struct UploadProgressReporter(Option<Arc<dyn Fn(u64, u64) -> bool + Send + Sync>>);
 
 impl UploadProgressReporter {
-    /// Wraps `report`, which receives the number of bytes uploaded so far and the total number of bytes.
-    pub fn new(report: impl Fn(u64, u64) + Send + Sync + 'static) -> UploadProgressReporter {
+    /// Wraps `report`, which receives the number of bytes uploaded so far and the total number of bytes, and returns
+    /// whether the weights are still needed.
+    pub fn new(report: impl Fn(u64, u64) -> bool + Send + Sync + 'static) -> UploadProgressReporter {
         UploadProgressReporter(Some(Arc::new(report)))
     }
 
-    /// Reports that `done` of `total` bytes have been uploaded to the GPU.
-    pub fn report(&self, done: u64, total: u64) {
-        if let Some(report) = &self.0 {
-            report(done, total);
-        }
+    /// Reports that `done` of `total` bytes have been uploaded to the GPU. Returns whether the weights are still needed.
+    pub fn report(&self, done: u64, total: u64) -> bool {
+        self.0.as_ref().is_none_or(|report| report(done, total))
     }
 }
 

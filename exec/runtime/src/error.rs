@@ -38,6 +38,9 @@ pub enum ExecError {
     },
     #[error("metadata key `{key}` is {found}: {hint}")]
     Metadata { key: String, found: String, hint: &'static str },
+    /// The caller of a hash function stopped it.
+    #[error("the weights were not hashed completely, because the run has ended")]
+    HashingStopped,
     #[error("cannot start compute threads: {source}; use fewer threads")]
     Threads { source: std::io::Error },
     #[error(

@@ -210,13 +210,13 @@ impl<'i> LatencyModel<'i> {
             if is_head { (costs.output_compute_seconds, costs.head_memory_seconds) } else { (0.0, 0.0) };
 
         let layers = i64::from(counts.layers - if costs.uses_metal { 0 } else { counts.gpu_layers });
-        let over = layers > costs.layers_that_fit(is_head, model);
+        let exceeds_memory = layers > costs.layers_that_fit(is_head, model);
         let output_bytes = if is_head { model.output_head_bytes } else { 0 };
         let whole = layers * model.layer_resident_bytes + output_bytes + costs.buffer_bytes;
-        let reloads = over && !costs.has_slow_disk;
+        let reloads = exceeds_memory && !costs.has_slow_disk;
         let memory_case = if reloads { costs.memory_case_if_exceeded } else { MemoryCase::NoReload };
         let row = model.head_device_row_bytes(is_head);
-        let read = match (costs.uses_metal, over) {
+        let read = match (costs.uses_metal, exceeds_memory) {
             (true, true) => gpu_and_cpu * model.layer_weight_bytes + model.head_device_bytes(is_head),
             (true, false) => row,
             (false, _) => ((whole - costs.memory_capacity_bytes) as f64 + row).max(row),
@@ -232,7 +232,7 @@ impl<'i> LatencyModel<'i> {
             communication_seconds: windows * hop_seconds,
             required_memory_bytes: whole as f64 + row,
             memory_capacity_bytes,
-            exceeds_memory: over,
+            exceeds_memory,
             memory_case,
         }
     }

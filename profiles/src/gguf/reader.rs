@@ -36,7 +36,7 @@ impl<R: Read> HeaderReader<R> {
         Ok(())
     }
 
-    fn fill(&mut self, what: &str, buffer: &mut [u8]) -> Result<(), HeaderError> {
+    fn read_exact(&mut self, what: &str, buffer: &mut [u8]) -> Result<(), HeaderError> {
         let needed = buffer.len() as u64;
         self.check_remaining(what, needed, 1)?;
         let offset = self.offset;
@@ -54,7 +54,7 @@ impl<R: Read> HeaderReader<R> {
 
     pub(super) fn read_array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], HeaderError> {
         let mut buffer = [0; N];
-        self.fill(what, &mut buffer)?;
+        self.read_exact(what, &mut buffer)?;
         Ok(buffer)
     }
 
@@ -80,7 +80,7 @@ impl<R: Read> HeaderReader<R> {
         let length = self.read_count(&format!("the length of {what}"), limit)?;
         self.check_remaining(what, length, 1)?;
         let mut bytes = vec![0; length as usize];
-        self.fill(what, &mut bytes)?;
+        self.read_exact(what, &mut bytes)?;
         Ok(bytes)
     }
 

@@ -40,7 +40,7 @@ impl ScratchFile {
         drop(unlink);
         let max_bytes =
             options.max_file_size.0.min(free_space(folder).unwrap_or(Bytes(0)).0 / 10).max(MIN_BYTES);
-        let length = fill(&mut writer, max_bytes, options.time_limit.0)
+        let length = write_random_bytes(&mut writer, max_bytes, options.time_limit.0)
             .map_err(MeasurementError::for_file("write", &path))?;
         writer.sync_all().map_err(MeasurementError::for_file("flush", &path))?;
         Ok(ScratchFile { path, files, length })
@@ -58,7 +58,7 @@ impl Drop for UnlinkOnDrop {
 }
 
 /// Writes random bytes for about `seconds` seconds, but at most `max_bytes`. Returns the number of bytes written.
-fn fill(writer: &mut File, max_bytes: u64, seconds: f64) -> io::Result<u64> {
+fn write_random_bytes(writer: &mut File, max_bytes: u64, seconds: f64) -> io::Result<u64> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut piece = vec![0u8; PIECE_BYTES];
     let (begun, mut length) = (monotonic_seconds(), 0);

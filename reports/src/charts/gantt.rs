@@ -76,7 +76,7 @@ pub fn draw_gantt(run: &Run, trace: &Trace, token: DecodeStep, span: u64) -> Dra
         let x = [0.0, gantt.fraction(token.end_ns)];
         drawing.add_rect(CssClass::Lane, x, [row.top, row.top + LANE_HEIGHT], "");
     }
-    gantt.fill(&mut drawing);
+    gantt.draw(&mut drawing);
     gantt.arrows(&mut drawing);
     for moment in events::event_boundaries_ns(trace) {
         if gantt.contains(moment) {
@@ -131,7 +131,7 @@ fn axis(drawing: &mut Drawing, span: u64, bottom: f64) {
 }
 
 impl Gantt<'_> {
-    fn fill(&self, drawing: &mut Drawing) {
+    fn draw(&self, drawing: &mut Drawing) {
         let intervals =
             activities::intervals_within(&self.trace.records, [self.token.start_ns, self.token.end_ns]);
         for (activity, class, meaning) in LEGEND {

@@ -199,8 +199,8 @@ fn describe(change: &Change) -> (RunEventKind, String) {
             (RunEventKind::Load, format!("{} threads{gpu}", load.threads))
         }
         Change::Memory(memory) => {
-            let over = memory.ramp_time.map_or(String::new(), |over| format!(" over {over}"));
-            (RunEventKind::Memory, format!("{}{over}", memory.size))
+            let ramp = memory.ramp_time.map_or(String::new(), |time| format!(" over {time}"));
+            (RunEventKind::Memory, format!("{}{ramp}", memory.size))
         }
         Change::Swap(swap) => (
             RunEventKind::Swap,

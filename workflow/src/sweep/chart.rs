@@ -49,13 +49,13 @@ pub fn line_chart(table: &str) -> Result<LineChart, Error> {
         Series { name: other.to_owned(), values }
     };
     let by = second.map_or_else(String::new, |second| format!(", by {}", columns[second]));
-    let over = match across.as_str() {
+    let label = match across.as_str() {
         "planner.rounds" => "k (planner.rounds)",
         "model.profile" => "model size (model.profile)",
         path => path,
     };
     Ok(LineChart {
-        title: format!("Time per token over {over}{by}"),
+        title: format!("Time per token over {label}{by}"),
         x_title: across.clone(),
         unit: "ms".to_owned(),
         x_positions: by_size(across, &names).unwrap_or_else(|| positions(&names)),

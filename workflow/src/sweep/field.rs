@@ -202,7 +202,7 @@ impl VariedField {
     pub fn device_profile_values(&self) -> Option<(usize, Vec<&str>)> {
         let [devices, index, key] = self.keys.as_slice() else { return None };
         let is_profile = self.is_in_scenario() && devices == "devices" && key == "profile";
-        let names = || self.values.iter().map(|setting| setting.text.as_str()).collect();
+        let names = || self.values.iter().map(|value| value.text.as_str()).collect();
         is_profile.then(|| Some((index.parse().ok()?, names())))?
     }
 
@@ -216,13 +216,13 @@ impl VariedField {
     }
 
     fn check(&self, documents: &DocumentTrees) -> Result<(), Error> {
-        for setting in &self.values {
-            match documents.try_value(self.target, &self.keys, &setting.json) {
+        for value in &self.values {
+            match documents.try_value(self.target, &self.keys, &value.json) {
                 Ok(sourced) if sourced == self.sourced => {}
                 Ok(_) | Err(InvalidValue::UnknownKey { .. }) => {
-                    return Err(wrong_value(&self.path, setting, "the other values have a different type"));
+                    return Err(wrong_value(&self.path, value, "the other values have a different type"));
                 }
-                Err(InvalidValue::Value(why)) => return Err(wrong_value(&self.path, setting, &why)),
+                Err(InvalidValue::Value(why)) => return Err(wrong_value(&self.path, value, &why)),
             }
         }
         Ok(())
@@ -248,8 +248,8 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-fn wrong_value(path: &str, setting: &FieldValue, why: &str) -> Error {
-    let failure = Error::invalid(format!("`{path}` cannot be {}: {why}", setting.text))
+fn wrong_value(path: &str, value: &FieldValue, why: &str) -> Error {
+    let failure = Error::invalid(format!("`{path}` cannot be {}: {why}", value.text))
         .with_location(format!("--vary {path}"));
     if why.starts_with("missing field") {
         return failure.with_hint(

@@ -349,7 +349,10 @@ fn upload_reports_its_progress() {
     let weights = synthetic(Architecture::Llama, "q8_0");
     let reports: Arc<Mutex<Vec<(u64, u64)>>> = Arc::default();
     let sink = reports.clone();
-    let progress = UploadProgressReporter::new(move |done, total| sink.lock().unwrap().push((done, total)));
+    let progress = UploadProgressReporter::new(move |done, total| {
+        sink.lock().unwrap().push((done, total));
+        true
+    });
     let whole = std::slice::from_ref(&(0..4));
     let part = BackendOptions { progress, ..backend_options(&weights, whole, whole, CACHE) };
     drop(gpu_backend(&gpu, part, Tiling::DEFAULT.into()));

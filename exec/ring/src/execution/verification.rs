@@ -47,7 +47,8 @@ impl fmt::Debug for Verification {
 
 impl LocalModel {
     /// Verifies the weights that a device needs for a plan, if this model has a [`Verification`]. Hashing many
-    /// gigabytes takes long, so that the progress is reported like that of an upload.
+    /// gigabytes takes long, so that the progress is reported like that of an upload, and it stops if the weights are no
+    /// longer needed.
     pub(super) fn verify(
         &self,
         plan: &Plan,
@@ -67,8 +68,9 @@ impl LocalModel {
             }
             if done >= reported.load(Ordering::Relaxed) + REPORT_BYTES || done == total {
                 reported.store(done, Ordering::Relaxed);
-                progress.report(done, total);
+                return progress.report(done, total);
             }
+            true
         };
         let damaged = self.weights.find_damaged_parts(&parts, expected, threads, cache.as_ref(), &on_hash)?;
         if damaged.is_empty() {

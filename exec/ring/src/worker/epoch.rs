@@ -19,6 +19,7 @@ use crate::wire::{
     ActivationCounters, BrokenLink, DataConnector, DataLinkEventSink, EpochConfig, Message, PeerAddress,
     ReceiveBudget, ReceivedActivations, Reservation, Transport,
 };
+use hearth_runtime::ExecError;
 use hearth_runtime::backend_factory::UploadProgressReporter;
 
 /// An event for the runner of an epoch. A command of the head occupies a part of the head's budget until it is
@@ -78,6 +79,8 @@ impl<T: Transport> WorkerEpoch<T> {
         };
         match self.run(&mut runner, events).await {
             Ok(()) => runner,
+            // Another epoch is prepared, or the session has ended.
+            Err(RingError::Compute(ExecError::HashingStopped)) => None,
             Err(error) => {
                 self.report(EpochReport::Failed(error));
                 None
@@ -95,8 +98,10 @@ impl<T: Transport> WorkerEpoch<T> {
         let Some(outbox) = self.connect_neighbours().await? else { return Ok(()) };
         let EpochConfig { epoch, device_index, first_pass_index: first_pass, .. } = self.config;
         let reports = self.reports.clone();
+        let latest_epoch = self.latest_epoch.clone();
         let upload = &UploadProgressReporter::new(move |done, total| {
-            let _ = reports.send(EpochReport::Message(Message::Uploading { done, total }));
+            let is_sent = reports.send(EpochReport::Message(Message::Uploading { done, total })).is_ok();
+            is_sent && *latest_epoch.borrow() == epoch
         });
         let plan = &self.plan;
         let new = if let Some(previous) = runner.take() {

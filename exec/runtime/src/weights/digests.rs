@@ -58,8 +58,9 @@ impl WeightPart {
     }
 }
 
-/// Receives the number of bytes that were hashed so far, which never decreases, and the number of bytes to hash.
-pub type OnHashProgress<'a> = &'a (dyn Fn(u64, u64) + Sync);
+/// Receives the number of bytes that were hashed so far, which never decreases, and the number of bytes to hash. Returns
+/// whether to continue; if not, the result is [`ExecError::HashingStopped`].
+pub type OnHashProgress<'a> = &'a (dyn Fn(u64, u64) -> bool + Sync);
 
 impl Weights {
     /// Hashes all parts of the model, which must be complete, with `threads` threads, and adds the digests to the
@@ -135,32 +136,31 @@ fn hash_parts(
 ) -> Result<BTreeMap<WeightPart, String>, ExecError> {
     let tensors = |part: WeightPart| model.tensors.iter().filter(move |tensor| part.contains(&tensor.name));
     let total: u64 = parts.iter().flat_map(|&part| tensors(part)).map(|tensor| tensor.bytes.0).sum();
-    let (next, done, has_failed) = (AtomicUsize::new(0), Mutex::new(0), AtomicBool::new(false));
+    let (next, done, has_ended) = (AtomicUsize::new(0), Mutex::new(0), AtomicBool::new(false));
     let results = Mutex::new(Vec::new());
     let hash_part = |part, buffer: &mut [u8]| {
         let mut hash = Sha256::new();
         for tensor in tensors(part) {
-            feed(&mut hash, tensor, files[tensor.file_index], buffer, &mut |bytes| {
+            let is_complete = feed(&mut hash, tensor, files[tensor.file_index], buffer, &mut |bytes| {
                 let mut done = done.lock().expect("no thread panicked");
                 *done += bytes;
-                on_progress(*done, total);
-                !has_failed.load(Ordering::Relaxed)
-            })
-            .map_err(|source| GgufError::Read {
-                path: model.file_paths[tensor.file_index].clone(),
-                source,
-            })?;
+                !has_ended.load(Ordering::Relaxed) && on_progress(*done, total)
+            });
+            let path = || model.file_paths[tensor.file_index].clone();
+            if !is_complete.map_err(|source| GgufError::Read { path: path(), source })? {
+                return Err(ExecError::HashingStopped);
+            }
         }
         Ok(format!("sha256:{:x}", hash.finalize()))
     };
     let work = || {
         let mut buffer = vec![0; CHUNK_BYTES];
         while let Some(&part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let digest: Result<String, GgufError> = hash_part(part, &mut buffer);
+            let digest = hash_part(part, &mut buffer);
             let failed = digest.is_err();
             results.lock().expect("no thread panicked").push(digest.map(|digest| (part, digest)));
             if failed {
-                has_failed.store(true, Ordering::Relaxed);
+                has_ended.store(true, Ordering::Relaxed);
                 return;
             }
         }
@@ -172,18 +172,18 @@ fn hash_parts(
         work();
     });
     // The first error is the cause; threads that stopped because of it follow.
-    Ok(results.into_inner().expect("no thread panicked").into_iter().collect::<Result<_, _>>()?)
+    results.into_inner().expect("no thread panicked").into_iter().collect()
 }
 
 /// Feeds the name, the size and the bytes of a tensor to a hash. After each chunk, `on_chunk` receives its length, and
-/// returns whether to continue.
+/// returns whether to continue. Returns whether all bytes were fed.
 fn feed(
     hash: &mut Sha256,
     tensor: &TensorInfo,
     file: &File,
     buffer: &mut [u8],
     on_chunk: &mut dyn FnMut(u64) -> bool,
-) -> io::Result<()> {
+) -> io::Result<bool> {
     for length in [tensor.name.len() as u64, tensor.bytes.0] {
         hash.update(length.to_le_bytes());
     }
@@ -196,10 +196,10 @@ fn feed(
         let length = chunk.len() as u64;
         (offset, left) = (offset + length, left - length);
         if !on_chunk(length) {
-            return Err(io::ErrorKind::Interrupted.into());
+            return Ok(false);
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 #[cfg(unix)]

@@ -8,10 +8,10 @@ use std::time::{Duration, SystemTime};
 
 use hearth_profiles::Format;
 use hearth_profiles::model::{Architecture, Quant};
-use hearth_runtime::Weights;
 use hearth_runtime::synth::SynthOptions;
 use hearth_runtime::weights::digest_cache::DigestCache;
 use hearth_runtime::weights::digests::WeightPart;
+use hearth_runtime::{ExecError, Weights};
 use hearth_schema::plan::WeightDigests;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
@@ -44,7 +44,7 @@ impl Fixture {
     }
 
     fn digests(&self) -> WeightDigests {
-        Weights::open(&self.model).expect("a model").compute_digests(2, None, &|_, _| ()).expect("readable")
+        Weights::open(&self.model).expect("a model").compute_digests(2, None, &|_, _| true).expect("readable")
     }
 
     /// Returns the damaged parts, and the number of bytes that were hashed.
@@ -55,6 +55,7 @@ impl Fixture {
         let hashed = AtomicU64::new(0);
         let on_progress = |done, total| {
             assert!(done <= total && hashed.swap(done, Ordering::Relaxed) < done);
+            true
         };
         let damaged = weights.find_damaged_parts(&parts, expected, 2, cache, &on_progress).expect("readable");
         (damaged, hashed.into_inner())
@@ -89,6 +90,16 @@ fn digest_is_the_hash_of_the_names_sizes_and_bytes_of_the_tensors() {
     }
     assert_eq!(digests.layers.len(), LAYERS as usize);
     assert_eq!(digests.outside_layers, expected(&|name| !name.starts_with("blk.")));
+}
+
+#[test]
+fn hashing_stops_when_its_caller_no_longer_needs_it() {
+    let fixture = Fixture::new();
+    let reports = AtomicU64::new(0);
+    let on_progress = |_, _| reports.fetch_add(1, Ordering::Relaxed) < 1;
+    let stopped = Weights::open(&fixture.model).unwrap().compute_digests(1, None, &on_progress);
+    assert!(matches!(stopped, Err(ExecError::HashingStopped)), "{stopped:?}");
+    assert_eq!(reports.into_inner(), 2);
 }
 
 #[test]

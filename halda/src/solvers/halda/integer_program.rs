@@ -50,12 +50,12 @@ impl DeviceColumns {
     /// Returns the minimum and maximum number of layers in the window for which a number of GPU layers is allowed. If
     /// no window is allowed, the minimum exceeds the maximum.
     fn window_range(&self) -> (i64, i64) {
-        let (least_cpu, most_cpu) = self.cpu_layer_bounds;
-        if least_cpu.max(0) > most_cpu || self.max_gpu_layers < 0 {
+        let (min_cpu, max_cpu) = self.cpu_layer_bounds;
+        if min_cpu.max(0) > max_cpu || self.max_gpu_layers < 0 {
             return (1, 0);
         }
-        let least = self.window_bounds.0.max(least_cpu).max(0);
-        (least, self.window_bounds.1.min(most_cpu + self.max_gpu_layers))
+        let min = self.window_bounds.0.max(min_cpu).max(0);
+        (min, self.window_bounds.1.min(max_cpu + self.max_gpu_layers))
     }
 
     fn allows(&self, window: i64, gpu_layers: i64) -> bool {

@@ -41,7 +41,7 @@ pub(crate) struct CandidatePlan {
     pub objective_seconds: f64,
     pub rounds: u32,
     pub windows: Vec<SplitWindow>,
-    over: Vec<bool>,
+    exceeds_memory: Vec<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -75,32 +75,36 @@ impl Search<'_, '_> {
         let mut plan = (1, start);
         let mut last: Option<Vec<bool>> = None;
         for _ in 0..=budgets.len() {
-            let over = memory_cases(objective, &forced, plan.0, &plan.1);
-            if last.as_ref() == Some(&over) {
+            let exceeds_memory = memory_cases(objective, &forced, plan.0, &plan.1);
+            if last.as_ref() == Some(&exceeds_memory) {
                 break;
             }
-            let found = self.best_for_cases(&over);
-            last = Some(over);
+            let found = self.best_for_cases(&exceeds_memory);
+            last = Some(exceeds_memory);
             let Some(found) = found else { break };
             keep_better(&mut best, found);
             let Some(best) = &best else { break };
-            let over = last.as_deref().unwrap_or_default();
-            match slowest_disk(objective, over) {
+            let exceeds_memory = last.as_deref().unwrap_or_default();
+            match slowest_disk(objective, exceeds_memory) {
                 Some(slowest) if is_unbalanced(objective, best) => forced[slowest] = true,
                 _ => plan = (best.rounds, best.windows.clone()),
             }
         }
         match last {
-            Some(over) if self.halda.flip_memory_cases => self.with_flips(best, &over),
+            Some(exceeds_memory) if self.halda.flip_memory_cases => self.with_flips(best, &exceeds_memory),
             _ => best,
         }
     }
 
     /// Improves a plan by flipping the memory case of one device at a time, starting with the cases of `best`, or with
     /// `over` if there is no plan yet.
-    fn with_flips(&mut self, mut best: Option<CandidatePlan>, over: &[bool]) -> Option<CandidatePlan> {
-        for _ in 0..2 * over.len() {
-            let from = best.as_ref().map_or(over, |best| &best.over).to_vec();
+    fn with_flips(
+        &mut self,
+        mut best: Option<CandidatePlan>,
+        exceeds_memory: &[bool],
+    ) -> Option<CandidatePlan> {
+        for _ in 0..2 * exceeds_memory.len() {
+            let from = best.as_ref().map_or(exceeds_memory, |best| &best.exceeds_memory).to_vec();
             let mut gained = false;
             for device in 0..from.len() {
                 if self.objective.device_costs(device).has_slow_disk {
@@ -120,11 +124,11 @@ impl Search<'_, '_> {
     }
 
     /// Solves one integer program for each number of rounds with fixed memory cases, and returns the best plan.
-    fn best_for_cases(&mut self, over: &[bool]) -> Option<CandidatePlan> {
+    fn best_for_cases(&mut self, exceeds_memory: &[bool]) -> Option<CandidatePlan> {
         let mut best: Option<CandidatePlan> = None;
         for &rounds in self.candidate_rounds {
             let LinearCosts { model, head, .. } = *self.objective;
-            let outcome = self.solve_program(over, rounds, best.as_ref()).map(|found| {
+            let outcome = self.solve_program(exceeds_memory, rounds, best.as_ref()).map(|found| {
                 let seconds = model.seconds_per_token(&to_assignment(self.objective, &found));
                 keep_better(&mut best, found);
                 seconds
@@ -137,12 +141,12 @@ impl Search<'_, '_> {
 
     fn solve_program(
         &mut self,
-        over: &[bool],
+        exceeds_memory: &[bool],
         rounds: u32,
         best: Option<&CandidatePlan>,
     ) -> Result<CandidatePlan, InfeasibleReason> {
         let objective = self.objective;
-        let program = objective.integer_program(over, rounds);
+        let program = objective.integer_program(exceeds_memory, rounds);
         let layers_per_round = program.layers_per_round as u32;
         let devices = objective.devices.len();
         if devices > layers_per_round as usize {
@@ -150,7 +154,7 @@ impl Search<'_, '_> {
         }
         program.check_feasibility(|position| InfeasibleReason::NoWindowInCase {
             device: objective.model.device_name(objective.devices[position]),
-            case: objective.memory_case(position, over[position]),
+            case: objective.memory_case(position, exceeds_memory[position]),
         })?;
         if let Some(best) = best.filter(|best| self.halda.prune_by_bound && best.rounds == 1) {
             let bound = best.objective_seconds + f64::from(rounds - 1) * objective.additional_round_seconds();
@@ -163,11 +167,16 @@ impl Search<'_, '_> {
         }
         self.record.programs += 1;
         let windows = program.optimal_windows()?;
-        let value = objective.objective_seconds(over, rounds, &windows);
+        let value = objective.objective_seconds(exceeds_memory, rounds, &windows);
         if !value.is_finite() {
             return Err(InfeasibleReason::SolverFailed { reason: "the objective is not finite".to_owned() });
         }
-        Ok(CandidatePlan { objective_seconds: value, rounds, windows, over: over.to_vec() })
+        Ok(CandidatePlan {
+            objective_seconds: value,
+            rounds,
+            windows,
+            exceeds_memory: exceeds_memory.to_vec(),
+        })
     }
 }
 
@@ -228,7 +237,7 @@ fn is_unbalanced(objective: &LinearCosts, found: &CandidatePlan) -> bool {
     let devices = found.windows.len();
     let overloaded = |device: usize| {
         let on_cpu = found.windows[device].layers > found.windows[device].gpu_layers;
-        found.over[device] || on_cpu && free_gpu_layers(device).is_some_and(|free| free <= 0)
+        found.exceeds_memory[device] || on_cpu && free_gpu_layers(device).is_some_and(|free| free <= 0)
     };
     (0..devices)
         .filter(|device| free_gpu_layers(*device).is_some_and(|free| free > 0))
@@ -236,9 +245,9 @@ fn is_unbalanced(objective: &LinearCosts, found: &CandidatePlan) -> bool {
 }
 
 /// Returns the position of the slowest disk among devices that exceed their memory (`over`). Ties go to the first.
-fn slowest_disk(objective: &LinearCosts, over: &[bool]) -> Option<usize> {
+fn slowest_disk(objective: &LinearCosts, exceeds_memory: &[bool]) -> Option<usize> {
     let disk = |device: &usize| objective.device_costs(*device).disk_read_rate;
-    let overloaded = (0..over.len()).filter(|device| over[*device]);
+    let overloaded = (0..exceeds_memory.len()).filter(|device| exceeds_memory[*device]);
     overloaded.min_by(|left, right| disk(left).total_cmp(&disk(right)))
 }
 
@@ -333,14 +342,14 @@ mod tests {
                 Search { objective, candidate_rounds: rounds, halda, record: &mut SearchRecord::default() };
             let devices = 0..objective.devices.len();
             for cases in 0..1_u32 << devices.len() {
-                let over =
+                let exceeds_memory =
                     devices.clone().map(|m| cases >> m & 1 == 1 && !objective.device_costs(m).has_slow_disk);
-                let over: Vec<bool> = over.collect();
+                let exceeds_memory: Vec<bool> = exceeds_memory.collect();
                 search.record.programs = 0;
-                let Some(found) = search.best_for_cases(&over) else { continue };
-                let forced = vec![false; over.len()];
+                let Some(found) = search.best_for_cases(&exceeds_memory) else { continue };
+                let forced = vec![false; exceeds_memory.len()];
                 let reproduced = memory_cases(objective, &forced, found.rounds, &found.windows);
-                assert_eq!(reproduced, over, "{name}");
+                assert_eq!(reproduced, exceeds_memory, "{name}");
             }
         });
     }

@@ -89,8 +89,12 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
     }
 
     /// Returns the memory case of the device at a position. `over` is whether the device exceeds its memory.
-    pub(crate) fn memory_case(&self, position: usize, over: bool) -> MemoryCase {
-        if over { self.device_costs(position).memory_case_if_exceeded } else { MemoryCase::NoReload }
+    pub(crate) fn memory_case(&self, position: usize, exceeds_memory: bool) -> MemoryCase {
+        if exceeds_memory {
+            self.device_costs(position).memory_case_if_exceeded
+        } else {
+            MemoryCase::NoReload
+        }
     }
 
     pub(crate) fn exceeds_memory(&self, position: usize, layers: i64, gpu_layers: i64) -> bool {
@@ -108,22 +112,33 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         has_gpu.then_some(fit / i64::from(rounds))
     }
 
-    pub(crate) fn integer_program(&self, over: &[bool], rounds: u32) -> IntegerProgram {
+    pub(crate) fn integer_program(&self, exceeds_memory: &[bool], rounds: u32) -> IntegerProgram {
         let layers_per_round = i64::from(self.model.model_layers() / rounds);
-        let columns =
-            |(position, over): (usize, &bool)| self.columns(position, *over, rounds, layers_per_round);
-        IntegerProgram { layers_per_round, devices: over.iter().enumerate().map(columns).collect() }
+        let columns = |(position, exceeds_memory): (usize, &bool)| {
+            self.columns(position, *exceeds_memory, rounds, layers_per_round)
+        };
+        IntegerProgram { layers_per_round, devices: exceeds_memory.iter().enumerate().map(columns).collect() }
     }
 
-    fn columns(&self, position: usize, over: bool, rounds: u32, layers_per_round: i64) -> DeviceColumns {
-        let (window_cost, gpu_cost) = self.slopes(position, over);
+    fn columns(
+        &self,
+        position: usize,
+        exceeds_memory: bool,
+        rounds: u32,
+        layers_per_round: i64,
+    ) -> DeviceColumns {
+        let (window_cost, gpu_cost) = self.slopes(position, exceeds_memory);
         let costs = self.device_costs(position);
         let fit = costs.layers_that_fit(self.is_head(position), &self.model.sizes);
         let fit = fit.div_euclid(i64::from(rounds));
         let device = &self.model.instance().devices[self.devices[position]];
         let whole_window = device.os == Os::Macos;
         let unbounded = (0, layers_per_round);
-        let bound = if over { ((fit + 1).max(0), layers_per_round) } else { (0, fit.min(layers_per_round)) };
+        let bound = if exceeds_memory {
+            ((fit + 1).max(0), layers_per_round)
+        } else {
+            (0, fit.min(layers_per_round))
+        };
         let (window_bounds, cpu_layer_bounds) =
             if whole_window { (bound, unbounded) } else { (unbounded, bound) };
         let window_bounds = (window_bounds.0.max(1), window_bounds.1);
@@ -150,18 +165,24 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
     }
 
     /// Returns the objective (T in seconds) of a plan with fixed memory cases.
-    pub(crate) fn objective_seconds(&self, over: &[bool], rounds: u32, windows: &[SplitWindow]) -> f64 {
-        let seconds = |(position, (&over, window)): (usize, (&bool, &SplitWindow))| {
-            let (a, b) = self.slopes(position, over);
+    pub(crate) fn objective_seconds(
+        &self,
+        exceeds_memory: &[bool],
+        rounds: u32,
+        windows: &[SplitWindow],
+    ) -> f64 {
+        let seconds = |(position, (&exceeds_memory, window)): (usize, (&bool, &SplitWindow))| {
+            let (a, b) = self.slopes(position, exceeds_memory);
             let layers = a * f64::from(window.layers) + b * f64::from(window.gpu_layers);
-            f64::from(rounds) * (layers + self.coefficients[position].window) + self.fixed(position, over)
+            f64::from(rounds) * (layers + self.coefficients[position].window)
+                + self.fixed(position, exceeds_memory)
         };
-        over.iter().zip(windows).enumerate().map(seconds).sum()
+        exceeds_memory.iter().zip(windows).enumerate().map(seconds).sum()
     }
 
-    fn fixed(&self, position: usize, over: bool) -> f64 {
+    fn fixed(&self, position: usize, exceeds_memory: bool) -> f64 {
         let costs = self.device_costs(position);
-        let reloads = match self.memory_case(position, over) {
+        let reloads = match self.memory_case(position, exceeds_memory) {
             MemoryCase::NoReload => return self.coefficients[position].fixed,
             MemoryCase::ReloadsEverything => 0,
             MemoryCase::ReloadsExcessMacos | MemoryCase::ReloadsExcess => {
