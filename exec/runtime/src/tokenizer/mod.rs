@@ -1,7 +1,7 @@
 //! The tokenizer: converts text to tokens, and tokens to text.
 //!
-//! A tokenizer is built from the metadata of the model file. There are two kinds: byte-level BPE (`gpt2` in model
-//! files, module `byte_level_bpe`) and `SentencePiece` (`llama` in model files, module `sentence_piece`). Control
+//! A tokenizer is built from the metadata of the model file. There are two kinds: BPE (`gpt2` or `gemma4` in model
+//! files, module `bpe`) and `SentencePiece` (`llama` in model files, module `sentence_piece`). Control
 //! tokens in text are recognised only if the caller requests it, so that the text of a user cannot end a turn.
 //! User-defined tokens are always recognised, before the text is split.
 //!
@@ -10,7 +10,7 @@
 //!
 //! Not here: chat templates ([`crate::chat`]).
 
-mod byte_level_bpe;
+mod bpe;
 mod pre_tokenizer;
 mod sentence_piece;
 mod special;
@@ -20,8 +20,9 @@ use std::collections::BTreeSet;
 use hearth_profiles::gguf::{GgufError, Metadata};
 
 use crate::error::ExecError;
-use byte_level_bpe::ByteLevelBpe;
-pub(crate) use byte_level_bpe::visible_char;
+use bpe::Bpe;
+pub(crate) use bpe::visible_char;
+use pre_tokenizer::{BosDefault, Symbols};
 use sentence_piece::SentencePiece;
 use special::{Fragment, SpecialTokens};
 
@@ -44,7 +45,7 @@ pub struct Tokenizer {
 
 #[derive(Debug)]
 enum Kind {
-    Bpe(Box<ByteLevelBpe>),
+    Bpe(Box<Bpe>),
     SentencePiece(Box<SentencePiece>),
 }
 
@@ -83,6 +84,9 @@ const START_TOKENS: &[&str] = &[
     "<\u{ff5c}User\u{ff5c}>",
     "<\u{ff5c}Assistant\u{ff5c}>",
 ];
+
+/// The character that stands for a space in the vocabularies of `SentencePiece`.
+const SPACE: &str = "\u{2581}";
 
 /// The types of tokens, as values of the metadata key `tokenizer.ggml.token_type`.
 pub(crate) mod token_type {
@@ -126,29 +130,37 @@ impl Tokenizer {
         };
         let is_piece = |at| kind_of(at) != token_type::CONTROL;
         let (kind, bos_default) = match model {
-            "gpt2" => {
-                let bpe = ByteLevelBpe::new(metadata, texts, is_piece)?;
-                let bos = bpe.pre_tokenizer.adds_bos;
+            "gpt2" | "gemma4" => {
+                let bpe = Bpe::new(metadata, model, texts, is_piece)?;
+                let bos = bpe.pre_tokenizer.bos;
                 (Kind::Bpe(Box::new(bpe)), bos)
             }
-            "llama" => (Kind::SentencePiece(Box::new(SentencePiece::new(metadata, texts, is_piece)?)), true),
+            "llama" => {
+                let pieces = SentencePiece::new(metadata, texts, is_piece)?;
+                (Kind::SentencePiece(Box::new(pieces)), BosDefault::Added)
+            }
             other => {
-                let hint = "use a model whose tokenizer is `gpt2` (BPE) or `llama` (SentencePiece)";
+                let hint =
+                    "use a model whose tokenizer is `gpt2` or `gemma4` (BPE) or `llama` (SentencePiece)";
                 return Err(invalid(format!("tokenizer model `{other}` is not supported"), hint));
             }
         };
         let token = |(at, text): (usize, &String)| match (kind_of(at), &kind) {
             (token_type::CONTROL, _) => Vec::new(),
             (token_type::USER_DEFINED, _) => text.as_bytes().to_vec(),
-            (_, Kind::Bpe(_)) => byte_level_bpe::token_bytes(text),
-            (found, Kind::SentencePiece(_)) => sentence_piece::token_bytes(text, found == token_type::BYTE),
+            (_, Kind::Bpe(bpe)) if bpe.pre_tokenizer.symbols == Symbols::Bytes => bpe::token_bytes(text),
+            (found, _) => sentence_piece::token_bytes(text, found == token_type::BYTE),
         };
         let tokens = texts.iter().enumerate().map(token).collect();
         let special = SpecialTokens::new(texts, kind_of);
         let is_eog =
             |&at: &usize| kind_of(at) == token_type::CONTROL && END_TOKENS.contains(&texts[at].as_str());
         let by_text = (0..texts.len()).filter(is_eog).map(|at| at as u32);
-        let add_bos = metadata.get_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(bos_default);
+        let add_bos = match (bos_default, metadata.get_bool("tokenizer.ggml.add_bos_token")?) {
+            (BosDefault::Required, _) | (BosDefault::Added, None) => true,
+            (BosDefault::Omitted, None) => false,
+            (_, Some(add_bos)) => add_bos,
+        };
         if add_bos && bos.is_none() {
             let what = "prompts must begin with a BOS token, but metadata key `tokenizer.ggml.bos_token_id` is missing";
             return Err(invalid(what, CONVERT));

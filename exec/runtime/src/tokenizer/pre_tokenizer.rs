@@ -10,7 +10,10 @@
 //! as by llama.cpp, which searches for Chinese characters in a text whose spaces it has replaced. Here it is
 //! split as by the published tokenizers.
 //!
-//! Not here: merging. That is [`super::byte_level_bpe`].
+//! Deviation: for Tekken and GPT-4o llama.cpp replaces the classes of upper and lower case letters by the letters from A
+//! to Z and a to z. Here the expressions are the published ones.
+//!
+//! Not here: merging. That is [`super::bpe`].
 
 /// The expression of GPT-2 (Radford et al. 2019); the text after the last match is a word too.
 const GPT_2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
@@ -18,6 +21,14 @@ const GPT_2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}
 const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// The expression of Qwen 2 and later: each digit is a word.
 const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// The expression of Qwen 3.5: as [`QWEN_2`], but combining marks belong to the letters.
+const QWEN_3_5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// The expression of GPT-4o: a word begins where lower case changes to upper case.
+const GPT_4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// The expression of Tekken, the tokenizer of Mistral: as [`GPT_4O`], without contractions, and each digit is a word.
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// The expression of Gemma 4: words are lines and line ends.
+const LINES: &str = r"[^\n]+|[\n]+";
 /// The expression of DeepSeek for words of Chinese, Japanese and Korean characters.
 const DEEPSEEK_CJK: &str = r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+";
 /// The expression of DeepSeek LLM for words in scripts with upper and lower case.
@@ -27,23 +38,59 @@ const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-z\x{b5}À-ÖØ-öø-ƺƼ-ƿ\x{1c4}-ʓ�
 pub(super) struct PreTokenizer {
     /// The regular expressions, in the order of application.
     pub(super) patterns: &'static [&'static str],
+    /// How words are written in the vocabulary.
+    pub(super) symbols: Symbols,
     /// Whether a word that is itself a token is encoded as this token, without merges.
     pub(super) ignore_merges: bool,
-    /// Whether a BOS token is added before the text if the model file does not define this.
-    pub(super) adds_bos: bool,
+    /// Whether a BOS token is added before the text.
+    pub(super) bos: BosDefault,
 }
 
-/// The supported pre-tokenizers with their names in model files.
+/// The characters of a BPE vocabulary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Symbols {
+    /// A visible character for each byte, as in GPT-2.
+    Bytes,
+    /// The characters of the text, with `▁` instead of spaces, and byte tokens such as `<0x0A>` for others, as in
+    /// `SentencePiece`.
+    Characters,
+}
+
+/// Whether a BOS token is added before the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BosDefault {
+    /// Only if the model file says so.
+    Omitted,
+    /// Unless the model file says otherwise.
+    Added,
+    /// Always: model files that say otherwise are wrong.
+    Required,
+}
+
+/// The supported pre-tokenizers with their names in model files. A name stands for several model families if their
+/// expressions are equal.
 const FAMILIES: &[(&[&str], PreTokenizer)] = &[
-    (&["gpt-2"], plain(&[GPT_2])),
+    (&["gpt-2", "phi-2", "olmo", "mpt", "jais", "exaone4", "trillion", "granite-docling"], bytes(&[GPT_2])),
     (
-        &["llama-bpe", "llama3", "llama-v3"],
-        PreTokenizer { patterns: &[LLAMA_3], ignore_merges: true, adds_bos: true },
+        &["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"],
+        PreTokenizer { ignore_merges: true, bos: BosDefault::Added, ..bytes(&[LLAMA_3]) },
     ),
-    (&["qwen2", "deepseek-r1-qwen"], plain(&[QWEN_2])),
+    (&["smaug-bpe", "dbrx", "chatglm-bpe"], bytes(&[LLAMA_3])),
+    (&["glm4", "glm5"], PreTokenizer { ignore_merges: true, ..bytes(&[LLAMA_3]) }),
+    (
+        &["qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "solar-open", "grok-2"],
+        bytes(&[QWEN_2]),
+    ),
+    (&["qwen35"], bytes(&[QWEN_3_5])),
+    (&["gpt-4o", "llama4", "kanana2", "minimax-m2"], bytes(&[GPT_4O])),
+    (&["tekken"], PreTokenizer { ignore_merges: true, bos: BosDefault::Added, ..bytes(&[TEKKEN]) }),
+    (
+        &["gemma4"],
+        PreTokenizer { symbols: Symbols::Characters, bos: BosDefault::Required, ..bytes(&[LINES]) },
+    ),
     (
         &["deepseek-llm"],
-        plain(&[
+        bytes(&[
             r"[\r\n]",
             DEEPSEEK_LETTERS,
             r"\s?[!-/:-~\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff5e}\x{2018}-\x{201f}\x{3000}-\x{3002}]+",
@@ -52,21 +99,25 @@ const FAMILIES: &[(&[&str], PreTokenizer)] = &[
             r"\p{N}+",
         ]),
     ),
-    (&["deepseek-coder"], plain(&[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_CJK, r"\p{N}"])),
+    (&["deepseek-coder"], bytes(&[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_CJK, r"\p{N}"])),
     (
-        &["deepseek-v3"],
-        plain(&[
+        &["deepseek-v3", "hunyuan-dense"],
+        bytes(&[
             r"\p{N}{1,3}",
             r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+",
             r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
         ]),
     ),
-    (&["smollm"], plain(&[r"\p{N}", GPT_2])),
-    (&["default"], plain(&[r"[\p{P}\$\+<=>\^~\|]+", GPT_2, r"\p{N}+", "[0-9][0-9][0-9]"])),
+    (
+        &["smollm", "refact", "starcoder", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"],
+        bytes(&[r"\p{N}", GPT_2]),
+    ),
+    (&["falcon"], bytes(&[r"[\p{P}\$\+<=>\^~\|`]+", GPT_2, "[0-9][0-9][0-9]"])),
+    (&["default"], bytes(&[r"[\p{P}\$\+<=>\^~\|]+", GPT_2, r"\p{N}+", "[0-9][0-9][0-9]"])),
 ];
 
-const fn plain(patterns: &'static [&'static str]) -> PreTokenizer {
-    PreTokenizer { patterns, ignore_merges: false, adds_bos: false }
+const fn bytes(patterns: &'static [&'static str]) -> PreTokenizer {
+    PreTokenizer { patterns, symbols: Symbols::Bytes, ignore_merges: false, bos: BosDefault::Omitted }
 }
 
 impl PreTokenizer {

@@ -13,10 +13,8 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use hearth_profiles::gguf::Metadata;
 
-use super::{CONVERT, invalid, required};
+use super::{CONVERT, SPACE, invalid, required};
 use crate::error::ExecError;
-
-const SPACE: char = '\u{2581}';
 
 #[derive(Debug)]
 pub(super) struct SentencePiece {
@@ -79,9 +77,9 @@ impl SentencePiece {
     pub(super) fn encode(&self, text: &str, is_start: bool, ids: &mut Vec<u32>) {
         let mut marked = String::with_capacity(text.len() + 3);
         if is_start && self.add_space {
-            marked.push(SPACE);
+            marked.push_str(SPACE);
         }
-        marked.extend(text.chars().map(|c| if c == ' ' { SPACE } else { c }));
+        marked.push_str(&text.replace(' ', SPACE));
         let symbols = self.merge_all(&marked);
         let mut at = (!symbols.is_empty()).then_some(0);
         while let Some(index) = at {

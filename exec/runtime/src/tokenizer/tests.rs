@@ -175,6 +175,40 @@ fn the_pre_tokenizer_decides_what_can_be_merged() {
 }
 
 #[test]
+fn a_byte_without_a_token_is_an_error_of_the_texts_that_need_it() {
+    let mut texts: Vec<String> = (0..=255).map(|byte| visible_char(byte).to_string()).collect();
+    texts[4] = "unused".into();
+    let keys = [
+        ("pre", Value::Str("smollm".into())),
+        ("merges", Value::Array(Array::Str(vec![]))),
+        ("add_bos_token", Value::Bool(false)),
+    ];
+    let tokenizer = Tokenizer::new(&metadata("gpt2", texts, |_| 1, &keys)).unwrap();
+    assert_eq!(tokenizer.encode("ab", false).unwrap(), [b'a', b'b'].map(u32::from));
+    for text in ["\u{4}", "a\u{4}b", "ab\u{4}"] {
+        let error = tokenizer.encode(text, false).unwrap_err().to_string();
+        assert!(error.contains("no token for the byte 0x04"), "{error}");
+    }
+}
+
+#[test]
+fn gemma_4_merges_characters_and_spaces() {
+    let mut texts: Vec<String> = (0..=255).map(|byte| format!("<0x{byte:02X}>")).collect();
+    texts.extend(["a", "\u{2581}", "\u{2581}a", "\n", "\n\n", "<bos>"].map(String::from));
+    let kind = |id| if id < 256 { 6 } else { 1 };
+    let keys = [
+        ("merges", Value::Array(Array::Str(vec!["\u{2581} a".into()]))),
+        ("bos_token_id", Value::U32(261)),
+        // Wrong in published files.
+        ("add_bos_token", Value::Bool(false)),
+    ];
+    let tokenizer = Tokenizer::new(&metadata("gemma4", texts, kind, &keys)).unwrap();
+    let ids = tokenizer.encode("a a\n\né", false).unwrap();
+    assert_eq!(ids, [261, 256, 258, 260, 0xc3, 0xa9]);
+    assert_eq!(tokenizer.decode(&ids), "a a\n\né");
+}
+
+#[test]
 fn a_merge_without_a_token_is_an_error() {
     let bytes: Vec<String> = (0..=255).map(|byte| visible_char(byte).to_string()).collect();
     // The result of the second merge is longer than every token.

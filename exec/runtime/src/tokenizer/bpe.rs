@@ -1,10 +1,12 @@
-//! The byte-level BPE tokenizer of GPT-2 and its successors.
+//! The BPE tokenizer of GPT-2 and its successors.
 //!
-//! Regular expressions split the text into words ([`super::pre_tokenizer`]), each byte of a word is mapped to a visible
-//! character (GPT-2's table), and adjacent symbols are merged in the order of the merge list. The `tokenizers` crate
-//! splits and merges.
-
-use std::collections::BTreeSet;
+//! Regular expressions split the text into words ([`super::pre_tokenizer`]), and adjacent symbols of a word are merged
+//! in the order of the merge list. The symbols are bytes, each as a visible character (GPT-2's table), or the characters
+//! of the text. The `tokenizers` crate splits and merges.
+//!
+//! A vocabulary need not have a token for every byte. Only a text that needs a missing one cannot be encoded.
+//!
+//! Deviation: llama.cpp omits the bytes without a token, so that the model sees another text than the user wrote.
 
 use hearth_profiles::gguf::Metadata;
 use tokenizers::models::bpe::BPE;
@@ -14,27 +16,32 @@ use tokenizers::{
     Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer as _, SplitDelimiterBehavior,
 };
 
-use super::pre_tokenizer::PreTokenizer;
-use super::{CONVERT, invalid, required};
+use super::pre_tokenizer::{PreTokenizer, Symbols};
+use super::{CONVERT, SPACE, invalid, required};
 use crate::error::ExecError;
 
 #[derive(Debug)]
-pub(super) struct ByteLevelBpe {
+pub(super) struct Bpe {
     pub(super) pre_tokenizer: PreTokenizer,
     splits: Vec<Split>,
     to_visible: ByteLevel,
     merges: BPE,
 }
 
-impl ByteLevelBpe {
-    /// Reads the tokenizer. Tokens for which `is_piece` returns false are not in the vocabulary of the merges, so that
+impl Bpe {
+    /// Reads the tokenizer, whose name in the model file is `model`. Tokens for which `is_piece` returns false are not in the vocabulary of the merges, so that
     /// text does not become a control token.
     pub(super) fn new(
         metadata: &Metadata,
+        model: &str,
         texts: &[String],
         is_piece: impl Fn(usize) -> bool,
-    ) -> Result<ByteLevelBpe, ExecError> {
-        let name = metadata.get_str("tokenizer.ggml.pre")?.unwrap_or("default");
+    ) -> Result<Bpe, ExecError> {
+        // Files of Gemma 4 need not name the pre-tokenizer.
+        let name = match model {
+            "gemma4" => model,
+            _ => metadata.get_str("tokenizer.ggml.pre")?.unwrap_or("default"),
+        };
         let pre_tokenizer = PreTokenizer::by_name(name).ok_or_else(|| ExecError::PreTokenizer {
             found: name.to_owned(),
             known: PreTokenizer::names(),
@@ -48,15 +55,6 @@ impl ByteLevelBpe {
         };
         let pairs = pairs.iter().map(pair).collect::<Result<Vec<_>, ExecError>>()?;
         let pieces = || texts.iter().zip(0u32..).filter(|&(_, id)| is_piece(id as usize));
-        let short: BTreeSet<&str> =
-            pieces().map(|(text, _)| text.as_str()).filter(|text| text.len() <= 2).collect();
-        for byte in 0..=255u8 {
-            let visible = visible_char(byte).to_string();
-            if !short.contains(visible.as_str()) {
-                let what = format!("the vocabulary has no token for byte {byte:#04x} (`{visible}`)");
-                return Err(invalid(what, CONVERT));
-            }
-        }
         // The `tokenizers` crate panics if the result of a merge is longer than every token.
         let longest = pieces().map(|(text, _)| text.len()).max().unwrap_or(0);
         if let Some((left, right)) = pairs.iter().find(|(left, right)| left.len() + right.len() > longest) {
@@ -67,6 +65,7 @@ impl ByteLevelBpe {
         let merges = BPE::builder()
             .vocab_and_merges::<tokenizers::models::bpe::Vocab>(vocabulary, pairs)
             .ignore_merges(pre_tokenizer.ignore_merges)
+            .byte_fallback(pre_tokenizer.symbols == Symbols::Characters)
             .build()
             .map_err(broken)?;
         let split = |pattern: &&str| {
@@ -74,21 +73,58 @@ impl ByteLevelBpe {
             Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(broken)
         };
         let splits = pre_tokenizer.patterns.iter().map(split).collect::<Result<_, _>>()?;
-        Ok(ByteLevelBpe { pre_tokenizer, splits, to_visible: ByteLevel::new(false, false, false), merges })
+        Ok(Bpe { pre_tokenizer, splits, to_visible: ByteLevel::new(false, false, false), merges })
     }
 
     pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), ExecError> {
-        let failed = |error| invalid(format!("the text cannot be tokenized: {error}"), "shorten the text");
+        let spaced;
+        let text = match self.pre_tokenizer.symbols {
+            Symbols::Bytes => text,
+            Symbols::Characters => {
+                spaced = text.replace(' ', SPACE);
+                &spaced
+            }
+        };
         let mut words = PreTokenizedString::from(text);
         for split in &self.splits {
-            split.pre_tokenize(&mut words).map_err(failed)?;
+            split.pre_tokenize(&mut words).map_err(|error| failed(&error))?;
         }
-        self.to_visible.pre_tokenize(&mut words).map_err(failed)?;
+        if self.pre_tokenizer.symbols == Symbols::Bytes {
+            self.to_visible.pre_tokenize(&mut words).map_err(|error| failed(&error))?;
+        }
         for (word, ..) in words.get_splits(OffsetReferential::Original, OffsetType::Byte) {
-            ids.extend(self.merges.tokenize(word).map_err(failed)?.iter().map(|token| token.id));
+            self.encode_word(word, ids)?;
         }
         Ok(())
     }
+
+    fn encode_word(&self, word: &str, ids: &mut Vec<u32>) -> Result<(), ExecError> {
+        // No merge has a line end, so the merges do not give the tokens of several line ends.
+        if self.pre_tokenizer.symbols == Symbols::Characters
+            && word.bytes().all(|byte| byte == b'\n')
+            && let Some(id) = self.merges.token_to_id(word)
+        {
+            ids.push(id);
+            return Ok(());
+        }
+        let tokens = self.merges.tokenize(word).map_err(|error| failed(&error))?;
+        // The `tokenizers` crate omits characters that have no token.
+        if tokens.last().map_or(0, |token| token.offsets.1) < word.len() {
+            let is_missing = |c: &char| self.merges.token_to_id(&c.to_string()).is_none();
+            let missing = word.chars().find(is_missing).map(String::from).unwrap_or_default();
+            let what = match (self.pre_tokenizer.symbols, token_bytes(&missing).as_slice()) {
+                (Symbols::Bytes, [byte]) => format!("the vocabulary has no token for the byte {byte:#04x}"),
+                _ => format!("the vocabulary has no token for `{}`", missing.escape_debug()),
+            };
+            return Err(invalid(what, "remove this character from the text, or use another model"));
+        }
+        ids.extend(tokens.iter().map(|token| token.id));
+        Ok(())
+    }
+}
+
+fn failed(error: &tokenizers::Error) -> ExecError {
+    invalid(format!("the text cannot be tokenized: {error}"), "shorten the text")
 }
 
 /// Returns the visible character that represents a byte in GPT-2's table: the Latin-1 character of the byte if it is

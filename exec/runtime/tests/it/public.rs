@@ -1,0 +1,71 @@
+//! Tests with public models and with the test data of llama.cpp.
+//!
+//! `scripts/public-models.sh` downloads the files. Without them, each test prints `SKIPPED`.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use hearth_profiles::gguf::GgufModel;
+use hearth_runtime::Tokenizer;
+
+/// Returns the path of a public file; `None` if it was not downloaded.
+fn public(test: &str, name: &str) -> Option<PathBuf> {
+    let folder = std::env::var_os("HEARTH_PUBLIC")
+        .map_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).join("../public"), PathBuf::from);
+    let path = folder.join(name);
+    if path.exists() {
+        return Some(path);
+    }
+    eprintln!("SKIPPED {test}: there is no {}; run scripts/public-models.sh", path.display());
+    None
+}
+
+/// The vocabularies of llama.cpp whose tokenizer hearth does not have, with a part of the error.
+const UNSUPPORTED: [(&str, &str); 1] = [("bert-bge", "tokenizer model `bert` is not supported")];
+
+/// Texts and their tokens, without a BOS token.
+fn cases(vocabulary: &Path) -> Vec<(String, Vec<u32>)> {
+    let read = |suffix: &str| {
+        let path = format!("{}.{suffix}", vocabulary.display());
+        String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned()
+    };
+    let (texts, tokens) = (read("inp"), read("out"));
+    let texts = texts.split("\n__ggml_vocab_test__\n").map(str::to_owned);
+    let tokens = tokens.lines().map(|line| line.split_whitespace().map(|id| id.parse().unwrap()).collect());
+    texts.zip(tokens).collect()
+}
+
+#[test]
+fn tokens_of_published_vocabularies_equal_those_of_llama_cpp() {
+    let test = "tokens_of_published_vocabularies_equal_those_of_llama_cpp";
+    let Some(folder) = public(test, "llama.cpp") else { return };
+    let (mut wrong, mut count) = (String::new(), 0);
+    let mut files: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    for path in files.into_iter().filter(|path| path.extension().is_some_and(|end| end == "inp")) {
+        let path = path.with_extension("");
+        let name = path.file_stem().unwrap().to_str().unwrap().trim_start_matches("ggml-vocab-").to_owned();
+        let tokenizer = Tokenizer::new(&GgufModel::open(path.clone()).unwrap().metadata);
+        if let Some((_, what)) = UNSUPPORTED.iter().find(|(unsupported, _)| *unsupported == name) {
+            let error = tokenizer.unwrap_err().to_string();
+            assert!(error.contains(what), "{name}: {error}");
+            continue;
+        }
+        let tokenizer = tokenizer.unwrap_or_else(|error| panic!("{name}: {error}"));
+        let cases = cases(&path);
+        assert!(cases.len() > 40, "{name}: {} cases", cases.len());
+        count += 1;
+        for (text, expected) in cases {
+            let tokens = tokenizer.encode(&text, false);
+            let tokens = tokens.as_deref().map(|tokens| match tokens {
+                [first, rest @ ..] if Some(*first) == tokenizer.bos() => rest,
+                all => all,
+            });
+            if tokens.as_ref().ok() != Some(&&expected[..]) {
+                let _ = writeln!(wrong, "{name}: {text:?}\n  {expected:?}\n  {tokens:?}");
+            }
+        }
+    }
+    assert!(wrong.is_empty() && count >= 13, "{count} vocabularies\n{wrong}");
+}
