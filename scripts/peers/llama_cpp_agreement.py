@@ -31,7 +31,7 @@ import llama_cpp
 import numpy as np
 
 TOKENS, STEPS, VOCABULARY, CONTEXT = 80, 64, 512, 48
-ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "internlm2"]
+ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "internlm2", "smollm3"]
 TYPES = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq1_s",
          "iq4_nl", "iq4_xs", "q4_k_m", "q5_k_m", "q3_k_m", "q2_k_m", "iq1_s_m"]
 # Bounds of the relative RMS against llama.cpp, and against NumPy.
@@ -40,7 +40,8 @@ PLAIN, ROUNDED, NUMPY = 1e-3, 1e-2, 1e-4
 FIXTURE_ROWS = [0, 1, 40, 79]
 FIXTURES = [("llama", "f16"), ("llama", "q4_k_m"), ("qwen2", "f16"), ("qwen2", "q8_0"), ("qwen3", "f16"),
             ("qwen3", "q4_k"), ("gemma", "f16"), ("gemma", "q8_0"), ("gemma2", "f16"), ("gemma2", "q6_k"),
-            ("internlm2", "f16"), ("internlm2", "q8_0")]
+            ("internlm2", "f16"), ("internlm2", "q8_0"), ("gemma3", "f16"), ("gemma3", "q4_k_m"),
+            ("smollm3", "f16"), ("smollm3", "q8_0")]
 
 
 def tokens():
@@ -50,7 +51,7 @@ def tokens():
 def synth(hearth, arch, quant, path, gain=None):
     """Generates a small model. Returns None if `hearth synth` does not support the type."""
     gain = gain or (1.0 if quant in ("f32", "f16") else 0.5)
-    command = [hearth, "synth", "--arch", arch, "--layers", "4", "--dim", "256", "--ffn", "512", "--heads", "4",
+    command = [hearth, "synth", "--arch", arch, "--layers", "7" if arch == "gemma3" else "4", "--dim", "256", "--ffn", "512", "--heads", "4",
                "--kv-heads", "2", "--head-length", "128" if arch == "qwen3" else "64", "--context", str(CONTEXT),
                "--vocab", str(VOCABULARY), "--quant", quant, "--gain", str(gain), "-o", str(path)]
     if arch == "llama":
@@ -122,9 +123,15 @@ class Plain:
         y = x @ self.weights[f"{name}.weight"].T
         return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
 
-    def angles(self, count, size):
+    def has_window(self, layer):
+        period = {"gemma2": 2, "gemma3": 6}.get(self.arch, 1)
+        return layer % period + 1 < period
+
+    def angles(self, count, size, layer):
         pairs = np.arange(size // 2, dtype=np.float64)
         base, factor = float(self.key("rope.freq_base")), float(self.key("rope.scaling.factor", 1.0))
+        if self.arch == "gemma3" and self.has_window(layer):
+            base, factor = 10000.0, 1.0
         frequency = base ** (-2 * pairs / size)
         magnitude = 1.0
         if self.key("rope.scaling.type") == "yarn":
@@ -141,9 +148,11 @@ class Plain:
         angle = np.arange(count)[:, None] * frequency
         return (magnitude * np.cos(angle)).astype(np.float32), (magnitude * np.sin(angle)).astype(np.float32)
 
-    def rotate(self, x):
-        cos, sin = (part[:, None] for part in self.angles(x.shape[0], x.shape[-1]))
-        if self.arch in ("llama", "internlm2"):
+    def rotate(self, x, layer):
+        if self.arch == "smollm3" and layer % 4 == 3:
+            return x
+        cos, sin = (part[:, None] for part in self.angles(x.shape[0], x.shape[-1], layer))
+        if self.arch in ("llama", "internlm2", "smollm3"):
             a, b = x[..., 0::2], x[..., 1::2]
             return np.stack([a * cos - b * sin, a * sin + b * cos], -1).reshape(x.shape)
         a, b = np.split(x, 2, -1)
@@ -154,9 +163,9 @@ class Plain:
         count, heads, groups = len(x), self.key("attention.head_count"), self.key("attention.head_count_kv")
         q, k, v = (self.product(x, name + part).reshape(count, of, -1)
                    for part, of in (("attn_q", heads), ("attn_k", groups), ("attn_v", groups)))
-        if self.arch == "qwen3":
+        if self.arch in ("qwen3", "gemma3"):
             q, k = self.norm(q, name + "attn_q_norm.weight"), self.norm(k, name + "attn_k_norm.weight")
-        q, k = self.rotate(q), self.rotate(k)
+        q, k = self.rotate(q, layer), self.rotate(k, layer)
         k, v = (np.repeat(part, heads // groups, 1) for part in (k, v))
         scores = np.einsum("qhd,khd->hqk", q, k) / np.float32(np.sqrt(q.shape[-1]))
         if self.arch == "gemma2":
@@ -164,7 +173,7 @@ class Plain:
             scores = cap * np.tanh(scores / cap)
         at = np.arange(count)
         hidden = at[None, :] > at[:, None]
-        if self.arch == "gemma2" and layer % 2 == 0:
+        if self.has_window(layer):
             hidden |= at[:, None] - at[None, :] >= self.key("attention.sliding_window")
         scores = np.where(hidden, np.float32(-np.inf), scores)
         scores = np.exp(scores - scores.max(-1, keepdims=True))
@@ -188,11 +197,11 @@ class Plain:
         for layer in range(self.key("block_count")):
             name = f"blk.{layer}."
             change = self.attention(self.norm(h, name + "attn_norm.weight"), layer)
-            if self.arch == "gemma2":
+            if self.arch in ("gemma2", "gemma3"):
                 change = self.norm(change, name + "post_attention_norm.weight")
             h = h + change
             change = self.feed_forward(self.norm(h, name + "ffn_norm.weight"), layer)
-            if self.arch == "gemma2":
+            if self.arch in ("gemma2", "gemma3"):
                 change = self.norm(change, name + "post_ffw_norm.weight")
             h = h + change
         head = self.weights.get("output.weight", self.weights["token_embd.weight"])
@@ -259,8 +268,8 @@ def table(rows):
 
 REPORT = """# Logits compared with llama.cpp, for every architecture and weight type
 
-Models of random weights (4 layers, width 256, vocabulary {vocabulary}; `gemma2` with a window of {window} positions,
-`llama` with factors of rotary frequencies), {tokens} tokens, KV caches in f32, llama-cpp-python {version}. Made by
+Models of random weights (4 layers, 7 of `gemma3`, width 256, vocabulary {vocabulary}; `gemma2` and
+`gemma3` with a window of {window} positions, `llama` with factors of rotary frequencies), {tokens} tokens, KV caches in f32, llama-cpp-python {version}. Made by
 
     cargo build --release -p hearth -p hearth-runtime --bin hearth --example logits
     python3 scripts/peers/llama_cpp_agreement.py -o docs/studies/llama-cpp

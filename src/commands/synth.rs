@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use hearth_profiles::Layers;
-use hearth_profiles::model::Architecture;
 use hearth_runtime::synth::{SynthError, SynthOptions, TokenizerKind, synthesise};
 use hearth_workflow::files::PartialFile;
 use serde::Serialize;
@@ -65,7 +64,7 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
         let parsed = name.parse();
         shape.architecture = parsed.map_err(|error| Failure::invalid(format!("`--arch`: {error}")))?;
         options.tokenizer = TokenizerKind::for_architecture(shape.architecture);
-        shape.has_tied_embeddings |= matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
+        shape.has_tied_embeddings |= shape.architecture.spec().always_ties_embeddings;
     }
     shape.layers = args.layers.map_or(shape.layers, Layers);
     for (field, value) in [

@@ -69,7 +69,8 @@ struct Buffers {
     /// The hidden states, [batch, embedding].
     hidden: GpuBuffer,
     /// The cosines and sines of the rotary embedding, [batch, pairs].
-    angles: GpuBuffer,
+    /// For each rotary embedding of the model, `[tokens, pairs]` as cosine and sine.
+    angles: Vec<GpuBuffer>,
     /// The quantised inputs of a matmul: quants, scales and sums of quants.
     quantised: [GpuBuffer; 3],
     /// The buffers that intermediate tensors share, in descending order of size.
@@ -172,17 +173,19 @@ impl GpuLayers {
         self.compile_kernels(layers)?;
         let steps = &self.ranges[&key];
         let embedding = self.model.shape().embedding_length as usize;
-        let rope = &self.model.hyperparameters().rope;
-        let mut angles = vec![[0.0f32; 2]; BATCH_TOKENS as usize * rope.frequencies.len()];
+        let ropes = &self.model.hyperparameters().ropes;
+        let mut angles = vec![[0.0f32; 2]; BATCH_TOKENS as usize * ropes[0].frequencies.len()];
         let mut position = first;
         for batch in hidden.chunks_mut(BATCH_TOKENS as usize * embedding) {
             let tokens = (batch.len() / embedding) as u32;
-            let angles = &mut angles[..tokens as usize * rope.frequencies.len()];
-            for (position, angles) in (position..).zip(angles.chunks_exact_mut(rope.frequencies.len())) {
-                rope.write_cosines_and_sines(position, angles);
+            for (rope, buffer) in ropes.iter().zip(&self.buffers.angles) {
+                let angles = &mut angles[..tokens as usize * rope.frequencies.len()];
+                for (position, angles) in (position..).zip(angles.chunks_exact_mut(rope.frequencies.len())) {
+                    rope.write_cosines_and_sines(position, angles);
+                }
+                self.gpu.write(buffer, angles)?;
             }
             self.gpu.write(&self.buffers.params, &[KernelParams::for_pass(tokens, position)])?;
-            self.gpu.write(&self.buffers.angles, angles)?;
             self.gpu.write(&self.buffers.hidden, batch)?;
             let fitting = steps.iter().find(|(max, _)| tokens <= *max).or(steps.last());
             let launches: Vec<Launch> = fitting
@@ -223,12 +226,13 @@ impl Buffers {
     fn new(gpu: &Gpu, model: &Weights) -> Result<Buffers, GpuError> {
         let shape = model.shape();
         let batch = u64::from(BATCH_TOKENS);
-        let pairs = model.hyperparameters().rope.frequencies.len() as u64;
+        let ropes = model.hyperparameters().ropes.iter();
+        let angles = ropes.map(|rope| gpu.allocate("angles", batch * rope.frequencies.len() as u64 * 8));
         let max_length = max_input_length(shape);
         Ok(Buffers {
             params: gpu.create_params_buffer()?,
             hidden: gpu.allocate("hidden states", batch * u64::from(shape.embedding_length) * 4)?,
-            angles: gpu.allocate("angles", batch * pairs * 8)?,
+            angles: angles.collect::<Result<_, _>>()?,
             quantised: [
                 gpu.allocate("quantised inputs", batch * max_length)?,
                 gpu.allocate("scales of inputs", batch * max_length / 32 * 4)?,

@@ -12,12 +12,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use hearth_profiles::model::ModelShape;
+use hearth_profiles::model::{GateActivation, ModelShape, PairLayout};
 
 use crate::cache::{LayerCache, create_kv_caches};
-use crate::hyperparameters::GateActivation;
 use crate::residency::ResidencyBarrier;
-use crate::rope::PairLayout;
 use crate::rows::SharedRows;
 use crate::weights::LayerWeights;
 use crate::{Backend, CriticalPathCost, KvCacheOptions, ThreadPool, Weights};
@@ -270,8 +268,9 @@ struct Buffers {
     value: Vec<f32>,       // [tokens, kv_heads * value_length]
     up: Vec<f32>,          // [tokens, feed_forward]
     change: Vec<f32>,      // [tokens, embedding]
-    angles: Vec<[f32; 2]>, // [tokens of the batch, rope_dimensions / 2], cosine and sine
-    scores: Vec<f32>,      // [threads, context]
+    /// Cosine and sine for each rotary embedding of the model, [tokens of the batch, pairs].
+    angles: Vec<Vec<[f32; 2]>>,
+    scores: Vec<f32>, // [threads, context]
 }
 
 impl CpuBackend {
@@ -352,11 +351,14 @@ impl Buffers {
 
     /// Computes the cosine and sine of the rotation angles of `tokens` tokens from the position `first` on.
     fn fill_angles(&mut self, weights: &Weights, tokens: usize, first: u32) {
-        let rope = &weights.hyperparameters().rope;
-        let pairs = rope.frequencies.len();
-        self.angles.resize(tokens * pairs, [0.0; 2]);
-        for (position, angles) in (first..).zip(self.angles.chunks_exact_mut(pairs)) {
-            rope.write_cosines_and_sines(position, angles);
+        let ropes = &weights.hyperparameters().ropes;
+        self.angles.resize(ropes.len(), Vec::new());
+        for (rope, angles) in ropes.iter().zip(&mut self.angles) {
+            let pairs = rope.frequencies.len();
+            angles.resize(tokens * pairs, [0.0; 2]);
+            for (position, angles) in (first..).zip(angles.chunks_exact_mut(pairs)) {
+                rope.write_cosines_and_sines(position, angles);
+            }
         }
     }
 }
@@ -440,13 +442,15 @@ impl LayerPass<'_> {
         let shape = self.weights.shape();
         let key_length = shape.key_length as usize;
         let (query_width, key_width) = (shape.query_width() as usize, shape.key_width() as usize);
-        let rope = &self.weights.hyperparameters().rope;
+        let parameters = self.weights.hyperparameters();
+        let rope_index = parameters.rope_index(self.layer);
+        let rope = &parameters.ropes[rope_index];
         let rotate = match rope.pair_layout {
             PairLayout::Interleaved => elementwise::apply_rope_interleaved,
             PairLayout::Halves => elementwise::apply_rope_neox,
         };
         let pairs = rope.frequencies.len();
-        let angles = &angles[self.before * pairs..][..self.tokens * pairs];
+        let angles = &angles[rope_index][self.before * pairs..][..self.tokens * pairs];
         let (queries, keys) = (SharedRows::new(query, query_width), SharedRows::new(key, key_width));
         self.cpu.for_each_token(self.tokens, query_width + key_width, |token| {
             // SAFETY: each token is in one chunk.

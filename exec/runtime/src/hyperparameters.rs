@@ -4,39 +4,33 @@
 //!
 //! ```text
 //! q, k, v = W_q x + b_q, W_k x + b_k, W_v x + b_v           biases if the file has them; always in qwen2
-//! q, k = RMSNorm of each head                               qwen3
-//! rotate each head of q and k by the token's position       crate::rope
-//! h += N(W_o attention(q, K, V))                            K, V: this and earlier positions; N: RMSNorm, gemma2
-//! x = RMSNorm(h);  h += N(W_down (f(W_gate x) * W_up x))    f = silu; gelu (tanh) in gemma and gemma2
+//! q, k = RMSNorm of each head                               in some architectures
+//! rotate each head of q and k by the token's position       crate::rope; not in all layers
+//! h += N(W_o attention(q, K, V))                            K, V: this and earlier positions; N: RMSNorm in some
+//! x = RMSNorm(h);  h += N(W_down (f(W_gate x) * W_up x))    f = silu or gelu (tanh)
 //! ```
 //!
-//! After the last layer, logits = `W_output` RMSNorm(h). Gemma scales embeddings by `sqrt(embedding)`. Gemma 2 also
-//! applies the soft cap `c tanh(x / c)` to attention scores and logits; its even layers have sliding-window attention.
-//! Sources: Touvron et al. 2023; reports of Qwen, Gemma, Gemma 2 and InternLM 2; the GGUF specification for the keys.
+//! After the last layer, logits = `W_output` RMSNorm(h). Some architectures scale embeddings by `sqrt(embedding)`, apply
+//! the soft cap `c tanh(x / c)` to attention scores and logits, or have layers that attend to a sliding window.
+//! `hearth_profiles::model::architecture` says which ones, with sources; the keys are those of the GGUF specification.
 //!
 //! This module has the scalar parameters of the forward pass, and `crate::weights::tensors` has the tensors. The
 //! forward pass is implemented twice: simply in [`crate::oracle`], and fast in [`crate::cpu`].
 
-use hearth_profiles::gguf::{GgufError, Metadata};
-use hearth_profiles::model::{Architecture, ModelShape};
+use hearth_profiles::gguf::{Array, GgufError, Metadata, Value};
+use hearth_profiles::model::architecture::SlidingWindow;
+use hearth_profiles::model::{GateActivation, ModelShape};
 
 use crate::error::ExecError;
 use crate::rope::{Rope, check_positive, read_positive};
-
-/// The activation function of the gate in the feed-forward block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GateActivation {
-    /// SiLU (swish): `x sigmoid(x)`.
-    Silu,
-    /// GELU in the tanh approximation: `x/2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
-    Gelu,
-}
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hyperparameters {
     /// The constant that RMSNorm adds to the mean square.
     pub rms_norm_epsilon: f32,
-    pub rope: Rope,
+    /// The different rotary embeddings of the layers, which have equal numbers of pairs and equal layouts.
+    pub ropes: Vec<Rope>,
+    layers: Vec<LayerHyperparameters>,
     /// The factor by which input embeddings are multiplied, if any (Gemma).
     pub embedding_scale: Option<f32>,
     /// The factor by which the dot products of queries and keys are multiplied, usually `1 / sqrt(key_length)`.
@@ -45,21 +39,17 @@ pub struct Hyperparameters {
     pub attention_softcap: Option<f32>,
     /// The soft cap c of the logits, `c tanh(logit / c)`.
     pub logit_softcap: Option<f32>,
-    /// The sliding attention window of even layers, in positions, including the current position; `None` if these
-    /// layers attend to all positions, as odd layers always do.
-    pub sliding_window: Option<u32>,
     pub gate_activation: GateActivation,
 }
 
-// Values for Gemma 2 files that do not define them; the window is in positions.
-// source: Gemma 2 technical report, section 2
-const ATTENTION_SOFTCAP: f32 = 50.0;
-const LOGIT_SOFTCAP: f32 = 30.0;
-const WINDOW: u32 = 4096;
-/// Number of layers of Gemma 2 27B, whose attention scale is `1 / sqrt(embedding / heads)` instead of `1 /
-/// sqrt(key_length)`. Model files do not contain the scale, so the number of layers identifies this model.
-/// source: Gemma 2 technical report, table 1, and its published configuration (`query_pre_attn_scalar`)
-const GEMMA2_27B_LAYERS: u32 = 46;
+/// The hyperparameters in which layers differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct LayerHyperparameters {
+    /// The window in positions, including the current position; `None` if the layer attends to all positions.
+    attention_window: Option<u32>,
+    /// The index of the layer's rotary embedding.
+    rope_index: usize,
+}
 
 impl Hyperparameters {
     /// Reads the hyperparameters from the metadata of a model file. `factors` are the divisors of the rotary
@@ -74,26 +64,39 @@ impl Hyperparameters {
         let epsilon = metadata.get_f32(&epsilon_key)?;
         let epsilon = epsilon.ok_or_else(|| GgufError::MissingKey { key: epsilon_key.clone() })?;
         check_positive(&epsilon_key, epsilon)?;
-        let gemma = matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
-        let second = shape.architecture == Architecture::Gemma2;
-        let is_27b = second && shape.layers.0 == GEMMA2_27B_LAYERS;
-        let divisor = if is_27b { shape.embedding_length / shape.heads } else { shape.key_length };
-        let cap = |name, default| second.then(|| read_positive(metadata, &key(name), default)).transpose();
+        let spec = shape.architecture.spec();
+        let is_scaled_by_width = spec.layers_with_scale_by_width == Some(shape.layers.0);
+        let divisor =
+            if is_scaled_by_width { shape.embedding_length / shape.heads } else { shape.key_length };
+        let [attention_softcap, logit_softcap] = match spec.soft_caps {
+            None => [None, None],
+            Some(caps) => [
+                cap(metadata, &key("attn_logit_softcapping"), caps.default_attention)?,
+                cap(metadata, &key("final_logit_softcapping"), caps.default_logits)?,
+            ],
+        };
+        let rope = Rope::read(metadata, shape, factors)?;
+        let (ropes, layers) = layers(metadata, shape, rope)?;
         Ok(Hyperparameters {
             rms_norm_epsilon: epsilon,
-            rope: Rope::read(metadata, shape, factors)?,
-            embedding_scale: gemma.then(|| (shape.embedding_length as f32).sqrt()),
+            ropes,
+            layers,
+            embedding_scale: spec.scales_embeddings.then(|| (shape.embedding_length as f32).sqrt()),
             attention_scale: 1.0 / (divisor as f32).sqrt(),
-            attention_softcap: cap("attn_logit_softcapping", ATTENTION_SOFTCAP)?,
-            logit_softcap: cap("final_logit_softcapping", LOGIT_SOFTCAP)?,
-            sliding_window: if second { window(metadata, &key("attention.sliding_window"))? } else { None },
-            gate_activation: if gemma { GateActivation::Gelu } else { GateActivation::Silu },
+            attention_softcap,
+            logit_softcap,
+            gate_activation: spec.gate_activation,
         })
     }
 
     /// Returns the attention window of `layer` in positions, including the current one; `None` means all positions.
     pub fn attention_window(&self, layer: u32) -> Option<u32> {
-        self.sliding_window.filter(|_| layer.is_multiple_of(2))
+        self.layers[layer as usize].attention_window
+    }
+
+    /// Returns the index in [`Self::ropes`] of the rotary embedding of `layer`.
+    pub fn rope_index(&self, layer: u32) -> usize {
+        self.layers[layer as usize].rope_index
     }
 
     /// Returns the first position to which the token at `position` attends in `layer`.
@@ -102,18 +105,82 @@ impl Hyperparameters {
     }
 }
 
-fn window(metadata: &Metadata, key: &str) -> Result<Option<u32>, ExecError> {
-    let window = metadata.get_u32(key)?.unwrap_or(WINDOW);
+/// Reads a soft cap. In some files, a cap of 0 means that there is none.
+fn cap(metadata: &Metadata, key: &str, default: Option<f32>) -> Result<Option<f32>, ExecError> {
+    match (metadata.get_f32(key)?, default) {
+        (None, default) => Ok(default),
+        (Some(0.0), None) => Ok(None),
+        (Some(cap), _) => check_positive(key, cap).map(|()| Some(cap)),
+    }
+}
+
+/// Returns the rotary embeddings of a model, of which `rope` is the one of layers without a window, and the
+/// hyperparameters of each layer.
+fn layers(
+    metadata: &Metadata,
+    shape: &ModelShape,
+    rope: Rope,
+) -> Result<(Vec<Rope>, Vec<LayerHyperparameters>), ExecError> {
+    let (spec, count) = (shape.architecture.spec(), shape.layers.0);
+    let mut all = vec![LayerHyperparameters { attention_window: None, rope_index: 0 }; count as usize];
+    let mut ropes = vec![rope];
+    if let Some(sliding) = spec.sliding_window {
+        let (window, is_local) = windows(metadata, shape, sliding)?;
+        if window.is_some()
+            && let Some(base) = sliding.rope_base
+        {
+            let base = read_positive(metadata, &format!("{}.rope.freq_base_swa", spec.name), base)?;
+            ropes.push(ropes[0].with_base(base));
+        }
+        for layer in all.iter_mut().zip(is_local).filter_map(|(layer, is_local)| is_local.then_some(layer)) {
+            *layer = LayerHyperparameters { attention_window: window, rope_index: ropes.len() - 1 };
+        }
+    }
+    if let Some(period) = spec.unrotated_period {
+        ropes.push(ropes[0].without_rotation());
+        for layer in all.iter_mut().skip(period as usize - 1).step_by(period as usize) {
+            layer.rope_index = ropes.len() - 1;
+        }
+    }
+    Ok((ropes, all))
+}
+
+/// Returns the sliding window in positions, and which layers have it.
+fn windows(
+    metadata: &Metadata,
+    shape: &ModelShape,
+    sliding: SlidingWindow,
+) -> Result<(Option<u32>, Vec<bool>), ExecError> {
+    let key = |name: &str| format!("{}.attention.{name}", shape.architecture);
+    let (window_key, pattern_key) = (key("sliding_window"), key("sliding_window_pattern"));
+    let count = shape.layers.0;
+    let invalid = |key: &str, found: String, hint| ExecError::Metadata { key: key.into(), found, hint };
+    let Some(window) = metadata.get_u32(&window_key)?.or(sliding.default_window) else {
+        return Ok((None, vec![false; count as usize]));
+    };
     if window == 0 {
         let hint = "the window must be at least 1; convert the model again";
-        return Err(ExecError::Metadata { key: key.into(), found: window.to_string(), hint });
+        return Err(invalid(&window_key, window.to_string(), hint));
     }
-    Ok(Some(window))
+    // Some converters write whether each layer has a window, others the number of layers in a group.
+    if let Some(Value::Array(Array::Bool(is_local))) = metadata.get(&pattern_key) {
+        if is_local.len() != count as usize {
+            let hint = "there must be a value for each layer; convert the model again";
+            return Err(invalid(&pattern_key, format!("an array of {}", is_local.len()), hint));
+        }
+        return Ok((Some(window), is_local.clone()));
+    }
+    let period = metadata.get_u32(&pattern_key)?.unwrap_or(sliding.period);
+    if period == 0 {
+        let hint = "it must be at least 1; convert the model again";
+        return Err(invalid(&pattern_key, period.to_string(), hint));
+    }
+    Ok((Some(window), (0..count).map(|layer| layer % period + 1 < period).collect()))
 }
 
 #[cfg(test)]
 mod tests {
-    use hearth_profiles::gguf::Value;
+    use hearth_profiles::model::Architecture;
     use hearth_profiles::units::Layers;
 
     use super::*;
@@ -127,14 +194,17 @@ mod tests {
         let zero = metadata_with("llama", &[("attention.layer_norm_rms_epsilon", Value::F32(0.0))]);
         assert!(Hyperparameters::read(&zero, &shape(), None).is_err());
         let plain = Hyperparameters::read(&metadata_with("llama", &[EPSILON]), &shape(), None).unwrap();
-        assert_eq!((plain.attention_scale, plain.sliding_window, plain.logit_softcap), (0.5, None, None));
+        assert_eq!(
+            (plain.attention_scale, plain.attention_window(0), plain.logit_softcap),
+            (0.5, None, None)
+        );
         assert_eq!(plain.first_attended_position(0, 1000), 0);
     }
 
     #[test]
     fn even_layers_of_gemma_2_attend_to_a_window() {
         let keys = metadata_with("gemma2", &[EPSILON, ("attention.sliding_window", Value::U32(3))]);
-        let gemma = ModelShape { architecture: Architecture::Gemma2, ..shape() };
+        let gemma = ModelShape { architecture: Architecture::Gemma2, layers: Layers(2), ..shape() };
         let numbers = Hyperparameters::read(&keys, &gemma, None).unwrap();
         let first = |layer| [0, 2, 3, 10].map(|position| numbers.first_attended_position(layer, position));
         assert_eq!((first(0), first(1)), ([0, 0, 1, 8], [0; 4]));
@@ -144,5 +214,47 @@ mod tests {
         assert_eq!(Hyperparameters::read(&keys, &large, None).unwrap().attention_scale, 0.25);
         let none = metadata_with("gemma2", &[EPSILON, ("attention.sliding_window", Value::U32(0))]);
         assert!(Hyperparameters::read(&none, &gemma, None).is_err());
+    }
+
+    #[test]
+    fn five_of_six_layers_of_gemma_3_have_a_window_and_a_rotary_embedding_of_their_own() {
+        let gemma = ModelShape { architecture: Architecture::Gemma3, layers: Layers(7), ..shape() };
+        let base = ("rope.freq_base", Value::F32(1e6));
+        let window = ("attention.sliding_window", Value::U32(3));
+        let read = |more: &[(&str, Value)]| {
+            let keys = metadata_with("gemma3", &[&[EPSILON, base.clone()], more].concat());
+            Hyperparameters::read(&keys, &gemma, None)
+        };
+        let windows = |parameters: &Hyperparameters| -> Vec<bool> {
+            (0..7).map(|layer| parameters.attention_window(layer).is_some()).collect()
+        };
+        let parameters = read(std::slice::from_ref(&window)).unwrap();
+        assert_eq!(windows(&parameters), [true, true, true, true, true, false, true]);
+        assert_eq!([0, 5, 6].map(|layer| parameters.rope_index(layer)), [1, 0, 1]);
+        // The second pair of two, with the bases 10^6 and 10^4.
+        let second = |index: usize| parameters.ropes[index].frequencies[1];
+        assert!((second(0) - 1e-3).abs() < 1e-12 && (second(1) - 1e-2).abs() < 1e-12);
+        assert_eq!((parameters.attention_softcap, parameters.logit_softcap), (None, None));
+        // Without a window, all layers are equal.
+        let plain = read(&[]).unwrap();
+        assert!(plain.ropes.len() == 1 && windows(&plain) == [false; 7]);
+        let pattern = |value| ("attention.sliding_window_pattern", value);
+        let given = vec![true, false, true, true, true, true, false];
+        let each = read(&[window.clone(), pattern(Value::Array(Array::Bool(given.clone())))]).unwrap();
+        assert_eq!(windows(&each), given);
+        for wrong in [Value::U32(0), Value::Array(Array::Bool(vec![true]))] {
+            assert!(read(&[window.clone(), pattern(wrong)]).is_err());
+        }
+    }
+
+    #[test]
+    fn every_fourth_layer_of_smollm_3_is_not_rotated() {
+        let smollm = ModelShape { architecture: Architecture::SmolLm3, layers: Layers(8), ..shape() };
+        let parameters = Hyperparameters::read(&metadata_with("smollm3", &[EPSILON]), &smollm, None).unwrap();
+        let indices: Vec<usize> = (0..8).map(|layer| parameters.rope_index(layer)).collect();
+        assert_eq!(indices, [0, 0, 0, 1, 0, 0, 0, 1]);
+        let mut angles = [[7.0; 2]; 2];
+        parameters.ropes[1].write_cosines_and_sines(1000, &mut angles);
+        assert_eq!(angles, [[1.0, 0.0]; 2]);
     }
 }

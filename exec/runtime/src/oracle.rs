@@ -8,13 +8,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::cache::{LayerCache, create_kv_caches};
-use crate::hyperparameters::GateActivation;
-use crate::rope::PairLayout;
 use crate::weights::LayerWeights;
 use crate::{Backend, CriticalPathCost, KvCacheOptions, ThreadPool, ThreadPoolOptions, Weights};
 use hearth_kernels::attention::ScoreOptions;
 use hearth_kernels::matmul::{Matrix, scalar_dot};
 use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
+use hearth_profiles::model::{GateActivation, PairLayout};
 
 const SCALAR: InstructionSet = InstructionSet::SCALAR;
 
@@ -114,10 +113,11 @@ fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &
     normalise_each(&mut query, tensors.query_norm, epsilon);
     normalise_each(&mut key, tensors.key_norm, epsilon);
 
-    let mut angles = vec![[0.0; 2]; parameters.rope.frequencies.len()];
-    parameters.rope.write_cosines_and_sines(position, &mut angles);
+    let rope = &parameters.ropes[parameters.rope_index(layer)];
+    let mut angles = vec![[0.0; 2]; rope.frequencies.len()];
+    rope.write_cosines_and_sines(position, &mut angles);
     for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
-        match parameters.rope.pair_layout {
+        match rope.pair_layout {
             PairLayout::Interleaved => elementwise::apply_rope_interleaved(SCALAR, head, &angles),
             PairLayout::Halves => elementwise::apply_rope_neox(SCALAR, head, &angles),
         }

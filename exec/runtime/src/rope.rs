@@ -9,24 +9,17 @@
 //!   the angle of pairs with few rotations is divided by f, and pairs in between are interpolated by a ramp. Cosine
 //!   and sine are multiplied by `1 + 0.1 ln f`.
 //!
-//! Which dimensions are a pair depends on how the converter stored the rows of q and k: adjacent ones
-//! ([`PairLayout::Interleaved`], "NORM" in llama.cpp), or i and i + d/2 ([`PairLayout::Halves`], "NEOX" in llama.cpp).
+//! Which dimensions are a pair depends on how the converter stored the rows of q and k ([`PairLayout`]).
+//!
+//! Layers may have different rotary embeddings: a layer with a sliding window its own base without scaling, and a layer
+//! without rotary embedding the frequency 0 for all pairs.
 //!
 //! Not here: the rotation itself. That is `hearth_kernels::elementwise`.
 
 use hearth_profiles::gguf::Metadata;
-use hearth_profiles::model::{Architecture, ModelShape};
+use hearth_profiles::model::{ModelShape, PairLayout};
 
 use crate::error::ExecError;
-
-/// The dimensions of a head that form a rotated pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PairLayout {
-    /// Pair i is the dimensions 2i and 2i + 1.
-    Interleaved,
-    /// Pair i is the dimensions i and i + d/2, of d rotated dimensions.
-    Halves,
-}
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
@@ -80,13 +73,21 @@ impl Rope {
         }
         let attention = read_positive(metadata, &key("scaling.attn_factor"), 1.0)?;
         let magnitude = scaling.magnitude() * f64::from(attention);
-        let pair_layout = match shape.architecture {
-            Architecture::Llama | Architecture::InternLm2 => PairLayout::Interleaved,
-            Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Gemma | Architecture::Gemma2 => {
-                PairLayout::Halves
-            }
-        };
-        Ok(Rope { pair_layout, frequencies, magnitude })
+        Ok(Rope { pair_layout: shape.architecture.spec().pair_layout, frequencies, magnitude })
+    }
+
+    /// Returns this rotary embedding with the frequencies of `base`, without factors and scaling.
+    pub(crate) fn with_base(&self, base: f32) -> Rope {
+        let dimensions = 2 * self.frequencies.len();
+        let frequency = |pair| libm::pow(f64::from(base), -2.0 * pair as f64 / dimensions as f64);
+        let frequencies = (0..self.frequencies.len()).map(frequency).collect();
+        Rope { pair_layout: self.pair_layout, frequencies, magnitude: 1.0 }
+    }
+
+    /// Returns a rotary embedding with the frequency 0, which changes nothing.
+    pub(crate) fn without_rotation(&self) -> Rope {
+        let frequencies = vec![0.0; self.frequencies.len()];
+        Rope { pair_layout: self.pair_layout, frequencies, magnitude: 1.0 }
     }
 
     /// Writes the cosine and sine of each pair's angle at `position`, times the magnitude, into `out`, `[pairs]`.
@@ -212,6 +213,7 @@ pub(crate) fn check_positive(key: &str, value: f32) -> Result<(), ExecError> {
 #[cfg(test)]
 pub(crate) mod tests {
     use hearth_profiles::gguf::Value;
+    use hearth_profiles::model::Architecture;
 
     use super::*;
 

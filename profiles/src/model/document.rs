@@ -15,9 +15,10 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::architecture::Architecture;
 use super::profile::ModelProfile;
 use super::quant::{Quant, UnknownQuant};
-use super::shape::{Architecture, ModelShape, ModelShapeError};
+use super::shape::{ModelShape, ModelShapeError};
 use crate::document::{Document, DocumentError};
 use crate::units::Layers;
 

@@ -4,7 +4,8 @@
 //! number of rows of `token_embd.weight`, because the tokenizer may list fewer tokens than the padded matrix has rows.
 //! In a file without `output.weight`, the output head is tied to the input embedding.
 
-use super::shape::{Architecture, ModelShape};
+use super::architecture::Architecture;
+use super::shape::ModelShape;
 use crate::gguf::{Array, GgufError, GgufModel, Value};
 use crate::units::Layers;
 

@@ -6,7 +6,7 @@
 //!
 //! Not here: the format of each tensor (`model::quant`).
 
-use super::shape::{Architecture, ModelShape};
+use super::shape::ModelShape;
 
 /// The kind of a tensor, which determines its arithmetic and, in a synthetic model, its random values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +62,7 @@ fn layer_tensors(shape: &ModelShape) -> Vec<(&'static str, Vec<u64>, TensorKind)
     use TensorKind::{Bias, Matrix, Norm};
     let (embedding, feed_forward) = (u64::from(shape.embedding_length), u64::from(shape.feed_forward_length));
     let (query, key, value) = (shape.query_width(), shape.key_width(), shape.value_width());
+    let spec = shape.architecture.spec();
     let attended = u64::from(shape.heads) * u64::from(shape.value_length);
     let mut list = vec![
         ("attn_norm.weight", vec![embedding], Norm),
@@ -69,17 +70,17 @@ fn layer_tensors(shape: &ModelShape) -> Vec<(&'static str, Vec<u64>, TensorKind)
         ("attn_k.weight", vec![embedding, key], Matrix),
         ("attn_v.weight", vec![embedding, value], Matrix),
     ];
-    if shape.architecture == Architecture::Qwen2 {
+    if spec.has_projection_biases {
         list.push(("attn_q.bias", vec![query], Bias));
         list.push(("attn_k.bias", vec![key], Bias));
         list.push(("attn_v.bias", vec![value], Bias));
     }
-    if shape.architecture == Architecture::Qwen3 {
+    if spec.has_head_norms {
         list.push(("attn_q_norm.weight", vec![u64::from(shape.key_length)], Norm));
         list.push(("attn_k_norm.weight", vec![u64::from(shape.key_length)], Norm));
     }
     list.push(("attn_output.weight", vec![attended, embedding], Matrix));
-    if shape.architecture == Architecture::Gemma2 {
+    if spec.has_post_norms {
         list.push(("post_attention_norm.weight", vec![embedding], Norm));
     }
     list.extend([
@@ -88,7 +89,7 @@ fn layer_tensors(shape: &ModelShape) -> Vec<(&'static str, Vec<u64>, TensorKind)
         ("ffn_up.weight", vec![embedding, feed_forward], Matrix),
         ("ffn_down.weight", vec![feed_forward, embedding], Matrix),
     ]);
-    if shape.architecture == Architecture::Gemma2 {
+    if spec.has_post_norms {
         list.push(("post_ffw_norm.weight", vec![embedding], Norm));
     }
     list
@@ -97,6 +98,7 @@ fn layer_tensors(shape: &ModelShape) -> Vec<(&'static str, Vec<u64>, TensorKind)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Architecture;
     use crate::model::shape::tests::llama_8b;
 
     #[test]
@@ -113,6 +115,7 @@ mod tests {
         assert_eq!(count(Architecture::Qwen2), 32 * 12);
         assert_eq!(count(Architecture::Qwen3), 32 * 11);
         assert_eq!(count(Architecture::Gemma2), 32 * 11);
+        assert_eq!(count(Architecture::Gemma3), 32 * 13);
         assert_eq!(tensor_specs(&ModelShape { has_tied_embeddings: true, ..llama_8b() }).len(), 2 + 9 * 32);
     }
 }

@@ -9,6 +9,7 @@
 //! assert_eq!(model.total_bytes().to_string(), "39.6 GiB");
 //! ```
 
+pub mod architecture;
 mod digest;
 pub mod document;
 mod gguf_shape;
@@ -19,10 +20,11 @@ pub mod shape;
 pub mod shipped;
 pub mod tensor_group;
 
+pub use architecture::{Architecture, ArchitectureSpec, GateActivation, PairLayout, UnknownArchitecture};
 pub use document::ModelDocument;
 pub use layout::{TensorKind, TensorSpec};
 pub use profile::{DigestMatch, ModelProfile};
 pub use quant::{PartialBlockError, Quant, UnknownQuant};
-pub use shape::{Architecture, ModelShape, ModelShapeError, UnknownArchitecture};
+pub use shape::{ModelShape, ModelShapeError};
 pub use shipped::{shipped_document, shipped_names, shipped_profile, shipped_yaml};
 pub use tensor_group::{FormatTotals, TensorGroup};

@@ -6,70 +6,8 @@
 //! Not here: formats and bytes of tensors (`model::profile`), and constants of the arithmetic (epsilon, rope base,
 //! soft caps), which only the executor needs.
 
-use std::fmt;
-use std::str::FromStr;
-
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
+use super::architecture::Architecture;
 use crate::units::{Bytes, Flops, Layers};
-
-/// The supported model architectures, named as in GGUF (`general.architecture`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Architecture {
-    /// Llama 1, 2, 3 and 3.x, and models with the same architecture.
-    Llama,
-    /// Qwen 2, Qwen 2.5 and `QwQ`: biases on Q, K and V.
-    Qwen2,
-    /// Qwen 3: Q and K are normalised for each head.
-    Qwen3,
-    /// Gemma: scaled embeddings, `GeGLU`, tied output head.
-    Gemma,
-    /// Gemma 2: Gemma with an additional norm after each block, and soft caps.
-    Gemma2,
-    /// `InternLM` 2.
-    InternLm2,
-}
-
-impl Architecture {
-    pub const ALL: &'static [Architecture] =
-        &[Self::Llama, Self::Qwen2, Self::Qwen3, Self::Gemma, Self::Gemma2, Self::InternLm2];
-
-    /// Returns the name of the architecture in GGUF files and documents, which is also the prefix of GGUF keys.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-            Self::Gemma => "gemma",
-            Self::Gemma2 => "gemma2",
-            Self::InternLm2 => "internlm2",
-        }
-    }
-
-    pub(crate) fn known_names() -> String {
-        Self::ALL.iter().map(|architecture| architecture.name()).collect::<Vec<_>>().join(", ")
-    }
-}
-
-impl fmt::Display for Architecture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("architecture `{0}` is not supported: use one of {known}", known = Architecture::known_names())]
-pub struct UnknownArchitecture(pub String);
-
-impl FromStr for Architecture {
-    type Err = UnknownArchitecture;
-    fn from_str(text: &str) -> Result<Self, UnknownArchitecture> {
-        let found = Self::ALL.iter().copied().find(|architecture| architecture.name() == text);
-        found.ok_or_else(|| UnknownArchitecture(text.to_owned()))
-    }
-}
 
 /// The dimensions of a decoder-only transformer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -216,13 +154,5 @@ pub(crate) mod tests {
             let error = shape.check().unwrap_err();
             assert!(error.field == field && error.what.starts_with(what), "{error}");
         }
-    }
-
-    #[test]
-    fn architecture_names_are_those_of_gguf() {
-        for &architecture in Architecture::ALL {
-            assert_eq!(architecture.name().parse(), Ok(architecture));
-        }
-        assert!("bert".parse::<Architecture>().is_err());
     }
 }

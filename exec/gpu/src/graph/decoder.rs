@@ -1,10 +1,8 @@
 //! Unfused graphs of the decoders of all model architectures.
 //!
-//! The equations are those of `hearth_runtime::hyperparameters`, with one operation per node. Only Qwen 2 has biases,
-//! only Qwen 3 has norms of heads, only Gemma 2 has norms after a block and a soft cap of the scores, and only Gemma
-//! and Gemma 2 scale the embeddings.
+//! The equations are those of `hearth_runtime::hyperparameters`, with one operation per node.
 
-use hearth_profiles::model::{Architecture, ModelShape};
+use hearth_profiles::model::{ArchitectureSpec, ModelShape};
 
 use super::{Graph, LayerMatrix, Norm, Operation};
 use crate::virtual_tensor::SLICE_SIZE;
@@ -32,7 +30,7 @@ pub fn decoder_graph(shape: &ModelShape, size: PassSize) -> Graph {
     let wide = u64::from(shape.embedding_length);
     let bytes = builder.rows(wide);
     let mut hidden = builder.graph.add_node(Operation::Embed, &[], "embed", bytes);
-    if matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2) {
+    if shape.architecture.spec().scales_embeddings {
         hidden = builder.graph.add_node(Operation::Scale, &[hidden], "embed", bytes);
     }
     for _ in 0..size.layers {
@@ -54,8 +52,8 @@ impl Builder<'_> {
         self.size.tokens * padded(channels) * self.size.element_bytes
     }
 
-    fn is(&self, architecture: Architecture) -> bool {
-        self.shape.architecture == architecture
+    fn spec(&self) -> &'static ArchitectureSpec {
+        self.shape.architecture.spec()
     }
 
     fn attention(&mut self, hidden: usize) -> usize {
@@ -68,14 +66,14 @@ impl Builder<'_> {
         let mut results = projections.map(|(matrix, name)| {
             self.graph.add_node(Operation::Matmul(matrix), &[x], name, widths[matrix as usize])
         });
-        if self.is(Architecture::Qwen2) {
+        if self.spec().has_projection_biases {
             results = projections.map(|(matrix, name)| {
                 let at = matrix as usize;
                 self.graph.add_node(Operation::Bias(matrix), &[results[at]], name, widths[at])
             });
         }
         let [mut q, mut k, mut v] = results;
-        if self.is(Architecture::Qwen3) {
+        if self.spec().has_head_norms {
             q = self.graph.add_node(Operation::Norm(Norm::QueryHeads), &[q], "q", widths[0]);
             k = self.graph.add_node(Operation::Norm(Norm::KeyHeads), &[k], "k", widths[1]);
         }
@@ -84,7 +82,7 @@ impl Builder<'_> {
         v = self.graph.add_node(Operation::TransposeValues, &[v], "v.t", widths[2]);
         let scores = self.rows(self.size.context_length) * u64::from(shape.heads);
         let mut s = self.graph.add_node(Operation::Scores, &[q, k], "qk", scores);
-        if self.is(Architecture::Gemma2) {
+        if self.spec().soft_caps.is_some_and(|caps| caps.default_attention.is_some()) {
             s = self.graph.add_node(Operation::SoftCap, &[s], "qk", scores);
         }
         let p = self.graph.add_node(Operation::Softmax, &[s], "softmax", scores);
@@ -108,10 +106,10 @@ impl Builder<'_> {
         self.add(down, hidden, Norm::PostFeedForward, "down+add")
     }
 
-    /// Adds the residual addition of a block, preceded in Gemma 2 by a norm of the output of the block.
+    /// Adds the residual addition of a block, preceded in some architectures by a norm of the output of the block.
     fn add(&mut self, mut output: usize, hidden: usize, norm: Norm, name: &'static str) -> usize {
         let bytes = self.rows(u64::from(self.shape.embedding_length));
-        if self.is(Architecture::Gemma2) {
+        if self.spec().has_post_norms {
             output = self.graph.add_node(Operation::Norm(norm), &[output], "post norm", bytes);
         }
         self.graph.add_node(Operation::Add, &[output, hidden], name, bytes)

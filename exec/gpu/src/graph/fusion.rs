@@ -206,8 +206,8 @@ mod tests {
     fn every_architecture_needs_fewer_launches_when_fused() {
         // A layer of Llama has 19 operations: 2 norms, 7 matmuls, 2 rotations, a transposition, 3 operations of
         // attention, 2 of the gate, and 2 additions. Fused, it has 11 launches: 2 norms with the additions before
-        // them, 7 matmuls, the layout kernel and attention. Qwen 2 also has 3 biases, Qwen 3 two norms of heads, and
-        // Gemma 2 two norms after blocks and a soft cap.
+        // them, 7 matmuls, the layout kernel and attention. Qwen 2 also has 3 biases, Qwen 3 two norms of heads,
+        // Gemma 2 two norms after blocks and a soft cap, and Gemma 3 all these norms.
         for (architecture, ends, plain) in [
             (Architecture::Llama, 2, 19),
             (Architecture::InternLm2, 2, 19),
@@ -215,6 +215,8 @@ mod tests {
             (Architecture::Qwen3, 2, 21),
             (Architecture::Gemma, 3, 19),
             (Architecture::Gemma2, 3, 22),
+            (Architecture::Gemma3, 3, 23),
+            (Architecture::SmolLm3, 2, 19),
         ] {
             let graph = decoder_graph(&shape(architecture), size(1));
             assert_eq!(fuse(graph.clone(), FusionOptions::NONE), graph);
@@ -228,7 +230,7 @@ mod tests {
 
     #[test]
     fn fused_graphs_read_only_written_tensors_and_need_less_memory() {
-        for &architecture in Architecture::ALL {
+        for architecture in Architecture::all() {
             let graph = decoder_graph(&shape(architecture), size(1024));
             let fused = fuse(graph.clone(), FusionOptions::ALL);
             let mut written = std::collections::BTreeSet::new();

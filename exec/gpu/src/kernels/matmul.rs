@@ -19,7 +19,7 @@ mod rows;
 
 use std::fmt::Write;
 
-use hearth_runtime::hyperparameters::GateActivation;
+use hearth_profiles::model::GateActivation;
 
 use super::Declarations;
 use super::packing::{PackedFormat, scale_texel_index};

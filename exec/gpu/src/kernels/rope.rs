@@ -11,8 +11,8 @@
 
 use std::fmt::Write;
 
+use hearth_profiles::model::PairLayout;
 use hearth_runtime::KvCacheFormat;
-use hearth_runtime::rope::PairLayout;
 
 use super::{Declarations, group_sum, lane_arguments};
 use crate::device::Capabilities;

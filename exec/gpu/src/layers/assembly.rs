@@ -199,11 +199,13 @@ impl Assembly<'_> {
     fn rope(&mut self, node: &Node) -> Result<(), GpuError> {
         let own = &self.own.layers[&self.layer()];
         let (shape, parameters) = (self.own.model.shape(), self.own.model.hyperparameters());
+        let rope_index = parameters.rope_index(self.layer());
+        let rope = &parameters.ropes[rope_index];
         let norms = own.norms.get(&Norm::QueryHeads).zip(own.norms.get(&Norm::KeyHeads));
         let kernel = RopeKernel {
             shape: weights::attention_shape(shape, self.own.options),
-            pair_layout: parameters.rope.pair_layout,
-            pair_count: parameters.rope.frequencies.len() as u32,
+            pair_layout: rope.pair_layout,
+            pair_count: rope.frequencies.len() as u32,
             input_storage: Storage::Linear,
             norm_epsilon: norms.map(|_| parameters.rms_norm_epsilon),
             capabilities: self.own.gpu.capabilities(),
@@ -211,7 +213,7 @@ impl Assembly<'_> {
         let (text, buffers) = (kernel.wgsl_source()?, &self.own.buffers);
         let mut shared = vec![&buffers.params];
         shared.extend(node.inputs.iter().map(|&read| self.tensor(read)));
-        shared.extend([&buffers.angles, self.tensor(node.outputs[0])]);
+        shared.extend([&buffers.angles[rope_index], self.tensor(node.outputs[0])]);
         let norms = norms.map_or(Vec::new(), |(query, key)| vec![query, key]);
         let launches = own.caches.iter().map(|[keys, values]| {
             self.launch("rotate", &text, &[&shared[..], &[keys, values], &norms].concat())

@@ -33,7 +33,7 @@ pub(super) fn check_dimensions(shape: &ModelShape, parameters: &Hyperparameters)
     let (slices, groups) = ("a multiple of 4", "a multiple of the number of key heads");
     let half = "at most half the head dimension";
     let heads_fit = shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads);
-    let (pairs, inner) = (parameters.rope.frequencies.len() as u32, shape.feed_forward_length);
+    let (pairs, inner) = (parameters.ropes[0].frequencies.len() as u32, shape.feed_forward_length);
     for (what, found, is_supported, need) in [
         ("the width of hidden states", shape.embedding_length, whole_slices(shape.embedding_length), slices),
         ("the head dimension of keys", shape.key_length, whole_slices(shape.key_length), slices),

@@ -8,8 +8,8 @@ use hearth_gpu::kernels::attention::AttentionKernel;
 use hearth_gpu::kernels::rope::{AttentionShape, RopeKernel};
 use hearth_gpu::virtual_tensor::{Storage, WeightOrder};
 use hearth_gpu::{CapabilityMask, Gpu};
+use hearth_profiles::model::PairLayout;
 use hearth_runtime::KvCacheFormat;
-use hearth_runtime::rope::PairLayout;
 
 use crate::gpu::{max_difference, open_and_lock, random_numbers};
 

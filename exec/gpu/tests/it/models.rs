@@ -238,7 +238,7 @@ pub fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
         value_length: 128,
         vocab_size: 512,
         context_length: 40,
-        has_tied_embeddings: matches!(architecture, Architecture::Gemma | Architecture::Gemma2),
+        has_tied_embeddings: architecture.spec().always_ties_embeddings,
     };
     let file = tempfile::NamedTempFile::new().unwrap();
     synthesise(&options, file.path(), &mut |_, _| ()).unwrap();
@@ -274,7 +274,7 @@ fn logits_of_every_architecture_equal_those_of_the_oracle() {
     let [Some(full), Some(plain)] = [CapabilityMask::default(), plain_mask()].map(open) else { return };
     let (tokens, upload) = (arbitrary_tokens(39, 0), Tiling::DEFAULT.into());
     let quants = ["f16", "q8_0", "q4_k", "q6_k", "q4_0", "f32"];
-    for (index, &architecture) in Architecture::ALL.iter().enumerate() {
+    for (index, architecture) in Architecture::all().enumerate() {
         for (gpu, quant) in [(&full, quants[index % 6]), (&plain, quants[(index + 2) % 6])] {
             let weights = synthetic(architecture, quant);
             for format in [KvCacheFormat::F16, KvCacheFormat::F32] {

@@ -5,7 +5,7 @@
 
 use hearth_profiles::Format;
 use hearth_profiles::gguf::{FileLayout, HeaderWriter, Value};
-use hearth_profiles::model::{Architecture, TensorKind, TensorSpec, layout};
+use hearth_profiles::model::{TensorKind, TensorSpec, layout};
 
 use super::blocks::Distribution;
 use super::{GAIN_RANGE, SynthError, SynthOptions};
@@ -27,11 +27,11 @@ pub(super) fn plan_file(options: &SynthOptions) -> Result<SynthPlan, SynthError>
         let (min, max) = (*GAIN_RANGE.start(), *GAIN_RANGE.end());
         return Err(SynthError::Gain { found: options.gain, min, max });
     }
-    let always_tied = matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
-    if always_tied && !shape.has_tied_embeddings {
+    let spec = shape.architecture.spec();
+    if spec.always_ties_embeddings && !shape.has_tied_embeddings {
         return Err(SynthError::Untied { architecture: shape.architecture.to_string() });
     }
-    if options.add_rope_freqs && shape.architecture != Architecture::Llama {
+    if options.add_rope_freqs && !spec.has_rope_factors {
         return Err(SynthError::RopeFactors { architecture: shape.architecture.to_string() });
     }
     let mut writer = HeaderWriter::default();
@@ -86,10 +86,20 @@ fn keys(options: &SynthOptions) -> Result<Vec<(String, Value)>, SynthError> {
     add("rope.dimension_count", Value::U32(shape.key_length));
     add("rope.freq_base", Value::F32(options.rope_base));
     add("vocab_size", Value::U32(shape.vocab_size));
-    if shape.architecture == Architecture::Gemma2 {
-        // These are the values of the published models; their window is half of their context.
-        add("attn_logit_softcapping", Value::F32(50.0));
-        add("final_logit_softcapping", Value::F32(30.0));
+    let spec = shape.architecture.spec();
+    if let Some(caps) = spec.soft_caps {
+        let caps = [
+            ("attn_logit_softcapping", caps.default_attention),
+            ("final_logit_softcapping", caps.default_logits),
+        ];
+        for (key, cap) in caps {
+            if let Some(cap) = cap {
+                add(key, Value::F32(cap));
+            }
+        }
+    }
+    if spec.sliding_window.is_some() {
+        // The window of Gemma 2 is half of its context, and those of other models are shorter.
         add("attention.sliding_window", Value::U32((shape.context_length / 2).max(1)));
     }
     if let Some(number) = options.quant.file_type() {

@@ -34,10 +34,7 @@ impl TokenizerKind {
     /// Returns the kind of tokenizer that published models of `architecture` have; for Llama, the kind of Llama 1 and
     /// 2.
     pub fn for_architecture(architecture: Architecture) -> TokenizerKind {
-        match architecture {
-            Architecture::Qwen2 | Architecture::Qwen3 => TokenizerKind::Bpe,
-            _ => TokenizerKind::Spm,
-        }
+        if architecture.spec().has_bpe_tokenizer { TokenizerKind::Bpe } else { TokenizerKind::Spm }
     }
 
     /// Returns the GGUF metadata of a tokenizer with `vocabulary` tokens.

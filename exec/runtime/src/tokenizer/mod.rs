@@ -66,9 +66,9 @@ const END_TOKENS: &[&str] = &[
     "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
 ];
 
-/// The control tokens that begin a turn or the text, or name a role, in the supported model families.
+/// The control tokens that begin a turn or the text, or name a role, in the supported model families. `<s>` is not among
+/// them: where it begins the text, it is the BOS token, and in Gemma it is a tag of HTML.
 const START_TOKENS: &[&str] = &[
-    "<s>",
     "<bos>",
     "<start_of_turn>",
     "<|im_start|>",
@@ -201,10 +201,17 @@ impl Tokenizer {
     /// Encodes a complete text, with BOS and EOS if the model adds them. With `parse_special`, control tokens in the
     /// text are recognised; otherwise they are ordinary text.
     pub fn encode(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, ExecError> {
-        let mut ids: Vec<u32> = self.bos.filter(|_| self.add_bos).into_iter().collect();
+        let bos = self.bos.filter(|_| self.add_bos);
+        let eos = self.eos.filter(|_| self.add_eos);
+        let ids = self.encode_without_bos(text, parse_special)?;
+        Ok(bos.into_iter().chain(ids).chain(eos).collect())
+    }
+
+    /// Encodes a text as [`Self::encode`], without BOS and EOS.
+    pub fn encode_without_bos(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, ExecError> {
+        let mut ids = Vec::new();
         let fragments = self.special.partition(text, |special| parse_special || special.is_user_defined);
         self.encode_fragments(fragments, &mut ids)?;
-        ids.extend(self.eos.filter(|_| self.add_eos));
         Ok(ids)
     }
 
@@ -275,8 +282,10 @@ impl Tokenizer {
         self.special.contains_control(role) || END_TOKENS.iter().any(is_in)
     }
 
-    pub(crate) fn text_of(&self, id: u32) -> String {
-        self.special.text_of(id).map_or_else(|| self.decode(&[id]), str::to_owned)
+    /// Returns the text of a token, also that of a control token. Invalid UTF-8 is replaced by U+FFFD.
+    pub fn text_of(&self, id: u32) -> String {
+        let text = || String::from_utf8_lossy(self.token_bytes(id)).into_owned();
+        self.special.text_of(id).map_or_else(text, str::to_owned)
     }
 
     fn encode_fragments(&self, fragments: Vec<Fragment<'_>>, ids: &mut Vec<u32>) -> Result<(), ExecError> {

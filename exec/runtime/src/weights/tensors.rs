@@ -70,8 +70,7 @@ impl<'a> TensorTable<'a> {
         let (embedding, feed_forward) =
             (u64::from(shape.embedding_length), u64::from(shape.feed_forward_length));
         let heads_width = u64::from(shape.heads) * u64::from(shape.value_length);
-        let has_head_norms = shape.architecture == Architecture::Qwen3;
-        let has_post_norms = shape.architecture == Architecture::Gemma2;
+        let spec = shape.architecture.spec();
         let key_length = u64::from(shape.key_length);
         // In this order, so that the first defect of a file is reported.
         let attention_norm = norm("attn_norm", embedding)?;
@@ -89,10 +88,10 @@ impl<'a> TensorTable<'a> {
             biases: self.biases(layer, &matrices)?,
             attention_norm,
             feed_forward_norm,
-            query_norm: norm_if(has_head_norms, "attn_q_norm", key_length)?,
-            key_norm: norm_if(has_head_norms, "attn_k_norm", key_length)?,
-            post_attention_norm: norm_if(has_post_norms, "post_attention_norm", embedding)?,
-            post_feed_forward_norm: norm_if(has_post_norms, "post_ffw_norm", embedding)?,
+            query_norm: norm_if(spec.has_head_norms, "attn_q_norm", key_length)?,
+            key_norm: norm_if(spec.has_head_norms, "attn_k_norm", key_length)?,
+            post_attention_norm: norm_if(spec.has_post_norms, "post_attention_norm", embedding)?,
+            post_feed_forward_norm: norm_if(spec.has_post_norms, "post_ffw_norm", embedding)?,
         })
     }
 
@@ -102,8 +101,7 @@ impl<'a> TensorTable<'a> {
         let mut biases = [None; 7];
         for (index, name) in names.into_iter().enumerate() {
             let (name, length) = (format!("blk.{layer}.{name}.bias"), matrices[index].rows as u64);
-            // Every published Qwen 2 model has the first three; a file without them is incomplete.
-            let required = self.architecture == Architecture::Qwen2 && index < 3;
+            let required = self.architecture.spec().has_projection_biases && index < 3;
             let expected = required || self.find(&name).is_some();
             biases[index] = expected.then(|| self.vector(&name, length)).transpose()?;
         }

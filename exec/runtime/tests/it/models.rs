@@ -34,7 +34,7 @@ pub fn shape(architecture: Architecture) -> ModelShape {
         value_length: 64,
         vocab_size: 512,
         context_length: 20,
-        has_tied_embeddings: matches!(architecture, Architecture::Gemma | Architecture::Gemma2),
+        has_tied_embeddings: architecture.spec().always_ties_embeddings,
     }
 }
 

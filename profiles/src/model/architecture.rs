@@ -1,0 +1,247 @@
+//! The supported model architectures, described by data.
+//!
+//! All of them are decoder-only transformers whose layers consist of an attention block and a feed-forward block
+//! (`hearth_runtime::hyperparameters` has the equations). An [`ArchitectureSpec`] says in which parts they differ. The
+//! list of tensors, the forward passes on CPU and GPU, and synthetic models are derived from it; no other code asks for
+//! a certain architecture. To add a dense architecture, add a variant of [`Architecture`] and its entry in [`SPECS`].
+//! A part that no other architecture has also needs a field, and its equations in the forward passes.
+
+use std::fmt;
+use std::str::FromStr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The supported model architectures, named as in GGUF (`general.architecture`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Architecture {
+    /// Llama 1, 2, 3 and 3.x, Mistral, `SmolLM` 2, and other models with the same architecture.
+    Llama,
+    /// Qwen 2, Qwen 2.5 and `QwQ`: biases on Q, K and V.
+    Qwen2,
+    /// Qwen 3: Q and K are normalised for each head.
+    Qwen3,
+    /// Gemma: scaled embeddings, `GeGLU`, tied output head.
+    Gemma,
+    /// Gemma 2: Gemma with an additional norm after each block, soft caps, and sliding windows in every other layer.
+    Gemma2,
+    /// Gemma 3: Gemma 2 with norms of Q and K instead of soft caps, and sliding windows with their own rotary embedding
+    /// in five of six layers.
+    Gemma3,
+    /// `InternLM` 2.
+    InternLm2,
+    /// `SmolLM` 3: Llama without rotary embedding in every fourth layer.
+    SmolLm3,
+}
+
+/// The dimensions of a head that the rotary embedding rotates together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PairLayout {
+    /// Pair i is the dimensions 2i and 2i + 1 ("NORM" in llama.cpp).
+    Interleaved,
+    /// Pair i is the dimensions i and i + d/2, of d rotated dimensions ("NEOX" in llama.cpp).
+    Halves,
+}
+
+/// The activation function of the gate in the feed-forward block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GateActivation {
+    /// SiLU (swish): `x sigmoid(x)`.
+    Silu,
+    /// GELU in the tanh approximation: `x/2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
+    Gelu,
+}
+
+/// Sliding-window attention. Of each group of `period` layers, only the last attends to all positions.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SlidingWindow {
+    pub period: u32,
+    /// The window in positions, including the current one, if the model file has none; `None` if such a file has no
+    /// layers with a window.
+    pub default_window: Option<u32>,
+    /// The base of the rotary frequencies of layers with a window, which are not scaled; `None` if these layers have the
+    /// same frequencies as the others.
+    pub rope_base: Option<f32>,
+}
+
+/// The soft caps c of attention scores and logits, `c tanh(x / c)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SoftCaps {
+    /// The caps if the model file has none; `None` if such a file has no cap.
+    pub default_attention: Option<f32>,
+    pub default_logits: Option<f32>,
+}
+
+/// What distinguishes an architecture from Llama.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(clippy::struct_excessive_bools)] // the parts are independent of each other
+pub struct ArchitectureSpec {
+    pub architecture: Architecture,
+    /// The name in GGUF files and documents, which is also the prefix of GGUF keys.
+    pub name: &'static str,
+    pub pair_layout: PairLayout,
+    pub gate_activation: GateActivation,
+    /// Whether Q, K and V always have biases.
+    pub has_projection_biases: bool,
+    /// Whether each head of Q and K is normalised before the rotary embedding.
+    pub has_head_norms: bool,
+    /// Whether the output of each block is normalised before it is added to the hidden state.
+    pub has_post_norms: bool,
+    /// Whether embeddings are multiplied by `sqrt(embedding_length)`.
+    pub scales_embeddings: bool,
+    /// Whether the output matrix is always the embedding table.
+    pub always_ties_embeddings: bool,
+    pub soft_caps: Option<SoftCaps>,
+    pub sliding_window: Option<SlidingWindow>,
+    /// Every n-th layer has no rotary embedding.
+    pub unrotated_period: Option<u32>,
+    /// The number of layers of the model whose attention scale is `1 / sqrt(embedding_length / heads)` instead of `1 /
+    /// sqrt(key_length)`. Model files do not have the scale, so the number of layers identifies this model.
+    pub layers_with_scale_by_width: Option<u32>,
+    /// Whether model files have the factors of Llama 3.1 by which rotary frequencies are divided.
+    pub has_rope_factors: bool,
+    /// Whether published models have a BPE tokenizer instead of `SentencePiece`.
+    pub has_bpe_tokenizer: bool,
+}
+
+const LLAMA: ArchitectureSpec = ArchitectureSpec {
+    architecture: Architecture::Llama,
+    name: "llama",
+    pair_layout: PairLayout::Interleaved,
+    gate_activation: GateActivation::Silu,
+    has_projection_biases: false,
+    has_head_norms: false,
+    has_post_norms: false,
+    scales_embeddings: false,
+    always_ties_embeddings: false,
+    soft_caps: None,
+    sliding_window: None,
+    unrotated_period: None,
+    layers_with_scale_by_width: None,
+    has_rope_factors: true,
+    has_bpe_tokenizer: false,
+};
+
+const QWEN_2: ArchitectureSpec = ArchitectureSpec {
+    architecture: Architecture::Qwen2,
+    name: "qwen2",
+    pair_layout: PairLayout::Halves,
+    has_projection_biases: true,
+    has_rope_factors: false,
+    has_bpe_tokenizer: true,
+    ..LLAMA
+};
+
+const GEMMA: ArchitectureSpec = ArchitectureSpec {
+    architecture: Architecture::Gemma,
+    name: "gemma",
+    pair_layout: PairLayout::Halves,
+    gate_activation: GateActivation::Gelu,
+    scales_embeddings: true,
+    always_ties_embeddings: true,
+    has_rope_factors: false,
+    ..LLAMA
+};
+
+/// The supported architectures. Sources: Touvron et al. 2023 (Llama); the reports of Qwen 2 and 3, Gemma, Gemma 2
+/// (section 2 and table 1), Gemma 3 (section 2) and `InternLM` 2; the published configurations of all models (for
+/// example `query_pre_attn_scalar`, `sliding_window_pattern`, `no_rope_layers`).
+pub const SPECS: &[ArchitectureSpec] = &[
+    LLAMA,
+    QWEN_2,
+    ArchitectureSpec {
+        architecture: Architecture::Qwen3,
+        name: "qwen3",
+        has_projection_biases: false,
+        has_head_norms: true,
+        ..QWEN_2
+    },
+    GEMMA,
+    ArchitectureSpec {
+        architecture: Architecture::Gemma2,
+        name: "gemma2",
+        has_post_norms: true,
+        soft_caps: Some(SoftCaps { default_attention: Some(50.0), default_logits: Some(30.0) }),
+        sliding_window: Some(SlidingWindow { period: 2, default_window: Some(4096), rope_base: None }),
+        layers_with_scale_by_width: Some(46), // 27B
+        ..GEMMA
+    },
+    ArchitectureSpec {
+        architecture: Architecture::Gemma3,
+        name: "gemma3",
+        has_head_norms: true,
+        has_post_norms: true,
+        soft_caps: Some(SoftCaps { default_attention: None, default_logits: None }),
+        sliding_window: Some(SlidingWindow { period: 6, default_window: None, rope_base: Some(10_000.0) }),
+        layers_with_scale_by_width: Some(62), // 27B
+        ..GEMMA
+    },
+    ArchitectureSpec {
+        architecture: Architecture::InternLm2,
+        name: "internlm2",
+        has_rope_factors: false,
+        ..LLAMA
+    },
+    ArchitectureSpec {
+        architecture: Architecture::SmolLm3,
+        name: "smollm3",
+        unrotated_period: Some(4),
+        has_rope_factors: false,
+        has_bpe_tokenizer: true,
+        ..LLAMA
+    },
+];
+
+impl Architecture {
+    /// Returns all architectures.
+    pub fn all() -> impl Iterator<Item = Architecture> {
+        SPECS.iter().map(|spec| spec.architecture)
+    }
+
+    pub fn spec(self) -> &'static ArchitectureSpec {
+        SPECS.iter().find(|spec| spec.architecture == self).expect("every architecture has an entry")
+    }
+
+    /// Returns the name of the architecture in GGUF files and documents, which is also the prefix of GGUF keys.
+    pub fn name(self) -> &'static str {
+        self.spec().name
+    }
+
+    pub(crate) fn known_names() -> String {
+        SPECS.iter().map(|spec| spec.name).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("architecture `{0}` is not supported: use one of {known}", known = Architecture::known_names())]
+pub struct UnknownArchitecture(pub String);
+
+impl FromStr for Architecture {
+    type Err = UnknownArchitecture;
+    fn from_str(text: &str) -> Result<Self, UnknownArchitecture> {
+        let found = SPECS.iter().find(|spec| spec.name == text);
+        found.map(|spec| spec.architecture).ok_or_else(|| UnknownArchitecture(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_gguf_and_of_documents() {
+        for architecture in Architecture::all() {
+            assert_eq!(architecture.name().parse(), Ok(architecture));
+            let text = serde_yaml::to_string(&architecture).expect("a string");
+            assert_eq!(text.trim(), architecture.name());
+        }
+        assert!("bert".parse::<Architecture>().is_err());
+    }
+}
