@@ -9,6 +9,7 @@ mod ring;
 mod shell;
 mod sweep;
 mod synth;
+mod tokenize;
 
 #[cfg(test)]
 mod tests;
@@ -26,6 +27,7 @@ pub use self::ring::{AnnouncePolicy, DeviceArgs, ExecuteArgs, RingArgs, ServeArg
 pub use self::shell::{CompletionsArgs, ManArgs, SchemaArgs};
 pub use self::sweep::{MergeArgs, SweepArgs, SweepCommand};
 pub use self::synth::SynthArgs;
+pub use self::tokenize::TokenizeArgs;
 use crate::logging::LogFormat;
 
 /// Plan, simulate and run language models across the devices people already own.
@@ -129,6 +131,10 @@ pub enum Verb {
     /// Write a GGUF model of any shape with random weights.
     #[command(after_help = "Example: hearth synth --preset 1b --quant q4_k_m -o model.gguf")]
     Synth(SynthArgs),
+    /// Print the tokens of a text.
+    #[command(after_help = "Example: hearth tokenize model.gguf 'Once upon a time'\n\
+                      Example: hearth tokenize model.gguf --file scenarios/home/llama-70b-on-four.yaml --ids --no-bos")]
+    Tokenize(TokenizeArgs),
     /// Rank possible changes of a scenario by the time per token that they would save.
     ///
     /// Plans and simulates a variant of the scenario for each single change: a device removed, twice the memory or a

@@ -15,6 +15,7 @@ mod shell;
 mod simulate;
 mod sweep;
 mod synth;
+mod tokenize;
 mod whatif;
 mod worker;
 
@@ -41,6 +42,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Verb::Report(args) => report::run(&args, json),
         Verb::Reproduce(args) => reproduce::run(&args, json),
         Verb::Synth(args) => synth::run(&args, json),
+        Verb::Tokenize(args) => tokenize::run(&args, json),
         Verb::Whatif(args) => whatif::run(&args, json),
         Verb::Init(args) => init::run(&args, json),
         Verb::Completions(args) => shell::print_completions(&args, json),

@@ -53,7 +53,7 @@ fn every_documented_key_is_printed() {
         ["run.trace", "first.yaml", "tiny.gguf", "report"].map(|name| folder.path_of(name));
     run_successfully(&["simulate", &toy, "--trace", &trace]);
     let q4_k = model_path("q4_k");
-    let commands: [(&str, &[&str]); 11] = [
+    let commands: [(&str, &[&str]); 12] = [
         ("plan SCENARIO", &["plan", &home]),
         ("plan SCENARIO --compare", &["plan", &toy, "--compare"]),
         ("simulate SCENARIO", &["simulate", &toy]),
@@ -64,6 +64,7 @@ fn every_documented_key_is_printed() {
         ("sweep SCENARIO", &["sweep", &toy, "--vary", "planner.rounds=1,7"]),
         ("report TRACE", &["report", &trace, "-o", &report]),
         ("synth", &["synth", "--preset", "tiny", "-o", &tiny]),
+        ("tokenize GGUF", &["tokenize", &q4_k, "Once upon"]),
         ("init", &["init", &first, "--device", "one=d1"]),
     ];
     let documented = documented();

@@ -42,5 +42,6 @@ mod soc;
 mod sweep;
 mod systems;
 mod tidy;
+mod tokenize;
 mod verification;
 mod whatif;
