@@ -7,14 +7,13 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 use std::time::Duration;
 
-use memmap2::Mmap;
+use hearth_profiles::measure::mapping::{self, Advice, FileMapping, drop_cached_pages};
 
 use crate::StudyError;
 
@@ -30,10 +29,8 @@ pub fn parse_number<T: FromStr>(text: &str) -> Result<T, StudyError> {
 
 /// Returns an error if this process cannot create the cgroups of the studies.
 pub fn require_cgroup_access() -> Result<(), StudyError> {
-    // SAFETY: geteuid has no preconditions.
-    let user = unsafe { libc::geteuid() };
     let has = |path: &str| Path::new(ROOT).join(path).exists();
-    if user != 0 {
+    if !rustix::process::geteuid().is_root() {
         return Err("this study creates cgroups, which needs root; run it as root".into());
     }
     if !has("memory/memory.stat") || !has("blkio/cgroup.procs") || !has("cpu/cpu.cfs_quota_us") {
@@ -164,7 +161,7 @@ impl Drop for Cgroups {
 /// Returns the device number (`major:minor`) of the disk that stores a file. A throttle applies to a whole disk.
 fn whole_disk(file: &Path) -> Result<String, StudyError> {
     let device = fs::metadata(file)?.dev();
-    let (major, minor) = (libc::major(device), libc::minor(device));
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let node = format!("/sys/dev/block/{major}:{minor}");
     let partition = Path::new(&node).join("partition").exists();
     let source = if partition { format!("{node}/../dev") } else { format!("{node}/dev") };
@@ -172,31 +169,31 @@ fn whole_disk(file: &Path) -> Result<String, StudyError> {
 }
 
 /// Maps a file and drops its cached pages, because a page is charged to the process that reads it from disk.
-pub fn map_cold(file: &File) -> Result<&'static Mmap, StudyError> {
-    // SAFETY: this process created the file, and nobody writes to it while it is mapped.
-    let map = unsafe { Mmap::map(file)? };
+pub fn map_cold(file: &File) -> Result<&'static FileMapping, StudyError> {
+    let map = FileMapping::new(file)?;
     drop_from_cache(file, 0, map.len());
     Ok(Box::leak(Box::new(map)))
 }
 
 /// Drops the unmapped pages of a range of a file from the page cache, with `POSIX_FADV_DONTNEED`.
 pub fn drop_from_cache(file: &File, offset: usize, length: usize) {
-    // SAFETY: a valid descriptor, and the advice has no effect on memory.
-    unsafe {
-        libc::posix_fadvise(file.as_raw_fd(), offset as i64, length as i64, libc::POSIX_FADV_DONTNEED);
-    }
+    drop_cached_pages(file, &(offset as u64..(offset + length) as u64));
 }
 
 /// Calls `madvise` for a part of a mapping. Errors are ignored.
-pub fn advise(piece: &[u8], advice: i32) {
-    // SAFETY: the range is part of a live mapping and starts at a page; none of the used advices changes the contents
-    // of the mapping.
-    unsafe { libc::madvise(piece.as_ptr().cast_mut().cast(), piece.len(), advice) };
+pub fn advise(piece: &[u8], advice: Advice) {
+    let _ = mapping::advise(piece, advice);
+}
+
+/// Unmaps the pages of a part of a mapping, with `MADV_DONTNEED`. Errors are ignored.
+pub fn unmap(map: &FileMapping, piece: &[u8]) {
+    let offset = piece.as_ptr() as usize - map.as_ptr() as usize;
+    let _ = map.unmap_pages(offset..offset + piece.len());
 }
 
 /// Advises the kernel of the order in which a mapping will be accessed: `MADV_RANDOM` or `MADV_NORMAL`.
 pub fn advise_access_pattern(map: &[u8], random: bool) {
-    advise(map, if random { libc::MADV_RANDOM } else { libc::MADV_NORMAL });
+    advise(map, if random { Advice::Random } else { Advice::Normal });
 }
 
 /// Returns whether the piece with the index `piece` is kept if `kept` of `pieces` pieces, evenly spread, are kept.
@@ -206,10 +203,7 @@ pub fn is_kept(piece: usize, kept: usize, pieces: usize) -> bool {
 
 /// Returns for each page of a part of a mapping whether the page is in the page cache.
 pub fn page_residency(piece: &[u8]) -> Vec<bool> {
-    let mut pages = vec![0u8; piece.len().div_ceil(PAGE_SIZE)];
-    // SAFETY: the range is mapped and page aligned, and `pages` has a byte for each of its pages.
-    unsafe { libc::mincore(piece.as_ptr().cast_mut().cast(), piece.len(), pages.as_mut_ptr()) };
-    pages.into_iter().map(|page| page & 1 == 1).collect()
+    mapping::page_residency(piece).expect("the piece is mapped")
 }
 
 /// Returns the number of pages of a part of a mapping that are not in the page cache.

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use hearth_core::Cluster;
 use hearth_halda::{Device, Instance, Model, empty_plan};
+use hearth_profiles::measure::sampling::thread_cpu_time;
 use hearth_schema::Plan;
 use hearth_schema::plan::{PlannedDevice, PlannerRecord, Role, ScenarioRecord};
 
@@ -26,11 +27,7 @@ pub fn run_study(study: impl FnOnce(&[String]) -> Result<(), StudyError>) -> Exi
 
 /// Returns the CPU time of this thread in seconds, which other programs affect less than wall-clock time.
 pub fn thread_cpu_seconds() -> f64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes one `timespec`, which `time` is, and keeps no reference to it.
-    let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    assert_eq!(failed, 0, "Linux has a CPU clock for each thread");
-    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+    thread_cpu_time().expect("Linux has a CPU clock for each thread").as_secs_f64()
 }
 
 /// Runs a function. Returns its result and its CPU time in seconds.

@@ -168,16 +168,8 @@ fn exchange(finished: &Path, target: &Path) -> io::Result<()> {
 
 #[cfg(target_os = "linux")]
 fn exchange_names(one: &Path, other: &Path) -> io::Result<()> {
-    use std::ffi::CString;
-    use std::os::unix::ffi::OsStrExt;
-    let [one, other] = [one, other].map(|path| CString::new(path.as_os_str().as_bytes()));
-    let (one, other) = (one?, other?);
-    let (folder, flags) = (libc::AT_FDCWD, libc::RENAME_EXCHANGE);
-    // SAFETY: both names end in a zero byte and live across the call, which touches no other memory of this process.
-    match unsafe { libc::renameat2(folder, one.as_ptr(), folder, other.as_ptr(), flags) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    Ok(renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE)?)
 }
 
 #[cfg(not(target_os = "linux"))]

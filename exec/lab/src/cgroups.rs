@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use hearth_profiles::device::quota;
 use hearth_profiles::measure::cgroup::CgroupVersion;
 use hearth_profiles::{Bytes, BytesPerSecond};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::{LabError, PREFIX, has_exited, owner};
 use hearth_runtime::memory::CgroupMemory;
@@ -246,8 +247,8 @@ impl Drop for Cgroup {
 fn remove_group(folder: &Path) {
     let members = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
     for pid in members.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|&pid| pid > 1) {
-        // SAFETY: kill takes two numbers and touches no memory of this process.
-        unsafe { libc::kill(pid, libc::SIGKILL) };
+        // A process that has exited meanwhile is no error.
+        let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
     }
     for _ in 0..50 {
         match fs::remove_dir(folder) {
@@ -270,7 +271,7 @@ fn set(path: &Path, value: &str) -> Result<(), LabError> {
 /// Returns the disk that stores a file, as `major:minor`. Throttles apply to whole disks, not to partitions.
 fn disk_of(file: &Path) -> io::Result<String> {
     let device = fs::metadata(file)?.dev();
-    let (major, minor) = (libc::major(device), libc::minor(device));
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let node = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     if node.join("partition").exists()
         && let Some(whole) = fs::canonicalize(&node)?.parent()

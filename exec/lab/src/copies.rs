@@ -9,7 +9,8 @@ use std::io::Error;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use hearth_profiles::measure;
+use hearth_profiles::measure::mapping::{FileMapping, drop_cached_pages};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::{LabError, PREFIX, has_exited, owner};
 
@@ -76,15 +77,14 @@ pub fn drop_page_cache(path: &Path) -> Result<(), LabError> {
     let file = File::open(path).map_err(failed)?;
     file.sync_all().map_err(failed)?;
     let length = file.metadata().map_err(failed)?.len();
-    measure::drop_cached_pages(&file, &(0..length));
+    drop_cached_pages(&file, &(0..length));
     Ok(())
 }
 
 /// Returns the number of bytes of a file that are in the page cache; 0 if the file cannot be opened.
 pub fn resident_bytes(path: &Path) -> u64 {
     let Ok(file) = File::open(path) else { return 0 };
-    // SAFETY: only the residency of the mapping is queried; it is never read, so changes of the file do no harm.
-    unsafe { memmap2::Mmap::map(&file) }.map_or(0, |map| hearth_runtime::pages::resident_bytes(&map))
+    FileMapping::new(&file).map_or(0, |mapping| hearth_runtime::pages::resident_bytes(&mapping))
 }
 
 /// Returns the folder under `scratch` in which this process stores its copies of the model.
@@ -114,8 +114,8 @@ fn kill_users(folder: &Path) {
         let mut arguments = arguments.split(|&byte| byte == 0).map(OsStr::from_bytes);
         let uses = arguments.any(|argument| Path::new(argument).starts_with(folder));
         if uses && number > 1 && own.is_some() && program(&format!("/proc/{number}/exe")) == own {
-            // SAFETY: kill takes two numbers and touches no memory of this process.
-            unsafe { libc::kill(number, libc::SIGKILL) };
+            // A process that has exited meanwhile is no error.
+            let _ = Pid::from_raw(number).map(|pid| kill_process(pid, Signal::KILL));
         }
     }
 }

@@ -19,7 +19,7 @@ pub use cgroups::{Cgroup, CgroupHierarchy, DeviceLimits, ThrottleCounter};
 pub use copies::ModelCopies;
 pub use limited_command::{CommandRunner, CommandUsage, CpuHog, MemoryHog};
 pub use meter::{DeviceUsage, Meter, WatchedDevice};
-pub use process::{DeviceProcess, FreezeHandle, Placement, allowed_cpus};
+pub use process::{DeviceProcess, FreezeHandle, Placement};
 
 /// Prefix of the names of all control groups and folders that a lab creates. The ID of the lab process follows.
 const PREFIX: &str = "hearth-lab-";

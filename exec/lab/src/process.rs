@@ -12,6 +12,9 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
 use super::{Cgroup, LabError};
 
 /// The process that emulates a device. It is killed when this value is dropped.
@@ -25,13 +28,13 @@ pub struct DeviceProcess {
 
 /// A handle to freeze the process of a device. Invalid after the [`DeviceProcess`] is dropped: its ID may be reused.
 #[derive(Debug, Clone, Copy)]
-pub struct FreezeHandle(libc::pid_t);
+pub struct FreezeHandle(Pid);
 
 impl FreezeHandle {
     /// Freezes the process with SIGSTOP. It then neither sends nor receives, but its connections remain open.
     pub fn freeze(self) {
-        // SAFETY: kill takes two numbers and touches no memory of this process.
-        unsafe { libc::kill(self.0, libc::SIGSTOP) };
+        // It fails only for a process that has exited.
+        let _ = kill_process(self.0, Signal::STOP);
     }
 }
 
@@ -39,35 +42,14 @@ impl FreezeHandle {
 const JOIN_SCRIPT: &str =
     r#"while [ "$1" != -- ]; do echo $$ > "$1" || exit 125; shift; done; shift; exec "$@""#;
 
-/// Returns the indices of the CPUs that this process is allowed to run on.
-pub fn allowed_cpus() -> Vec<u32> {
-    // SAFETY: zero is a valid set, and the call only fills it. After an error it is still empty.
-    let allowed = unsafe {
-        let mut allowed: libc::cpu_set_t = std::mem::zeroed();
-        libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut allowed);
-        allowed
-    };
-    // SAFETY: the number is below the size of the set.
-    let is_allowed = |cpu: &u32| unsafe { libc::CPU_ISSET(*cpu as usize, &allowed) };
-    (0..libc::CPU_SETSIZE as u32).filter(is_allowed).collect()
-}
-
 /// Pins the process of a command to `cpus`. Does nothing if the list is empty.
 fn set_affinity(command: &mut Command, cpus: &[u32]) {
     if cpus.is_empty() {
         return;
     }
-    // SAFETY: zero is a valid set.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    for &cpu in cpus.iter().filter(|&&cpu| cpu < libc::CPU_SETSIZE as u32) {
-        // SAFETY: the number is below the size of the set.
-        unsafe { libc::CPU_SET(cpu as usize, &mut set) };
-    }
-    let restrict = move || {
-        // SAFETY: the call reads the set, which the closure owns.
-        let failed = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) } != 0;
-        if failed { Err(std::io::Error::last_os_error()) } else { Ok(()) }
-    };
+    let mut set = CpuSet::new();
+    cpus.iter().filter(|&&cpu| cpu < CpuSet::MAX_CPU as u32).for_each(|&cpu| set.set(cpu as usize));
+    let restrict = move || Ok(sched_setaffinity(None, &set)?);
     // SAFETY: between fork and exec only one system call is made, and nothing is allocated.
     unsafe { command.pre_exec(restrict) };
 }
@@ -135,7 +117,7 @@ impl DeviceProcess {
     }
 
     pub fn freeze_handle(&self) -> FreezeHandle {
-        FreezeHandle(self.process.id() as libc::pid_t)
+        FreezeHandle(Pid::from_child(&self.process))
     }
 
     /// Waits for the next line of output. Returns an error if there is none within `timeout`, or if the process exits.
@@ -180,7 +162,7 @@ impl DeviceProcess {
 fn describe(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt;
     match status.signal() {
-        Some(libc::SIGKILL) => {
+        Some(signal) if signal == Signal::KILL.as_raw() => {
             format!("{status}; the kernel kills a process that exceeds its memory limit: increase the limit")
         }
         _ => status.to_string(),

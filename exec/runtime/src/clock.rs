@@ -7,6 +7,9 @@
 //!
 //! The run-queue delay is known only on Linux; on other systems it is zero.
 
+#[cfg(unix)]
+use hearth_profiles::measure::sampling::thread_cpu_time;
+
 use crate::read_counter::ProcFile;
 
 /// Returns monotonic wall time in nanoseconds since the first call in this process.
@@ -23,11 +26,15 @@ pub fn monotonic_nanos() -> u64 {
 #[allow(clippy::disallowed_methods)] // as above; system time is for systems without such a clock
 pub fn machine_clock_nanos() -> u64 {
     #[cfg(unix)]
-    if let Some(nanos) = clock_nanos(libc::CLOCK_MONOTONIC) {
-        return nanos;
+    {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
     }
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |since| since.as_nanos() as u64)
+    #[cfg(not(unix))]
+    {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.map_or(0, |since| since.as_nanos() as u64)
+    }
 }
 
 /// Returns the time of the clock that dates files.
@@ -39,21 +46,12 @@ pub fn system_time() -> std::time::SystemTime {
 pub fn thread_cpu_nanos() -> u64 {
     #[cfg(unix)]
     {
-        clock_nanos(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or(0)
+        thread_cpu_time().map_or(0, |time| time.as_nanos() as u64)
     }
     #[cfg(not(unix))]
     {
         monotonic_nanos()
     }
-}
-
-/// Returns the time of a system clock in nanoseconds, or `None` if the system does not have this clock.
-#[cfg(unix)]
-fn clock_nanos(clock: libc::clockid_t) -> Option<u64> {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes into the structure it is given and nowhere else.
-    let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
-    (result == 0).then(|| time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
 thread_local! {

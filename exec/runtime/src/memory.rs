@@ -15,8 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use hearth_profiles::measure::cgroup::{CgroupVersion, cgroup_folders};
-
-use crate::pages::page_bytes;
+use hearth_profiles::measure::mapping::page_bytes;
 
 /// The memory statistics of a control group, which are read from its files in every call.
 #[derive(Debug, Clone, PartialEq, Eq)]

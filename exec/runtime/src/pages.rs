@@ -1,4 +1,4 @@
-//! System calls on the pages of a memory-mapped file: query, read ahead, evict.
+//! The pages of a memory-mapped file in memory: query, read ahead, evict.
 //!
 //! All residency policies use these functions. `mincore` reports for each page of a mapping whether it is in the page
 //! cache, but only to the owner of the file; other users see all pages as present. When a region is read, it is widened
@@ -6,44 +6,21 @@
 //! page.
 //!
 //! On systems other than Linux these functions do nothing and report no resident pages.
+//!
+//! Not here: the system calls, which are in [`hearth_profiles::measure::mapping`].
 
 use std::fs::File;
+use std::ops::Range;
 
-use hearth_profiles::measure::drop_cached_pages;
-
-/// Returns the page size of the system in bytes: 4096 on most machines, 16384 on some.
-#[cfg(any(target_os = "android", target_os = "linux"))]
-pub fn page_bytes() -> usize {
-    // SAFETY: the call takes a number and touches no memory of this process.
-    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(bytes).ok().filter(|bytes| bytes.is_power_of_two()).unwrap_or(4096)
-}
-
-#[cfg(not(any(target_os = "android", target_os = "linux")))]
-pub fn page_bytes() -> usize {
-    4096
-}
+use hearth_profiles::measure::mapping::{
+    Advice, FileMapping, advise, drop_cached_pages, page_bytes, page_residency,
+};
 
 /// Returns the number of bytes of a memory-mapped region that are in memory.
-#[cfg(any(target_os = "android", target_os = "linux"))]
 pub fn resident_bytes(region: &[u8]) -> u64 {
-    let page = page_bytes();
-    let begin = region.as_ptr() as usize & !(page - 1);
-    let length = region.as_ptr() as usize + region.len() - begin;
-    let mut pages = vec![0u8; length.div_ceil(page)];
-    // SAFETY: the range is in a live mapping, whose start is page-aligned, and the vector has a byte for each of its
-    // pages.
-    let result = unsafe { libc::mincore(begin as *mut libc::c_void, length, pages.as_mut_ptr()) };
-    if result != 0 {
-        return 0;
-    }
-    let absent = pages.iter().filter(|&&state| state & 1 == 0).count() * page;
+    let Ok(pages) = page_residency(region) else { return 0 };
+    let absent = pages.iter().filter(|&&is_resident| !is_resident).count() * page_bytes();
     region.len().saturating_sub(absent) as u64
-}
-
-#[cfg(not(any(target_os = "android", target_os = "linux")))]
-pub fn resident_bytes(_region: &[u8]) -> u64 {
-    0
 }
 
 /// Returns whether [`resident_bytes`] is reliable for a memory-mapped file: since Linux 5.0, only the owner of the file
@@ -52,9 +29,8 @@ pub fn is_residency_reported(file: &File) -> bool {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
         use std::os::unix::fs::MetadataExt;
-        // SAFETY: the call has no preconditions and touches no memory of this process.
-        let user = unsafe { libc::geteuid() };
-        user == 0 || file.metadata().is_ok_and(|metadata| metadata.uid() == user)
+        let user = rustix::process::geteuid();
+        user.is_root() || file.metadata().is_ok_and(|metadata| metadata.uid() == user.as_raw())
     }
     #[cfg(not(any(target_os = "android", target_os = "linux")))]
     {
@@ -63,85 +39,68 @@ pub fn is_residency_reported(file: &File) -> bool {
     }
 }
 
+/// Starts to read the pages of a memory-mapped region, without waiting. Returns the number of bytes for which this
+/// succeeded.
+pub(crate) fn read_ahead(region: &[u8]) -> u64 {
+    // A call reads at most one read-ahead window; 128 KiB is the smallest common window.
+    const WINDOW: usize = 128 << 10;
+    // All windows but the first start at a page.
+    let first = (WINDOW - region.as_ptr() as usize % page_bytes()).min(region.len());
+    let windows = [&region[..first]].into_iter().chain(region[first..].chunks(WINDOW));
+    windows
+        .take_while(|window| advise(window, Advice::WillNeed).is_ok())
+        .map(|window| window.len() as u64)
+        .sum()
+}
+
 /// Reads the pages of a memory-mapped region and waits for them. Returns the number of bytes for which this succeeded.
 pub fn populate(region: &[u8]) -> u64 {
-    advise(region, Advice::PopulateRead)
+    advise(region, Advice::PopulateRead).map_or(0, |()| region.len() as u64)
 }
 
-/// Returns the number of online CPUs; 1 on systems other than Linux. Linux caches memory charges for each CPU and
-/// control group.
+/// Returns the number of online CPUs; 1 if it is unknown, as on systems other than Linux. Linux caches memory charges
+/// for each CPU and control group.
 pub fn cpu_count() -> u32 {
-    #[cfg(any(target_os = "android", target_os = "linux"))]
-    {
-        // SAFETY: the call takes a number and touches no memory of this process.
-        let online = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
-        u32::try_from(online).unwrap_or(1).max(1)
-    }
-    #[cfg(not(any(target_os = "android", target_os = "linux")))]
-    1
+    let list = std::fs::read_to_string("/sys/devices/system/cpu/online").ok();
+    list.and_then(|list| count_of_list(&list)).unwrap_or(1).max(1)
 }
 
-/// Evicts the whole pages inside a region of a memory-mapped file, so that the system does not have to reclaim other
-/// pages. `offset` is the offset of the region in the file, in bytes.
+/// Returns the number of elements of a list of ranges such as `0-3,8`.
+fn count_of_list(list: &str) -> Option<u32> {
+    let count = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        (last.parse::<u32>().ok()?).checked_sub(first.parse().ok()?)?.checked_add(1)
+    };
+    list.trim().split(',').map(count).sum()
+}
+
+/// Evicts the whole pages inside a range of a memory-mapped file, so that the system does not have to reclaim other
+/// pages.
 ///
 /// The pages are unmapped first, because mapped pages are not dropped. `MADV_PAGEOUT` does the same in one system call,
 /// but it costs more than twice as much, fails for files of other owners, and causes refaults to be counted when the
 /// pages are read again.
-pub fn evict(region: &[u8], file: &File, offset: u64) {
+pub(crate) fn evict(mapping: &FileMapping, file: &File, range: &Range<u64>) {
     let page = page_bytes() as u64;
-    let (begin, end) = (offset.next_multiple_of(page), (offset + region.len() as u64) / page * page);
-    let Some(inside) = region.get((begin - offset) as usize..).filter(|_| begin < end) else { return };
-    advise(&inside[..(end - begin) as usize], Advice::DontNeed);
-    drop_cached_pages(file, &(begin..end));
-}
-
-/// The advice argument of the system call `madvise`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Advice {
-    /// Start to read the pages of the region, without waiting.
-    WillNeed,
-    /// Start to read the pages of the region in one call, which the kernel shortens to one read-ahead window.
-    WillNeedUnsplit,
-    /// Read the pages of the region and map them. Kernels before 5.14 do not have this advice; then pages are read when
-    /// they are touched.
-    PopulateRead,
-    /// Expect random access: a page fault then reads one page, without read-ahead.
-    Random,
-    /// Expect normal access: undoes [`Advice::Random`].
-    Normal,
-    /// Unmap the pages of the region.
-    DontNeed,
-}
-
-/// Advises the kernel about a region, widened to whole pages. Returns the number of bytes for which this succeeded.
-#[cfg(any(target_os = "android", target_os = "linux"))]
-pub(crate) fn advise(region: &[u8], advice: Advice) -> u64 {
-    let (advice, step) = match advice {
-        // A call reads at most one read-ahead window; 128 KiB is the smallest common window.
-        Advice::WillNeed => (libc::MADV_WILLNEED, 128 << 10),
-        Advice::WillNeedUnsplit => (libc::MADV_WILLNEED, usize::MAX),
-        Advice::PopulateRead => (libc::MADV_POPULATE_READ, usize::MAX),
-        Advice::Random => (libc::MADV_RANDOM, usize::MAX),
-        Advice::Normal => (libc::MADV_NORMAL, usize::MAX),
-        Advice::DontNeed => (libc::MADV_DONTNEED, usize::MAX),
-    };
-    let begin = region.as_ptr() as usize;
-    let (mut at, end) = (begin & !(page_bytes() - 1), begin + region.len());
-    while at < end {
-        let length = step.min(end - at);
-        // SAFETY: the range is in a live read-only file mapping; its first page may start earlier, in the same
-        // mapping, whose start is page-aligned. No advice changes the contents of the mapping: unmapped pages are
-        // read from the file again.
-        let result = unsafe { libc::madvise(at as *mut libc::c_void, length, advice) };
-        if result != 0 {
-            break;
-        }
-        at += length;
+    let inside = range.start.next_multiple_of(page)..range.end / page * page;
+    if inside.is_empty() || range.end > mapping.len() as u64 {
+        return;
     }
-    at.saturating_sub(begin).min(region.len()) as u64
+    // If it fails, the pages stay in memory, as any page may.
+    let _ = mapping.unmap_pages(inside.start as usize..inside.end as usize);
+    drop_cached_pages(file, &inside);
 }
 
-#[cfg(not(any(target_os = "android", target_os = "linux")))]
-pub(crate) fn advise(_region: &[u8], _advice: Advice) -> u64 {
-    0
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_of_a_list_are_counted() {
+        assert_eq!(count_of_list("0\n"), Some(1));
+        assert_eq!(count_of_list("0-3,8,10-11\n"), Some(7));
+        assert_eq!(count_of_list("3-0"), None);
+        assert_eq!(count_of_list(""), None);
+        assert!(cpu_count() >= 1);
+    }
 }

@@ -134,7 +134,7 @@ pub fn read_ahead_window(folder: &Path) -> Option<Sourced<Bytes>> {
     {
         use std::os::unix::fs::MetadataExt;
         let device = fs::metadata(folder).ok()?.dev();
-        let number = format!("{}:{}", libc::major(device), libc::minor(device));
+        let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
         let path = Path::new("/sys/class/bdi").join(number).join("read_ahead_kb");
         let kib: u64 = fs::read_to_string(&path).ok()?.trim().parse().ok()?;
         Some(Sourced::new(Bytes(kib * 1024), format!("read from {}", path.display())))

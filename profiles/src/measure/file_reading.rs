@@ -16,8 +16,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use super::MeasurementError;
-use super::mapping::{self, PAGE_SIZE};
+#[cfg(target_os = "linux")]
+use super::mapping::Advice;
+use super::mapping::{self, FileMapping, PAGE_SIZE};
 use super::memory;
+#[cfg(target_os = "linux")]
+use super::sampling::thread_cpu_time;
 use super::sampling::{MeasurementOptions, Samples, monotonic_seconds};
 
 const READ_BYTES: usize = 1 << 20;
@@ -194,7 +198,7 @@ pub(super) fn read_sequentially(file: &File, range: Range<u64>, until: f64) -> i
 /// executor's threads do with the rows of a matrix. Returns the number of bytes read until [`monotonic_seconds`] is
 /// `until`.
 pub(super) fn read_by_faults(threads: usize, file: &File, range: &Range<u64>, until: f64) -> io::Result<u64> {
-    let map = mapping::map_file_range(file, range)?;
+    let map = FileMapping::of_range(file, range)?;
     let next = AtomicU64::new(0);
     let touch = || {
         let mut done = 0;
@@ -221,11 +225,11 @@ pub(super) fn read_by_faults(threads: usize, file: &File, range: &Range<u64>, un
 /// number of bytes read until [`monotonic_seconds`] is `until`.
 #[cfg(target_os = "linux")]
 pub(super) fn read_by_populating(file: &File, range: &Range<u64>, until: f64) -> io::Result<u64> {
-    let map = mapping::map_file_range(file, range)?;
+    let map = FileMapping::of_range(file, range)?;
     let mut at = 0;
     while at < map.len() {
         let count = POPULATE_BYTES.min(map.len() - at);
-        map.advise_range(memmap2::Advice::PopulateRead, at, count)?;
+        mapping::advise(&map[at..at + count], Advice::PopulateRead)?;
         at += count;
         if monotonic_seconds() >= until {
             break;
@@ -245,28 +249,26 @@ pub(super) fn read_by_populating(_: &File, _: &Range<u64>, _: f64) -> io::Result
 /// of bytes read and the CPU time of the thread in seconds.
 #[cfg(target_os = "linux")]
 fn read_by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<(u64, f64)> {
-    let map = mapping::map_file_range(file, range)?;
+    let map = FileMapping::of_range(file, range)?;
     let piece = |at: usize| at..map.len().min(at + PIECE_BYTES);
-    let begun = thread_cpu_seconds()?;
+    let begun = thread_cpu_time()?;
     let (mut requested, mut done) = (0, 0);
     while done < map.len() {
         while requested < map.len() && requested - done < MAX_PREFETCHED_BYTES {
             let own = piece(requested);
-            map.advise_range(memmap2::Advice::WillNeed, own.start, own.len())?;
+            mapping::advise(&map[own.clone()], Advice::WillNeed)?;
             requested = own.end;
         }
         let own = piece(done);
-        map.advise_range(memmap2::Advice::PopulateRead, own.start, own.len())?;
-        // SAFETY: the mapping is of a file, read-only and shared, so that discarded pages are read from the file
-        // again.
-        unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, own.start, own.len()) }?;
+        mapping::advise(&map[own.clone()], Advice::PopulateRead)?;
+        map.unmap_pages(own.clone())?;
         mapping::drop_cached_pages(file, &(range.start + own.start as u64..range.start + own.end as u64));
         done = own.end;
         if monotonic_seconds() >= until {
             break;
         }
     }
-    Ok((done as u64, thread_cpu_seconds()? - begun))
+    Ok((done as u64, thread_cpu_time()?.saturating_sub(begun).as_secs_f64()))
 }
 
 /// Returns an error: only Linux can discard single pages of a mapping.
@@ -274,16 +276,6 @@ fn read_by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<
 fn read_by_streaming(_: &File, _: &Range<u64>, _: f64) -> io::Result<(u64, f64)> {
     let _ = (PIECE_BYTES, MAX_PREFETCHED_BYTES);
     Err(io::ErrorKind::Unsupported.into())
-}
-
-#[cfg(target_os = "linux")]
-fn thread_cpu_seconds() -> io::Result<f64> {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the clock exists on Linux, and `time` is valid for writes.
-    if unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
 }
 
 #[cfg(unix)]

@@ -1,4 +1,4 @@
-//! Memory mappings: buffers that behave like a model's weights, mapped files, and pages in the page cache.
+//! Memory mappings: buffers that behave like a model's weights, mapped files, and the state of their pages.
 //!
 //! The weights of a model are in mapped files with pages of 4 KiB. The buffer in place of the weights is an anonymous
 //! mapping without huge pages, so that address translation costs the same. Every byte of the buffer is [`FILL`]. As
@@ -7,7 +7,9 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::Range;
+#[cfg(any(target_os = "android", target_os = "linux"))]
+use std::num::NonZeroU64;
+use std::ops::{Deref, Range};
 
 use memmap2::{Mmap, MmapMut, MmapOptions};
 
@@ -50,23 +52,143 @@ impl WeightBuffer {
     }
 }
 
-/// Maps a file range for reading, as the executor does: shared, and without advice.
-pub(super) fn map_file_range(file: &File, range: &Range<u64>) -> io::Result<Mmap> {
-    let mut options = MmapOptions::new();
-    options.offset(range.start).len((range.end - range.start) as usize);
-    // SAFETY: the bytes are only read as numbers, for which any value is valid. Nothing may truncate the file in the
-    // meantime; if something does, the system ends the process and does not return wrong bytes.
-    unsafe { options.map(file) }
+/// A read-only, shared mapping of a file, or of a part of it.
+///
+/// Its bytes must only be used as numbers, for which any value is valid, because another program may change the file.
+/// If another program truncates the file, reading the lost pages ends the process with SIGBUS, unless the process
+/// handles this signal.
+#[derive(Debug)]
+pub struct FileMapping(Mmap);
+
+impl FileMapping {
+    /// Maps a whole file.
+    pub fn new(file: &File) -> io::Result<FileMapping> {
+        FileMapping::with_options(&MmapOptions::new(), file)
+    }
+
+    /// Maps a range of a file.
+    pub(super) fn of_range(file: &File, range: &Range<u64>) -> io::Result<FileMapping> {
+        let mut options = MmapOptions::new();
+        FileMapping::with_options(options.offset(range.start).len((range.end - range.start) as usize), file)
+    }
+
+    fn with_options(options: &MmapOptions, file: &File) -> io::Result<FileMapping> {
+        // SAFETY: the mapping is read-only, and its bytes are used only as numbers, for which any value is valid. If
+        // the file becomes shorter, the system sends a signal and does not return wrong bytes.
+        unsafe { options.map(file) }.map(FileMapping)
+    }
+
+    /// Unmaps the pages of a range of the mapping, in bytes, widened to whole pages. They stay in the page cache, and the
+    /// next access maps them again. Does nothing on systems other than Linux.
+    pub fn unmap_pages(&self, range: Range<usize>) -> io::Result<()> {
+        let (start, length) = (range.start, range.len());
+        if self.get(range).is_none() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        #[cfg(any(target_os = "android", target_os = "linux"))]
+        {
+            // SAFETY: the range is inside the mapping, which is shared, read-only and of a file, so the next access
+            // reads the bytes of the file again.
+            unsafe { self.0.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, length) }
+        }
+        #[cfg(not(any(target_os = "android", target_os = "linux")))]
+        {
+            let _ = (start, length);
+            Ok(())
+        }
+    }
+}
+
+impl Deref for FileMapping {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Returns the page size of the system in bytes: 4096 on most machines, 16384 on some.
+pub fn page_bytes() -> usize {
+    #[cfg(any(target_os = "android", target_os = "linux"))]
+    {
+        rustix::param::page_size()
+    }
+    #[cfg(not(any(target_os = "android", target_os = "linux")))]
+    {
+        PAGE_SIZE
+    }
+}
+
+/// Returns for each page of a memory-mapped region, widened to whole pages, whether it is in memory. On systems other
+/// than Linux, all pages count as absent.
+pub fn page_residency(region: &[u8]) -> io::Result<Vec<bool>> {
+    let (begin, length) = whole_pages(region);
+    let mut pages = vec![0u8; length.div_ceil(page_bytes())];
+    #[cfg(any(target_os = "android", target_os = "linux"))]
+    {
+        // SAFETY: the range starts at a page, and `pages` has a byte for each of its pages. The call reads none of the
+        // memory of the range.
+        let result = unsafe { libc::mincore(begin.cast_mut().cast(), length, pages.as_mut_ptr()) };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    #[cfg(not(any(target_os = "android", target_os = "linux")))]
+    let _ = begin;
+    Ok(pages.into_iter().map(|page| page & 1 == 1).collect())
+}
+
+/// Advice for the kernel on how a memory-mapped region will be used. None of it changes the contents of the region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Advice {
+    /// Start to read the pages of the region, at most one read-ahead window, without waiting.
+    WillNeed,
+    /// Read the pages of the region and map them. Kernels before 5.14 do not have this advice; then pages are read when
+    /// they are touched.
+    PopulateRead,
+    /// Expect random access: a page fault then reads one page, without read-ahead.
+    Random,
+    /// Expect normal access: undoes [`Advice::Random`].
+    Normal,
+    /// Unmap the pages of the region and drop them from the page cache. This fails for files of other owners.
+    PageOut,
+}
+
+/// Advises the kernel about a memory-mapped region, widened to whole pages. Fails on systems other than Linux.
+pub fn advise(region: &[u8], advice: Advice) -> io::Result<()> {
+    #[cfg(any(target_os = "android", target_os = "linux"))]
+    {
+        use rustix::mm;
+        let advice = match advice {
+            Advice::WillNeed => mm::Advice::WillNeed,
+            Advice::PopulateRead => mm::Advice::LinuxPopulateRead,
+            Advice::Random => mm::Advice::Random,
+            Advice::Normal => mm::Advice::Normal,
+            Advice::PageOut => mm::Advice::LinuxPageOut,
+        };
+        let (begin, length) = whole_pages(region);
+        // SAFETY: the range starts at a page, in the same mapping as the region, and no advice changes the contents.
+        Ok(unsafe { mm::madvise(begin.cast_mut().cast(), length, advice) }?)
+    }
+    #[cfg(not(any(target_os = "android", target_os = "linux")))]
+    {
+        let _ = (region, advice);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// Returns the start of the page in which a region starts, and the length from there to the end of the region.
+fn whole_pages(region: &[u8]) -> (*const u8, usize) {
+    let before = region.as_ptr() as usize & (page_bytes() - 1);
+    (region.as_ptr().wrapping_sub(before), before + region.len())
 }
 
 /// Asks the kernel to drop the clean pages of a file range from the page cache. Mapped pages remain: unmap them first.
 pub fn drop_cached_pages(file: &File, range: &Range<u64>) {
     #[cfg(any(target_os = "android", target_os = "linux"))]
-    {
-        use std::os::fd::AsRawFd;
-        let (offset, length) = (range.start as libc::off_t, (range.end - range.start) as libc::off_t);
-        // SAFETY: the call gets numbers and an open file, and accesses no memory of this process.
-        unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, length, libc::POSIX_FADV_DONTNEED) };
+    if let Some(length) = NonZeroU64::new(range.end - range.start) {
+        // The advice is a hint; a file that is not on a disk keeps its pages.
+        let _ = rustix::fs::fadvise(file, range.start, Some(length), rustix::fs::Advice::DontNeed);
     }
     #[cfg(not(any(target_os = "android", target_os = "linux")))]
     let _ = (file, range);
@@ -75,37 +197,16 @@ pub fn drop_cached_pages(file: &File, range: &Range<u64>) {
 /// Tells the kernel that reads of an open file are random, so that the kernel reads nothing ahead.
 pub(super) fn advise_random(file: &File) {
     #[cfg(any(target_os = "android", target_os = "linux"))]
-    {
-        use std::os::fd::AsRawFd;
-        // SAFETY: as in `drop_cached_pages`.
-        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
-    }
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random);
     #[cfg(not(any(target_os = "android", target_os = "linux")))]
     let _ = file;
 }
 
 /// Returns the fraction (0 to 1) of a file range that is in the page cache.
 pub(super) fn cached_fraction(file: &File, range: &Range<u64>) -> io::Result<f64> {
-    let map = map_file_range(file, range)?;
-    #[cfg(any(target_os = "android", target_os = "linux"))]
-    {
-        // SAFETY: the call gets a number and accesses no memory of this process.
-        let page =
-            usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE_SIZE).max(PAGE_SIZE);
-        let mut pages = vec![0u8; map.len().div_ceil(page)];
-        // SAFETY: the mapping is live, and `pages` has a byte for each of its pages, of 16 KiB on some ARM systems.
-        let failed = unsafe { libc::mincore(map.as_ptr() as *mut _, map.len(), pages.as_mut_ptr()) } != 0;
-        if failed {
-            return Err(io::Error::last_os_error());
-        }
-        let count = pages.iter().filter(|&&page| page & 1 == 1).count();
-        Ok(count as f64 / pages.len().max(1) as f64)
-    }
-    #[cfg(not(any(target_os = "android", target_os = "linux")))]
-    {
-        drop(map);
-        Ok(0.0)
-    }
+    let pages = page_residency(&FileMapping::of_range(file, range)?)?;
+    let count = pages.iter().filter(|&&is_resident| is_resident).count();
+    Ok(count as f64 / pages.len().max(1) as f64)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ pub mod cgroup;
 pub mod compute;
 pub mod disk;
 mod file_reading;
-mod mapping;
+pub mod mapping;
 pub mod memory;
 pub mod memory_bandwidth;
 pub mod processor;
@@ -19,7 +19,7 @@ mod scratch;
 
 pub use compute::{ComputeRates, Kernels};
 pub use disk::DiskTarget;
-pub use mapping::{WeightBuffer, drop_cached_pages};
+pub use mapping::WeightBuffer;
 pub use sampling::{MeasurementOptions, Samples};
 pub use scratch::free_space;
 

@@ -1,4 +1,4 @@
-//! Reads the name of this machine's CPU and the CPU quota of this process.
+//! Reads the name of this machine's CPU, and the CPUs and the CPU quota of this process.
 
 use std::fs;
 
@@ -23,6 +23,19 @@ pub fn cpu_name() -> String {
 pub fn cpu_quota_description() -> Option<String> {
     let quota = cgroup::cpu_quota()?;
     Some(format!("a quota of {:.2} cores in periods of {}", quota.cores, quota.period))
+}
+
+/// Returns the indices of the CPUs that the calling thread may run on; empty if they are unknown, as on systems other
+/// than Linux.
+pub fn allowed_cpus() -> Vec<u32> {
+    #[cfg(any(target_os = "android", target_os = "linux"))]
+    {
+        use rustix::thread::{CpuSet, sched_getaffinity};
+        let Ok(allowed) = sched_getaffinity(None) else { return Vec::new() };
+        (0..CpuSet::MAX_CPU as u32).filter(|&cpu| allowed.is_set(cpu as usize)).collect()
+    }
+    #[cfg(not(any(target_os = "android", target_os = "linux")))]
+    Vec::new()
 }
 
 #[cfg(test)]

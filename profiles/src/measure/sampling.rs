@@ -5,8 +5,9 @@
 //! throttle no longer matter. With a CPU quota, a sample spans several quota periods, because within a period a process
 //! runs at full speed or not at all.
 
+use std::io;
 use std::sync::LazyLock;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{MeasurementError, cgroup};
 use crate::document_values::Sourced;
@@ -17,6 +18,18 @@ use crate::units::{Bytes, Fraction, RoundForDisplay, Seconds};
 pub fn monotonic_seconds() -> f64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     START.elapsed().as_secs_f64()
+}
+
+/// Returns the CPU time of the calling thread, or an error if the system does not report it.
+pub fn thread_cpu_time() -> io::Result<Duration> {
+    #[cfg(unix)]
+    {
+        use rustix::time::{ClockId, DynamicClockId, clock_gettime_dynamic};
+        let time = clock_gettime_dynamic(DynamicClockId::Known(ClockId::ThreadCPUTime))?;
+        Ok(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+    }
+    #[cfg(not(unix))]
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 /// Minimum number of quota periods that a sample spans, if this process has a CPU quota.
@@ -220,7 +233,7 @@ mod tests {
             sample_time: Seconds(0.002),
             ..MeasurementOptions::minimal()
         };
-        let sleep = || std::thread::sleep(std::time::Duration::from_millis(1));
+        let sleep = || std::thread::sleep(Duration::from_millis(1));
         let rates = measure_rate(&options, || {
             sleep();
             10.0
@@ -238,7 +251,7 @@ mod tests {
             ..MeasurementOptions::minimal()
         };
         let slow = measure_rate(&options, || {
-            std::thread::sleep(std::time::Duration::from_millis(15));
+            std::thread::sleep(Duration::from_millis(15));
             1.0
         });
         assert!(slow.count() < 10, "{}", slow.count());

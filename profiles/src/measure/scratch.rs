@@ -81,19 +81,8 @@ fn write_random_bytes(writer: &mut File, max_bytes: u64, seconds: f64) -> io::Re
 pub fn free_space(folder: &Path) -> io::Result<Bytes> {
     #[cfg(unix)]
     {
-        use std::os::unix::ffi::OsStrExt;
-        let name = std::ffi::CString::new(folder.as_os_str().as_bytes())?;
-        let mut stats = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-        // SAFETY: `name` ends in a zero byte and lives across the call; `stats` is valid for writes of the structure.
-        if unsafe { libc::statvfs(name.as_ptr(), stats.as_mut_ptr()) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the call succeeded, so it filled the structure.
-        let stats = unsafe { stats.assume_init() };
-        // The fields' types differ between systems.
-        #[allow(clippy::unnecessary_cast, clippy::useless_conversion)]
-        let bytes = (stats.f_bavail as u64).saturating_mul(stats.f_frsize as u64);
-        Ok(Bytes(bytes))
+        let stats = rustix::fs::statvfs(folder)?;
+        Ok(Bytes(stats.f_bavail.saturating_mul(stats.f_frsize)))
     }
     #[cfg(not(unix))]
     {

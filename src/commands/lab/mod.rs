@@ -13,7 +13,8 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use hearth_core::metrics::{self, Metrics};
-use hearth_lab::{DeviceUsage, LabError, allowed_cpus};
+use hearth_lab::{DeviceUsage, LabError};
+use hearth_profiles::measure::processor::allowed_cpus;
 use hearth_reports::Report;
 use hearth_schema::{Plan, Trace};
 use hearth_workflow::files::check_parent_folder;

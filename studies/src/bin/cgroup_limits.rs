@@ -26,11 +26,12 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use hearth_profiles::device::Quota;
+use hearth_profiles::measure::mapping::Advice;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds, Sourced};
 use hearth_sim::resource::{CpuSim, DiskSim, DiskSpeed, ReadKind};
 use hearth_studies::cgroups::{
     CgroupLimits, Cgroups, MIB, WeightFile, advise, drop_from_cache, map_cold, median, parse_number,
-    require_cgroup_access,
+    require_cgroup_access, unmap,
 };
 use hearth_studies::{StudyError, run_study, thread_cpu_seconds};
 
@@ -255,11 +256,11 @@ fn read(path: &Path, burst_mib: usize, bursts: usize, pause_ms: u64) -> Result<(
     for burst in 0..bursts {
         let at = burst * length % (map.len() - length + 1) / length * length;
         let part = &map[at..at + length];
-        advise(part, libc::MADV_DONTNEED);
+        unmap(map, part);
         drop_from_cache(&file, at, length);
         std::thread::sleep(Duration::from_millis(pause_ms));
         let begin = Instant::now();
-        for advice in [libc::MADV_WILLNEED, libc::MADV_POPULATE_READ] {
+        for advice in [Advice::WillNeed, Advice::PopulateRead] {
             part.chunks(PIECE).for_each(|piece| advise(piece, advice));
         }
         println!("{}", begin.elapsed().as_secs_f64() * 1e3);

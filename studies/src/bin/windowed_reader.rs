@@ -21,6 +21,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Parser, ValueEnum};
+use hearth_profiles::measure::mapping::Advice;
 use hearth_studies::cgroups::{
     CgroupCounters, CgroupLimits, Cgroups, MIB, PAGE_SIZE, WeightFile, advise, checksum, is_kept, map_cold,
     median, page_residency, require_cgroup_access,
@@ -199,7 +200,7 @@ fn read_windows(experiment: &Experiment, file: &Path) -> Result<(), StudyError> 
             let length = begin.elapsed();
             if experiment.release {
                 for &(at, length) in behind {
-                    advise(&map[at..at + length], libc::MADV_PAGEOUT);
+                    advise(&map[at..at + length], Advice::PageOut);
                 }
             }
             if kind != Prefetch::None {
@@ -257,9 +258,9 @@ fn spawn_helper(
 fn prefetch(kind: Prefetch, window: &[u8]) {
     match kind {
         Prefetch::None => {}
-        Prefetch::Chunks => window.chunks(CHUNK).for_each(|piece| advise(piece, libc::MADV_WILLNEED)),
-        Prefetch::One => advise(window, libc::MADV_WILLNEED),
-        Prefetch::Populate => advise(window, libc::MADV_POPULATE_READ),
+        Prefetch::Chunks => window.chunks(CHUNK).for_each(|piece| advise(piece, Advice::WillNeed)),
+        Prefetch::One => advise(window, Advice::WillNeed),
+        Prefetch::Populate => advise(window, Advice::PopulateRead),
     }
 }
 

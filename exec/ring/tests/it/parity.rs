@@ -14,7 +14,7 @@ use hearth_ring::{
     EncryptedTransport, FailedRequest, GenerationRequest, GenerationResult, Key, LocalModel, MemoryTransport,
     ModelSource, OnFetchProgress, Ring, RingError, RingOptions, TcpTransport, Transport, bind,
 };
-use hearth_runtime::{BackendFactory, BackendOptions, CpuBackend};
+use hearth_runtime::{BackendFactory, BackendOptions, CpuBackend, Extent};
 use hearth_schema::Plan;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::ActivationFormat;
@@ -189,9 +189,8 @@ async fn weights_that_are_not_kept_are_read_again_for_every_token() {
     std::fs::File::open(&copy).and_then(|file| file.sync_all()).expect("written");
     let (model, prompt) = (Arc::new(LocalModel::open(&copy).expect("a model")), prompt());
     // Writing leaves folios of many pages in memory, which can only be evicted as a whole.
-    let (mapping, file) =
-        (model.weights.mappings().next().expect("a file"), model.weights.files().next().expect("a file"));
-    hearth_runtime::pages::evict(mapping, file, 0);
+    let length = model.weights.mappings().next().expect("a file").len() as u64;
+    model.weights.evict(Extent { file_index: 0, offset: 0, length });
     let whole: u64 = model.weights.part_bytes(&ModelPart::Layers(0..LAYERS))
         + model.weights.part_bytes(&ModelPart::Output);
     let mut tokens: Option<Vec<u32>> = None;
@@ -219,9 +218,8 @@ async fn weights_that_are_not_kept_are_read_again_for_every_token() {
 fn is_on_disk(model: &LocalModel) -> bool {
     let extent = model.weights.part_extents(&ModelPart::Layers(0..1)).into_iter().next().expect("a tensor");
     let bytes = model.weights.mapped_bytes(extent).expect("its bytes");
-    let file = model.weights.file(extent).expect("its file");
     hearth_runtime::pages::populate(bytes);
-    hearth_runtime::pages::evict(bytes, file, extent.offset);
+    model.weights.evict(extent);
     hearth_runtime::pages::resident_bytes(bytes) < bytes.len() as u64 / 2
 }
 

@@ -12,12 +12,13 @@
 use std::sync::PoisonError;
 
 use hearth_core::residency::{Event, PieceId, ReadOrigin, ReadOutcome, Step, page_metadata_bytes};
+use hearth_profiles::measure::mapping::{Advice, advise};
 
 use super::barrier::SharedResidency;
-use super::{ReadSpan, evict, is_residency_known};
+use super::{ReadSpan, is_residency_known};
 use crate::clock::monotonic_nanos;
 use crate::memory::MemoryReading;
-use crate::pages::{Advice, advise, populate, resident_bytes};
+use crate::pages::{populate, read_ahead, resident_bytes};
 use crate::read_counter::ReadCounter;
 
 pub(super) struct Helper<'a, Memory> {
@@ -40,8 +41,9 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
     }
 
     pub(super) fn run(mut self) {
+        // Without the advice, page faults read more than the requested pages.
         self.shared.weights.mappings().for_each(|mapping| {
-            advise(mapping, Advice::Random);
+            let _ = advise(mapping, Advice::Random);
         });
         let mut state = self.shared.lock();
         while !state.ended {
@@ -64,7 +66,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         }
         drop(state);
         self.shared.weights.mappings().for_each(|mapping| {
-            advise(mapping, Advice::Normal);
+            let _ = advise(mapping, Advice::Normal);
         });
     }
 
@@ -73,7 +75,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         match step {
             Step::Measure => self.measure(),
             Step::Read(piece, origin) => self.read(piece, origin),
-            Step::Evict(piece) => evict(&self.shared.weights, self.shared.piece(piece).extent),
+            Step::Evict(piece) => self.shared.weights.evict(self.shared.piece(piece).extent),
             Step::Await(piece) => self.wait_for(piece),
             Step::Confirm(..) | Step::Idle => {}
         }
@@ -89,7 +91,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
             return;
         };
         let (start, before) = (monotonic_nanos(), self.counter.bytes_read());
-        advise(bytes, Advice::WillNeed);
+        read_ahead(bytes);
         let read = self.counter.bytes_read();
         // The kernel skips pages that are present, so the bytes read are those that were missing.
         let missing = absent.unwrap_or(read.saturating_sub(before));
@@ -123,7 +125,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         let first = !std::mem::replace(&mut self.measured, true);
         if first {
             for &extent in &self.shared.pieces.vector_extents {
-                self.shared.weights.mapped_bytes(extent).map(|bytes| advise(bytes, Advice::WillNeed));
+                self.shared.weights.mapped_bytes(extent).map(read_ahead);
             }
         }
         // Pages that are evicted between the helper's check and the use of a piece are read again by page faults,

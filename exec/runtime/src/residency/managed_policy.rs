@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use hearth_core::residency::Event;
 use hearth_core::schedule::ModelPart;
+use hearth_profiles::measure::mapping::page_bytes;
 use hearth_schema::Plan;
 
 use super::barrier::{ResidencyBarrier, SharedResidency};
 use super::helper::Helper;
-use super::{ReadSpan, ResidencyPolicy, StepId, evict};
+use super::{ReadSpan, ResidencyPolicy, StepId};
 use crate::memory::MemoryReading;
-use crate::pages::page_bytes;
 use crate::weights::{Extent, Weights};
 
 /// Maximum time for which a computation waits for the next piece. Even a slow disk reads a piece in a fraction of this
@@ -83,7 +83,7 @@ impl ResidencyPolicy for ManagedResidencyPolicy {
         let page = page_bytes() as u64;
         for Extent { file_index, offset, length } in weights.embedding_row_extents(tokens) {
             let (begin, end) = (offset / page * page, (offset + length).next_multiple_of(page));
-            evict(weights, Extent { file_index, offset: begin, length: end - begin });
+            weights.evict(Extent { file_index, offset: begin, length: end - begin });
         }
     }
 

@@ -20,12 +20,13 @@ use std::sync::Arc;
 
 use hearth_core::residency::ReadOrigin;
 use hearth_core::schedule::ModelPart;
+use hearth_profiles::measure::mapping::{Advice, advise};
 use hearth_schema::Plan;
 use hearth_schema::residency::Residency;
 
 use crate::memory::MemoryReading;
-use crate::pages::{self, Advice};
-use crate::weights::{Extent, Weights};
+use crate::pages;
+use crate::weights::Weights;
 
 pub use barrier::ResidencyBarrier;
 use managed_policy::{MAX_WAIT, ManagedResidencyPolicy};
@@ -133,7 +134,8 @@ impl WeightResidency {
     ) -> Self {
         let options = plan.devices[device].residency;
         if let Some(table) = weights.untied_embedding_extent().and_then(|table| weights.mapped_bytes(table)) {
-            pages::advise(table, Advice::Random);
+            // Without the advice, the kernel reads more than the rows.
+            let _ = advise(table, Advice::Random);
         }
         let policy: Box<dyn ResidencyPolicy> = match options.policy {
             Residency::Managed if cfg!(any(target_os = "android", target_os = "linux")) => {
@@ -147,12 +149,6 @@ impl WeightResidency {
             _ => Box::new(OnDemand),
         };
         WeightResidency(policy)
-    }
-}
-
-fn evict(weights: &Weights, extent: Extent) {
-    if let Some((bytes, file)) = weights.mapped_bytes(extent).zip(weights.file(extent)) {
-        pages::evict(bytes, file, extent.offset);
     }
 }
 

@@ -8,9 +8,9 @@ use std::ops::Range;
 
 use hearth_core::residency::PieceId;
 use hearth_core::schedule::{ModelPart, parts_by_busy_period};
+use hearth_profiles::measure::mapping::page_bytes;
 use hearth_schema::Plan;
 
-use crate::pages::page_bytes;
 use crate::weights::{Extent, Weights};
 
 /// A contiguous part of one matrix, which is read and evicted as a unit.

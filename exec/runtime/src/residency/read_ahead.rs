@@ -19,6 +19,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hearth_core::schedule::ModelPart;
+use hearth_profiles::measure::mapping::{Advice, advise};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use crate::clock::monotonic_nanos;
@@ -26,7 +27,7 @@ use crate::read_counter::ReadCounter;
 use crate::weights::Weights;
 
 use super::{ReadSpan, ResidencyPolicy, StepId, is_residency_known, origin_of};
-use crate::pages::{Advice, advise, resident_bytes};
+use crate::pages::{populate, read_ahead, resident_bytes};
 
 /// Size of a piece that is checked and read at once, in bytes: large enough for sequential reading, small enough for
 /// quick cancellation.
@@ -149,7 +150,7 @@ impl Helper {
             if self.shared.generation.load(Ordering::Relaxed) != request.generation {
                 return;
             }
-            super::evict(&self.weights, extent);
+            self.weights.evict(extent);
         }
     }
 
@@ -179,11 +180,11 @@ impl Helper {
                 let requested = match policy {
                     Residency::Os if prefetch_in_one_call => {
                         let before = self.counter.bytes_read();
-                        advise(piece, Advice::WillNeedUnsplit);
+                        let _ = advise(piece, Advice::WillNeed);
                         self.counter.bytes_read() - before
                     }
-                    Residency::Os => advise(piece, Advice::WillNeed),
-                    _ => advise(piece, Advice::PopulateRead),
+                    Residency::Os => read_ahead(piece),
+                    _ => populate(piece),
                 };
                 self.shared.read.store(self.counter.bytes_read(), Ordering::Relaxed);
                 if missing == 0 {

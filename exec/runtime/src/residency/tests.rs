@@ -6,15 +6,15 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use hearth_core::schedule::ModelPart;
-use hearth_profiles::measure::drop_cached_pages;
+use hearth_profiles::measure::mapping::drop_cached_pages;
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
 
 use super::managed_policy::{MAX_WAIT, ManagedResidencyPolicy};
 use super::{ResidencyBarrier, ResidencyPolicy, StepId, resident_bytes};
 use crate::memory::MemoryReading;
-use crate::pages::{evict, populate};
-use crate::weights::Weights;
+use crate::pages::populate;
+use crate::weights::{Extent, Weights};
 
 const AT: StepId = StepId { pass: 0, round: 0 };
 const BUFFER: u64 = 512 << 10;
@@ -41,11 +41,10 @@ fn can_evict_pieces() -> bool {
     let weights = open_copy();
     let layers = layers(0..8);
     for extent in weights.part_extents(&layers) {
-        let (bytes, file) =
-            (weights.mapped_bytes(extent).expect("bytes"), weights.file(extent).expect("a file"));
-        populate(bytes);
-        for (index, piece) in bytes.chunks(PIECE).enumerate() {
-            evict(piece, file, extent.offset + (index * PIECE) as u64);
+        populate(weights.mapped_bytes(extent).expect("bytes"));
+        for offset in (0..extent.length).step_by(PIECE) {
+            let length = (extent.length - offset).min(PIECE as u64);
+            weights.evict(Extent { offset: extent.offset + offset, length, ..extent });
         }
     }
     resident_bytes(&weights, &layers) < weights.part_bytes(&layers) / 4

@@ -11,7 +11,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use memmap2::Mmap;
+use hearth_profiles::measure::mapping::FileMapping;
 
 use crate::error::ExecError;
 
@@ -23,7 +23,7 @@ pub(crate) struct MappedFile {
     identity: (u64, Option<SystemTime>),
     registration: guard::Registration,
     // Unmapped after the registration has ended.
-    map: Mmap,
+    map: FileMapping,
 }
 
 impl MappedFile {
@@ -31,15 +31,14 @@ impl MappedFile {
         let failed = |source| ExecError::Map { path: path.to_owned(), source };
         let file = File::open(path).map_err(failed)?;
         let identity = identity(&file).map_err(failed)?;
-        // SAFETY: the file is mapped read-only, and its bytes are read only as numbers, for which all bit patterns are
-        // valid. If another program changes the file meanwhile, only the numbers are wrong; `guard` handles a file that
+        // If another program changes the file meanwhile, only the numbers are wrong; `guard` handles a file that
         // becomes shorter.
-        let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
+        let map = FileMapping::new(&file).map_err(failed)?;
         let registration = guard::register(&map);
         Ok(MappedFile { path: path.to_owned(), file, identity, registration, map })
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(super) fn mapping(&self) -> &FileMapping {
         &self.map
     }
 
@@ -72,7 +71,7 @@ mod guard {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-    use crate::pages::page_bytes;
+    use hearth_profiles::measure::mapping::page_bytes;
 
     /// A mapping that the signal handler knows; free if `start` is 0.
     struct Slot {
@@ -201,7 +200,7 @@ mod tests {
         mapped.check(false).expect("unchanged");
         File::options().write(true).open(&path).and_then(|file| file.set_len(100)).expect("truncated");
         // Several threads reach the end at the same time.
-        let sum = |_| mapped.bytes().iter().map(|&byte| u64::from(byte)).sum::<u64>();
+        let sum = |_| mapped.mapping().iter().map(|&byte| u64::from(byte)).sum::<u64>();
         let sums: Vec<u64> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4).map(|at| scope.spawn(move || sum(at))).collect();
             threads.into_iter().map(|thread| thread.join().expect("no crash")).collect()

@@ -20,11 +20,13 @@ use std::path::{Path, PathBuf};
 use crate::error::ExecError;
 use crate::fetched_file::is_partial;
 use crate::hyperparameters::Hyperparameters;
+use crate::pages;
 use crate::weights::mapped_file::MappedFile;
 use crate::weights::tensors::{LayerTensors, Tensor, TensorTable};
 use hearth_core::schedule::ModelPart;
 use hearth_kernels::matmul::Matrix;
 use hearth_profiles::gguf::GgufModel;
+use hearth_profiles::measure::mapping::FileMapping;
 use hearth_profiles::model::ModelShape;
 
 /// A contiguous range of bytes in a model file.
@@ -214,12 +216,14 @@ impl Weights {
     pub fn mapped_bytes(&self, extent: Extent) -> Option<&[u8]> {
         let start = usize::try_from(extent.offset).ok()?;
         let end = start.checked_add(usize::try_from(extent.length).ok()?)?;
-        self.files.get(extent.file_index)?.bytes().get(start..end)
+        self.files.get(extent.file_index)?.mapping().get(start..end)
     }
 
-    /// Returns the file that contains an extent, or `None` if the model has no such file.
-    pub fn file(&self, extent: Extent) -> Option<&File> {
-        self.files.get(extent.file_index).map(MappedFile::file)
+    /// Evicts the whole pages of an extent from memory. Does nothing if the extent is not inside its file.
+    pub fn evict(&self, extent: Extent) {
+        if let Some(file) = self.files.get(extent.file_index) {
+            pages::evict(file.mapping(), file.file(), &(extent.offset..extent.offset + extent.length));
+        }
     }
 
     /// Returns the model files, indexed by [`Extent::file_index`].
@@ -235,9 +239,9 @@ impl Weights {
         self.files.iter().try_for_each(|file| file.check(may_grow))
     }
 
-    /// Returns the memory-mapped bytes of each model file.
-    pub fn mappings(&self) -> impl Iterator<Item = &[u8]> {
-        self.files.iter().map(MappedFile::bytes)
+    /// Returns the mapping of each model file, indexed by [`Extent::file_index`].
+    pub fn mappings(&self) -> impl Iterator<Item = &FileMapping> {
+        self.files.iter().map(MappedFile::mapping)
     }
 
     /// Returns the weights of the layer with the index `layer`.

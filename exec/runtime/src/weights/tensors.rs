@@ -144,7 +144,7 @@ impl<'a> TensorTable<'a> {
         }
         let extent = Extent { file_index: info.file_index, offset: info.offset, length: info.bytes.0 };
         let end = extent.offset.checked_add(extent.length);
-        let file = self.files.get(extent.file_index).map_or(0, |file| file.bytes().len() as u64);
+        let file = self.files.get(extent.file_index).map_or(0, |file| file.mapping().len() as u64);
         if end.is_none_or(|end| end > file) {
             let problem = format!("begins at byte {} and ends after the end of the file", extent.offset);
             return Err(rejected(name, problem, "download the model again"));
@@ -163,7 +163,7 @@ impl<'a> TensorTable<'a> {
         // llama.cpp's converter writes one factor for each rotated pair.
         let extent = self.vector(name, u64::from(rotated_dimensions / 2))?.extent;
         let bytes =
-            &self.files[extent.file_index].bytes()[extent.offset as usize..][..extent.length as usize];
+            &self.files[extent.file_index].mapping()[extent.offset as usize..][..extent.length as usize];
         let factors: Vec<f32> = bytemuck::cast_slice(bytes).to_vec();
         if let Some(pair) = factors.iter().position(|factor| !(factor.is_finite() && *factor > 0.0)) {
             let found = factors[pair];

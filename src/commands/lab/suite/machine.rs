@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use hearth_profiles::measure::processor::allowed_cpus;
+
 /// Label of the load average, the only property that may change while a suite runs.
 const LOAD_LABEL: &str = "load before the report";
 
@@ -13,7 +15,7 @@ pub fn properties() -> Vec<(String, String)> {
         Some(line.split_once(':')?.1.trim().to_owned())
     };
     let first = |path: &str| Some(read(path).lines().next()?.trim().to_owned());
-    let cores = hearth_lab::allowed_cpus().len();
+    let cores = allowed_cpus().len();
     let groups = if fs::exists("/sys/fs/cgroup/cgroup.controllers").unwrap_or(false) { "2" } else { "1" };
     let found = [
         ("processor", field("/proc/cpuinfo", "model name")),

@@ -21,6 +21,7 @@ use hearth_reports::validation::{FailedScenario, RunMetrics, RunPair, Validation
 use hearth_schema::trace::Outcome;
 use hearth_workflow::Error;
 use hearth_workflow::files::{create_folder, write_in_folder};
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use serde::Deserialize;
 
 use self::results::{LabId, LabResult, ResultsFile};
@@ -289,20 +290,16 @@ fn forward_interruptions() {
 }
 
 fn terminate(child: u32) {
-    // SAFETY: kill takes two integers and accesses no memory of this process.
-    unsafe { libc::kill(child as libc::pid_t, libc::SIGTERM) };
+    // A process that has exited meanwhile is no error.
+    let _ = Pid::from_raw(child as i32).map(|child| kill_process(child, Signal::TERM));
 }
 
 /// Makes the kernel terminate the child process when this thread ends, so that the child cleans up if the suite is
 /// killed.
 fn terminate_with_this_thread(command: &mut Command) {
-    // SAFETY: between fork and exec there is only one system call, which takes two integers.
-    unsafe {
-        command.pre_exec(|| {
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
-            Ok(())
-        });
-    }
+    let request = || Ok(set_parent_process_death_signal(Some(Signal::TERM))?);
+    // SAFETY: between fork and exec there is only one system call, and nothing is allocated.
+    unsafe { command.pre_exec(request) };
 }
 
 #[cfg(test)]

@@ -14,9 +14,11 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use hearth_profiles::measure::mapping::{Advice, FileMapping};
 use hearth_studies::StudyError;
 use hearth_studies::cgroups::{
     CgroupCounters, Cgroups, MIB, advise, checksum, drop_from_cache, is_kept, map_cold, missing_page_count,
+    unmap,
 };
 
 /// How a pass reads the file.
@@ -41,11 +43,11 @@ pub enum DropMethod {
 
 impl DropMethod {
     /// Drops `piece`, a part of the mapping `map` of `file`.
-    pub fn drop_piece(self, file: &File, map: &[u8], piece: &[u8]) {
+    pub fn drop_piece(self, file: &File, map: &FileMapping, piece: &[u8]) {
         match self {
-            Self::PageOut => advise(piece, libc::MADV_PAGEOUT),
+            Self::PageOut => advise(piece, Advice::PageOut),
             Self::UnmapAndFadvise => {
-                advise(piece, libc::MADV_DONTNEED);
+                unmap(map, piece);
                 drop_from_cache(file, piece.as_ptr() as usize - map.as_ptr() as usize, piece.len());
             }
         }
@@ -54,8 +56,8 @@ impl DropMethod {
 
 /// Loads a piece as the helper thread does: reads its bytes with `WILLNEED`, then maps them with `MADV_POPULATE_READ`.
 pub fn load_into_memory(piece: &[u8]) {
-    advise(piece, libc::MADV_WILLNEED);
-    advise(piece, libc::MADV_POPULATE_READ);
+    advise(piece, Advice::WillNeed);
+    advise(piece, Advice::PopulateRead);
 }
 
 type Piece = (usize, &'static [u8]);
@@ -164,9 +166,9 @@ impl PassOptions {
     /// Runs as the child process: makes the passes over the file and prints a line for each pass.
     pub fn run_passes(&self, groups: &Cgroups, path: &Path) -> Result<(), StudyError> {
         let file = File::open(path)?;
-        let map: &'static [u8] = map_cold(&file)?;
+        let map = map_cold(&file)?;
         if self.madvise_random {
-            advise(map, libc::MADV_RANDOM);
+            advise(map, Advice::Random);
         }
         let pieces: Vec<&'static [u8]> = map.chunks(self.piece_kib << 10).collect();
         let kept: Vec<bool> = (0..pieces.len()).map(|at| self.keeps(at)).collect();
@@ -211,7 +213,7 @@ impl PassOptions {
     fn pass(
         &self,
         file: &File,
-        map: &[u8],
+        map: &FileMapping,
         pieces: &[&'static [u8]],
         kept: &[bool],
         helper: Option<&Helper>,
@@ -245,7 +247,7 @@ impl PassOptions {
     }
 
     /// Starts the helper thread, which repeatedly loads the streamed pieces in order.
-    fn helper(&self, streamed: Vec<Piece>, map: &'static [u8], file: File, log: Log) -> Helper {
+    fn helper(&self, streamed: Vec<Piece>, map: &'static FileMapping, file: File, log: Log) -> Helper {
         let (loaded_tx, loaded_rx) = mpsc::channel();
         let (used_tx, used_rx) = mpsc::channel::<Piece>();
         let buffer = (self.stream_buffer_kib / self.piece_kib).max(1);
@@ -270,13 +272,13 @@ impl PassOptions {
                 }
                 while requested < (released + buffer).min(loaded + flight) {
                     let (at, piece) = streamed[requested % streamed.len()];
-                    advise(piece, libc::MADV_WILLNEED);
+                    advise(piece, Advice::WillNeed);
                     log.add('a', at);
                     requested += 1;
                 }
                 if loaded < requested {
                     let (at, piece) = streamed[loaded % streamed.len()];
-                    advise(piece, libc::MADV_POPULATE_READ);
+                    advise(piece, Advice::PopulateRead);
                     log.add('p', at);
                     loaded += 1;
                     if loaded_tx.send(()).is_err() {

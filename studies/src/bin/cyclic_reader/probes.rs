@@ -8,11 +8,14 @@ use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use hearth_profiles::measure::mapping::{Advice, FileMapping};
+use rustix::thread::{Uid, set_thread_uid};
+
 use crate::passes::{DropMethod, load_into_memory};
 use hearth_studies::StudyError;
 use hearth_studies::cgroups::{
     CgroupCounters, Cgroups, MIB, PAGE_SIZE, advise, advise_access_pattern, checksum, drop_from_cache,
-    map_cold, median, missing_page_count,
+    map_cold, median, missing_page_count, unmap,
 };
 
 pub fn run(groups: &Cgroups, path: &Path, what: &str) -> Result<(), StudyError> {
@@ -21,8 +24,8 @@ pub fn run(groups: &Cgroups, path: &Path, what: &str) -> Result<(), StudyError> 
     match what {
         "drop" => probe_drops(groups, &file, map, "owner")?,
         "drop-other" => {
-            // SAFETY: no other thread exists yet that could see half of the change.
-            unsafe { libc::setuid(65534) };
+            // There is no other thread yet, and later threads inherit the user.
+            set_thread_uid(Uid::from_raw(65534))?;
             probe_drops(groups, &file, map, "another user")?;
         }
         "reading" => probe_reads(groups, &file, map)?,
@@ -33,7 +36,7 @@ pub fn run(groups: &Cgroups, path: &Path, what: &str) -> Result<(), StudyError> 
 }
 
 /// Measures the time to drop pieces, and the number of pages that remain in memory, for each drop method.
-fn probe_drops(groups: &Cgroups, file: &File, map: &[u8], who: &str) -> Result<(), StudyError> {
+fn probe_drops(groups: &Cgroups, file: &File, map: &FileMapping, who: &str) -> Result<(), StudyError> {
     for method in [DropMethod::PageOut, DropMethod::UnmapAndFadvise] {
         for random in [false, true] {
             for used in [false, true] {
@@ -51,7 +54,15 @@ fn probe_drops(groups: &Cgroups, file: &File, map: &[u8], who: &str) -> Result<(
 }
 
 /// Loads, optionally reads, and drops one piece after another; prints the time and the remaining pages.
-fn drop_pieces(file: &File, map: &[u8], method: DropMethod, random: bool, used: bool, kib: usize, who: &str) {
+fn drop_pieces(
+    file: &File,
+    map: &FileMapping,
+    method: DropMethod,
+    random: bool,
+    used: bool,
+    kib: usize,
+    who: &str,
+) {
     advise_access_pattern(map, random);
     let length = kib << 10;
     let (mut times, mut remaining, mut sum) = (Vec::new(), 0, 0u64);
@@ -74,12 +85,12 @@ fn drop_pieces(file: &File, map: &[u8], method: DropMethod, random: bool, used: 
         "{who}: {method:?}, {advice}, used {used}, {kib} KiB: {:.3} ms/MiB, {remaining} of {pages} pages remain",
         median(times)
     );
-    advise(map, libc::MADV_DONTNEED);
+    unmap(map, map);
     std::hint::black_box(sum);
 }
 
 /// Measures the bytes that a page fault, a `WILLNEED` and a `POPULATE_READ` read, with and without `MADV_RANDOM`.
-fn probe_reads(groups: &Cgroups, file: &File, map: &[u8]) -> Result<(), StudyError> {
+fn probe_reads(groups: &Cgroups, file: &File, map: &FileMapping) -> Result<(), StudyError> {
     for advice in ["normal", "random"] {
         advise_access_pattern(map, advice == "random");
         for what in ["fault", "willneed", "populate", "willneed+populate"] {
@@ -93,10 +104,10 @@ fn probe_reads(groups: &Cgroups, file: &File, map: &[u8]) -> Result<(), StudyErr
                     std::hint::black_box(piece[length / 2]);
                 }
                 if what.contains("willneed") {
-                    advise(piece, libc::MADV_WILLNEED);
+                    advise(piece, Advice::WillNeed);
                 }
                 if what.contains("populate") {
-                    advise(piece, libc::MADV_POPULATE_READ);
+                    advise(piece, Advice::PopulateRead);
                 }
                 let took = begin.elapsed().as_secs_f64() * 1e3;
                 std::thread::sleep(Duration::from_millis(150));
@@ -115,7 +126,7 @@ fn probe_reads(groups: &Cgroups, file: &File, map: &[u8]) -> Result<(), StudyErr
 }
 
 /// Measures the read speed for several piece sizes and numbers of bytes requested ahead.
-fn probe_depths(file: &File, map: &[u8]) {
+fn probe_depths(file: &File, map: &FileMapping) {
     for random in [false, true] {
         advise_access_pattern(map, random);
         for kib in [256, 1024, 4096] {
@@ -130,12 +141,12 @@ fn probe_depths(file: &File, map: &[u8]) {
                 let pieces: Vec<&[u8]> = map[..384 * MIB].chunks(length).collect();
                 for (at, piece) in pieces.iter().enumerate() {
                     while requested < pieces.len().min(at + depth) {
-                        advise(pieces[requested], libc::MADV_WILLNEED);
+                        advise(pieces[requested], Advice::WillNeed);
                         requested += 1;
                     }
-                    advise(piece, libc::MADV_POPULATE_READ);
+                    advise(piece, Advice::PopulateRead);
                     let start = Instant::now();
-                    advise(piece, libc::MADV_PAGEOUT);
+                    advise(piece, Advice::PageOut);
                     paging += start.elapsed();
                 }
                 let took = begin.elapsed().as_secs_f64();
