@@ -10,14 +10,13 @@
 //!
 //! Not here: what a job computes, and its cost ([`crate::cost`]).
 
-use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 
-use crate::clock::{Stopwatch, monotonic_nanos};
+use crate::clock::{Stopwatch, ThreadTimes, monotonic_nanos};
 use crate::cost::{CriticalPathCost, JobTimes, WorkerReport};
 
 #[derive(Debug, Clone, Copy)]
@@ -61,12 +60,14 @@ struct Shared {
     /// The number of the job (epoch) in the upper 32 bits, then the bit [`OPEN`], then the number of workers that run
     /// the job ([`RUNNING`]).
     state: AtomicU64,
-    job: UnsafeCell<Option<*const Job>>,
+    /// The closure of the open job: a reference on the stack of the calling thread, valid while a worker runs the job.
+    job: AtomicPtr<&'static Job>,
     stop: AtomicBool,
     panicked: AtomicBool,
     /// Whether the calling thread has parked until the last worker finishes the job.
     caller_parked: AtomicBool,
-    caller: UnsafeCell<Option<Thread>>,
+    /// The calling thread that has parked last.
+    caller: Mutex<Option<Thread>>,
     worker_states: Vec<WorkerState>,
     spin_ns: u64,
 }
@@ -77,20 +78,45 @@ struct Shared {
 struct WorkerState {
     parked: AtomicBool,
     /// The measurements of this worker for the most recent job that it ran.
-    report: UnsafeCell<WorkerReport>,
+    report: AtomicReport,
+}
+
+/// A [`WorkerReport`] that its worker writes during a job, and the calling thread reads after all workers have
+/// finished. [`Shared::state`] orders these accesses.
+#[derive(Debug, Default)]
+struct AtomicReport {
+    epoch: AtomicU64,
+    end_ns: AtomicU64,
+    wall_ns: AtomicU64,
+    cpu_ns: AtomicU64,
+    queue_ns: AtomicU64,
+}
+
+impl AtomicReport {
+    fn store(&self, report: WorkerReport) {
+        let WorkerReport { epoch, end_ns, work: ThreadTimes { wall_ns, cpu_ns, queue_ns } } = report;
+        self.epoch.store(epoch, Ordering::Relaxed);
+        self.end_ns.store(end_ns, Ordering::Relaxed);
+        self.wall_ns.store(wall_ns, Ordering::Relaxed);
+        self.cpu_ns.store(cpu_ns, Ordering::Relaxed);
+        self.queue_ns.store(queue_ns, Ordering::Relaxed);
+    }
+
+    fn load(&self) -> WorkerReport {
+        let load = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        let work = ThreadTimes {
+            wall_ns: load(&self.wall_ns),
+            cpu_ns: load(&self.cpu_ns),
+            queue_ns: load(&self.queue_ns),
+        };
+        WorkerReport { epoch: load(&self.epoch), end_ns: load(&self.end_ns), work }
+    }
 }
 
 /// The number of items that threads have taken from a region, on cache lines that no other data share.
 #[derive(Default)]
 #[repr(align(128))]
 struct TakenCount(AtomicUsize);
-
-// SAFETY: `job` and `caller` are written while the job is closed and no worker runs it, and read by workers that run
-// it. `report` is written by its worker during the job and read by the caller after all workers have finished. The
-// atomic `state` orders these accesses.
-unsafe impl Sync for Shared {}
-// SAFETY: as above; the pointers refer to closures that may be shared between threads.
-unsafe impl Send for Shared {}
 
 /// The bit of [`Shared::state`] that is set while workers may start the job.
 const OPEN: u64 = 1 << 31;
@@ -135,6 +161,8 @@ impl ThreadPool {
             start_ns = watch.last_lap_end_ns();
         }
         caller.epoch = (caller.epoch + 1) & u64::from(u32::MAX);
+        // Workers may use the closure, and this reference to it, until `close` returns.
+        let job: &(dyn Fn(usize) + Sync) = &job;
         self.open(caller.epoch, &job);
         let own = catch_unwind(AssertUnwindSafe(|| job(0)));
         let work = caller.meter.as_mut().map(|(watch, _)| (watch.lap(), watch.last_lap_end_ns()));
@@ -144,8 +172,7 @@ impl ThreadPool {
             let wait = watch.lap();
             let end_ns = watch.last_lap_end_ns();
             let times = JobTimes { epoch, start_ns, own_work, own_end_ns, wait, end_ns };
-            // SAFETY: all workers have finished the job, and only this thread can start the next one.
-            let reports = self.shared.worker_states.iter().map(|worker| unsafe { *worker.report.get() });
+            let reports = self.shared.worker_states.iter().map(|worker| worker.report.load());
             cost.add_job(&times, reports);
         }
         drop(caller);
@@ -204,16 +231,10 @@ impl ThreadPool {
         self.caller.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn open(&self, epoch: u64, job: &(impl Fn(usize) + Sync)) {
+    fn open(&self, epoch: u64, job: &&(dyn Fn(usize) + Sync)) {
         let shared = &*self.shared;
-        let job: &(dyn Fn(usize) + Sync) = job;
-        // SAFETY: only the lifetime is erased; `close` returns only when no worker can use the closure.
-        let job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static Job>(job) };
-        // SAFETY: the last job is closed and no worker runs it, so no worker reads these.
-        unsafe {
-            *shared.job.get() = Some(job);
-            *shared.caller.get() = Some(thread::current());
-        }
+        // The cast erases the lifetime of the closure. The store to `state` publishes the pointer.
+        shared.job.store(std::ptr::from_ref(job).cast::<&'static Job>().cast_mut(), Ordering::Relaxed);
         shared.state.store(epoch << 32 | OPEN, Ordering::SeqCst);
         for (state, worker) in shared.worker_states.iter().zip(&self.workers) {
             if state.parked.swap(false, Ordering::SeqCst) {
@@ -232,6 +253,7 @@ impl ThreadPool {
             if spins < 20_000 {
                 std::hint::spin_loop();
             } else {
+                *shared.caller.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread::current());
                 shared.caller_parked.store(true, Ordering::SeqCst);
                 if shared.state.load(Ordering::SeqCst) & RUNNING != 0 {
                     thread::park();
@@ -269,22 +291,19 @@ fn run_worker(shared: &Shared, index: usize) {
             continue;
         }
         watch.lap();
-        // SAFETY: the closure stays alive until all workers that run the job have finished, see `close`.
-        let job = unsafe { (*shared.job.get()).expect("an open job has a closure") };
-        // SAFETY: as above.
-        if catch_unwind(AssertUnwindSafe(|| unsafe { (*job)(index + 1) })).is_err() {
+        // SAFETY: the job is open, so the pointer was set, and the closure and the reference to it stay alive until all
+        // workers that run the job have finished, see `close`.
+        let job: &Job = unsafe { *shared.job.load(Ordering::Relaxed) };
+        if catch_unwind(AssertUnwindSafe(|| job(index + 1))).is_err() {
             shared.panicked.store(true, Ordering::Release);
         }
         let done = watch.lap();
-        // SAFETY: the caller reads it only after this worker has finished.
-        unsafe {
-            *worker.report.get() = WorkerReport { epoch: seen, end_ns: watch.last_lap_end_ns(), work: done }
-        };
-        // SAFETY: the caller replaces its handle only between jobs.
-        let caller = unsafe { (*shared.caller.get()).clone() };
+        worker.report.store(WorkerReport { epoch: seen, end_ns: watch.last_lap_end_ns(), work: done });
         let left = shared.state.fetch_sub(1, Ordering::SeqCst);
         if left & (OPEN | RUNNING) == 1 && shared.caller_parked.load(Ordering::SeqCst) {
-            caller.expect("an open job has a caller").unpark();
+            // It may be the caller of a later job, which then checks its job and parks again.
+            let caller = shared.caller.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            caller.expect("a caller that parks has set its handle").unpark();
         }
     }
 }
@@ -337,18 +356,14 @@ fn try_start(shared: &Shared, mut state: u64) -> bool {
 fn pin_to_cpu(index: usize) {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
-        // SAFETY: the sets are plain bit masks, zero is a valid one, and the calls only read or fill them.
-        unsafe {
-            let mut allowed: libc::cpu_set_t = std::mem::zeroed();
-            if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut allowed) != 0 {
-                return;
-            }
-            let cpus: Vec<usize> =
-                (0..libc::CPU_SETSIZE as usize).filter(|&cpu| libc::CPU_ISSET(cpu, &allowed)).collect();
-            let mut one: libc::cpu_set_t = std::mem::zeroed();
-            libc::CPU_SET(cpus[index % cpus.len()], &mut one);
+        use hearth_profiles::measure::processor::allowed_cpus;
+        use rustix::thread::{CpuSet, sched_setaffinity};
+        let cpus = allowed_cpus();
+        if !cpus.is_empty() {
+            let mut one = CpuSet::new();
+            one.set(cpus[index % cpus.len()] as usize);
             // Some sandboxes forbid this call; an unpinned worker gives the same results.
-            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const one);
+            let _ = sched_setaffinity(None, &one);
         }
     }
     #[cfg(not(any(target_os = "android", target_os = "linux")))]
