@@ -8,6 +8,7 @@
 //! A chunk of weight rows has about 32 KiB. It stays in the L2 cache while it is multiplied by all tiles of a batch, so
 //! that a batch reads the weights from memory only once.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +17,6 @@ use hearth_profiles::model::{GateActivation, ModelShape, PairLayout};
 
 use crate::cache::{LayerCache, create_kv_caches};
 use crate::residency::ResidencyBarrier;
-use crate::rows::SharedRows;
 use crate::weights::LayerWeights;
 use crate::{Backend, CriticalPathCost, KvCacheOptions, ThreadPool, Weights};
 use hearth_kernels::attention::ScoreOptions;
@@ -32,6 +32,12 @@ const MIN_PARALLEL_ELEMENTS: usize = 16 << 10;
 /// Maximum number of tokens of a batch that are computed together in a layer. More tokens give little speedup,
 /// because the batch is already compute-bound, and need larger buffers (measured: `docs/studies/kernels/batches.md`).
 const MAX_PART_TOKENS: usize = 96;
+
+thread_local! {
+    /// The attention scores of one query over all positions. All calls on a thread reuse the buffer, so that a call
+    /// rarely allocates memory.
+    static SCORES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
 
 /// The compute threads of a process, with the SIMD instruction set and the residency barrier that they use.
 #[derive(Debug, Clone)]
@@ -100,24 +106,21 @@ impl Cpu {
         Cpu { barrier, ..self }
     }
 
-    /// Calls `body` with the index of each of `count` tokens that have `elements` elements each. Uses all threads if
-    /// there are enough elements.
-    pub(crate) fn for_each_token(&self, count: usize, elements: usize, body: impl Fn(usize) + Sync) {
-        let grain = (MIN_PARALLEL_ELEMENTS / elements.max(1)).max(1);
-        self.thread_pool.for_each_chunk(count, grain, |_, range| range.for_each(&body));
-    }
-
-    /// Calls `body` with the index of each token and its row of `rows`, `[tokens, width]`.
+    /// Calls `body` with the index of each token and its row of `rows`, `[tokens, width]`. Uses all threads if there are
+    /// enough elements.
     pub(crate) fn for_each_row(
         &self,
         rows: &mut [f32],
         width: usize,
         body: impl Fn(usize, &mut [f32]) + Sync,
     ) {
-        let tokens = rows.len() / width;
-        let rows = SharedRows::new(rows, width);
-        // SAFETY: each token is in one chunk.
-        self.for_each_token(tokens, width, |token| body(token, unsafe { rows.row(token) }));
+        assert!(rows.len().is_multiple_of(width), "a buffer must be whole rows");
+        let grain = (MIN_PARALLEL_ELEMENTS / width).max(1) * width;
+        self.thread_pool.for_each_chunk_mut(rows, grain, |first, rows| {
+            for (token, row) in (first / width..).zip(rows.chunks_exact_mut(width)) {
+                body(token, row);
+            }
+        });
     }
 
     /// Computes `into = RMSNorm(rows)`, both `[tokens, length of weight]`.
@@ -197,35 +200,30 @@ impl Cpu {
     }
 
     /// Computes the attention of all pairs of token and head. `positions` returns the positions to which a token
-    /// attends; `scores` is scratch space, `[threads, positions]`, and `out` is `[tokens, heads, value_length]`.
+    /// attends; `out` is `[tokens, heads, value_length]`.
     pub(crate) fn attend(
         &self,
         Attention { cache, query, heads, group_size, scoring }: Attention<'_>,
         positions: impl Fn(usize) -> Range<usize> + Sync,
-        scores: &mut [f32],
         out: &mut [f32],
     ) {
         let (key_length, value_length) = (cache.keys.head_length, cache.values.head_length);
         let tokens = query.len() / (heads * key_length);
-        let out = SharedRows::new(out, value_length);
-        let row = scores.len() / self.thread_pool.threads();
-        let scores = SharedRows::new(scores, row);
+        assert_eq!(out.len(), tokens * heads * value_length, "the output must have a row for each query");
         // The number of cached values that one head of the last token reads.
         let values = positions(tokens - 1).end * (key_length + value_length);
-        let grain = (MIN_PARALLEL_ELEMENTS / values).max(1);
-        self.thread_pool.for_each_chunk(tokens * heads, grain, |participant, range| {
-            // SAFETY: each participant has its own row.
-            let scores = unsafe { scores.row(participant) };
-            for item in range {
-                let (seen, head) = (positions(item / heads), item % heads / group_size);
-                let (keys, values) =
-                    (cache.keys.rows(head, seen.clone()), cache.values.rows(head, seen.clone()));
-                let query = &query[item * key_length..][..key_length];
-                // SAFETY: each pair of token and head is in one chunk.
-                let out = unsafe { out.row(item) };
-                let scores = &mut scores[..seen.len()];
-                attention::attend(self.instruction_set, query, scoring, keys, values, scores, out);
-            }
+        let grain = (MIN_PARALLEL_ELEMENTS / values).max(1) * value_length;
+        self.thread_pool.for_each_chunk_mut(out, grain, |first, out| {
+            SCORES.with_borrow_mut(|scores| {
+                for (item, out) in (first / value_length..).zip(out.chunks_exact_mut(value_length)) {
+                    let (seen, head) = (positions(item / heads), item % heads / group_size);
+                    let (keys, values) =
+                        (cache.keys.rows(head, seen.clone()), cache.values.rows(head, seen.clone()));
+                    let query = &query[item * key_length..][..key_length];
+                    scores.resize(seen.len(), 0.0);
+                    attention::attend(self.instruction_set, query, scoring, keys, values, scores, out);
+                }
+            });
         });
     }
 
@@ -270,7 +268,6 @@ struct Buffers {
     change: Vec<f32>,      // [tokens, embedding]
     /// Cosine and sine for each rotary embedding of the model, [tokens of the batch, pairs].
     angles: Vec<Vec<[f32; 2]>>,
-    scores: Vec<f32>, // [threads, context]
 }
 
 impl CpuBackend {
@@ -281,9 +278,7 @@ impl CpuBackend {
         cpu: Cpu,
     ) -> CpuBackend {
         let caches = create_kv_caches(layers, cache, weights.shape());
-        let scores = vec![0.0; cpu.thread_pool.threads() * (cache.context as usize).max(1)];
-        let buffers = Buffers { scores, ..Buffers::default() };
-        CpuBackend { weights, cpu, caches, buffers }
+        CpuBackend { weights, cpu, caches, buffers: Buffers::default() }
     }
 }
 
@@ -451,14 +446,13 @@ impl LayerPass<'_> {
         };
         let pairs = rope.frequencies.len();
         let angles = &angles[rope_index][self.before * pairs..][..self.tokens * pairs];
-        let (queries, keys) = (SharedRows::new(query, query_width), SharedRows::new(key, key_width));
-        self.cpu.for_each_token(self.tokens, query_width + key_width, |token| {
-            // SAFETY: each token is in one chunk.
-            let (query, key) = unsafe { (queries.row(token), keys.row(token)) };
-            for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
-                rotate(self.cpu.instruction_set, head, &angles[token * pairs..][..pairs]);
-            }
-        });
+        for (rows, width) in [(query, query_width), (&mut *key, key_width)] {
+            self.cpu.for_each_row(rows, width, |token, row| {
+                for head in row.chunks_exact_mut(key_length) {
+                    rotate(self.cpu.instruction_set, head, &angles[token * pairs..][..pairs]);
+                }
+            });
+        }
         for (token, (keys, values)) in
             key.chunks_exact(key_width).zip(value.chunks_exact(shape.value_width() as usize)).enumerate()
         {
@@ -467,7 +461,7 @@ impl LayerPass<'_> {
     }
 
     fn attend(&self, cache: &LayerCache, buffers: &mut Buffers) {
-        let Buffers { query, scores, attended, .. } = buffers;
+        let Buffers { query, attended, .. } = buffers;
         let (shape, parameters) = (self.weights.shape(), self.weights.hyperparameters());
         let (tokens, heads) = (self.tokens, shape.heads as usize);
         let group_size = heads / shape.kv_heads as usize;
@@ -479,6 +473,6 @@ impl LayerPass<'_> {
             parameters.first_attended_position(self.layer, position)..position + 1
         };
         let attention = Attention { cache, query, heads, group_size, scoring };
-        self.cpu.attend(attention, positions, scores, attended.rows_mut());
+        self.cpu.attend(attention, positions, attended.rows_mut());
     }
 }

@@ -31,7 +31,6 @@ pub mod profile;
 pub mod read_counter;
 pub mod residency;
 pub mod rope;
-mod rows;
 pub mod sampler;
 pub mod speed;
 pub mod stage;

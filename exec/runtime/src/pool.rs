@@ -209,6 +209,24 @@ impl ThreadPool {
         });
     }
 
+    /// Calls `body(first, chunk)` for chunks of `grain` values that together cover `values`; `first` is the index of the
+    /// first value of the chunk. The last chunk may be shorter, and there may be only one chunk.
+    pub fn for_each_chunk_mut<T: Send>(
+        &self,
+        values: &mut [T],
+        grain: usize,
+        body: impl Fn(usize, &mut [T]) + Sync,
+    ) {
+        let start = AtomicPtr::new(values.as_mut_ptr());
+        self.for_each_chunk(values.len(), grain, |_, range| {
+            let start = start.load(Ordering::Relaxed);
+            // SAFETY: the range is inside `values`, which stay borrowed until all threads have finished. No other
+            // reference to these values exists, because each index is in one chunk.
+            let chunk = unsafe { std::slice::from_raw_parts_mut(start.add(range.start), range.len()) };
+            body(range.start, chunk);
+        });
+    }
+
     /// Runs `body` and returns its result and its cost, which includes jobs and the calling thread between jobs.
     ///
     /// Only one measurement runs at a time; calls from other threads wait. A nested measurement deadlocks.
@@ -393,6 +411,20 @@ mod tests {
                 });
                 assert!(done.iter().all(|count| count.load(Ordering::Relaxed) == 1));
             }
+        }
+    }
+
+    #[test]
+    fn every_chunk_of_a_slice_is_written_once() {
+        for (threads, grain) in [(1, 3), (2, 3), (3, 7), (3, 200)] {
+            let mut values = vec![0usize; 100];
+            pool(threads).for_each_chunk_mut(&mut values, grain, |first, chunk| {
+                assert!(first.is_multiple_of(grain));
+                for (index, value) in (first..).zip(chunk) {
+                    *value += index;
+                }
+            });
+            assert!(values.iter().copied().eq(0..100));
         }
     }
 

@@ -30,14 +30,12 @@ pub struct CpuKernels {
     out: Vec<f32>,      // [repeats, tokens, rows]
     caches: Vec<LayerCache>,
     current: usize,
-    query: Vec<f32>,  // [HEADS, LENGTH]
-    scores: Vec<f32>, // [threads, POSITIONS]
-    mixed: Vec<f32>,  // [HEADS, LENGTH]
+    query: Vec<f32>, // [HEADS, LENGTH]
+    mixed: Vec<f32>, // [HEADS, LENGTH]
 }
 
 impl CpuKernels {
     pub fn new(cpu: Cpu) -> CpuKernels {
-        let scores = vec![0.0; cpu.thread_pool.threads() * POSITIONS];
         CpuKernels {
             cpu,
             input: Activations::default(),
@@ -45,7 +43,6 @@ impl CpuKernels {
             caches: Vec::new(),
             current: 0,
             query: vec![0.1; HEADS * LENGTH],
-            scores,
             mixed: vec![0.0; HEADS * LENGTH],
         }
     }
@@ -109,7 +106,7 @@ impl Kernels for CpuKernels {
             group_size: HEADS / KV_HEADS,
             scoring: ScoreOptions { scale: 0.1, softcap: None },
         };
-        self.cpu.attend(attention, |_| 0..POSITIONS, &mut self.scores, &mut self.mixed);
+        self.cpu.attend(attention, |_| 0..POSITIONS, &mut self.mixed);
         // As `ModelShape::attention_flops_per_layer` counts it.
         Flops((HEADS * POSITIONS * (4 * LENGTH + 5)) as f64)
     }
