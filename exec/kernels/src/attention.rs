@@ -95,14 +95,15 @@ fn sum_values_f16(instructions: InstructionSet, probabilities: &[f32], values: &
 }
 
 /// Defines `scores_f16` and `sum_values_f16`, the two steps of attention over an f16 cache, with vector registers of
-/// `$lanes` floats. `$run` is the number of registers that contain sums at the same time.
+/// `$lanes` floats. `$run` is the number of registers that contain sums at the same time, and `$attribute` enables the
+/// instructions if the target does not.
 ///
-/// Uses the functions `dot_f16`, `splat`, `widen`, `fma` and `store_floats` of the invoking module.
+/// Uses the functions `dot_f16`, `splat`, `widen` and `fma` of the invoking module.
 #[allow(unused_macros)] // some targets have no native kernels
 macro_rules! attention_f16 {
-    ($features:literal, $lanes:literal, $run:literal) => {
+    ($lanes:literal, $run:literal $(, $attribute:meta)?) => {
         /// Computes `scores[t] = scale * dot(query, keys[t])` for f16 `keys` [positions, `key_length`].
-        #[target_feature(enable = $features)]
+        $(#[$attribute])?
         pub(crate) fn scores_f16(query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
             for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
                 let [dot] = dot_f16(bytemuck::cast_slice(key), &[query]);
@@ -111,7 +112,7 @@ macro_rules! attention_f16 {
         }
 
         /// Computes `out = sum over t of probabilities[t] * values[t]`, t ascending, for f16 values.
-        #[target_feature(enable = $features)]
+        $(#[$attribute])?
         pub(crate) fn sum_values_f16(probabilities: &[f32], values: &[f16], out: &mut [f32]) {
             let length = out.len();
             let mut done = 0;
@@ -134,18 +135,18 @@ macro_rules! attention_f16 {
         /// Computes the weighted sums over all positions for R registers of adjacent elements, starting with the first
         /// element of `values`. The rows of two adjacent positions start `length` elements apart.
         #[inline]
-        #[target_feature(enable = $features)]
+        $(#[$attribute])?
         fn sum_run<const R: usize>(probabilities: &[f32], values: &[f16], length: usize, out: &mut [f32]) {
             let mut sums = [splat(0.0); R];
             for (&probability, row) in probabilities.iter().zip(values.chunks(length)) {
                 let factor = splat(probability);
                 let row = &row.as_chunks::<$lanes>().0[..R];
                 for (sum, value) in sums.iter_mut().zip(row) {
-                    *sum = fma(factor, widen(bytemuck::cast_ref(value)), *sum);
+                    *sum = fma(factor, widen(bytemuck::must_cast(*value)), *sum);
                 }
             }
             for (out, sum) in out.as_chunks_mut::<$lanes>().0.iter_mut().zip(sums) {
-                store_floats(out, sum);
+                *out = bytemuck::must_cast(sum);
             }
         }
     };

@@ -125,13 +125,12 @@ impl InstructionSet {
 
     /// Returns the fastest instruction set that this processor supports.
     pub fn detect() -> InstructionSet {
-        InstructionSet(NativeKernels::ALL.into_iter().rev().find(|native| native.is_available()))
+        InstructionSet(NativeKernels::detect_all().next_back())
     }
 
     /// Returns all instruction sets that this processor supports, from the scalar one to the fastest.
     pub fn detect_all() -> Vec<InstructionSet> {
-        let native = NativeKernels::ALL.into_iter().filter(|native| native.is_available());
-        std::iter::once(None).chain(native.map(Some)).map(InstructionSet).collect()
+        std::iter::once(None).chain(NativeKernels::detect_all().map(Some)).map(InstructionSet).collect()
     }
 
     /// Returns the name of the instruction set in traces, such as `avx2`.

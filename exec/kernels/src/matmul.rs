@@ -8,6 +8,7 @@
 //! Not here: the distribution of rows among threads, see `hearth_runtime::cpu`.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use hearth_profiles::Format;
 
@@ -37,19 +38,22 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// The output buffer of a matmul. Several threads can write different rows at the same time.
-#[derive(Clone, Copy)]
+/// The output of a range of weight rows for all tokens, in a buffer that has the output of all rows.
+///
+/// An output can be divided by rows, so that several threads can write different rows at the same time.
+#[derive(Debug)]
 pub struct MatmulOutput<'a> {
-    values: *mut f32, // [tokens, rows]
-    rows: usize,
+    values: *mut f32, // [tokens, width]
+    /// Number of rows in the buffer.
+    width: usize,
     tokens: usize,
+    /// The rows to which this output has exclusive access.
+    rows: Range<usize>,
     lifetime: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: all writes use `set` and `set_rows`, whose callers never write the same element from two threads.
+// SAFETY: an output has exclusive access to its rows, as a `&mut [f32]` has to its values.
 unsafe impl Send for MatmulOutput<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for MatmulOutput<'_> {}
 
 impl<'a> MatmulOutput<'a> {
     /// Wraps the buffer `values`, which receives the output [tokens, rows].
@@ -58,101 +62,108 @@ impl<'a> MatmulOutput<'a> {
     /// If the length of `values` is not `tokens * rows`.
     pub fn new(values: &'a mut [f32], tokens: usize, rows: usize) -> MatmulOutput<'a> {
         assert_eq!(values.len(), tokens * rows, "an output must be [tokens, rows]");
-        MatmulOutput { values: values.as_mut_ptr(), rows, tokens, lifetime: PhantomData }
+        let values = values.as_mut_ptr();
+        MatmulOutput { values, width: rows, tokens, rows: 0..rows, lifetime: PhantomData }
     }
 
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Writes the output of one weight row for one token.
+    pub fn rows(&self) -> Range<usize> {
+        self.rows.clone()
+    }
+
+    /// Removes the first `count` rows from this output and returns them as a separate output.
     ///
-    /// # Safety
-    /// `token` and `row` are in range, and no other thread writes this element at the same time.
+    /// # Panics
+    /// If there are fewer rows.
+    #[must_use]
+    pub fn split_off_first(&mut self, count: usize) -> MatmulOutput<'a> {
+        assert!(count <= self.rows.len(), "{count} rows of {}", self.rows.len());
+        let rows = self.rows.start..self.rows.start + count;
+        self.rows.start = rows.end;
+        MatmulOutput { rows, ..*self }
+    }
+
+    /// Writes the output of one weight row for one token.
     #[inline(always)]
-    pub(super) unsafe fn set(&self, token: usize, row: usize, value: f32) {
-        debug_assert!(token < self.tokens && row < self.rows);
-        // SAFETY: inside the slice given to `new`: `matmul_rows` has checked the ranges of its callers.
-        unsafe { *self.values.add(token * self.rows + row) = value };
+    #[allow(dead_code)] // some targets have no native kernels
+    pub(crate) fn set(&mut self, token: usize, row: usize, value: f32) {
+        let at = row - self.rows.start;
+        self.token_mut(token)[at] = value;
     }
 
     /// Writes the output of consecutive weight rows, starting at row `first`, for one token.
-    ///
-    /// # Safety
-    /// No other thread writes these elements at the same time.
     #[inline(always)]
-    pub(crate) unsafe fn set_rows(&self, token: usize, first: usize, values: &[f32]) {
-        assert!(token < self.tokens && first + values.len() <= self.rows);
-        // SAFETY: inside the slice given to `new`, which does not overlap `values`.
+    pub(crate) fn set_rows(&mut self, token: usize, first: usize, values: &[f32]) {
+        let at = first - self.rows.start;
+        self.token_mut(token)[at..][..values.len()].copy_from_slice(values);
+    }
+
+    /// Returns the output of all rows of this output for one token.
+    #[inline(always)]
+    pub(crate) fn token_mut(&mut self, token: usize) -> &mut [f32] {
+        assert!(token < self.tokens, "token {token} of {}", self.tokens);
+        // SAFETY: the rows are inside the buffer given to `new`, and this output has exclusive access to them.
         unsafe {
-            let target = self.values.add(token * self.rows + first);
-            std::ptr::copy_nonoverlapping(values.as_ptr(), target, values.len());
+            let first = self.values.add(token * self.width + self.rows.start);
+            std::slice::from_raw_parts_mut(first, self.rows.len())
         }
     }
 }
 
-/// Computes rows `first..first + count` of the matmul `matrix * input` for all tokens.
+/// Computes the rows of the matmul `matrix * input` that belong to `out`, for all tokens.
 ///
 /// # Panics
-/// If the row range, the input or the output does not match the matrix.
-///
-/// # Safety
-/// No other thread writes these rows of `out` at the same time.
-pub unsafe fn matmul_rows(
+/// If the input or the output does not match the matrix.
+pub fn matmul_rows(
     instructions: InstructionSet,
     matrix: Matrix<'_>,
-    first: usize,
-    count: usize,
     input: &Activations,
-    out: MatmulOutput<'_>,
+    out: &mut MatmulOutput<'_>,
 ) {
-    assert!(first + count <= matrix.rows && matrix.rows == out.rows, "rows must be inside the matrix");
+    assert_eq!(matrix.rows, out.width, "the output must fit the matrix");
     assert!(
         input.row_length() == matrix.row_length && input.tokens() == out.tokens,
         "the input must fit the matrix"
     );
-    let task = MatmulTask { matrix, first_row: first, row_count: count, input, out };
+    let task = MatmulTask { matrix, input, out };
     match instructions.0 {
         None => matmul_scalar(task),
-        // SAFETY: by the caller's contract; a `Native` value exists only if the processor has the instructions.
-        Some(native) => unsafe { native.multiply(task) },
+        Some(native) => native.multiply(task),
     }
 }
 
-/// A part of a matmul: the multiplication of a range of weight rows by the activations of all tokens.
-#[derive(Clone, Copy)]
-pub(crate) struct MatmulTask<'a> {
+/// A part of a matmul: the multiplication of the weight rows of `out` by the activations of all tokens.
+pub(crate) struct MatmulTask<'a, 'b> {
     pub(crate) matrix: Matrix<'a>,
-    pub(crate) first_row: usize,
-    pub(crate) row_count: usize,
     pub(crate) input: &'a Activations,
-    pub(crate) out: MatmulOutput<'a>,
+    pub(crate) out: &'a mut MatmulOutput<'b>,
 }
 
 /// Computes a [`MatmulTask`] with dot products: loops over tiles of four tokens, and for each tile over the weight
 /// rows. `$view` is the method of [`Activations`] that returns the input of one token, and `$dot` the function that
-/// returns the dot products of a weight row with T tokens.
+/// returns the dot products of a weight row with T tokens. `$instructions` is an additional first argument of `$dot`.
 macro_rules! dot_tiles {
-    ($task:ident, $view:ident, $dot:path) => {{
-        let tokens = $task.input.tokens();
+    ($task:ident, $view:ident, $dot:path $(, $instructions:ident)?) => {{
+        let $crate::matmul::MatmulTask { matrix, input, out } = $task;
+        let tokens = input.tokens();
         let mut token = 0;
         while token + 4 <= tokens {
-            let rows = std::array::from_fn(|t| $task.input.$view(token + t));
-            for row in $task.first_row..$task.first_row + $task.row_count {
-                let dots: [f32; 4] = $dot($task.matrix.row(row), &rows);
+            let rows = std::array::from_fn(|t| input.$view(token + t));
+            for row in out.rows() {
+                let dots: [f32; 4] = $dot($($instructions,)? matrix.row(row), &rows);
                 for (t, dot) in dots.into_iter().enumerate() {
-                    // SAFETY: `matmul_rows` has checked the ranges; the rest is its caller's contract.
-                    unsafe { $task.out.set(token + t, row, dot) };
+                    out.set(token + t, row, dot);
                 }
             }
             token += 4;
         }
         for token in token..tokens {
-            let rows = [$task.input.$view(token)];
-            for row in $task.first_row..$task.first_row + $task.row_count {
-                let [dot]: [f32; 1] = $dot($task.matrix.row(row), &rows);
-                // SAFETY: `matmul_rows` has checked the ranges; the rest is its caller's contract.
-                unsafe { $task.out.set(token, row, dot) };
+            let rows = [input.$view(token)];
+            for (row, out) in out.rows().zip(out.token_mut(token)) {
+                [*out] = $dot($($instructions,)? matrix.row(row), &rows);
             }
         }
     }};
@@ -161,12 +172,11 @@ macro_rules! dot_tiles {
 #[allow(unused_imports)] // some targets have no native kernels
 pub(super) use dot_tiles;
 
-fn matmul_scalar(task: MatmulTask<'_>) {
-    for token in 0..task.input.tokens() {
-        for row in task.first_row..task.first_row + task.row_count {
-            let dot = scalar_dot(task.matrix.format, task.matrix.row(row), task.input, token);
-            // SAFETY: `matmul_rows` has checked the ranges; the rest is its caller's contract.
-            unsafe { task.out.set(token, row, dot) };
+fn matmul_scalar(task: MatmulTask<'_, '_>) {
+    let MatmulTask { matrix, input, out } = task;
+    for token in 0..input.tokens() {
+        for (row, out) in out.rows().zip(out.token_mut(token)) {
+            *out = scalar_dot(matrix.format, matrix.row(row), input, token);
         }
     }
 }
@@ -200,4 +210,21 @@ pub(crate) fn per_token<'a, I, S: ?Sized, const T: usize>(
     of: impl Fn(&'a I) -> &'a S,
 ) -> [&'a S; T] {
     std::array::from_fn(|t| of(&input[t]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_an_output_write_their_own_rows() {
+        let mut values = [0.0; 6];
+        let mut rest = MatmulOutput::new(&mut values, 2, 3);
+        let mut first = rest.split_off_first(1);
+        assert_eq!((first.rows(), rest.rows()), (0..1, 1..3));
+        first.set(1, 0, 1.0);
+        rest.set_rows(0, 1, &[2.0, 3.0]);
+        rest.set(1, 2, 4.0);
+        assert_eq!(values, [0.0, 2.0, 3.0, 1.0, 0.0, 4.0]);
+    }
 }

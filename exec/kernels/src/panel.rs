@@ -25,14 +25,14 @@ mod unpack;
 use std::cell::RefCell;
 use std::ops::Range;
 
-use bytemuck::Zeroable;
+use bytemuck::{Pod, Zeroable};
 use hearth_profiles::Format;
 
 use unpack::{Block32, Block256};
 
 use super::activations::QuantisedRow;
 use super::blocks;
-use super::matmul::MatmulTask;
+use super::matmul::{MatmulOutput, MatmulTask};
 
 /// Number of weight rows in a panel.
 pub const PANEL_ROWS: usize = 16;
@@ -46,7 +46,7 @@ const MAX_COLUMNS: usize = 1024;
 const MIN_TOKENS: usize = 12;
 
 /// A cache line of a panel, 64 bytes: for each of the sixteen rows, four bytes, two 16-bit integers or one float.
-#[derive(Debug, Clone, Copy, Zeroable)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([[u8; 4]; PANEL_ROWS]);
 
@@ -113,8 +113,8 @@ impl Panel {
 }
 
 /// Returns the blocks of sixteen weight rows, starting at row `first`. Rows after the last row of the task are empty.
-fn rows_of<'a, B: bytemuck::Pod>(task: &MatmulTask<'a>, first: usize) -> [&'a [B]; PANEL_ROWS] {
-    let end = task.first_row + task.row_count;
+fn rows_of<'a, B: Pod>(task: &MatmulTask<'a, '_>, first: usize) -> [&'a [B]; PANEL_ROWS] {
+    let end = task.out.rows().end;
     std::array::from_fn(|at| if first + at < end { blocks::blocks(task.matrix.row(first + at)) } else { &[] })
 }
 
@@ -140,55 +140,60 @@ struct Tile<'a, const T: usize> {
 /// The partial sums of the sixteen rows of a panel for T tokens.
 type Sums<const T: usize> = [[f32; PANEL_ROWS]; T];
 
-/// The packing and the multiplication of panels with one instruction set.
-///
-/// # Safety
-/// The processor must have the instructions of the implementation.
-trait PanelKernel {
+/// The packing and the multiplication of panels with one instruction set. A value of an implementation exists only where
+/// the processor has the instructions.
+trait PanelKernel: Copy {
     /// Unpacks blocks of 256 weights of each row and interleaves the rows. `blocks` are the indices of the blocks.
-    unsafe fn pack256<B: Block256>(panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>);
+    fn pack256<B: Block256>(self, panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>);
 
     /// Unpacks blocks of 32 weights of each row and interleaves the rows. `blocks` are the indices of the blocks.
-    unsafe fn pack32<B: Block32>(panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>);
+    fn pack32<B: Block32>(self, panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>);
 
     /// Multiplies the packed blocks of 256 weights by the activations of the tile and adds the products to `sums`.
-    unsafe fn multiply256<B: Block256, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>);
+    fn multiply256<B: Block256, const T: usize>(self, tile: &Tile<'_, T>, sums: &mut Sums<T>);
 
     /// Multiplies the packed blocks of 32 weights by the activations of the tile and adds the products to `sums`.
-    unsafe fn multiply32<B: Block32, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>);
+    fn multiply32<B: Block32, const T: usize>(self, tile: &Tile<'_, T>, sums: &mut Sums<T>);
 }
 
-/// Implements the packing methods of [`PanelKernel`] with the functions `$interleave` and `interleave_scales` of the
-/// invoking module. If panels contain signed bytes, `$interleave` gets the additional argument `$offset`.
-#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
-macro_rules! pack {
-    ($features:literal, $interleave:expr $(, $offset:expr)?) => {
-        #[target_feature(enable = $features)]
-        unsafe fn pack256<B: Block256>(panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
-            let count = blocks.len();
-            panel.unpack256(rows, blocks);
-            $interleave(panel, B::FROM_CODEBOOK, count * 256 $(, $offset)?);
-            for (unpacked, lines) in panel.unpacked_scales.iter().zip(&mut panel.group_scales).take(count) {
-                interleave_scales(unpacked, lines);
-            }
-        }
+/// Implements [`PanelKernel`] for the proof type `$instructions` with the functions `interleave`, `interleave_scales`,
+/// `multiply256` and `multiply32` of the invoking module.
+#[cfg(target_arch = "x86_64")]
+macro_rules! panel_kernel {
+    ($instructions:ident) => {
+        impl PanelKernel for $instructions {
+            $crate::x86_64::methods_with! { $instructions:
+                fn pack256<B: Block256>(panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
+                    let count = blocks.len();
+                    panel.unpack256(rows, blocks);
+                    interleave(panel, B::FROM_CODEBOOK, count * 256);
+                    for (unpacked, lines) in panel.unpacked_scales.iter().zip(&mut panel.group_scales).take(count) {
+                        interleave_scales(unpacked, lines);
+                    }
+                }
 
-        #[target_feature(enable = $features)]
-        unsafe fn pack32<B: Block32>(panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
-            let count = blocks.len();
-            panel.unpack32(rows, blocks);
-            $interleave(panel, B::FROM_CODEBOOK, count * 32 $(, $offset)?);
+                fn pack32<B: Block32>(panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
+                    let count = blocks.len();
+                    panel.unpack32(rows, blocks);
+                    interleave(panel, B::FROM_CODEBOOK, count * 32);
+                }
+
+                fn multiply256<B: Block256, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
+                    multiply256::<B, T>(tile, sums);
+                }
+
+                fn multiply32<B: Block32, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
+                    multiply32::<B, T>(tile, sums);
+                }
+            }
         }
     };
 }
-#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
-use pack;
+#[cfg(target_arch = "x86_64")]
+use panel_kernel;
 
 /// Computes a part of a matmul for which [`is_profitable`] holds, in tiles of T tokens that share loads of weights.
-///
-/// # Safety
-/// The processor has the instructions of `M`, and no other thread writes the rows of the task.
-unsafe fn multiply<M: PanelKernel, const T: usize>(task: MatmulTask<'_>) {
+fn multiply<M: PanelKernel, const T: usize>(kernel: M, task: MatmulTask<'_, '_>) {
     WORKSPACE.with_borrow_mut(|workspace| {
         macro_rules! plain {
             ($dot:ident) => {
@@ -197,56 +202,47 @@ unsafe fn multiply<M: PanelKernel, const T: usize>(task: MatmulTask<'_>) {
         }
         macro_rules! blocks {
             ($block:ident, row32, $dot:ident) => {
-                multiply_rows32::<M, blocks::$block, T>(task, workspace)
+                multiply_rows32::<M, blocks::$block, T>(kernel, task, workspace)
             };
             ($block:ident, row256, $dot:ident) => {
-                multiply_rows256::<M, blocks::$block, T>(task, workspace)
+                multiply_rows256::<M, blocks::$block, T>(kernel, task, workspace)
             };
         }
-        // SAFETY: the caller's promise.
-        unsafe {
-            for_format!(task.matrix.format, plain, blocks);
-        }
+        for_format!(task.matrix.format, plain, blocks);
     });
 }
 
 macro_rules! multiply_rows {
     ($($name:ident: $block:ident, $length:literal, $row:ident, $pack:ident, $multiply:ident;)+) => {$(
         /// Implements [`multiply`] for weights in blocks of one length.
-        ///
-        /// # Safety
-        /// The processor has the instructions of `M`, and no other thread writes the rows of the task.
-        unsafe fn $name<M: PanelKernel, B: $block, const T: usize>(
-            task: MatmulTask<'_>,
+        fn $name<M: PanelKernel, B: $block, const T: usize>(
+            kernel: M,
+            task: MatmulTask<'_, '_>,
             workspace: &mut Workspace,
         ) {
             let Workspace { panel, sums } = workspace;
             let blocks = task.matrix.row_length / $length;
-            for first in (task.first_row..task.first_row + task.row_count).step_by(PANEL_ROWS) {
+            for first in task.out.rows().step_by(PANEL_ROWS) {
                 let rows = rows_of::<B>(&task, first);
                 sums.clear();
                 sums.resize(task.input.tokens(), [0.0; PANEL_ROWS]);
                 for from in (0..blocks).step_by(MAX_COLUMNS / $length) {
                     let blocks = from..blocks.min(from + MAX_COLUMNS / $length);
-                    // SAFETY: the caller's promise.
-                    unsafe { M::$pack(panel, &rows, blocks.clone()) };
+                    kernel.$pack(panel, &rows, blocks.clone());
                     let (tiles, rest) = sums.as_chunks_mut::<T>();
                     let singles = tiles.len() * T;
                     for (at, sums) in tiles.iter_mut().enumerate() {
                         let input = std::array::from_fn(|t| task.input.$row(at * T + t));
                         let tile = Tile { panel, blocks: blocks.clone(), input };
-                        // SAFETY: the caller's promise.
-                        unsafe { M::$multiply::<B, T>(&tile, sums) };
+                        kernel.$multiply::<B, T>(&tile, sums);
                     }
                     for (at, sums) in rest.iter_mut().enumerate() {
                         let input = [task.input.$row(singles + at)];
                         let tile = Tile { panel, blocks: blocks.clone(), input };
-                        // SAFETY: the caller's promise.
-                        unsafe { M::$multiply::<B, 1>(&tile, std::array::from_mut(sums)) };
+                        kernel.$multiply::<B, 1>(&tile, std::array::from_mut(sums));
                     }
                 }
-                // SAFETY: the caller's promise.
-                unsafe { write_sums(&task, first, sums) };
+                write_sums(task.out, first, sums);
             }
         }
     )+};
@@ -257,20 +253,14 @@ multiply_rows! {
 }
 
 /// Writes the sums of a panel, which starts at weight row `first`, to the output of the matmul for all tokens.
-///
-/// # Safety
-/// No other thread writes these rows.
-unsafe fn write_sums(task: &MatmulTask<'_>, first: usize, sums: &[[f32; PANEL_ROWS]]) {
-    let width = PANEL_ROWS.min(task.first_row + task.row_count - first);
+fn write_sums(out: &mut MatmulOutput<'_>, first: usize, sums: &[[f32; PANEL_ROWS]]) {
+    let width = PANEL_ROWS.min(out.rows().end - first);
     for (token, sums) in sums.iter().enumerate() {
-        // SAFETY: the rows belong to the task; the rest is the caller's promise.
-        unsafe {
-            // A copy of constant length is compiled to one instruction instead of a call.
-            if width == PANEL_ROWS {
-                task.out.set_rows(token, first, sums);
-            } else {
-                task.out.set_rows(token, first, &sums[..width]);
-            }
+        // A copy of constant length is compiled to a few instructions instead of a call.
+        if width == PANEL_ROWS {
+            out.set_rows(token, first, sums);
+        } else {
+            out.set_rows(token, first, &sums[..width]);
         }
     }
 }

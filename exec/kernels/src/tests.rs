@@ -66,9 +66,7 @@ fn matmul_bits(instructions: InstructionSet, matrix: Matrix<'_>, input: &mut Act
     input.quantise_for_format(matrix.format, instructions);
     let tokens = input.tokens();
     let mut out = vec![0.0f32; tokens * matrix.rows];
-    let shared = MatmulOutput::new(&mut out, tokens, matrix.rows);
-    // SAFETY: no other thread writes `out`.
-    unsafe { matmul_rows(instructions, matrix, 0, matrix.rows, input, shared) };
+    matmul_rows(instructions, matrix, input, &mut MatmulOutput::new(&mut out, tokens, matrix.rows));
     out.iter().map(|value| value.to_bits()).collect()
 }
 

@@ -1,5 +1,8 @@
 //! Instruction sets of x86-64 processors: detection, and dispatch of kernels.
 //!
+//! The values of [`Avx2`] and [`Avx512`] prove that the processor has the instructions, because only detection creates
+//! them. [`methods_with`] defines the methods in which these instructions are enabled.
+//!
 //! Not here: the kernels, see [`super::avx2`] and [`super::panel`].
 
 use half::f16;
@@ -7,81 +10,125 @@ use half::f16;
 use super::matmul::{MatmulTask, dot_tiles};
 use super::{avx2, panel};
 
-/// A vector instruction set that not every x86-64 processor has.
+/// AVX2, FMA and F16C.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NativeKernels {
-    /// AVX2, FMA and F16C.
-    Avx2,
-    /// AVX2, FMA, F16C, AVX-512 (F, BW, VL) and VNNI.
-    Avx512,
+pub(crate) struct Avx2(());
+
+/// AVX2, FMA, F16C, AVX-512 (F, BW, VL) and VNNI.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Avx512 {
+    avx2: Avx2,
 }
 
-impl NativeKernels {
-    /// All instruction sets, from the slowest to the fastest.
-    pub(super) const ALL: [NativeKernels; 2] = [NativeKernels::Avx2, NativeKernels::Avx512];
-
-    pub(super) fn is_available(self) -> bool {
-        let avx2 = is_x86_feature_detected!("avx2")
+impl Avx2 {
+    fn detect() -> Option<Avx2> {
+        let available = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
-        match self {
-            NativeKernels::Avx2 => avx2,
-            NativeKernels::Avx512 => {
-                avx2 && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512vnni")
-            }
+        available.then_some(Avx2(()))
+    }
+}
+
+impl Avx512 {
+    fn detect() -> Option<Avx512> {
+        let avx2 = Avx2::detect()?;
+        let available = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni");
+        available.then_some(Avx512 { avx2 })
+    }
+}
+
+/// A vector instruction set that not every x86-64 processor has. A value exists only where the processor has the
+/// instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NativeKernels {
+    Avx2(Avx2),
+    Avx512(Avx512),
+}
+
+impl From<NativeKernels> for Avx2 {
+    fn from(native: NativeKernels) -> Avx2 {
+        match native {
+            NativeKernels::Avx2(avx2) | NativeKernels::Avx512(Avx512 { avx2 }) => avx2,
         }
+    }
+}
+
+/// Defines methods without results that are compiled with the instructions of `Avx2` or `Avx512`. The type of `self`
+/// must be convertible to this type, which proves that the processor has the instructions.
+macro_rules! methods_with {
+    (Avx2: $($methods:tt)+) => {
+        $crate::x86_64::methods_with! { @Avx2, "avx2,fma,f16c": $($methods)+ }
+    };
+    (Avx512: $($methods:tt)+) => {
+        $crate::x86_64::methods_with! { @Avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni": $($methods)+ }
+    };
+    (@$proof:ident, $features:literal: $(
+        $(#[$attribute:meta])*
+        $visibility:vis fn $name:ident $(<$block:ident: $bound:ident $(, const $tokens:ident: usize)?>)?
+        ($($argument:ident: $type:ty),*) $body:block
+    )+) => {$(
+        $(#[$attribute])*
+        $visibility fn $name $(<$block: $bound $(, const $tokens: usize)?>)? (self, $($argument: $type),*) {
+            #[target_feature(enable = $features)]
+            fn with_features $(<$block: $bound $(, const $tokens: usize)?>)? ($($argument: $type),*) $body
+
+            let _: $crate::x86_64::$proof = self.into();
+            // SAFETY: values of the type in the line above exist only where the processor has the instructions.
+            unsafe { with_features $(::<$block $(, $tokens)?>)? ($($argument),*) }
+        }
+    )+};
+}
+pub(crate) use methods_with;
+
+impl NativeKernels {
+    /// Returns the instruction sets of this processor, from the slowest to the fastest.
+    pub(super) fn detect_all() -> impl DoubleEndedIterator<Item = NativeKernels> {
+        let avx2 = Avx2::detect().map(NativeKernels::Avx2);
+        let avx512 = Avx512::detect().map(NativeKernels::Avx512);
+        [avx2, avx512].into_iter().flatten()
     }
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            NativeKernels::Avx2 => "avx2",
-            NativeKernels::Avx512 => "avx512",
+            NativeKernels::Avx2(_) => "avx2",
+            NativeKernels::Avx512(_) => "avx512",
         }
     }
 
     /// Computes a part of a matmul with panels or with dot products, whichever is faster.
-    ///
-    /// # Safety
-    /// The processor has the instructions of `self`, and no other thread writes the rows of the task.
-    pub(super) unsafe fn multiply(self, task: MatmulTask<'_>) {
-        // SAFETY: the caller's promise; `Avx512` implies AVX2.
-        unsafe {
-            match (self, panel::is_profitable(task.matrix.format, task.input.tokens())) {
-                (NativeKernels::Avx512, true) => panel::avx512::matmul(task),
-                (NativeKernels::Avx2, true) => panel::avx2::matmul(task),
-                (_, false) => matmul_by_dots(task),
-            }
+    pub(super) fn multiply(self, task: MatmulTask<'_, '_>) {
+        match (self, panel::is_profitable(task.matrix.format, task.input.tokens())) {
+            (NativeKernels::Avx512(avx512), true) => panel::avx512::matmul(avx512, task),
+            (NativeKernels::Avx2(avx2), true) => panel::avx2::matmul(avx2, task),
+            (_, false) => self.multiply_by_dots(task),
         }
     }
 
-    #[allow(clippy::unused_self)] // the value proves that the processor has the instructions
-    pub(super) fn scores_f16(self, query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
-        // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
-        unsafe { avx2::scores_f16(query, scale, keys, scores) };
-    }
+    methods_with! { Avx2:
+        pub(super) fn scores_f16(query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
+            avx2::scores_f16(query, scale, keys, scores);
+        }
 
-    #[allow(clippy::unused_self)] // the value proves that the processor has the instructions
-    pub(super) fn sum_values_f16(self, probabilities: &[f32], values: &[f16], out: &mut [f32]) {
-        // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
-        unsafe { avx2::sum_values_f16(probabilities, values, out) };
-    }
-}
+        pub(super) fn sum_values_f16(probabilities: &[f32], values: &[f16], out: &mut [f32]) {
+            avx2::sum_values_f16(probabilities, values, out);
+        }
 
-/// Computes a part of a matmul with dot products.
-#[target_feature(enable = "avx2,fma,f16c")]
-fn matmul_by_dots(task: MatmulTask<'_>) {
-    macro_rules! plain {
-        ($dot:ident) => {
-            dot_tiles!(task, plain_row, avx2::$dot)
-        };
+        /// Computes a part of a matmul with dot products.
+        fn multiply_by_dots(task: MatmulTask<'_, '_>) {
+            macro_rules! plain {
+                ($dot:ident) => {
+                    dot_tiles!(task, plain_row, avx2::$dot)
+                };
+            }
+            macro_rules! blocks {
+                ($block:ident, $row:ident, $dot:ident) => {
+                    dot_tiles!(task, $row, avx2::$dot)
+                };
+            }
+            for_format!(task.matrix.format, plain, blocks);
+        }
     }
-    macro_rules! blocks {
-        ($block:ident, $row:ident, $dot:ident) => {
-            dot_tiles!(task, $row, avx2::$dot)
-        };
-    }
-    for_format!(task.matrix.format, plain, blocks);
 }

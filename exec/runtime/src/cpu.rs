@@ -67,12 +67,18 @@ pub(crate) struct Attention<'a> {
     pub(crate) scoring: ScoreOptions,
 }
 
-/// The rows of a matmul that one job computes, and the chunks of these rows.
+/// A matmul whose rows are computed by one or more jobs.
 struct Strip<'a> {
-    matrix: Matrix<'a>,
+    matrix: &'a Matrix<'a>,
+    /// The rows that the current job computes.
     rows: Range<usize>,
-    /// The indices of the chunks, counted over all matmuls of the job.
-    chunks: Range<usize>,
+    /// The output of the rows after `rows`.
+    rest: MatmulOutput<'a>,
+}
+
+/// The rows of a matmul that a thread computes at a time.
+struct Chunk<'a> {
+    matrix: &'a Matrix<'a>,
     out: MatmulOutput<'a>,
 }
 
@@ -80,7 +86,7 @@ impl<'a> Strip<'a> {
     /// Returns the number of rows in a chunk; a multiple of the panel size if panels are used.
     fn chunk_rows(&self) -> usize {
         let rows = (CHUNK_BYTES / self.matrix.row_bytes().max(1)).max(1);
-        if panel::is_profitable(self.matrix.format, self.out.tokens()) {
+        if panel::is_profitable(self.matrix.format, self.rest.tokens()) {
             rows.next_multiple_of(panel::PANEL_ROWS)
         } else {
             rows
@@ -90,6 +96,17 @@ impl<'a> Strip<'a> {
     fn bytes(&self) -> &'a [u8] {
         let row = self.matrix.row_bytes();
         &self.matrix.bytes[self.rows.start * row..self.rows.end * row]
+    }
+
+    /// Advances to the next rows, which end before the row `end`, and adds their chunks to `chunks`.
+    fn advance(&mut self, end: usize, chunks: &mut Vec<Chunk<'a>>) {
+        self.rows = self.rows.end..end;
+        let chunk_rows = self.chunk_rows();
+        chunks.reserve(self.rows.len().div_ceil(chunk_rows));
+        for first in self.rows.clone().step_by(chunk_rows) {
+            let out = self.rest.split_off_first(chunk_rows.min(end - first));
+            chunks.push(Chunk { matrix: self.matrix, out });
+        }
     }
 }
 
@@ -143,24 +160,31 @@ impl Cpu {
         let mut strips: Vec<Strip> = matmuls
             .iter_mut()
             .map(|Matmul { matrix, out }| Strip {
-                matrix: *matrix,
+                matrix,
                 rows: 0..0,
-                chunks: 0..0,
-                out: MatmulOutput::new(out, tokens, matrix.rows),
+                rest: MatmulOutput::new(out, tokens, matrix.rows),
             })
             .collect();
-        while self.next_rows(&mut strips) {
-            self.multiply_strips(input, &strips);
+        loop {
+            let mut chunks = self.next_chunks(&mut strips);
+            if chunks.is_empty() {
+                break;
+            }
+            self.thread_pool.for_each_chunk_mut(&mut chunks, 1, |_, chunks| {
+                for Chunk { matrix, out } in chunks {
+                    matmul_rows(self.instruction_set, **matrix, input, out);
+                }
+            });
             for strip in &strips {
                 self.barrier.mark_used(strip.bytes());
             }
         }
     }
 
-    /// Advances each strip to its next rows whose weights are in memory; waits if there are no such rows. Returns false
-    /// if all rows have been computed.
-    fn next_rows(&self, strips: &mut [Strip<'_>]) -> bool {
-        let (mut chunks, mut earlier_wait) = (0, false);
+    /// Advances each strip to its next rows whose weights are in memory, and returns the chunks of these rows; waits if
+    /// there are no such rows. Returns no chunks if all rows have been computed.
+    fn next_chunks<'a>(&self, strips: &mut [Strip<'a>]) -> Vec<Chunk<'a>> {
+        let (mut chunks, mut earlier_wait) = (Vec::new(), false);
         for strip in strips {
             let (matrix, start) = (strip.matrix, strip.rows.end);
             let row = matrix.row_bytes().max(1);
@@ -168,7 +192,7 @@ impl Cpu {
             let mut end = start;
             if start < matrix.rows && !earlier_wait {
                 // Weights arrive in the order of use, so later strips need not be checked.
-                let ready = if chunks == 0 {
+                let ready = if chunks.is_empty() {
                     self.barrier.wait(rest, row)
                 } else {
                     self.barrier.resident_prefix_bytes(rest)
@@ -176,27 +200,9 @@ impl Cpu {
                 end = matrix.rows.min(start + ready / row);
                 earlier_wait = end < matrix.rows;
             }
-            let first = chunks;
-            chunks += (end - start).div_ceil(strip.chunk_rows());
-            (strip.rows, strip.chunks) = (start..end, first..chunks);
+            strip.advance(end, &mut chunks);
         }
-        chunks > 0
-    }
-
-    /// Multiplies `input` by the rows [`Strip::rows`] of all strips, in one job of the thread pool.
-    fn multiply_strips(&self, input: &Activations, strips: &[Strip<'_>]) {
-        let chunks = strips.last().map_or(0, |strip| strip.chunks.end);
-        self.thread_pool.for_each_chunk(chunks, 1, |_, range| {
-            for chunk in range {
-                let strip = strips.iter().find(|strip| strip.chunks.contains(&chunk));
-                let strip = strip.expect("chunks cover the strips");
-                let rows = strip.chunk_rows();
-                let first = strip.rows.start + (chunk - strip.chunks.start) * rows;
-                let count = rows.min(strip.rows.end - first);
-                // SAFETY: each chunk is computed once, and chunks are disjoint rows of `out`.
-                unsafe { matmul_rows(self.instruction_set, strip.matrix, first, count, input, strip.out) };
-            }
-        });
+        chunks
     }
 
     /// Computes the attention of all pairs of token and head. `positions` returns the positions to which a token

@@ -6,6 +6,8 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
 
+use bytemuck::must_cast;
+
 use super::{
     half_bits, iq4_values, load, lowest, nibbles, one_sum, per_token, prefetch, signed, two_sums, unsigned,
 };
@@ -40,7 +42,7 @@ macro_rules! signed_dots {
                     for n in 0..4 {
                         sums[n] = _mm256_madd_epi16(signed(weights[n], load(&quants[n])), ones);
                     }
-                    let scale = _mm_mul_ps(scale, load_four(&scales[t].as_chunks::<4>().0[at]));
+                    let scale = _mm_mul_ps(scale, must_cast(scales[t].as_chunks::<4>().0[at]));
                     dots[t] = add_four(scale, four_sums(sums), dots[t]);
                 }
             }
@@ -133,13 +135,6 @@ fn set_bits(bits: [u8; 4]) -> __m256i {
     let one_bit_each = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
     let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(i32::from_le_bytes(bits)), byte_of_eight);
     _mm256_cmpeq_epi8(_mm256_and_si256(bytes, one_bit_each), one_bit_each)
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn load_four(values: &[f32; 4]) -> __m128 {
-    // SAFETY: an unaligned load of the 16 bytes that the reference covers.
-    unsafe { _mm_loadu_ps(values.as_ptr()) }
 }
 
 /// Converts four f16 values, given by their bits, to f32.

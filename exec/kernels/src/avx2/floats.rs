@@ -7,31 +7,25 @@ use std::arch::x86_64::*;
 // `attention_f16` uses these names.
 use std::arch::x86_64::{_mm256_fmadd_ps as fma, _mm256_set1_ps as splat};
 
+use bytemuck::must_cast;
 use half::f16;
 
-use super::{load, load_half, per_token, prefetch};
+use super::{per_token, prefetch};
 use crate::attention::attention_f16;
 use crate::blocks::bf16_to_f32;
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn load_floats(values: &[f32; 8]) -> __m256 {
-    // SAFETY: an unaligned load of the 32 bytes that the reference covers.
-    unsafe { _mm256_loadu_ps(values.as_ptr()) }
-}
 
 /// Converts eight f16 values to f32.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn widen(halves: &[u8; 16]) -> __m256 {
-    _mm256_cvtph_ps(load_half(halves))
+fn widen(halves: [u8; 16]) -> __m256 {
+    _mm256_cvtph_ps(must_cast(halves))
 }
 
 /// Converts eight BF16 values to f32. A BF16 value is the upper half of the corresponding f32.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn upper(halves: &[u8; 16]) -> __m256 {
-    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(load_half(halves))))
+fn upper(halves: [u8; 16]) -> __m256 {
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(must_cast(halves))))
 }
 
 /// Adds the products of the last elements of a row, `rest` (fewer than 32), to the 32 lanes and returns the sum of the
@@ -43,11 +37,7 @@ fn finish(lanes: [__m256; 4], rest: impl ExactSizeIterator<Item = (f32, f32)>) -
         let [a, b, c, d] = lanes;
         return tree_sum(_mm256_add_ps(_mm256_add_ps(a, b), _mm256_add_ps(c, d)));
     }
-    let mut all = [0.0f32; 32];
-    for (part, lanes) in all.as_chunks_mut::<8>().0.iter_mut().zip(lanes) {
-        store_floats(part, lanes);
-    }
-    crate::sum_lanes_with_rest(all, rest)
+    crate::sum_lanes_with_rest(must_cast(lanes), rest)
 }
 
 /// Returns the sum of eight lanes, in the order of [`crate::tree_sum`].
@@ -61,8 +51,8 @@ fn tree_sum(lanes: __m256) -> f32 {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn plain(bytes: &[u8; 32]) -> __m256 {
-    _mm256_castsi256_ps(load(bytes))
+fn plain(bytes: [u8; 32]) -> __m256 {
+    must_cast(bytes)
 }
 
 /// Defines dot products for float weights. Arguments of each format: the number of bytes of a weight, the function that
@@ -78,9 +68,9 @@ macro_rules! dots {
             for (at, chunk) in chunks.iter().enumerate() {
                 prefetch(chunk);
                 for (part, bytes) in chunk.as_chunks::<{ 8 * $bytes }>().0.iter().enumerate() {
-                    let weights = $eight(bytes);
+                    let weights = $eight(*bytes);
                     for t in 0..T {
-                        let values = load_floats(&values[t][at].as_chunks::<8>().0[part]);
+                        let values = must_cast(values[t][at].as_chunks::<8>().0[part]);
                         lanes[t][part] = _mm256_fmadd_ps(weights, values, lanes[t][part]);
                     }
                 }
@@ -100,11 +90,4 @@ dots! {
     dot_f32: 4, plain, |bytes| f32::from_le_bytes(*bytes);
 }
 
-#[inline]
-#[target_feature(enable = "avx2")]
-fn store_floats(into: &mut [f32; 8], values: __m256) {
-    // SAFETY: an unaligned store of the eight floats that the reference covers.
-    unsafe { _mm256_storeu_ps(into.as_mut_ptr(), values) };
-}
-
-attention_f16! { "avx2,fma,f16c", 8, 8 }
+attention_f16! { 8, 8, target_feature(enable = "avx2,fma,f16c") }

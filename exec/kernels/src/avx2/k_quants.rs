@@ -23,10 +23,7 @@ pub(super) fn pairs(bytes: u64) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn stored_pairs(bytes: u64) -> [u32; 8] {
-    let mut stored = [0; 8];
-    // SAFETY: an unaligned store of 32 bytes into the array.
-    unsafe { _mm256_storeu_si256(stored.as_mut_ptr().cast(), pairs(bytes)) };
-    stored
+    bytemuck::must_cast(pairs(bytes))
 }
 
 #[inline]

@@ -25,20 +25,18 @@ use bytemuck::Pod;
 use super::blocks::IQ4_VALUES;
 use super::matmul::per_token;
 
+/// Loads the 32 bytes of `values`.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn load<T: Pod>(values: &T) -> __m256i {
-    const { assert!(size_of::<T>() == 32, "a register has 32 bytes") };
-    // SAFETY: an unaligned load of the 32 bytes that the reference covers.
-    unsafe { _mm256_loadu_si256(std::ptr::from_ref(values).cast()) }
+    bytemuck::must_cast(*values)
 }
 
+/// Loads the 16 bytes of `values`.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn load_half<T: Pod>(values: &T) -> __m128i {
-    const { assert!(size_of::<T>() == 16, "half a register has 16 bytes") };
-    // SAFETY: an unaligned load of the 16 bytes that the reference covers.
-    unsafe { _mm_loadu_si128(std::ptr::from_ref(values).cast()) }
+    bytemuck::must_cast(*values)
 }
 
 #[inline]

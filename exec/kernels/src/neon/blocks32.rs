@@ -4,9 +4,8 @@
 //! for all formats. Four blocks are summed together.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
-use std::arch::aarch64::*;
-
-use super::{ByteDot, four_halves, half_bits, iq4_values, load_both, load_floats, nibbles, per_token};
+use super::intrinsics::*;
+use super::{ByteDot, four_halves, half_bits, iq4_values, nibbles, per_token};
 use crate::activations::QuantisedRow;
 use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, ScaledBlock, blocks};
 
@@ -16,19 +15,13 @@ pub(crate) trait Unpack32: ScaledBlock {
     const IS_SMALL: bool;
 
     /// Returns the 32 integer weights of the block, before the multiplication by the scale.
-    ///
-    /// # Safety
-    /// The processor has NEON.
-    unsafe fn weights(&self) -> [int8x16_t; 2];
+    fn weights(&self) -> [int8x16_t; 2];
 }
 
 /// Returns the dot products of a row of weights in blocks of 32 with the activations of T tokens.
-///
-/// # Safety
-/// The processor has the instructions of `P`.
 #[inline]
-#[target_feature(enable = "neon")]
-pub(crate) unsafe fn dot32<P: ByteDot, B: Unpack32, const T: usize>(
+pub(crate) fn dot32<P: ByteDot, B: Unpack32, const T: usize>(
+    instructions: P,
     row: &[u8],
     input: &[QuantisedRow<'_>; T],
 ) -> [f32; T] {
@@ -39,22 +32,20 @@ pub(crate) unsafe fn dot32<P: ByteDot, B: Unpack32, const T: usize>(
     let (fours, rest) = row.as_chunks::<4>();
     let mut dots = [0.0f32; T];
     for (at, four) in fours.iter().enumerate() {
-        // SAFETY: the caller's promise.
-        let weights = four.each_ref().map(|block| unsafe { block.weights() });
+        let weights = four.each_ref().map(B::weights);
         let block_scales = four_halves(four.each_ref().map(B::scale_bits));
         let minima = four_halves(four.each_ref().map(B::minimum_bits));
         for t in 0..T {
             let quants = &quants[t].as_chunks::<4>().0[at];
-            // SAFETY: the caller's promise.
             let [a, b, c, d] =
-                std::array::from_fn(|n| unsafe { P::sum32(weights[n], load_both(&quants[n]), B::IS_SMALL) });
-            let totals: int32x4_t = vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
-            let token_scales = load_floats(&scales[t].as_chunks::<4>().0[at]);
-            let (factors, totals) =
-                (stored(vmulq_f32(block_scales, token_scales)), stored(vcvtq_f32_s32(totals)));
+                std::array::from_fn(|n| instructions.sum32(weights[n], cast(quants[n]), B::IS_SMALL));
+            let totals = vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
+            let token_scales = cast(scales[t].as_chunks::<4>().0[at]);
+            let factors: [f32; 4] = cast(vmulq_f32(block_scales, token_scales));
+            let totals: [f32; 4] = cast(vcvtq_f32_s32(totals));
             if B::HAS_MINIMUM {
-                let minima = stored(vmulq_f32(minima, token_scales));
-                let sums = stored(four_sums(&sums[t].as_chunks::<4>().0[at]));
+                let minima: [f32; 4] = cast(vmulq_f32(minima, token_scales));
+                let sums: [f32; 4] = cast(four_sums(sums[t].as_chunks::<4>().0[at]));
                 for n in 0..4 {
                     dots[t] = factors[n].mul_add(totals[n], dots[t]);
                     dots[t] = minima[n].mul_add(sums[n], dots[t]);
@@ -67,12 +58,10 @@ pub(crate) unsafe fn dot32<P: ByteDot, B: Unpack32, const T: usize>(
         }
     }
     for (at, block) in (4 * fours.len()..).zip(rest) {
-        // SAFETY: the caller's promise.
-        let weights = unsafe { block.weights() };
+        let weights = block.weights();
         let (scale, minimum) = (half_bits(block.scale_bits()), half_bits(block.minimum_bits()));
         for t in 0..T {
-            // SAFETY: the caller's promise.
-            let total = vaddvq_s32(unsafe { P::sum32(weights, load_both(&quants[t][at]), B::IS_SMALL) });
+            let total = vaddvq_s32(instructions.sum32(weights, cast(quants[t][at]), B::IS_SMALL));
             dots[t] = (scale * scales[t][at]).mul_add(total as f32, dots[t]);
             if B::HAS_MINIMUM {
                 dots[t] = (minimum * scales[t][at]).mul_add(f32::from(sums[t][at]), dots[t]);
@@ -87,9 +76,8 @@ macro_rules! unpack {
         impl Unpack32 for $block {
             const IS_SMALL: bool = $small;
 
-            #[inline]
-            #[target_feature(enable = "neon")]
-            unsafe fn weights(&self) -> [int8x16_t; 2] {
+            #[inline(always)]
+            fn weights(&self) -> [int8x16_t; 2] {
                 let $this = self;
                 $weights
             }
@@ -98,46 +86,32 @@ macro_rules! unpack {
 }
 unpack! {
     BlockQ4_0, small: true, |block| {
-        nibbles(&block.quants).map(|numbers| vsubq_s8(vreinterpretq_s8_u8(numbers), vdupq_n_s8(8)))
+        nibbles(block.quants).map(|numbers| vsubq_s8(cast(numbers), vdupq_n_s8(8)))
     };
-    BlockQ4_1, small: true, |block| nibbles(&block.quants).map(|numbers| vreinterpretq_s8_u8(numbers));
+    BlockQ4_1, small: true, |block| cast(nibbles(block.quants));
     BlockQ5_0, small: true, |block| {
-        with_fifth(&block.quants, block.high_bits).map(|numbers| vsubq_s8(numbers, vdupq_n_s8(16)))
+        with_fifth(block.quants, block.high_bits).map(|numbers| vsubq_s8(numbers, vdupq_n_s8(16)))
     };
-    BlockQ5_1, small: true, |block| with_fifth(&block.quants, block.high_bits);
-    BlockQ8_0, small: false, |block| load_both(&block.quants);
-    BlockIq4Nl, small: false, |block| nibbles(&block.quants).map(|numbers| iq4_values(numbers));
+    BlockQ5_1, small: true, |block| with_fifth(block.quants, block.high_bits);
+    BlockQ8_0, small: false, |block| cast(block.quants);
+    BlockIq4Nl, small: false, |block| nibbles(block.quants).map(iq4_values);
 }
 
 /// Unpacks 32 five-bit integers: the low four bits are in `quants`, and bit j of `high` is the fifth bit of integer j.
-#[inline]
-#[target_feature(enable = "neon")]
-fn with_fifth(quants: &[u8; 16], high: [u8; 4]) -> [int8x16_t; 2] {
-    let one_bit_each = vreinterpret_u8_u64(vcreate_u64(0x8040_2010_0804_0201));
-    let one_bit_each = vcombine_u8(one_bit_each, one_bit_each);
+#[inline(always)]
+fn with_fifth(quants: [u8; 16], high: [u8; 4]) -> [int8x16_t; 2] {
+    let one_bit_each = cast([0x8040_2010_0804_0201_u64; 2]);
     let mut weights = [vdupq_n_s8(0); 2];
     for (half, numbers) in nibbles(quants).into_iter().enumerate() {
-        let bits = vcombine_u8(vdup_n_u8(high[2 * half]), vdup_n_u8(high[2 * half + 1]));
+        let bits = cast([vdup_n_u8(high[2 * half]), vdup_n_u8(high[2 * half + 1])]);
         let fifth = vandq_u8(vtstq_u8(bits, one_bit_each), vdupq_n_u8(16));
-        weights[half] = vreinterpretq_s8_u8(vorrq_u8(numbers, fifth));
+        weights[half] = cast(vorrq_u8(numbers, fifth));
     }
     weights
 }
 
-/// Loads four integers and converts them to floats.
-#[inline]
-#[target_feature(enable = "neon")]
-fn four_sums(values: &[i16; 4]) -> float32x4_t {
-    // SAFETY: a load of the four integers that the reference covers.
-    vcvtq_f32_s32(vmovl_s16(unsafe { vld1_s16(values.as_ptr()) }))
-}
-
-/// Returns the lanes of a register as an array. The compiler removes the store.
-#[inline]
-#[target_feature(enable = "neon")]
-fn stored(values: float32x4_t) -> [f32; 4] {
-    let mut lanes = [0.0; 4];
-    // SAFETY: a store of the four floats that the array has.
-    unsafe { vst1q_f32(lanes.as_mut_ptr(), values) };
-    lanes
+/// Converts four integers to floats.
+#[inline(always)]
+fn four_sums(values: [i16; 4]) -> float32x4_t {
+    vcvtq_f32_s32(vmovl_s16(cast(values)))
 }

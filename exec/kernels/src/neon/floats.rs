@@ -2,62 +2,35 @@
 //!
 //! The 32 lanes of a sum (see [`super::super`]) are eight registers of four lanes.
 
-// `attention_f16` uses this name.
-use std::arch::aarch64::vdupq_n_f32 as splat;
-#[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
-use std::arch::aarch64::*;
-
 use half::f16;
 
+use super::intrinsics::vdupq_n_f32 as splat; // `attention_f16` uses this name
+#[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
+use super::intrinsics::*;
 use super::per_token;
 use crate::attention::attention_f16;
 use crate::blocks::bf16_to_f32;
 
-#[inline]
-#[target_feature(enable = "neon")]
-pub(crate) fn load_floats(values: &[f32; 4]) -> float32x4_t {
-    // SAFETY: a load of the 16 bytes that the reference covers.
-    unsafe { vld1q_f32(values.as_ptr()) }
-}
-
-#[inline]
-#[target_feature(enable = "neon")]
-pub(crate) fn store_floats(into: &mut [f32; 4], values: float32x4_t) {
-    // SAFETY: a store of the 16 bytes that the reference covers.
-    unsafe { vst1q_f32(into.as_mut_ptr(), values) };
-}
-
-#[inline]
-#[target_feature(enable = "neon")]
-fn load_halves(halves: &[u8; 8]) -> uint16x4_t {
-    // SAFETY: a load of the eight bytes that the reference covers.
-    vreinterpret_u16_u8(unsafe { vld1_u8(halves.as_ptr()) })
-}
-
 /// Converts four f16 values to f32.
-#[inline]
-#[target_feature(enable = "neon")]
-fn widen(halves: &[u8; 8]) -> float32x4_t {
-    vcvt_f32_f16(vreinterpret_f16_u16(load_halves(halves)))
+#[inline(always)]
+fn widen(halves: [u8; 8]) -> float32x4_t {
+    vcvt_f32_f16(vreinterpret_f16_u16(cast(halves)))
 }
 
 /// Converts four BF16 values to f32. A BF16 value is the upper half of the corresponding f32.
-#[inline]
-#[target_feature(enable = "neon")]
-fn upper(halves: &[u8; 8]) -> float32x4_t {
-    vreinterpretq_f32_u32(vshll_n_u16::<16>(load_halves(halves)))
+#[inline(always)]
+fn upper(halves: [u8; 8]) -> float32x4_t {
+    cast(vshll_n_u16::<16>(cast(halves)))
 }
 
-#[inline]
-#[target_feature(enable = "neon")]
-fn plain(bytes: &[u8; 16]) -> float32x4_t {
-    vreinterpretq_f32_u8(super::load_unsigned(bytes))
+#[inline(always)]
+fn plain(bytes: [u8; 16]) -> float32x4_t {
+    cast(bytes)
 }
 
 /// Adds the products of the last elements of a row, `rest` (fewer than 32), to the 32 lanes and returns the sum of the
 /// lanes, in the order of [`crate::sum_lanes`].
 #[inline]
-#[target_feature(enable = "neon")]
 fn finish(lanes: [float32x4_t; 8], rest: impl ExactSizeIterator<Item = (f32, f32)>) -> f32 {
     if rest.len() == 0 {
         let [a, b, c, d, e, f, g, h] = lanes;
@@ -65,13 +38,10 @@ fn finish(lanes: [float32x4_t; 8], rest: impl ExactSizeIterator<Item = (f32, f32
         let high = vaddq_f32(vaddq_f32(b, d), vaddq_f32(f, h));
         let four = vaddq_f32(low, high);
         let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
-        return vget_lane_f32::<0>(two) + vget_lane_f32::<1>(two);
+        let [first, second]: [f32; 2] = cast(two);
+        return first + second;
     }
-    let mut all = [0.0f32; 32];
-    for (part, lanes) in all.as_chunks_mut::<4>().0.iter_mut().zip(lanes) {
-        store_floats(part, lanes);
-    }
-    crate::sum_lanes_with_rest(all, rest)
+    crate::sum_lanes_with_rest(cast(lanes), rest)
 }
 
 /// Defines dot products for float weights. Arguments of each format: the number of bytes of a weight, the function that
@@ -82,10 +52,8 @@ fn finish(lanes: [float32x4_t; 8], rest: impl ExactSizeIterator<Item = (f32, f32
 macro_rules! dots {
     ($($name:ident: $bytes:literal, $four:ident, $one:expr;)+) => {$(
         #[inline]
-        #[target_feature(enable = "neon")]
         pub(crate) fn $name<const T: usize>(row: &[u8], input: &[&[f32]; T]) -> [f32; T] {
             #[inline]
-            #[target_feature(enable = "neon")]
             fn pass<const R: usize, const T: usize>(
                 chunks: &[[u8; 32 * $bytes]],
                 values: &[&[[f32; 32]]; T],
@@ -96,9 +64,9 @@ macro_rules! dots {
                 for (at, chunk) in chunks.iter().enumerate() {
                     let chunk = &chunk.as_chunks::<{ 4 * $bytes }>().0[first..first + R];
                     for part in 0..R {
-                        let weights = $four(&chunk[part]);
+                        let weights = $four(chunk[part]);
                         for t in 0..T {
-                            let values = load_floats(&values[t][at].as_chunks::<4>().0[first + part]);
+                            let values = cast(values[t][at].as_chunks::<4>().0[first + part]);
                             lanes[t][part] = vfmaq_f32(lanes[t][part], weights, values);
                         }
                     }
@@ -131,10 +99,9 @@ dots! {
     dot_f32: 4, plain, |bytes| f32::from_le_bytes(*bytes);
 }
 
-#[inline]
-#[target_feature(enable = "neon")]
+#[inline(always)]
 fn fma(factor: float32x4_t, values: float32x4_t, sums: float32x4_t) -> float32x4_t {
     vfmaq_f32(sums, factor, values)
 }
 
-attention_f16! { "neon", 4, 16 }
+attention_f16! { 4, 16 }

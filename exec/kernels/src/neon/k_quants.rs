@@ -4,46 +4,37 @@
 //! the integer scales and minima of the groups. The arithmetic after that is the same for all formats.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
-use std::arch::aarch64::*;
-
-use super::{ByteDot, load, load_both, load_half, per_token, shifted};
+use super::intrinsics::*;
+use super::{ByteDot, per_token, shifted};
 use crate::activations::QuantisedRow;
 use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, IntegerBlock256, blocks};
 
 /// A block of 256 weights that can be unpacked in groups of 32.
-///
-/// # Safety
-/// All methods require a processor with NEON.
 pub(crate) trait Unpack256: IntegerBlock256 {
     /// Whether all integer weights are from -64 to 63. This is the argument `small` of [`ByteDot::sum32`].
     const IS_SMALL: bool = true;
 
     /// Returns the 32 integer weights of a group, before the multiplication by their scales.
-    unsafe fn group(&self, group: usize) -> [int8x16_t; 2];
+    fn group(&self, group: usize) -> [int8x16_t; 2];
 
     /// Returns the integer scales of the block, one for each [`GROUP_LENGTH`](IntegerBlock256::GROUP_LENGTH) weights.
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn wide_scales(&self) -> [i32; 16] {
-        widen_sixteen(load(&self.scales()))
+    #[inline(always)]
+    fn wide_scales(&self) -> [i32; 16] {
+        widen_sixteen(cast(self.scales()))
     }
 
     /// Returns the 16 integer minima of the block, one for each 16 weights.
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn wide_minima(&self) -> [int16x8_t; 2] {
-        let minima = load(&self.minima());
+    #[inline(always)]
+    fn wide_minima(&self) -> [int16x8_t; 2] {
+        let minima = cast(self.minima());
         [vmovl_s8(vget_low_s8(minima)), vmovl_high_s8(minima)]
     }
 }
 
 /// Returns the dot products of a row of weights in blocks of 256 with the activations of T tokens.
-///
-/// # Safety
-/// The processor has the instructions of `P`.
 #[inline]
-#[target_feature(enable = "neon")]
-pub(crate) unsafe fn dot256<P: ByteDot, B: Unpack256, const T: usize>(
+pub(crate) fn dot256<P: ByteDot, B: Unpack256, const T: usize>(
+    instructions: P,
     row: &[u8],
     input: &[QuantisedRow<'_>; T],
 ) -> [f32; T] {
@@ -53,25 +44,22 @@ pub(crate) unsafe fn dot256<P: ByteDot, B: Unpack256, const T: usize>(
     let scales: [&[f32]; T] = per_token(input, |input| &input.scales[..row.len()]);
     let mut dots = [0.0f32; T];
     for (at, block) in row.iter().enumerate() {
-        // SAFETY: the caller's promise.
-        let (block_scales, minima) = unsafe { (block.wide_scales(), block.wide_minima()) };
+        let (block_scales, minima) = (block.wide_scales(), block.wide_minima());
         let [scale, minimum] = two_halves(block.scale_and_minimum_bits());
         let activations: [&[[i8; 32]]; T] = per_token(&quants, |quants| quants[at].as_chunks().0);
         let mut totals = [vdupq_n_s32(0); T];
         for group in 0..8 {
-            // SAFETY: the caller's promise.
-            let weights = unsafe { block.group(group) };
+            let weights = block.group(group);
             for t in 0..T {
-                let values = load_both(&activations[t][group]);
-                // SAFETY: the caller's promise.
-                totals[t] = unsafe { add_group::<P, B>(totals[t], weights, values, &block_scales, group) };
+                let values = cast(activations[t][group]);
+                totals[t] = add_group::<P, B>(instructions, totals[t], weights, values, &block_scales, group);
             }
         }
         for t in 0..T {
             let token_scale = scales[t][at];
             dots[t] = (B::SCALE_FACTOR * scale * token_scale).mul_add(vaddvq_s32(totals[t]) as f32, dots[t]);
             if B::HAS_MINIMUM {
-                let subtracted = vaddvq_s32(products_of_sums(minima, &sums[t][at]));
+                let subtracted = vaddvq_s32(products_of_sums(minima, sums[t][at]));
                 dots[t] = (-(minimum * token_scale)).mul_add(subtracted as f32, dots[t]);
             }
         }
@@ -80,35 +68,26 @@ pub(crate) unsafe fn dot256<P: ByteDot, B: Unpack256, const T: usize>(
 }
 
 /// Adds the products of a group of 32 weights and activations, times the scales of the weights, to `total`.
-///
-/// # Safety
-/// The processor has the instructions of `P`.
-#[inline]
-#[target_feature(enable = "neon")]
-unsafe fn add_group<P: ByteDot, B: Unpack256>(
+#[inline(always)]
+fn add_group<P: ByteDot, B: Unpack256>(
+    instructions: P,
     total: int32x4_t,
     weights: [int8x16_t; 2],
     values: [int8x16_t; 2],
     scales: &[i32; 16],
     group: usize,
 ) -> int32x4_t {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if B::GROUP_LENGTH == 32 {
-            return vmlaq_n_s32(total, P::sum32(weights, values, B::IS_SMALL), scales[group]);
-        }
-        let total = vmlaq_n_s32(total, P::sum16(weights[0], values[0]), scales[2 * group]);
-        vmlaq_n_s32(total, P::sum16(weights[1], values[1]), scales[2 * group + 1])
+    if B::GROUP_LENGTH == 32 {
+        return vmlaq_n_s32(total, instructions.sum32(weights, values, B::IS_SMALL), scales[group]);
     }
+    let total = vmlaq_n_s32(total, instructions.sum16(weights[0], values[0]), scales[2 * group]);
+    vmlaq_n_s32(total, instructions.sum16(weights[1], values[1]), scales[2 * group + 1])
 }
 
 /// Multiplies the sums of 16 activations by the minima of a block. The sum of all lanes is at most 16 * 63 * 16 * 127.
-#[inline]
-#[target_feature(enable = "neon")]
-fn products_of_sums(minima: [int16x8_t; 2], sums: &[i16; 16]) -> int32x4_t {
-    let halves = sums.as_chunks::<8>().0;
-    // SAFETY: loads of the 16 bytes that each reference covers.
-    let sums = unsafe { [vld1q_s16(halves[0].as_ptr()), vld1q_s16(halves[1].as_ptr())] };
+#[inline(always)]
+fn products_of_sums(minima: [int16x8_t; 2], sums: [i16; 16]) -> int32x4_t {
+    let sums: [int16x8_t; 2] = cast(sums);
     let total = vmull_s16(vget_low_s16(minima[0]), vget_low_s16(sums[0]));
     let total = vmlal_high_s16(total, minima[0], sums[0]);
     let total = vmlal_s16(total, vget_low_s16(minima[1]), vget_low_s16(sums[1]));
@@ -116,65 +95,52 @@ fn products_of_sums(minima: [int16x8_t; 2], sums: &[i16; 16]) -> int32x4_t {
 }
 
 /// Widens 16 signed bytes to i32.
-#[inline]
-#[target_feature(enable = "neon")]
+#[inline(always)]
 pub(super) fn widen_sixteen(bytes: int8x16_t) -> [i32; 16] {
     let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
-    let parts = [
+    cast([
         vmovl_s16(vget_low_s16(low)),
         vmovl_high_s16(low),
         vmovl_s16(vget_low_s16(high)),
         vmovl_high_s16(high),
-    ];
-    let mut all = [0; 16];
-    for (all, part) in all.as_chunks_mut::<4>().0.iter_mut().zip(parts) {
-        // SAFETY: a store of the four integers that the reference covers.
-        unsafe { vst1q_s32(all.as_mut_ptr(), part) };
-    }
-    all
+    ])
 }
 
 /// Widens eight bytes from 0 to 127 to i32. Returns the eight integers, followed by eight zeros.
-#[inline]
-#[target_feature(enable = "neon")]
+#[inline(always)]
 pub(super) fn widen_eight(bytes: u64) -> [i32; 16] {
-    widen_sixteen(vcombine_s8(vcreate_s8(bytes), vcreate_s8(0)))
+    widen_sixteen(cast([bytes, 0]))
 }
 
 /// Widens eight bytes from 0 to 127 to i16 and repeats each, so that there are 16.
-#[inline]
-#[target_feature(enable = "neon")]
+#[inline(always)]
 fn twice(bytes: u64) -> [int16x8_t; 2] {
-    let wide = vmovl_s8(vcreate_s8(bytes));
+    let wide = vmovl_s8(cast(bytes));
     [vzip1q_s16(wide, wide), vzip2q_s16(wide, wide)]
 }
 
 /// Converts two f16 values, given by their bits, to f32: the value in the low 16 bits, then that in the high 16 bits.
-#[inline]
-#[target_feature(enable = "neon")]
+#[inline(always)]
 fn two_halves(bits: u32) -> [f32; 2] {
-    let halves = vcvt_f32_f16(vreinterpret_f16_u32(vdup_n_u32(bits)));
-    [vgetq_lane_f32::<0>(halves), vgetq_lane_f32::<1>(halves)]
+    let [first, second, ..]: [f32; 4] = cast(vcvt_f32_f16(vreinterpret_f16_u16(cast([bits; 2]))));
+    [first, second]
 }
 
-#[inline]
-#[target_feature(enable = "neon")]
+#[inline(always)]
 fn masked(bytes: [uint8x16_t; 2], mask: u8) -> [uint8x16_t; 2] {
     bytes.map(|bytes| vandq_u8(bytes, vdupq_n_u8(mask)))
 }
 
 /// Shifts each of 32 bytes left by `places` bits (right if `places` is negative) and ANDs the result with `mask`.
-#[inline]
-#[target_feature(enable = "neon")]
+#[inline(always)]
 fn bits(bytes: &[u8; 32], places: i32, mask: u8) -> [uint8x16_t; 2] {
-    masked([shifted(load_half(bytes, 0), places), shifted(load_half(bytes, 1), places)], mask)
+    masked(cast::<_, [uint8x16_t; 2]>(*bytes).map(|bytes| shifted(bytes, places)), mask)
 }
 
 /// ORs the bytes of `low` and `high` and subtracts `offset` from each.
-#[inline]
-#[target_feature(enable = "neon")]
+#[inline(always)]
 fn joined(low: [uint8x16_t; 2], high: [uint8x16_t; 2], offset: i8) -> [int8x16_t; 2] {
-    let of = |half: usize| vsubq_s8(vreinterpretq_s8_u8(vorrq_u8(low[half], high[half])), vdupq_n_s8(offset));
+    let of = |half: usize| vsubq_s8(cast(vorrq_u8(low[half], high[half])), vdupq_n_s8(offset));
     [of(0), of(1)]
 }
 
@@ -183,23 +149,20 @@ fn joined(low: [uint8x16_t; 2], high: [uint8x16_t; 2], offset: i8) -> [int8x16_t
 macro_rules! unpack {
     ($($block:ty $(, $scales_and_minima:ident)?: |$this:ident, $group:ident| $weights:expr;)+) => {$(
         impl Unpack256 for $block {
-            #[inline]
-            #[target_feature(enable = "neon")]
-            unsafe fn group(&self, $group: usize) -> [int8x16_t; 2] {
+            #[inline(always)]
+            fn group(&self, $group: usize) -> [int8x16_t; 2] {
                 let $this = self;
                 $weights
             }
 
             $(
-                #[inline]
-                #[target_feature(enable = "neon")]
-                unsafe fn wide_scales(&self) -> [i32; 16] {
+                #[inline(always)]
+                fn wide_scales(&self) -> [i32; 16] {
                     widen_eight(self.$scales_and_minima().0)
                 }
 
-                #[inline]
-                #[target_feature(enable = "neon")]
-                unsafe fn wide_minima(&self) -> [int16x8_t; 2] {
+                #[inline(always)]
+                fn wide_minima(&self) -> [int16x8_t; 2] {
                     twice(self.$scales_and_minima().1)
                 }
             )?
@@ -209,7 +172,7 @@ macro_rules! unpack {
 unpack! {
     BlockQ2K: |block, group| {
         let bytes = &block.quants.as_chunks().0[group / 4];
-        bits(bytes, -2 * (group as i32 % 4), 3).map(|numbers| vreinterpretq_s8_u8(numbers))
+        cast(bits(bytes, -2 * (group as i32 % 4), 3))
     };
     BlockQ3K: |block, group| {
         let low = bits(&block.quants.as_chunks().0[group / 4], -2 * (group as i32 % 4), 3);
@@ -217,7 +180,7 @@ unpack! {
     };
     BlockQ4K, scales_and_minima: |block, group| {
         let bytes = &block.quants.as_chunks().0[group / 2];
-        bits(bytes, -4 * (group as i32 % 2), 15).map(|numbers| vreinterpretq_s8_u8(numbers))
+        cast(bits(bytes, -4 * (group as i32 % 2), 15))
     };
     BlockQ5K, scales_and_minima: |block, group| {
         let low = bits(&block.quants.as_chunks().0[group / 2], -4 * (group as i32 % 2), 15);

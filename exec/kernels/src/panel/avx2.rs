@@ -17,45 +17,42 @@ use std::arch::x86_64::*;
 use std::array;
 use std::ops::Range;
 
-use bytemuck::Pod;
+use bytemuck::{Pod, must_cast};
 
 use super::unpack::{Block32, Block256, IQ4_CODEBOOK};
-use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply, pack};
+use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply, panel_kernel};
 use crate::avx2::{load as load_one, load_half};
 use crate::matmul::MatmulTask;
+use crate::x86_64::Avx2;
 
 /// Computes a part of a matmul. The weight format must satisfy [`is_profitable`](super::is_profitable).
-///
-/// # Safety
-/// The processor has AVX2, FMA and F16C, and no other thread writes the rows of the task.
-pub(crate) unsafe fn matmul(task: MatmulTask<'_>) {
-    // SAFETY: the caller's promise.
-    unsafe { multiply::<Avx2, 4>(task) };
+pub(crate) fn matmul(avx2: Avx2, task: MatmulTask<'_, '_>) {
+    multiply::<_, 4>(avx2, task);
 }
 
-struct Avx2;
+panel_kernel! { Avx2 }
 
-impl PanelKernel for Avx2 {
-    pack! { "avx2,fma,f16c", interleave }
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn multiply256<B: Block256, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
-        match lines_in_16_bits(B::MAX_QUANT, B::GROUP_LENGTH / 4) {
-            8 => multiply256::<B, 8, T>(tile, sums),
-            4 => multiply256::<B, 4, T>(tile, sums),
-            2 => multiply256::<B, 2, T>(tile, sums),
-            _ => multiply256::<B, EIGHT_BIT_LINES, T>(tile, sums),
-        }
+/// Implements [`PanelKernel::multiply256`].
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn multiply256<B: Block256, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
+    match lines_in_16_bits(B::MAX_QUANT, B::GROUP_LENGTH / 4) {
+        8 => multiply_lines256::<B, 8, T>(tile, sums),
+        4 => multiply_lines256::<B, 4, T>(tile, sums),
+        2 => multiply_lines256::<B, 2, T>(tile, sums),
+        _ => multiply_lines256::<B, EIGHT_BIT_LINES, T>(tile, sums),
     }
+}
 
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn multiply32<B: Block32, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
-        match lines_in_16_bits(B::MAX_QUANT, 8) {
-            8 => multiply32::<B, 8, T>(tile, sums),
-            4 => multiply32::<B, 4, T>(tile, sums),
-            2 => multiply32::<B, 2, T>(tile, sums),
-            _ => multiply32::<B, EIGHT_BIT_LINES, T>(tile, sums),
-        }
+/// Implements [`PanelKernel::multiply32`].
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn multiply32<B: Block32, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
+    match lines_in_16_bits(B::MAX_QUANT, 8) {
+        8 => multiply_lines32::<B, 8, T>(tile, sums),
+        4 => multiply_lines32::<B, 4, T>(tile, sums),
+        2 => multiply_lines32::<B, 2, T>(tile, sums),
+        _ => multiply_lines32::<B, EIGHT_BIT_LINES, T>(tile, sums),
     }
 }
 
@@ -78,32 +75,14 @@ type Pair = [__m256i; 2];
 #[inline]
 #[target_feature(enable = "avx2")]
 fn load(line: &Line) -> Pair {
-    let [low, high] = line.0.as_chunks::<8>().0 else { unreachable!("16 are twice 8") };
-    [load_one(low), load_one(high)]
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn load_floats(line: &[f32; PANEL_ROWS]) -> [__m256; 2] {
-    // SAFETY: loads of the 64 bytes that the reference covers.
-    unsafe { [_mm256_loadu_ps(line.as_ptr()), _mm256_loadu_ps(line[8..].as_ptr())] }
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn store_floats(line: &mut [f32; PANEL_ROWS], values: [__m256; 2]) {
-    // SAFETY: stores of the 64 bytes that the reference covers.
-    unsafe {
-        _mm256_storeu_ps(line.as_mut_ptr(), values[0]);
-        _mm256_storeu_ps(line[8..].as_mut_ptr(), values[1]);
-    }
+    must_cast(*line)
 }
 
 /// Broadcasts two or four adjacent values of a token, 32 bits in total, to all lanes of a register.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn broadcast<N: Pod>(values: &N) -> __m256i {
-    _mm256_set1_epi32(bytemuck::pod_read_unaligned(bytemuck::bytes_of(values)))
+    _mm256_set1_epi32(must_cast(*values))
 }
 
 /// Interleaves the unpacked quants of the panel, so that each line has four columns of all rows.
@@ -146,9 +125,7 @@ fn interleave_scales(unpacked: &[[i8; 32]; PANEL_ROWS], lines: &mut [Line; 16]) 
 #[target_feature(enable = "avx2")]
 fn store_all(values: &[__m256i; 8], lines: &mut [Line; 8], half: usize) {
     for (line, value) in lines.iter_mut().zip(values) {
-        let rows = &mut line.0.as_chunks_mut::<8>().0[half];
-        // SAFETY: a store of the 32 bytes that the reference covers.
-        unsafe { _mm256_storeu_si256(rows.as_mut_ptr().cast(), *value) };
+        line.0.as_chunks_mut::<8>().0[half] = must_cast(*value);
     }
 }
 
@@ -268,10 +245,13 @@ fn products<B: Block256, const LINES: usize, const T: usize>(
     totals
 }
 
-/// Implements [`PanelKernel::multiply256`]. Sums the products of `LINES` lines in 16 bits.
+/// Computes [`multiply256`]. Sums the products of `LINES` lines in 16 bits.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn multiply256<B: Block256, const LINES: usize, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
+fn multiply_lines256<B: Block256, const LINES: usize, const T: usize>(
+    tile: &Tile<'_, T>,
+    sums: &mut Sums<T>,
+) {
     let Tile { panel, blocks, input } = tile;
     let mut activations = [input[0].quants.as_chunks::<4>().0.as_chunks::<8>().0.as_chunks::<8>().0; T];
     let mut sums_of = [input[0].sums.as_chunks::<2>().0.as_chunks::<8>().0; T];
@@ -287,7 +267,7 @@ fn multiply256<B: Block256, const LINES: usize, const T: usize>(tile: &Tile<'_, 
         let (block_scale, block_minimum) = (load(&panel.scales[at]), load(&panel.minima[at]));
         for t in 0..T {
             let factor = _mm256_set1_ps(input[t].scales[block]);
-            let mut floats = load_floats(&sums[t]);
+            let mut floats: [__m256; 2] = must_cast(sums[t]);
             let mut total = totals[t];
             if B::OFFSET != 0 && LINES != EIGHT_BIT_LINES {
                 let off = weighted_sums(pairs_of_scales, &sums_of[t][block]);
@@ -307,15 +287,15 @@ fn multiply256<B: Block256, const LINES: usize, const T: usize>(tile: &Tile<'_, 
                     floats[half] = _mm256_fnmadd_ps(minimum, _mm256_cvtepi32_ps(off[half]), floats[half]);
                 }
             }
-            store_floats(&mut sums[t], floats);
+            sums[t] = must_cast(floats);
         }
     }
 }
 
-/// Implements [`PanelKernel::multiply32`]. Sums the products of `LINES` lines in 16 bits.
+/// Computes [`multiply32`]. Sums the products of `LINES` lines in 16 bits.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn multiply32<B: Block32, const LINES: usize, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
+fn multiply_lines32<B: Block32, const LINES: usize, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
     let Tile { panel, blocks, input } = tile;
     let ones = [_mm256_set1_epi16(1); 2];
     for (at, block) in blocks.clone().enumerate() {
@@ -332,7 +312,7 @@ fn multiply32<B: Block32, const LINES: usize, const T: usize>(tile: &Tile<'_, T>
         for t in 0..T {
             let factor = _mm256_set1_ps(input[t].scales[block]);
             let sum = i32::from(input[t].sums[block]);
-            let mut floats = load_floats(&sums[t]);
+            let mut floats: [__m256; 2] = must_cast(sums[t]);
             for half in 0..2 {
                 let mut total = totals[t][half];
                 if LINES != EIGHT_BIT_LINES {
@@ -345,7 +325,7 @@ fn multiply32<B: Block32, const LINES: usize, const T: usize>(tile: &Tile<'_, T>
                     floats[half] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(sum as f32), floats[half]);
                 }
             }
-            store_floats(&mut sums[t], floats);
+            sums[t] = must_cast(floats);
         }
     }
 }

@@ -10,95 +10,92 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use bytemuck::Pod;
+use bytemuck::{Pod, must_cast};
 
 use super::unpack::{Block32, Block256, IQ4_CODEBOOK};
-use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply, pack};
+use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply, panel_kernel};
 use crate::avx2;
 use crate::matmul::MatmulTask;
+use crate::x86_64::Avx512;
 
 /// Computes a part of a matmul. The weight format must satisfy [`is_profitable`](super::is_profitable).
-///
-/// # Safety
-/// The processor has AVX-512 (F, BW, VL) and VNNI, and no other thread writes the rows of the task.
-pub(crate) unsafe fn matmul(task: MatmulTask<'_>) {
-    // SAFETY: the caller's promise.
-    unsafe { multiply::<Avx512, 8>(task) };
+pub(crate) fn matmul(avx512: Avx512, task: MatmulTask<'_, '_>) {
+    multiply::<_, 8>(avx512, task);
 }
 
-struct Avx512;
+panel_kernel! { Avx512 }
 
-impl PanelKernel for Avx512 {
-    pack! { "avx512f,avx512bw,avx512vl,avx512vnni,f16c", interleave }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
-    unsafe fn multiply256<B: Block256, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
-        let Tile { panel, blocks, input } = tile;
-        let mut floats = load_floats(sums);
-        for (at, block) in blocks.clone().enumerate() {
-            let quants: &[Line; 64] = &panel.quants.as_chunks().0[at];
-            let (pairs_of_scales, minima) = panel.group_scales[at].split_at(8);
-            let mut activations = [&input[0].quants.as_chunks::<4>().0[..64]; T];
-            let mut sums_of = [&input[0].sums.as_chunks::<2>().0[..8]; T];
-            for t in 0..T {
-                activations[t] = &input[t].quants.as_chunks::<4>().0[block * 64..][..64];
-                sums_of[t] = &input[t].sums.as_chunks::<2>().0[block * 8..][..8];
+/// Implements [`PanelKernel::multiply256`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
+fn multiply256<B: Block256, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
+    let Tile { panel, blocks, input } = tile;
+    let mut floats: [__m512; T] = sums.map(must_cast);
+    for (at, block) in blocks.clone().enumerate() {
+        let quants: &[Line; 64] = &panel.quants.as_chunks().0[at];
+        let (pairs_of_scales, minima) = panel.group_scales[at].split_at(8);
+        let mut activations = [&input[0].quants.as_chunks::<4>().0[..64]; T];
+        let mut sums_of = [&input[0].sums.as_chunks::<2>().0[..8]; T];
+        for t in 0..T {
+            activations[t] = &input[t].quants.as_chunks::<4>().0[block * 64..][..64];
+            sums_of[t] = &input[t].sums.as_chunks::<2>().0[block * 8..][..8];
+        }
+        let mut totals = products::<B, T>(quants, pairs_of_scales, &activations);
+        let block_scale = must_cast(panel.scales[at]);
+        let block_minimum = must_cast(panel.minima[at]);
+        for t in 0..T {
+            let factor = _mm512_set1_ps(input[t].scales[block]);
+            if B::OFFSET != 0 {
+                let off = weighted_sums(pairs_of_scales, sums_of[t]);
+                let off = _mm512_mullo_epi32(off, _mm512_set1_epi32(B::OFFSET));
+                totals[t] = _mm512_sub_epi32(totals[t], off);
             }
-            let mut totals = products::<B, T>(quants, pairs_of_scales, &activations);
-            let block_scale = _mm512_castsi512_ps(load(&panel.scales[at]));
-            let block_minimum = _mm512_castsi512_ps(load(&panel.minima[at]));
-            for t in 0..T {
-                let factor = _mm512_set1_ps(input[t].scales[block]);
-                if B::OFFSET != 0 {
-                    let off = weighted_sums(pairs_of_scales, sums_of[t]);
-                    let off = _mm512_mullo_epi32(off, _mm512_set1_epi32(B::OFFSET));
-                    totals[t] = _mm512_sub_epi32(totals[t], off);
-                }
-                let total = _mm512_cvtepi32_ps(totals[t]);
-                floats[t] = _mm512_fmadd_ps(_mm512_mul_ps(block_scale, factor), total, floats[t]);
-                if B::HAS_MINIMUM {
-                    let off = _mm512_cvtepi32_ps(weighted_sums(minima, sums_of[t]));
-                    floats[t] = _mm512_fnmadd_ps(_mm512_mul_ps(block_minimum, factor), off, floats[t]);
-                }
+            let total = _mm512_cvtepi32_ps(totals[t]);
+            floats[t] = _mm512_fmadd_ps(_mm512_mul_ps(block_scale, factor), total, floats[t]);
+            if B::HAS_MINIMUM {
+                let off = _mm512_cvtepi32_ps(weighted_sums(minima, sums_of[t]));
+                floats[t] = _mm512_fnmadd_ps(_mm512_mul_ps(block_minimum, factor), off, floats[t]);
             }
         }
-        store_floats(sums, &floats);
     }
+    *sums = floats.map(must_cast);
+}
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
-    unsafe fn multiply32<B: Block32, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
-        let Tile { panel, blocks, input } = tile;
-        let mut floats = load_floats(sums);
-        for (at, block) in blocks.clone().enumerate() {
-            let quants: &[Line; 8] = &panel.quants.as_chunks().0[at];
-            let mut activations = [input[0].quants.as_chunks::<4>().0; T];
+/// Implements [`PanelKernel::multiply32`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
+fn multiply32<B: Block32, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
+    let Tile { panel, blocks, input } = tile;
+    let mut floats: [__m512; T] = sums.map(must_cast);
+    for (at, block) in blocks.clone().enumerate() {
+        let quants: &[Line; 8] = &panel.quants.as_chunks().0[at];
+        let mut activations = [input[0].quants.as_chunks::<4>().0; T];
+        for t in 0..T {
+            activations[t] = &input[t].quants.as_chunks::<4>().0[block * 8..][..8];
+        }
+        let mut dots = [_mm512_setzero_si512(); T];
+        for four in 0..8 {
+            let weights = must_cast(quants[four]);
             for t in 0..T {
-                activations[t] = &input[t].quants.as_chunks::<4>().0[block * 8..][..8];
-            }
-            let mut dots = [_mm512_setzero_si512(); T];
-            for four in 0..8 {
-                let weights = load(&quants[four]);
-                for t in 0..T {
-                    let values = broadcast(&activations[t][four]);
-                    dots[t] = _mm512_dpbusd_epi32(dots[t], weights, values);
-                }
-            }
-            let block_scale = _mm512_castsi512_ps(load(&panel.scales[at]));
-            let block_minimum = _mm512_castsi512_ps(load(&panel.minima[at]));
-            for t in 0..T {
-                let sum = i32::from(input[t].sums[block]);
-                let total = _mm512_sub_epi32(dots[t], _mm512_set1_epi32(B::OFFSET * sum));
-                let factor = _mm512_set1_ps(input[t].scales[block]);
-                let scale = _mm512_mul_ps(block_scale, factor);
-                floats[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(total), floats[t]);
-                if B::HAS_MINIMUM {
-                    let minimum = _mm512_mul_ps(block_minimum, factor);
-                    floats[t] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(sum as f32), floats[t]);
-                }
+                let values = broadcast(&activations[t][four]);
+                dots[t] = _mm512_dpbusd_epi32(dots[t], weights, values);
             }
         }
-        store_floats(sums, &floats);
+        let block_scale = must_cast(panel.scales[at]);
+        let block_minimum = must_cast(panel.minima[at]);
+        for t in 0..T {
+            let sum = i32::from(input[t].sums[block]);
+            let total = _mm512_sub_epi32(dots[t], _mm512_set1_epi32(B::OFFSET * sum));
+            let factor = _mm512_set1_ps(input[t].scales[block]);
+            let scale = _mm512_mul_ps(block_scale, factor);
+            floats[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(total), floats[t]);
+            if B::HAS_MINIMUM {
+                let minimum = _mm512_mul_ps(block_minimum, factor);
+                floats[t] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(sum as f32), floats[t]);
+            }
+        }
     }
+    *sums = floats.map(must_cast);
 }
 
 /// Whether the sum of 16 products of a quant up to `max_quant` and an activation fits in 16 bits.
@@ -106,39 +103,11 @@ const fn fits_in_16_bits(max_quant: i32) -> bool {
     16 * 127 * max_quant <= i16::MAX as i32
 }
 
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn load(line: &Line) -> __m512i {
-    // SAFETY: a load of the 64 bytes that the reference covers.
-    unsafe { _mm512_loadu_si512(std::ptr::from_ref(line).cast()) }
-}
-
-/// Loads the partial sums of the sixteen rows of a panel for each of T tokens.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn load_floats<const T: usize>(sums: &Sums<T>) -> [__m512; T] {
-    let mut floats = [_mm512_setzero_ps(); T];
-    for t in 0..T {
-        // SAFETY: a load of the sixteen floats that the reference covers.
-        floats[t] = unsafe { _mm512_loadu_ps(sums[t].as_ptr()) };
-    }
-    floats
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn store_floats<const T: usize>(sums: &mut Sums<T>, floats: &[__m512; T]) {
-    for t in 0..T {
-        // SAFETY: a store of the sixteen floats that the reference covers.
-        unsafe { _mm512_storeu_ps(sums[t].as_mut_ptr(), floats[t]) };
-    }
-}
-
 /// Broadcasts two or four adjacent values of a token, 32 bits in total, to all lanes of a register.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn broadcast<N: Pod>(values: &N) -> __m512i {
-    _mm512_set1_epi32(bytemuck::pod_read_unaligned(bytemuck::bytes_of(values)))
+    _mm512_set1_epi32(must_cast(*values))
 }
 
 /// Interleaves the unpacked quants of the panel, so that each line has four columns of all rows.
@@ -150,14 +119,12 @@ fn interleave(panel: &mut Panel, from_codebook: bool, columns: usize) {
     for (at, lines) in quants.as_chunks_mut::<16>().0.iter_mut().enumerate().take(columns.div_ceil(64)) {
         let mut rows = [_mm512_setzero_si512(); PANEL_ROWS];
         for (row, bytes) in rows.iter_mut().zip(&*unpacked) {
-            let bytes: &[u8; 64] = &bytes.as_chunks().0[at];
-            // SAFETY: a load of the 64 bytes that the reference covers.
-            *row = unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) };
+            *row = must_cast(bytes.as_chunks::<64>().0[at]);
             if from_codebook {
                 *row = _mm512_shuffle_epi8(codebook, *row);
             }
         }
-        store_all(&transpose(&rows), lines);
+        *lines = must_cast(transpose(&rows));
     }
 }
 
@@ -169,16 +136,7 @@ fn interleave_scales(unpacked: &[[i8; 32]; PANEL_ROWS], lines: &mut [Line; 16]) 
     for (row, numbers) in rows.iter_mut().zip(unpacked) {
         *row = _mm512_cvtepi8_epi16(avx2::load(numbers));
     }
-    store_all(&transpose(&rows), lines);
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn store_all(values: &[__m512i; 16], lines: &mut [Line; 16]) {
-    for (line, value) in lines.iter_mut().zip(values) {
-        // SAFETY: a store of the 64 bytes that the reference covers.
-        unsafe { _mm512_storeu_si512(std::ptr::from_mut(line).cast(), *value) };
-    }
+    *lines = must_cast(transpose(&rows));
 }
 
 #[inline]
@@ -224,7 +182,7 @@ fn transpose(rows: &[__m512i; 16]) -> [__m512i; 16] {
 fn weighted_sums(factors: &[Line], sums: &[[i16; 2]]) -> __m512i {
     let mut total = _mm512_setzero_si512();
     for (pair, sums) in factors.iter().zip(sums) {
-        total = _mm512_dpwssd_epi32(total, load(pair), broadcast(sums));
+        total = _mm512_dpwssd_epi32(total, must_cast(*pair), broadcast(sums));
     }
     total
 }
@@ -243,13 +201,13 @@ fn products<B: Block256, const T: usize>(
         for half in 0..2 {
             let mut dots = [_mm512_setzero_si512(); T];
             for four in 4 * half..4 * half + 4 {
-                let weights = load(&lines[four]);
+                let weights = must_cast(lines[four]);
                 for t in 0..T {
                     let values = broadcast(&activations[t][8 * pair + four]);
                     dots[t] = _mm512_dpbusd_epi32(dots[t], weights, values);
                 }
             }
-            let scales = load(pair_of_scales);
+            let scales = must_cast(*pair_of_scales);
             // Each lane has the scales of two groups. For a 16-bit product, select the scale of this half, with zero
             // in the upper 16 bits. For a 32-bit product, sign-extend it.
             let scales = match (fits_in_16_bits(B::MAX_QUANT), half) {

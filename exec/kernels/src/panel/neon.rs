@@ -9,43 +9,33 @@
 //!
 //! Bounds: the sum of a group is at most 32 * 128 * 127 = 5.2e5, and that of a block 256 * 128 * 127 * 128 = 5.3e8.
 
-#[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
-use std::arch::aarch64::*;
 use std::array;
-use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::unpack::{Block32, Block256, IQ4_CODEBOOK};
-use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply, pack};
+use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply};
 use crate::activations::QuantisedRow;
 use crate::matmul::MatmulTask;
-use crate::neon::{BaseNeon, Dotprod, load, load_floats, load_unsigned, sdot_lane, smmla, store_floats};
+#[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
+use crate::neon::intrinsics::*;
+use crate::neon::{BaseNeon, Dotprod, I8mm};
 
 /// Number of tokens in a tile. For four rows, the sums of a group and of a block then take 16 registers.
 const TOKENS: usize = 8;
 
 /// Computes a part of a matmul. The weight format must satisfy [`is_profitable`](super::is_profitable).
-///
-/// # Safety
-/// The processor has the instructions of `L`, and no other thread writes the rows of the task.
-pub(crate) unsafe fn matmul<L: ByteMatmul>(task: MatmulTask<'_>) {
-    // SAFETY: the caller's promise.
-    unsafe { multiply::<Neon<L>, TOKENS>(task) };
+pub(crate) fn matmul(instructions: impl ByteMatmul, task: MatmulTask<'_, '_>) {
+    multiply::<_, TOKENS>(instructions, task);
 }
 
-/// The panel kernel for NEON. The instruction set `L` multiplies the bytes.
-struct Neon<L>(PhantomData<L>);
-
 /// Integer products of four weight rows and the activations of T tokens, computed with one instruction set.
-///
-/// # Safety
-/// The processor must have the instructions of the implementation.
-pub(crate) trait ByteMatmul {
+pub(crate) trait ByteMatmul: Copy {
     /// Whether each pair of lines is packed as rows of eight columns, instead of two lines with rows of four columns.
     const ROWS_OF_EIGHT: bool = false;
 
     /// Adds the products of sixteen columns to `totals`. If `small` is set, all weights are from -32 to 32.
-    unsafe fn multiply_columns<const T: usize>(
+    fn multiply_columns<const T: usize>(
+        self,
         columns: [int8x16_t; 4],
         values: [&[i8; 16]; T],
         small: bool,
@@ -53,9 +43,9 @@ pub(crate) trait ByteMatmul {
     );
 
     /// Adds the sums of a group of weights, times the integer scales of the four rows, to `totals`.
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn add_scaled<const T: usize>(
+    #[inline(always)]
+    fn add_scaled<const T: usize>(
+        self,
         totals: &mut [int32x4_t; T],
         sums: &[int32x4_t; T],
         scales: int32x4_t,
@@ -66,27 +56,23 @@ pub(crate) trait ByteMatmul {
     }
 
     /// Reorders the sums of [`Self::multiply_columns`], so that each register has the sums of four rows for one token.
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn by_token<const T: usize>(totals: [int32x4_t; T]) -> [int32x4_t; T] {
+    #[inline(always)]
+    fn by_token<const T: usize>(self, totals: [int32x4_t; T]) -> [int32x4_t; T] {
         totals
     }
 }
 
-/// NEON with the byte instructions `sdot` (dot product) and `smmla` (matrix multiplication).
-pub(crate) struct I8mm;
-
 impl ByteMatmul for BaseNeon {
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn multiply_columns<const T: usize>(
+    #[inline(always)]
+    fn multiply_columns<const T: usize>(
+        self,
         columns: [int8x16_t; 4],
         values: [&[i8; 16]; T],
         small: bool,
         totals: &mut [int32x4_t; T],
     ) {
         for t in 0..T {
-            let values = vreinterpretq_s32_s8(load(values[t]));
+            let values = cast(*values[t]);
             let values = [
                 vdup_laneq_s32::<0>(values),
                 vdup_laneq_s32::<1>(values),
@@ -97,14 +83,14 @@ impl ByteMatmul for BaseNeon {
                 // A lane has four products, and adjacent lanes are added: at most 8 * 32 * 127 = 32512.
                 let (mut low, mut high) = (vdupq_n_s16(0), vdupq_n_s16(0));
                 for four in 0..4 {
-                    let values = vreinterpret_s8_s32(values[four]);
+                    let values = cast(values[four]);
                     low = vmlal_s8(low, vget_low_s8(columns[four]), values);
                     high = vmlal_s8(high, vget_high_s8(columns[four]), values);
                 }
                 totals[t] = vpadalq_s16(totals[t], vpaddq_s16(low, high));
             } else {
                 for four in 0..4 {
-                    let values = vreinterpret_s8_s32(values[four]);
+                    let values = cast(values[four]);
                     // At most 2 * 128 * 127 = 32512.
                     let low = vmull_s8(vget_low_s8(columns[four]), values);
                     let high = vmull_s8(vget_high_s8(columns[four]), values);
@@ -116,23 +102,20 @@ impl ByteMatmul for BaseNeon {
 }
 
 impl ByteMatmul for Dotprod {
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn multiply_columns<const T: usize>(
+    #[inline(always)]
+    fn multiply_columns<const T: usize>(
+        self,
         columns: [int8x16_t; 4],
         values: [&[i8; 16]; T],
         _small: bool,
         totals: &mut [int32x4_t; T],
     ) {
         for t in 0..T {
-            let values = load(values[t]);
-            // SAFETY: the caller's promise.
-            unsafe {
-                totals[t] = sdot_lane::<0>(totals[t], columns[0], values);
-                totals[t] = sdot_lane::<1>(totals[t], columns[1], values);
-                totals[t] = sdot_lane::<2>(totals[t], columns[2], values);
-                totals[t] = sdot_lane::<3>(totals[t], columns[3], values);
-            }
+            let values = cast(*values[t]);
+            totals[t] = self.sdot_lane::<0>(totals[t], columns[0], values);
+            totals[t] = self.sdot_lane::<1>(totals[t], columns[1], values);
+            totals[t] = self.sdot_lane::<2>(totals[t], columns[2], values);
+            totals[t] = self.sdot_lane::<3>(totals[t], columns[3], values);
         }
     }
 }
@@ -141,33 +124,28 @@ impl ByteMatmul for Dotprod {
 impl ByteMatmul for I8mm {
     const ROWS_OF_EIGHT: bool = true;
 
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn multiply_columns<const T: usize>(
+    #[inline(always)]
+    fn multiply_columns<const T: usize>(
+        self,
         columns: [int8x16_t; 4],
         values: [&[i8; 16]; T],
         small: bool,
         totals: &mut [int32x4_t; T],
     ) {
         if T % 2 == 1 {
-            // SAFETY: the caller's promise; `i8mm` is present only beside `dotprod`.
-            return unsafe { Dotprod::multiply_columns(rows_of_four(columns), values, small, totals) };
+            return self.dotprod().multiply_columns(rows_of_four(columns), values, small, totals);
         }
         for (totals, values) in totals.as_chunks_mut::<2>().0.iter_mut().zip(values.as_chunks::<2>().0) {
-            let [first, second] = values.map(|values| vreinterpretq_s64_s8(load(values)));
-            let early = vreinterpretq_s8_s64(vzip1q_s64(first, second));
-            let late = vreinterpretq_s8_s64(vzip2q_s64(first, second));
-            // SAFETY: the caller's promise.
-            unsafe {
-                totals[0] = smmla(smmla(totals[0], columns[0], early), columns[2], late);
-                totals[1] = smmla(smmla(totals[1], columns[1], early), columns[3], late);
-            }
+            let [first, second] = values.map(|values| cast(*values));
+            let (early, late) = (cast(vzip1q_s64(first, second)), cast(vzip2q_s64(first, second)));
+            totals[0] = self.smmla(self.smmla(totals[0], columns[0], early), columns[2], late);
+            totals[1] = self.smmla(self.smmla(totals[1], columns[1], early), columns[3], late);
         }
     }
 
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn add_scaled<const T: usize>(
+    #[inline(always)]
+    fn add_scaled<const T: usize>(
+        self,
         totals: &mut [int32x4_t; T],
         sums: &[int32x4_t; T],
         scales: int32x4_t,
@@ -178,9 +156,8 @@ impl ByteMatmul for I8mm {
         }
     }
 
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn by_token<const T: usize>(mut totals: [int32x4_t; T]) -> [int32x4_t; T] {
+    #[inline(always)]
+    fn by_token<const T: usize>(self, mut totals: [int32x4_t; T]) -> [int32x4_t; T] {
         if T % 2 == 0 {
             for pair in totals.as_chunks_mut::<2>().0 {
                 *pair = [vuzp1q_s32(pair[0], pair[1]), vuzp2q_s32(pair[0], pair[1])];
@@ -191,44 +168,50 @@ impl ByteMatmul for I8mm {
 }
 
 /// Reorders four registers, each with four rows of four columns, to registers with two rows of eight columns.
-#[inline]
-#[target_feature(enable = "neon")]
+#[inline(always)]
 fn rows_of_eight(columns: [int32x4_t; 4]) -> [int32x4_t; 4] {
     let [a, b, c, d] = columns;
     [vzip1q_s32(a, b), vzip2q_s32(a, b), vzip1q_s32(c, d), vzip2q_s32(c, d)]
 }
 
 /// Reorders four registers, each with two rows of eight columns, to registers with four rows of four columns.
-#[inline]
-#[target_feature(enable = "neon")]
+#[inline(always)]
 fn rows_of_four(columns: [int8x16_t; 4]) -> [int8x16_t; 4] {
-    let [a, b, c, d] = columns.map(|columns| vreinterpretq_s32_s8(columns));
-    let columns = [vuzp1q_s32(a, b), vuzp2q_s32(a, b), vuzp1q_s32(c, d), vuzp2q_s32(c, d)];
-    columns.map(|columns| vreinterpretq_s8_s32(columns))
+    let [a, b, c, d] = cast(columns);
+    cast([vuzp1q_s32(a, b), vuzp2q_s32(a, b), vuzp1q_s32(c, d), vuzp2q_s32(c, d)])
 }
 
-impl<L: ByteMatmul> PanelKernel for Neon<L> {
-    pack! { "neon", interleave::<L>, B::OFFSET as u8 }
+impl<L: ByteMatmul> PanelKernel for L {
+    fn pack256<B: Block256>(self, panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
+        let count = blocks.len();
+        panel.unpack256(rows, blocks);
+        interleave::<L>(panel, B::FROM_CODEBOOK, count * 256, B::OFFSET as u8);
+        for (unpacked, lines) in panel.unpacked_scales.iter().zip(&mut panel.group_scales).take(count) {
+            interleave_scales(unpacked, lines);
+        }
+    }
 
-    #[target_feature(enable = "neon")]
-    unsafe fn multiply256<B: Block256, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
+    fn pack32<B: Block32>(self, panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
+        let count = blocks.len();
+        panel.unpack32(rows, blocks);
+        interleave::<L>(panel, B::FROM_CODEBOOK, count * 32, B::OFFSET as u8);
+    }
+
+    fn multiply256<B: Block256, const T: usize>(self, tile: &Tile<'_, T>, sums: &mut Sums<T>) {
         let Tile { panel, blocks, input } = tile;
         for (at, block) in blocks.clone().enumerate() {
             let input = array::from_fn(|t| of_block(&input[t], block));
             for rows in 0..PANEL_ROWS / 4 {
-                // SAFETY: the caller's promise.
-                unsafe { block256::<L, B, T>(panel, at, rows, &input, sums) };
+                block256::<L, B, T>(self, panel, at, rows, &input, sums);
             }
         }
     }
 
-    #[target_feature(enable = "neon")]
-    unsafe fn multiply32<B: Block32, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
+    fn multiply32<B: Block32, const T: usize>(self, tile: &Tile<'_, T>, sums: &mut Sums<T>) {
         let Tile { panel, blocks, input } = tile;
         for (at, block) in blocks.clone().enumerate() {
             for rows in 0..PANEL_ROWS / 4 {
-                // SAFETY: the caller's promise.
-                unsafe { block32::<L, B, T>(panel, at, rows, block, input, sums) };
+                block32::<L, B, T>(self, panel, at, rows, block, input, sums);
             }
         }
     }
@@ -247,8 +230,7 @@ struct OfBlock<'a> {
     scale: f32,
 }
 
-#[inline]
-#[target_feature(enable = "neon")]
+#[inline(always)]
 fn of_block<'a>(row: &QuantisedRow<'a>, block: usize) -> OfBlock<'a> {
     OfBlock {
         quants: &row.quants.as_chunks::<16>().0.as_chunks().0[block],
@@ -257,27 +239,21 @@ fn of_block<'a>(row: &QuantisedRow<'a>, block: usize) -> OfBlock<'a> {
     }
 }
 
-#[inline]
-#[target_feature(enable = "neon")]
+#[inline(always)]
 fn four_rows(line: &Line, rows: usize) -> int32x4_t {
-    // SAFETY: a load of the 16 bytes that the chunk has.
-    unsafe { vld1q_s32(line.0.as_chunks::<4>().0[rows].as_ptr().cast()) }
+    cast(line.0.as_chunks::<4>().0[rows])
 }
 
 /// Loads rows `4 * rows` to `4 * rows + 3` from each of four lines.
-#[inline]
-#[target_feature(enable = "neon")]
+#[inline(always)]
 fn columns(lines: &[Line; 4], rows: usize) -> [int8x16_t; 4] {
-    lines.each_ref().map(|line| vreinterpretq_s8_s32(four_rows(line, rows)))
+    lines.each_ref().map(|line| cast(four_rows(line, rows)))
 }
 
 /// Adds the products of one block of 256 weights in each of four rows with the activations of T tokens to `sums`.
-///
-/// # Safety
-/// The processor has the instructions of `L`.
 #[inline]
-#[target_feature(enable = "neon")]
-unsafe fn block256<L: ByteMatmul, B: Block256, const T: usize>(
+fn block256<L: ByteMatmul, B: Block256, const T: usize>(
+    instructions: L,
     panel: &Panel,
     at: usize,
     rows: usize,
@@ -295,38 +271,33 @@ unsafe fn block256<L: ByteMatmul, B: Block256, const T: usize>(
         let mut group = [vdupq_n_s32(0); T];
         for (half, lines) in lines.as_chunks::<4>().0.iter().enumerate() {
             let values = input.each_ref().map(|token| &token.quants[2 * pair + half]);
-            // SAFETY: the caller's promise.
-            unsafe { L::multiply_columns(columns(lines, rows), values, small, &mut group) };
+            instructions.multiply_columns(columns(lines, rows), values, small, &mut group);
             if B::GROUP_LENGTH == 16 || half == 1 {
-                // SAFETY: the caller's promise.
-                unsafe { L::add_scaled(&mut totals, &group, scales[half]) };
+                instructions.add_scaled(&mut totals, &group, scales[half]);
                 group = [vdupq_n_s32(0); T];
             }
         }
     }
-    // SAFETY: the caller's promise.
-    let totals = unsafe { L::by_token(totals) };
-    let (scale, minimum) = (four_rows(&panel.scales[at], rows), four_rows(&panel.minima[at], rows));
+    let totals = instructions.by_token(totals);
+    let (scale, minimum) =
+        (cast(four_rows(&panel.scales[at], rows)), cast(four_rows(&panel.minima[at], rows)));
     for t in 0..T {
         let sums = &mut sums[t].as_chunks_mut::<4>().0[rows];
-        let factors = vmulq_n_f32(vreinterpretq_f32_s32(scale), input[t].scale);
-        let mut floats = vfmaq_f32(load_floats(sums), factors, vcvtq_f32_s32(totals[t]));
+        let factors = vmulq_n_f32(scale, input[t].scale);
+        let mut floats = vfmaq_f32(cast(*sums), factors, vcvtq_f32_s32(totals[t]));
         if B::HAS_MINIMUM {
-            let factors = vmulq_n_f32(vreinterpretq_f32_s32(minimum), input[t].scale);
+            let factors = vmulq_n_f32(minimum, input[t].scale);
             let off = weighted_sums(minima, rows, input[t].sums);
             floats = vfmsq_f32(floats, factors, vcvtq_f32_s32(off));
         }
-        store_floats(sums, floats);
+        *sums = cast(floats);
     }
 }
 
 /// Adds the products of one block of 32 weights in each of four rows with the activations of T tokens to `sums`.
-///
-/// # Safety
-/// The processor has the instructions of `L`.
 #[inline]
-#[target_feature(enable = "neon")]
-unsafe fn block32<L: ByteMatmul, B: Block32, const T: usize>(
+fn block32<L: ByteMatmul, B: Block32, const T: usize>(
+    instructions: L,
     panel: &Panel,
     at: usize,
     rows: usize,
@@ -339,32 +310,30 @@ unsafe fn block32<L: ByteMatmul, B: Block32, const T: usize>(
     let mut totals = [vdupq_n_s32(0); T];
     for (half, lines) in quants.iter().enumerate() {
         let values = input.each_ref().map(|token| &token.quants.as_chunks().0[2 * block + half]);
-        // SAFETY: the caller's promise.
-        unsafe { L::multiply_columns(columns(lines, rows), values, small, &mut totals) };
+        instructions.multiply_columns(columns(lines, rows), values, small, &mut totals);
     }
-    // SAFETY: the caller's promise.
-    let totals = unsafe { L::by_token(totals) };
-    let (scale, minimum) = (four_rows(&panel.scales[at], rows), four_rows(&panel.minima[at], rows));
+    let totals = instructions.by_token(totals);
+    let (scale, minimum) =
+        (cast(four_rows(&panel.scales[at], rows)), cast(four_rows(&panel.minima[at], rows)));
     for t in 0..T {
         let sums = &mut sums[t].as_chunks_mut::<4>().0[rows];
-        let factors = vmulq_n_f32(vreinterpretq_f32_s32(scale), input[t].scales[block]);
-        let mut floats = vfmaq_f32(load_floats(sums), factors, vcvtq_f32_s32(totals[t]));
+        let factors = vmulq_n_f32(scale, input[t].scales[block]);
+        let mut floats = vfmaq_f32(cast(*sums), factors, vcvtq_f32_s32(totals[t]));
         if B::HAS_MINIMUM {
-            let factors = vmulq_n_f32(vreinterpretq_f32_s32(minimum), input[t].scales[block]);
+            let factors = vmulq_n_f32(minimum, input[t].scales[block]);
             floats = vfmaq_f32(floats, factors, vdupq_n_f32(f32::from(input[t].sums[block])));
         }
-        store_floats(sums, floats);
+        *sums = cast(floats);
     }
 }
 
 /// Returns, for each of four rows, the sum of the products of its minima and the activation sums of a token.
-#[inline]
-#[target_feature(enable = "neon")]
+#[inline(always)]
 fn weighted_sums(minima: &[Line], rows: usize, sums: &[[i16; 2]; 8]) -> int32x4_t {
     let (mut low, mut high) = (vdupq_n_s32(0), vdupq_n_s32(0));
     for (pair, sums) in minima.iter().zip(sums) {
-        let pair = vreinterpretq_s16_s32(four_rows(pair, rows));
-        let sums = vreinterpretq_s16_s32(vdupq_n_s32(bytemuck::pod_read_unaligned(bytemuck::bytes_of(sums))));
+        let pair = cast(four_rows(pair, rows));
+        let sums = cast(vdupq_n_s32(cast(*sums)));
         low = vmlal_s16(low, vget_low_s16(pair), vget_low_s16(sums));
         high = vmlal_high_s16(high, pair, sums);
     }
@@ -374,17 +343,16 @@ fn weighted_sums(minima: &[Line], rows: usize, sums: &[[i16; 2]; 8]) -> int32x4_
 /// Subtracts `offset` from the unpacked quants of the panel and interleaves them, so that each line has four columns of
 /// all rows. If `L::ROWS_OF_EIGHT` is set, each pair of lines has eight columns of all rows.
 #[inline]
-#[target_feature(enable = "neon")]
 fn interleave<L: ByteMatmul>(panel: &mut Panel, from_codebook: bool, columns: usize, offset: u8) {
     let Panel { unpacked, quants, .. } = panel;
     for (at, lines) in quants.as_chunks_mut::<4>().0.iter_mut().enumerate().take(columns / 16) {
         for (four, rows) in unpacked.as_chunks::<4>().0.iter().enumerate() {
             let signed = rows.each_ref().map(|row| {
-                let mut numbers = load_unsigned(&row.as_chunks().0[at]);
+                let mut numbers = cast(row.as_chunks::<16>().0[at]);
                 if from_codebook {
-                    numbers = vqtbl1q_u8(load_unsigned(&IQ4_CODEBOOK), numbers);
+                    numbers = vqtbl1q_u8(cast(IQ4_CODEBOOK), numbers);
                 }
-                vreinterpretq_s32_u8(vsubq_u8(numbers, vdupq_n_u8(offset)))
+                cast(vsubq_u8(numbers, vdupq_n_u8(offset)))
             });
             let columns = transpose(signed);
             store_all(if L::ROWS_OF_EIGHT { rows_of_eight(columns) } else { columns }, lines, four);
@@ -394,42 +362,35 @@ fn interleave<L: ByteMatmul>(panel: &mut Panel, from_codebook: bool, columns: us
 
 /// Interleaves the unpacked scales and minima of a block, so that each line has two scales, or two minima, of all rows.
 #[inline]
-#[target_feature(enable = "neon")]
 fn interleave_scales(unpacked: &[[i8; 32]; PANEL_ROWS], lines: &mut [Line; 16]) {
     for (at, lines) in lines.as_chunks_mut::<4>().0.iter_mut().enumerate() {
         for (four, rows) in unpacked.as_chunks::<4>().0.iter().enumerate() {
             let wide = rows.each_ref().map(|row| {
-                let numbers = load(&row.as_chunks().0[at / 2]);
-                let half = if at % 2 == 0 { vmovl_s8(vget_low_s8(numbers)) } else { vmovl_high_s8(numbers) };
-                vreinterpretq_s32_s16(half)
+                let numbers = cast(row.as_chunks::<16>().0[at / 2]);
+                cast(if at % 2 == 0 { vmovl_s8(vget_low_s8(numbers)) } else { vmovl_high_s8(numbers) })
             });
             store_all(transpose(wide), lines, four);
         }
     }
 }
 
-#[inline]
-#[target_feature(enable = "neon")]
+#[inline(always)]
 fn store_all(values: [int32x4_t; 4], lines: &mut [Line; 4], rows: usize) {
     for (line, value) in lines.iter_mut().zip(values) {
-        let rows = &mut line.0.as_chunks_mut::<4>().0[rows];
-        // SAFETY: a store of the 16 bytes that the reference covers.
-        unsafe { vst1q_s32(rows.as_mut_ptr().cast(), value) };
+        line.0.as_chunks_mut::<4>().0[rows] = cast(value);
     }
 }
 
 /// Transposes a matrix of four by four 32-bit elements.
-#[inline]
-#[target_feature(enable = "neon")]
+#[inline(always)]
 fn transpose(rows: [int32x4_t; 4]) -> [int32x4_t; 4] {
     let [a, b, c, d] = rows;
     let (even, odd) = ([vtrn1q_s32(a, b), vtrn1q_s32(c, d)], [vtrn2q_s32(a, b), vtrn2q_s32(c, d)]);
-    let [even, odd] = [even, odd].map(|pair| pair.map(|half| vreinterpretq_s64_s32(half)));
-    let columns = [
+    let (even, odd): ([int64x2_t; 2], [int64x2_t; 2]) = (cast(even), cast(odd));
+    cast([
         vtrn1q_s64(even[0], even[1]),
         vtrn1q_s64(odd[0], odd[1]),
         vtrn2q_s64(even[0], even[1]),
         vtrn2q_s64(odd[0], odd[1]),
-    ];
-    columns.map(|column| vreinterpretq_s32_s64(column))
+    ])
 }
