@@ -48,17 +48,22 @@ impl<T: Transport> Session<T> {
         Ok(Session { runtime, ring, prompt })
     }
 
-    /// Generates `count` tokens, each after a pause, and calls `on_token` after each with the number of tokens so far.
+    /// Generates `count` tokens, and calls `on_token` after each with the number of tokens so far. There is a pause before
+    /// each token after the first `pause_from` ones.
     fn request(
         &mut self,
         count: usize,
-        pause: Duration,
+        (pause_from, pause): (usize, Duration),
         mut on_token: impl FnMut(usize) + Send + 'static,
     ) -> (HeadOutput, Option<Trace>) {
         let options = SamplerOptions { temperature: 0.0, ..SamplerOptions::default() };
         let mut sampler = Sampler::new(options).expect("greedy");
+        let mut sampled = 0;
         let sample = Box::new(move |logits: &[f32]| {
-            std::thread::sleep(pause);
+            sampled += 1;
+            if sampled > pause_from {
+                std::thread::sleep(pause);
+            }
             sampler.sample(logits)
         });
         let request = GenerationRequest::single_sequence(self.prompt.clone(), count as u32, sample);
@@ -69,7 +74,7 @@ impl<T: Transport> Session<T> {
             times.push(Instant::now());
             on_token(times.len());
         });
-        let limit = pause * count as u32 + Duration::from_mins(1);
+        let limit = pause * (count - pause_from) as u32 + Duration::from_mins(1);
         let ended = self.runtime.block_on(async { tokio::time::timeout(limit, response).await });
         let times = times.lock().expect("no panic");
         let gaps = times.windows(2).map(|pair| (pair[1] - pair[0]).saturating_sub(pause));
@@ -89,7 +94,7 @@ impl<T: Transport> Session<T> {
     }
 
     fn short_request(&mut self, count: usize) -> (HeadOutput, Option<Trace>) {
-        self.request(count, Duration::ZERO, |_| {})
+        self.request(count, (0, Duration::ZERO), |_| {})
     }
 
     fn close(self) {
@@ -120,7 +125,7 @@ pub fn suspend_worker(victim: usize, at: usize, duration: Duration, expected: &[
     // The pause is long enough that the worker is resumed before the end of the run.
     let pause = (duration + Duration::from_secs(4)) / (expected.len() - at) as u32;
     let process = workers[victim].id();
-    let (observed, trace) = session.request(expected.len(), pause, move |count| {
+    let (observed, trace) = session.request(expected.len(), (at, pause), move |count| {
         if count == at {
             send_signal(process, "STOP");
             std::thread::spawn(move || {
@@ -149,7 +154,7 @@ fn check_rejoining<T: Transport>(
     assert_eq!(before.tokens, expected[..4]);
     assert_eq!(members(&trace.expect("a trace")), all);
     let mut fail = Some(fail);
-    let (during, trace) = session.request(40, Duration::from_millis(20), move |count| {
+    let (during, trace) = session.request(40, (0, Duration::from_millis(20)), move |count| {
         if let Some(fail) = fail.take_if(|_| count == 20) {
             fail();
         }
