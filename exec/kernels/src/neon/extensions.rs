@@ -19,6 +19,7 @@ pub(crate) struct I8mm {
     dotprod: Dotprod,
 }
 
+#[allow(clippy::unused_self)] // the value proves that the processor has the instructions
 impl Dotprod {
     /// Returns a value if the processor has `dotprod`.
     pub(crate) fn detect() -> Option<Dotprod> {
@@ -62,6 +63,7 @@ impl Dotprod {
     }
 }
 
+#[allow(clippy::unused_self)] // the value proves that the processor has the instructions
 impl I8mm {
     /// Returns a value if the processor has `dotprod` and `i8mm`.
     pub(crate) fn detect() -> Option<I8mm> {

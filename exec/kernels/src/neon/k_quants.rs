@@ -48,6 +48,7 @@ pub(crate) fn dot256<P: ByteDot, B: Unpack256, const T: usize>(
         let [scale, minimum] = two_halves(block.scale_and_minimum_bits());
         let activations: [&[[i8; 32]]; T] = per_token(&quants, |quants| quants[at].as_chunks().0);
         let mut totals = [vdupq_n_s32(0); T];
+        #[allow(clippy::needless_range_loop)] // the activations of each token are indexed
         for group in 0..8 {
             let weights = block.group(group);
             for t in 0..T {

@@ -43,7 +43,7 @@ pub(crate) trait ByteMatmul: Copy {
     );
 
     /// Adds the sums of a group of weights, times the integer scales of the four rows, to `totals`.
-    #[inline(always)]
+    #[inline]
     fn add_scaled<const T: usize>(
         self,
         totals: &mut [int32x4_t; T],
@@ -56,14 +56,14 @@ pub(crate) trait ByteMatmul: Copy {
     }
 
     /// Reorders the sums of [`Self::multiply_columns`], so that each register has the sums of four rows for one token.
-    #[inline(always)]
+    #[inline]
     fn by_token<const T: usize>(self, totals: [int32x4_t; T]) -> [int32x4_t; T] {
         totals
     }
 }
 
 impl ByteMatmul for BaseNeon {
-    #[inline(always)]
+    #[inline]
     fn multiply_columns<const T: usize>(
         self,
         columns: [int8x16_t; 4],
@@ -102,7 +102,7 @@ impl ByteMatmul for BaseNeon {
 }
 
 impl ByteMatmul for Dotprod {
-    #[inline(always)]
+    #[inline]
     fn multiply_columns<const T: usize>(
         self,
         columns: [int8x16_t; 4],
@@ -124,7 +124,7 @@ impl ByteMatmul for Dotprod {
 impl ByteMatmul for I8mm {
     const ROWS_OF_EIGHT: bool = true;
 
-    #[inline(always)]
+    #[inline]
     fn multiply_columns<const T: usize>(
         self,
         columns: [int8x16_t; 4],
@@ -143,7 +143,7 @@ impl ByteMatmul for I8mm {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn add_scaled<const T: usize>(
         self,
         totals: &mut [int32x4_t; T],
@@ -156,9 +156,9 @@ impl ByteMatmul for I8mm {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn by_token<const T: usize>(self, mut totals: [int32x4_t; T]) -> [int32x4_t; T] {
-        if T % 2 == 0 {
+        if T.is_multiple_of(2) {
             for pair in totals.as_chunks_mut::<2>().0 {
                 *pair = [vuzp1q_s32(pair[0], pair[1]), vuzp2q_s32(pair[0], pair[1])];
             }
@@ -168,14 +168,14 @@ impl ByteMatmul for I8mm {
 }
 
 /// Reorders four registers, each with four rows of four columns, to registers with two rows of eight columns.
-#[inline(always)]
+#[inline]
 fn rows_of_eight(columns: [int32x4_t; 4]) -> [int32x4_t; 4] {
     let [a, b, c, d] = columns;
     [vzip1q_s32(a, b), vzip2q_s32(a, b), vzip1q_s32(c, d), vzip2q_s32(c, d)]
 }
 
 /// Reorders four registers, each with two rows of eight columns, to registers with four rows of four columns.
-#[inline(always)]
+#[inline]
 fn rows_of_four(columns: [int8x16_t; 4]) -> [int8x16_t; 4] {
     let [a, b, c, d] = cast(columns);
     cast([vuzp1q_s32(a, b), vuzp2q_s32(a, b), vuzp1q_s32(c, d), vuzp2q_s32(c, d)])
@@ -230,7 +230,7 @@ struct OfBlock<'a> {
     scale: f32,
 }
 
-#[inline(always)]
+#[inline]
 fn of_block<'a>(row: &QuantisedRow<'a>, block: usize) -> OfBlock<'a> {
     OfBlock {
         quants: &row.quants.as_chunks::<16>().0.as_chunks().0[block],
@@ -239,13 +239,13 @@ fn of_block<'a>(row: &QuantisedRow<'a>, block: usize) -> OfBlock<'a> {
     }
 }
 
-#[inline(always)]
+#[inline]
 fn four_rows(line: &Line, rows: usize) -> int32x4_t {
     cast(line.0.as_chunks::<4>().0[rows])
 }
 
 /// Loads rows `4 * rows` to `4 * rows + 3` from each of four lines.
-#[inline(always)]
+#[inline]
 fn columns(lines: &[Line; 4], rows: usize) -> [int8x16_t; 4] {
     lines.each_ref().map(|line| cast(four_rows(line, rows)))
 }
@@ -328,7 +328,7 @@ fn block32<L: ByteMatmul, B: Block32, const T: usize>(
 }
 
 /// Returns, for each of four rows, the sum of the products of its minima and the activation sums of a token.
-#[inline(always)]
+#[inline]
 fn weighted_sums(minima: &[Line], rows: usize, sums: &[[i16; 2]; 8]) -> int32x4_t {
     let (mut low, mut high) = (vdupq_n_s32(0), vdupq_n_s32(0));
     for (pair, sums) in minima.iter().zip(sums) {
@@ -374,7 +374,7 @@ fn interleave_scales(unpacked: &[[i8; 32]; PANEL_ROWS], lines: &mut [Line; 16]) 
     }
 }
 
-#[inline(always)]
+#[inline]
 fn store_all(values: [int32x4_t; 4], lines: &mut [Line; 4], rows: usize) {
     for (line, value) in lines.iter_mut().zip(values) {
         line.0.as_chunks_mut::<4>().0[rows] = cast(value);
@@ -382,7 +382,7 @@ fn store_all(values: [int32x4_t; 4], lines: &mut [Line; 4], rows: usize) {
 }
 
 /// Transposes a matrix of four by four 32-bit elements.
-#[inline(always)]
+#[inline]
 fn transpose(rows: [int32x4_t; 4]) -> [int32x4_t; 4] {
     let [a, b, c, d] = rows;
     let (even, odd) = ([vtrn1q_s32(a, b), vtrn1q_s32(c, d)], [vtrn2q_s32(a, b), vtrn2q_s32(c, d)]);
