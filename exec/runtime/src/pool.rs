@@ -402,7 +402,8 @@ mod tests {
     fn every_chunk_is_done_once() {
         for threads in [1, 2, 3] {
             let pool = pool(threads);
-            for round in 0..500 {
+            // Miri is slow.
+            for round in 0..if cfg!(miri) { 10 } else { 500 } {
                 let done: Vec<AtomicUsize> = (0..100 + round % 7).map(|_| AtomicUsize::new(0)).collect();
                 pool.for_each_chunk(done.len(), 3, |_, range| {
                     for count in &done[range] {
@@ -429,6 +430,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no clock for the CPU time of a thread")]
     fn waiting_is_on_the_critical_path_and_spinning_is_not() {
         let pool = pool(2);
         let waited_ns = |cost: &CriticalPathCost| cost.wall_ns.saturating_sub(cost.cpu_ns + cost.queue_ns);

@@ -1,7 +1,7 @@
 //! Memory mappings: buffers that behave like a model's weights, mapped files, and the state of their pages.
 //!
 //! The weights of a model are in mapped files with pages of 4 KiB. The buffer in place of the weights is an anonymous
-//! mapping without huge pages, so that address translation costs the same. Every byte of the buffer is [`FILL`]. As
+//! mapping without huge pages, so that address translation costs the same. All its bytes have one value. As
 //! f32, f16 and bf16, and as scales of every block format, these bytes are normal numbers, because subnormal numbers
 //! would slow down the arithmetic.
 
@@ -123,19 +123,23 @@ pub fn page_bytes() -> usize {
 /// than Linux, all pages count as absent.
 pub fn page_residency(region: &[u8]) -> io::Result<Vec<bool>> {
     let (begin, length) = whole_pages(region);
-    let mut pages = vec![0u8; length.div_ceil(page_bytes())];
+    let count = length.div_ceil(page_bytes());
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
+        let mut pages = vec![0u8; count];
         // SAFETY: the range starts at a page, and `pages` has a byte for each of its pages. The call reads none of the
         // memory of the range.
         let result = unsafe { libc::mincore(begin.cast_mut().cast(), length, pages.as_mut_ptr()) };
         if result != 0 {
             return Err(io::Error::last_os_error());
         }
+        Ok(pages.into_iter().map(|page| page & 1 == 1).collect())
     }
     #[cfg(not(any(target_os = "android", target_os = "linux")))]
-    let _ = begin;
-    Ok(pages.into_iter().map(|page| page & 1 == 1).collect())
+    {
+        let _ = begin;
+        Ok(vec![false; count])
+    }
 }
 
 /// Advice for the kernel on how a memory-mapped region will be used. None of it changes the contents of the region.
