@@ -11,16 +11,22 @@ fn tokens_of_a_text_and_of_a_file_are_equal() {
         let ids = json["tokens"].as_array().expect("tokens").iter();
         ids.map(|token| token["id"].as_u64().expect("an id")).collect()
     };
-    let text = "And the LORD said </s> unto them";
+    let text = "And the LORD said <|eos|> unto them";
     let whole = ids(&[text]);
     let file = folder.write("text.txt", text);
     assert_eq!(ids(&["--file", &file]), whole);
     assert_eq!(ids(&["--no-bos", text]), whole[1..]);
-    // The control token is one token instead of four characters.
-    assert!(ids(&["--special", text]).len() < whole.len());
+    let control = |arguments: &[&str]| {
+        let json = run_json(&[&["tokenize", &model, text], arguments].concat());
+        let tokens = json["tokens"].as_array().expect("tokens").clone();
+        let control = tokens.into_iter().filter(|token| token["is_control"] == true);
+        control.map(|token| token["text"].as_str().expect("text").to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(control(&[]), ["<|bos|>"]);
+    assert_eq!(control(&["--special"]), ["<|bos|>", "<|eos|>"]);
     assert_eq!(run_successfully(&["tokenize", &model, text, "--ids"]), format!("{whole:?}\n"));
     let table = run_successfully(&["tokenize", &model, text]);
-    assert!(table.lines().next().is_some_and(|line| line.ends_with("  <s>")), "{table}");
+    assert!(table.lines().next().is_some_and(|line| line.ends_with("  <|bos|>")), "{table}");
     assert!(table.ends_with(&format!("{} tokens\n", whole.len())) && table.contains("\" the\""), "{table}");
 }
 
