@@ -6,8 +6,10 @@
 //! template runs (`Tokenizer::escape_control_tokens`) and removed after the rendered text is split at control tokens. A
 //! role that contains a control token is rejected.
 //!
-//! Templates come from the model file and may be malicious. They can access only the messages. They have no clock, so
-//! that the same messages give the same tokens. Their length, their interpreter steps and their output are limited, and
+//! Templates get the variables and functions that transformers gives them. `strftime_now` knows only the date, so that the
+//! same messages give the same tokens on the same day.
+//!
+//! Templates come from the model file and may be malicious. They can access only the messages and the date. Their length, their interpreter steps and their output are limited, and
 //! they run on a thread whose stack is large enough for the deepest expression of the maximum length.
 //!
 //! Deviation: the memory of values is not limited, because the interpreter has no such limit. A string that is
@@ -25,6 +27,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, ErrorKind, Output, UndefinedBehavior, Value, context};
 use serde::{Deserialize, Serialize};
 
+use crate::clock::today;
 use crate::error::{ExecError, sanitize};
 use crate::tokenizer::Tokenizer;
 
@@ -87,13 +90,21 @@ impl ChatTemplate {
         environment.set_fuel(Some(FUEL));
         environment.set_undefined_behavior(UndefinedBehavior::Chainable);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        // In Python, `None` cannot be iterated.
+        environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+        environment.add_function("strftime_now", |format: &str| -> Result<String, minijinja::Error> {
+            jiff::fmt::strtime::format(format, today())
+                .map_err(|error| minijinja::Error::new(ErrorKind::InvalidOperation, error.to_string()))
+        });
         environment.add_function("raise_exception", |what: String| -> Result<String, minijinja::Error> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, what).with_source(RaisedException))
         });
         let broken = |error: minijinja::Error| {
             failed(format!("the model's chat template is not valid: {}", summary(&error)), CONVERT)
         };
-        with_large_stack(|| environment.add_template_owned(NAME, source.to_owned()).map_err(broken))??;
+        with_large_stack(|| {
+            environment.add_template_owned(NAME, without_generation_tags(source)).map_err(broken)
+        })??;
         let mut needles: Vec<String> = literals(source)
             .iter()
             .flat_map(|text| tokenizer.unescaped_suffixes(text))
@@ -140,7 +151,9 @@ impl ChatTemplate {
             let (bos_token, eos_token) = (&self.bos, &self.eos);
             let value = |ChatMessage { role, content }: &ChatMessage| context! { role, content };
             let messages: Vec<Value> = messages.iter().map(value).collect();
-            let given = context! { messages, bos_token, eos_token, add_generation_prompt => true };
+            let (tools, documents) = (Value::from(()), Value::from(()));
+            let given =
+                context! { messages, tools, documents, bos_token, eos_token, add_generation_prompt => true };
             let rendered = environment
                 .get_template(NAME)
                 .and_then(|template| template.render_captured_to(given, &mut text).map(drop));
@@ -212,6 +225,24 @@ impl io::Write for BoundedText {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// Replaces the tags `generation` and `endgeneration`, with which transformers marks what the assistant writes, by tags
+/// that have no effect.
+fn without_generation_tags(source: &str) -> String {
+    let mut changed = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some((before, tag)) = rest.split_once("{%") {
+        changed.extend([before, "{%"]);
+        let inner = tag.split_once("%}").map_or(tag, |(inner, _)| inner);
+        changed += &match inner.trim_matches(|c: char| c.is_whitespace() || matches!(c, '-' | '+')) {
+            "generation" => inner.replace("generation", "if true"),
+            "endgeneration" => inner.replace("endgeneration", "endif"),
+            _ => inner.to_owned(),
+        };
+        rest = &tag[inner.len()..];
+    }
+    changed + rest
 }
 
 /// Returns the string literals in the code of a template.
@@ -389,6 +420,19 @@ mod tests {
         let refused = written(rude, &[say("user", "x")]).unwrap_err().to_string();
         assert!(refused.starts_with("the model's chat template refuses the messages: a, b"), "{refused}");
         assert!(!refused.contains(['\x1b', '\n']) && refused.matches("; ").count() == 1, "{refused:?}");
+    }
+
+    #[test]
+    fn templates_get_what_transformers_gives_them() {
+        let render = |template: &str| written(template, &[say("user", "hi")]);
+        let marked = "{% for m in messages -%}\n {%- generation -%} [{{ m.content }}]\n{%- endgeneration %}{% endfor %}";
+        assert_eq!(render(marked).unwrap(), "[hi]");
+        let today = today().date().to_string();
+        assert_eq!(render("{{ strftime_now('%Y-%m-%d') }}").unwrap(), today);
+        assert!(render("{{ strftime_now('%') }}").is_err());
+        let absent =
+            "{{ tools is none }} {{ documents is none }} {{ tools is iterable }} {{ other is iterable }}";
+        assert_eq!(render(absent).unwrap().to_lowercase(), "true true false true");
     }
 
     #[test]

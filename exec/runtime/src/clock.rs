@@ -43,6 +43,11 @@ pub fn system_time() -> std::time::SystemTime {
     std::time::SystemTime::now()
 }
 
+/// Returns the beginning of this day in the time zone of the user.
+pub(crate) fn today() -> jiff::civil::DateTime {
+    jiff::Zoned::now().date().at(0, 0, 0, 0)
+}
+
 pub fn thread_cpu_nanos() -> u64 {
     #[cfg(unix)]
     {

@@ -7,8 +7,8 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use hearth_profiles::gguf::GgufModel;
-use hearth_runtime::Tokenizer;
+use hearth_profiles::gguf::{GgufModel, Metadata, Value};
+use hearth_runtime::{ChatMessage, ChatTemplate, Tokenizer};
 
 use crate::models;
 
@@ -93,4 +93,38 @@ fn tokens_of_1000_texts_equal_those_of_llama_cpp() {
         }
         assert!(wrong.is_empty(), "{wrong}");
     }
+}
+
+/// The templates that need a variable which transformers does not define either, with a part of the error.
+const UNUSABLE_TEMPLATES: [(&str, &str); 1] =
+    [("fireworks-ai-llama-3-firefunction-v2.jinja", "`functions` is undefined")];
+
+#[test]
+fn every_published_chat_template_loads() {
+    let test = "every_published_chat_template_loads";
+    let Some(folder) = public(test, "llama.cpp/templates") else { return };
+    let file = GgufModel::open(models::folder().join("psalm-7m-q4_k.gguf")).unwrap().metadata;
+    let tokenizer = Tokenizer::new(&file).unwrap();
+    let (mut wrong, mut count) = (String::new(), 0);
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|end| end != "jinja") {
+            continue;
+        }
+        count += 1;
+        let mut metadata = Metadata::default();
+        metadata.insert("tokenizer.chat_template".into(), Value::Str(fs::read_to_string(&path).unwrap()));
+        let message = |role: &str, content: &str| ChatMessage { role: role.into(), content: content.into() };
+        let messages =
+            [message("user", "Hello"), message("assistant", "Hi!"), message("user", "How are you?")];
+        let rendered = ChatTemplate::new(&metadata, &tokenizer)
+            .and_then(|template| template.encode(&tokenizer, &messages));
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let unusable = UNUSABLE_TEMPLATES.iter().find(|(template, _)| *template == name);
+        let error = rendered.err().map(|error| error.to_string()).unwrap_or_default();
+        if error.is_empty() != unusable.is_none() || unusable.is_some_and(|(_, what)| !error.contains(what)) {
+            let _ = writeln!(wrong, "{name}: {error:?}");
+        }
+    }
+    assert!(wrong.is_empty() && count >= 70, "{count} templates\n{wrong}");
 }
