@@ -10,7 +10,8 @@
 #   llama.cpp/ggml-vocab-*.gguf       vocabularies, texts (.inp) and their tokens (.out), MIT; from llama-cpp-python
 #   llama.cpp/templates/*.jinja       chat templates of public models, MIT; from llama-cpp-python
 #
-# Files that are already there are not downloaded again. Needs Python with pip. Checks every checksum.
+# Files that are already there are not downloaded again. Needs Python with pip. Checks the checksum of
+# every download.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -60,9 +61,9 @@ fi
 
 readonly source_digest=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 if [[ ! -d "$out/llama.cpp" ]]; then
-    download --no-binary llama-cpp-python llama-cpp-python==0.3.36
-    has "$downloads/$llama_cpp.tar.gz" $source_digest ||
-        fail "$llama_cpp.tar.gz has a wrong checksum" "try again, or check for a proxy that changes files"
+    # pip runs code of a source package to read its metadata, but only after the checksum of the package is right.
+    echo "llama-cpp-python==0.3.36 --hash=sha256:$source_digest" >"$downloads/requirements.txt"
+    download --no-binary llama-cpp-python --require-hashes --requirement "$downloads/requirements.txt"
     tar -xzf "$downloads/$llama_cpp.tar.gz" -C "$downloads" --wildcards "$llama_cpp/vendor/llama.cpp/models/*"
     mv "$downloads/$llama_cpp/vendor/llama.cpp/models" "$out/llama.cpp"
 fi

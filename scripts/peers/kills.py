@@ -10,12 +10,12 @@ most that anybody can do without changing the program.
 
 Columns of the table:
 
-  stream ends   trials in which the client's response ended before its last token
-  server ends   trials in which the server process ended
-  text lost     characters of the answer that the client did not get from its response: median, maximum
-  goes on       seconds from the kill to the first token that the client did not have yet: median, maximum. Times of a
-                server that was started again have the time to load the model
-  wrong         trials whose text differs from the text without a kill
+  stream ends      trials in which the client's response ended before its last token
+  server ends      trials in which the server process ended
+  characters lost  of the answer, because the client did not get them from its response: median, maximum
+  recovery time    seconds from the kill to the first token that the client did not have yet: median, maximum. For a
+                   server that was started again, this includes loading the model
+  wrong            trials whose text differs from the text without a kill
 
 Needs only Python. llama.cpp is built from the source package of llama-cpp-python:
 
@@ -84,8 +84,11 @@ def accepts(port):
 
 def is_healthy(port):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
-    connection.request("GET", "/health")
-    return connection.getresponse().status == 200
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    finally:
+        connection.close()
 
 
 class Ring:
@@ -210,7 +213,7 @@ def expected_pieces(program, log, tokens):
 
 
 def trial(program, log, tokens, expected_pieces, seed):
-    """Kills a worker during an answer. Returns what the client saw."""
+    """Kills a worker during an answer. Returns what the client saw, or `None` if the answer ended before the kill."""
     choice = random.Random(seed)
     victim, kill_at = choice.randrange(WORKERS), choice.randrange(1, max(len(expected_pieces) - 10, 2))
     expected = "".join(expected_pieces)
@@ -225,8 +228,10 @@ def trial(program, log, tokens, expected_pieces, seed):
 
     try:
         is_complete = ring.stream(tokens, on_piece)
+        if not killed:
+            return None
         text = "".join(pieces)
-        result = {"stream_ends": not is_complete, "text_lost": max(len(expected) - len(text), 0)}
+        result = {"stream_ends": not is_complete, "characters_lost": max(len(expected) - len(text), 0)}
         if is_complete:
             # Tokens that had been computed before the kill still arrive, so the longest gap is the recovery.
             after = [killed[0]] + [at for at in arrivals if at > killed[0]]
@@ -274,7 +279,7 @@ def main():
             programs.append(LlamaCpp(options.llama.resolve(), options.model.resolve()))
         if not programs:
             parser.error("nothing to measure: give --hearth, --llama or both")
-        print(f"{'program':<10} {'kills':>5} {'stream ends':>11} {'server ends':>11} {'text lost':>13} {'goes on':>17} {'wrong':>5}")
+        print(f"{'program':<10} {'kills':>5} {'stream ends':>11} {'server ends':>11} {'characters lost':>15} {'recovery time':>17} {'wrong':>5}")
         for program in programs:
             with open(pathlib.Path(folder) / f"{program.name}.log", "w+") as log:
                 expected = expected_pieces(program, log, options.tokens)
@@ -282,11 +287,14 @@ def main():
                     trial(program, log, options.tokens, expected, options.seed + index)
                     for index in range(options.kills)
                 ]
+            results = [result for result in results if result]
+            if not results:
+                sys.exit(f"{program.name}: every answer ended before the kill")
             of = lambda key: [result[key] for result in results]
-            lost, seconds = of("text_lost"), of("seconds")
+            lost, seconds = of("characters_lost"), of("seconds")
             print(
                 f"{program.name:<10} {len(results):>5} {sum(of('stream_ends')):>11} {sum(of('server_ends')):>11} "
-                f"{statistics.median(lost):>6.0f} {max(lost):>6} {statistics.median(seconds):>7.3f} s {max(seconds):>6.3f} s "
+                f"{statistics.median(lost):>8.0f} {max(lost):>6} {statistics.median(seconds):>7.3f} s {max(seconds):>6.3f} s "
                 f"{sum(of('wrong')):>5}",
                 flush=True,
             )

@@ -97,3 +97,12 @@ fn every_command_in_a_document_is_valid() {
 fn words_are_split_like_in_a_shell() {
     assert_eq!(words("hearth  plan 'a b' --x=\"c d\" ''"), ["hearth", "plan", "a b", "--x=c d", ""]);
 }
+
+#[test]
+fn help_names_every_architecture() {
+    let mut command = Cli::command();
+    let synth = command.find_subcommand_mut("synth").expect("a command").render_long_help().to_string();
+    for architecture in hearth_profiles::model::Architecture::all() {
+        assert!(synth.contains(architecture.name()), "{architecture}");
+    }
+}

@@ -10,13 +10,13 @@ pub struct TokenizeArgs {
     /// Use the tokenizer of this GGUF model.
     #[arg(value_name = "GGUF")]
     pub model: PathBuf,
-    /// The text.
+    /// Tokenize TEXT.
     #[arg(required_unless_present = "file")]
     pub text: Option<String>,
     /// Read the text from FILE; `-` reads standard input.
     #[arg(long, value_name = "FILE", conflicts_with = "text")]
     pub file: Option<PathBuf>,
-    /// Print only the ids, as a list such as [1, 15043].
+    /// Print only the ids, as a list such as [1, 15043]. With --json, the output is the same as without this flag.
     #[arg(long)]
     pub ids: bool,
     /// Omit the tokens that mark the beginning and the end of the text.

@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::print_result;
 use crate::cli::TokenizeArgs;
 use crate::diagnostics::{ExitCode, Failure};
+use crate::output::escape_line;
 
 /// Maximum size of a file with text, in bytes. source: assumed, far beyond the longest context of a model
 const MAX_FILE_BYTES: u64 = 16 << 20;
@@ -61,7 +62,7 @@ fn table(output: &Output) -> String {
     let mut text = String::new();
     for Token { id, text: piece, is_control } in &output.tokens {
         // Quotes show spaces at the ends; control tokens have none, so that they differ from text.
-        let piece = if *is_control { piece.clone() } else { format!("{piece:?}") };
+        let piece = if *is_control { escape_line(piece).into_owned() } else { format!("{piece:?}") };
         let _ = writeln!(text, "{id:>8}  {piece}");
     }
     let _ = writeln!(text, "{} tokens", output.count);

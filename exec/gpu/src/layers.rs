@@ -68,8 +68,7 @@ struct Buffers {
     params: GpuBuffer,
     /// The hidden states, [batch, embedding].
     hidden: GpuBuffer,
-    /// The cosines and sines of the rotary embedding, [batch, pairs].
-    /// For each rotary embedding of the model, `[tokens, pairs]` as cosine and sine.
+    /// The cosines and sines of each rotary embedding, [batch, pairs].
     angles: Vec<GpuBuffer>,
     /// The quantised inputs of a matmul: quants, scales and sums of quants.
     quantised: [GpuBuffer; 3],

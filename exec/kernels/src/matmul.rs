@@ -61,7 +61,7 @@ impl<'a> MatmulOutput<'a> {
     /// # Panics
     /// If the length of `values` is not `tokens * rows`.
     pub fn new(values: &'a mut [f32], tokens: usize, rows: usize) -> MatmulOutput<'a> {
-        assert_eq!(values.len(), tokens * rows, "an output must be [tokens, rows]");
+        assert_eq!(Some(values.len()), tokens.checked_mul(rows), "an output must be [tokens, rows]");
         let values = values.as_mut_ptr();
         MatmulOutput { values, width: rows, tokens, rows: 0..rows, lifetime: PhantomData }
     }

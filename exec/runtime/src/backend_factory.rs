@@ -23,7 +23,8 @@ impl UploadProgressReporter {
         UploadProgressReporter(Some(Arc::new(report)))
     }
 
-    /// Reports that `done` of `total` bytes have been uploaded to the GPU. Returns whether the weights are still needed.
+    /// Reports that `done` of `total` bytes have been uploaded to the GPU. Returns whether the weights are still needed. An
+    /// upload, which takes seconds, continues even if they are not.
     pub fn report(&self, done: u64, total: u64) -> bool {
         self.0.as_ref().is_none_or(|report| report(done, total))
     }

@@ -136,7 +136,7 @@ fn layers(
             *layer = LayerHyperparameters { attention_window: window, rope_index: ropes.len() - 1 };
         }
     }
-    if let Some(period) = spec.unrotated_period {
+    if let Some(period) = spec.no_rope_period {
         ropes.push(ropes[0].without_rotation());
         for layer in all.iter_mut().skip(period as usize - 1).step_by(period as usize) {
             layer.rope_index = ropes.len() - 1;

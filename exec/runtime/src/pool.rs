@@ -182,7 +182,8 @@ impl ThreadPool {
         assert!(!self.shared.panicked.swap(false, Ordering::AcqRel), "a compute worker panicked");
     }
 
-    /// Calls `body(participant, range)` for chunks of at most `grain` items that together cover `0..count`.
+    /// Calls `body(participant, range)` for chunks of at most `grain` items that together cover `0..count`. With one thread,
+    /// one chunk has all items.
     ///
     /// Each participant has a region of items. It first takes the chunks of its own region, so that it reads memory in
     /// order, and then helps with the regions of other participants.
@@ -210,7 +211,7 @@ impl ThreadPool {
     }
 
     /// Calls `body(first, chunk)` for chunks of `grain` values that together cover `values`; `first` is the index of the
-    /// first value of the chunk. The last chunk may be shorter, and there may be only one chunk.
+    /// first value of the chunk. The last chunk may be shorter. With one thread, one chunk has all values.
     pub fn for_each_chunk_mut<T: Send>(
         &self,
         values: &mut [T],

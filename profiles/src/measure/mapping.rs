@@ -109,11 +109,11 @@ impl Deref for FileMapping {
 
 /// Returns the page size of the system in bytes: 4096 on most machines, 16384 on some.
 pub fn page_bytes() -> usize {
-    #[cfg(any(target_os = "android", target_os = "linux"))]
+    #[cfg(unix)]
     {
         rustix::param::page_size()
     }
-    #[cfg(not(any(target_os = "android", target_os = "linux")))]
+    #[cfg(not(unix))]
     {
         PAGE_SIZE
     }

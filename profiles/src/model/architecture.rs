@@ -95,13 +95,13 @@ pub struct ArchitectureSpec {
     pub soft_caps: Option<SoftCaps>,
     pub sliding_window: Option<SlidingWindow>,
     /// Every n-th layer has no rotary embedding.
-    pub unrotated_period: Option<u32>,
+    pub no_rope_period: Option<u32>,
     /// The number of layers of the model whose attention scale is `1 / sqrt(embedding_length / heads)` instead of `1 /
     /// sqrt(key_length)`. Model files do not have the scale, so the number of layers identifies this model.
     pub layers_with_scale_by_width: Option<u32>,
-    /// Whether model files have the factors of Llama 3.1 by which rotary frequencies are divided.
+    /// Whether synthetic models can have the factors of Llama 3.1 by which rotary frequencies are divided.
     pub has_rope_factors: bool,
-    /// Whether published models have a BPE tokenizer instead of `SentencePiece`.
+    /// Whether synthetic models have a BPE tokenizer instead of `SentencePiece`; for Llama, the tokenizer of Llama 1 and 2.
     pub has_bpe_tokenizer: bool,
 }
 
@@ -117,7 +117,7 @@ const LLAMA: ArchitectureSpec = ArchitectureSpec {
     always_ties_embeddings: false,
     soft_caps: None,
     sliding_window: None,
-    unrotated_period: None,
+    no_rope_period: None,
     layers_with_scale_by_width: None,
     has_rope_factors: true,
     has_bpe_tokenizer: false,
@@ -186,7 +186,7 @@ pub const SPECS: &[ArchitectureSpec] = &[
     ArchitectureSpec {
         architecture: Architecture::SmolLm3,
         name: "smollm3",
-        unrotated_period: Some(4),
+        no_rope_period: Some(4),
         has_rope_factors: false,
         has_bpe_tokenizer: true,
         ..LLAMA
@@ -243,5 +243,16 @@ mod tests {
             assert_eq!(text.trim(), architecture.name());
         }
         assert!("bert".parse::<Architecture>().is_err());
+    }
+
+    #[test]
+    fn every_architecture_has_one_entry() {
+        let schema = schemars::schema_for!(Architecture);
+        let text = serde_yaml::to_string(&schema).expect("a schema");
+        for architecture in Architecture::all() {
+            assert_eq!(SPECS.iter().filter(|spec| spec.architecture == architecture).count(), 1);
+        }
+        // Each variant has a documentation comment and so an entry of its own in the schema.
+        assert_eq!(text.matches("const: ").count(), SPECS.len(), "{text}");
     }
 }

@@ -79,7 +79,8 @@ impl<T: Transport> WorkerEpoch<T> {
         };
         match self.run(&mut runner, events).await {
             Ok(()) => runner,
-            // Another epoch is prepared, or the session has ended.
+            // Another epoch is prepared, or the session has ended. The stage of the previous epoch is already gone, so the
+            // next epoch loads its layers again, and the trace of the request has a gap.
             Err(RingError::Compute(ExecError::HashingStopped)) => None,
             Err(error) => {
                 self.report(EpochReport::Failed(error));

@@ -29,8 +29,8 @@ pub(super) struct Bpe {
 }
 
 impl Bpe {
-    /// Reads the tokenizer, whose name in the model file is `model`. Tokens for which `is_piece` returns false are not in the vocabulary of the merges, so that
-    /// text does not become a control token.
+    /// Reads the tokenizer, whose name in the model file is `model`. Tokens for which `is_piece` returns false are not in
+    /// the vocabulary of the merges, so that text does not become a control token.
     pub(super) fn new(
         metadata: &Metadata,
         model: &str,
@@ -110,12 +110,18 @@ impl Bpe {
         let tokens = self.merges.tokenize(word).map_err(|error| failed(&error))?;
         // The `tokenizers` crate omits characters that have no token.
         if tokens.last().map_or(0, |token| token.offsets.1) < word.len() {
-            let is_missing = |c: &char| self.merges.token_to_id(&c.to_string()).is_none();
-            let missing = word.chars().find(is_missing).map(String::from).unwrap_or_default();
-            let what = match (self.pre_tokenizer.symbols, token_bytes(&missing).as_slice()) {
-                (Symbols::Bytes, [byte]) => format!("the vocabulary has no token for the byte {byte:#04x}"),
-                _ => format!("the vocabulary has no token for `{}`", missing.escape_debug()),
+            let has_token = |text: &str| self.merges.token_to_id(text).is_some();
+            let has_bytes = |text: &str| {
+                self.pre_tokenizer.symbols == Symbols::Characters
+                    && text.bytes().all(|byte| has_token(&format!("<0x{byte:02X}>")))
             };
+            let is_missing = |text: &String| !has_token(text) && !has_bytes(text);
+            let missing = word.chars().map(String::from).find(is_missing).unwrap_or_default();
+            let missing = match (self.pre_tokenizer.symbols, &token_bytes(&missing)[..]) {
+                (Symbols::Bytes, [byte]) => format!("the byte {byte:#04x}"),
+                _ => format!("`{}`", missing.replace(SPACE, " ").escape_debug()),
+            };
+            let what = format!("the vocabulary has no token for {missing}");
             return Err(invalid(what, "remove this character from the text, or use another model"));
         }
         ids.extend(tokens.iter().map(|token| token.id));

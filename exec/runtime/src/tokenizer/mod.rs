@@ -22,7 +22,7 @@ use hearth_profiles::gguf::{GgufError, Metadata};
 use crate::error::ExecError;
 use bpe::Bpe;
 pub(crate) use bpe::visible_char;
-use pre_tokenizer::{BosDefault, Symbols};
+use pre_tokenizer::{BosPolicy, Symbols};
 use sentence_piece::SentencePiece;
 use special::{Fragment, SpecialTokens};
 
@@ -129,7 +129,7 @@ impl Tokenizer {
             if control { token_type::CONTROL } else { found }
         };
         let is_piece = |at| kind_of(at) != token_type::CONTROL;
-        let (kind, bos_default) = match model {
+        let (kind, bos_policy) = match model {
             "gpt2" | "gemma4" => {
                 let bpe = Bpe::new(metadata, model, texts, is_piece)?;
                 let bos = bpe.pre_tokenizer.bos;
@@ -137,7 +137,7 @@ impl Tokenizer {
             }
             "llama" => {
                 let pieces = SentencePiece::new(metadata, texts, is_piece)?;
-                (Kind::SentencePiece(Box::new(pieces)), BosDefault::Added)
+                (Kind::SentencePiece(Box::new(pieces)), BosPolicy::Added)
             }
             other => {
                 let hint =
@@ -156,9 +156,9 @@ impl Tokenizer {
         let is_eog =
             |&at: &usize| kind_of(at) == token_type::CONTROL && END_TOKENS.contains(&texts[at].as_str());
         let by_text = (0..texts.len()).filter(is_eog).map(|at| at as u32);
-        let add_bos = match (bos_default, metadata.get_bool("tokenizer.ggml.add_bos_token")?) {
-            (BosDefault::Required, _) | (BosDefault::Added, None) => true,
-            (BosDefault::Omitted, None) => false,
+        let add_bos = match (bos_policy, metadata.get_bool("tokenizer.ggml.add_bos_token")?) {
+            (BosPolicy::Required, _) | (BosPolicy::Added, None) => true,
+            (BosPolicy::Omitted, None) => false,
             (_, Some(add_bos)) => add_bos,
         };
         if add_bos && bos.is_none() {

@@ -43,7 +43,7 @@ pub(super) struct PreTokenizer {
     /// Whether a word that is itself a token is encoded as this token, without merges.
     pub(super) ignore_merges: bool,
     /// Whether a BOS token is added before the text.
-    pub(super) bos: BosDefault,
+    pub(super) bos: BosPolicy,
 }
 
 /// The characters of a BPE vocabulary.
@@ -58,7 +58,7 @@ pub(super) enum Symbols {
 
 /// Whether a BOS token is added before the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum BosDefault {
+pub(super) enum BosPolicy {
     /// Only if the model file says so.
     Omitted,
     /// Unless the model file says otherwise.
@@ -73,7 +73,7 @@ const FAMILIES: &[(&[&str], PreTokenizer)] = &[
     (&["gpt-2", "phi-2", "olmo", "mpt", "jais", "exaone4", "trillion", "granite-docling"], bytes(&[GPT_2])),
     (
         &["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"],
-        PreTokenizer { ignore_merges: true, bos: BosDefault::Added, ..bytes(&[LLAMA_3]) },
+        PreTokenizer { ignore_merges: true, bos: BosPolicy::Added, ..bytes(&[LLAMA_3]) },
     ),
     (&["smaug-bpe", "dbrx", "chatglm-bpe"], bytes(&[LLAMA_3])),
     (&["glm4", "glm5"], PreTokenizer { ignore_merges: true, ..bytes(&[LLAMA_3]) }),
@@ -83,11 +83,8 @@ const FAMILIES: &[(&[&str], PreTokenizer)] = &[
     ),
     (&["qwen35"], bytes(&[QWEN_3_5])),
     (&["gpt-4o", "llama4", "kanana2", "minimax-m2"], bytes(&[GPT_4O])),
-    (&["tekken"], PreTokenizer { ignore_merges: true, bos: BosDefault::Added, ..bytes(&[TEKKEN]) }),
-    (
-        &["gemma4"],
-        PreTokenizer { symbols: Symbols::Characters, bos: BosDefault::Required, ..bytes(&[LINES]) },
-    ),
+    (&["tekken"], PreTokenizer { ignore_merges: true, bos: BosPolicy::Added, ..bytes(&[TEKKEN]) }),
+    (&["gemma4"], PreTokenizer { symbols: Symbols::Characters, bos: BosPolicy::Required, ..bytes(&[LINES]) }),
     (
         &["deepseek-llm"],
         bytes(&[
@@ -117,7 +114,7 @@ const FAMILIES: &[(&[&str], PreTokenizer)] = &[
 ];
 
 const fn bytes(patterns: &'static [&'static str]) -> PreTokenizer {
-    PreTokenizer { patterns, symbols: Symbols::Bytes, ignore_merges: false, bos: BosDefault::Omitted }
+    PreTokenizer { patterns, symbols: Symbols::Bytes, ignore_merges: false, bos: BosPolicy::Omitted }
 }
 
 impl PreTokenizer {

@@ -6,7 +6,7 @@
 //!
 //! Not here: which tokens are control tokens. [`super::Tokenizer::new`] decides that.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::token_type;
 
@@ -25,6 +25,8 @@ pub(super) struct SpecialTokens {
     all: Vec<SpecialToken>,
     /// The indices of the tokens in `all`, sorted by text.
     sorted: Vec<usize>,
+    /// The indices of the tokens in `all`, by id.
+    by_id: BTreeMap<u32, usize>,
     /// The first characters of all control tokens.
     first: BTreeSet<char>,
 }
@@ -45,11 +47,12 @@ impl SpecialTokens {
         sorted.sort_by(|&a, &b| all[a].text.cmp(&all[b].text));
         let control = all.iter().filter(|special| !special.is_user_defined);
         let first = control.filter_map(|special| special.text.chars().next()).collect();
-        SpecialTokens { all, sorted, first }
+        let by_id = all.iter().enumerate().map(|(at, special)| (special.id, at)).collect();
+        SpecialTokens { all, sorted, by_id, first }
     }
 
     pub(super) fn text_of(&self, id: u32) -> Option<&str> {
-        self.all.iter().find(|special| special.id == id).map(|special| special.text.as_str())
+        self.by_id.get(&id).map(|&at| self.all[at].text.as_str())
     }
 
     /// Returns whether a control token begins with the character `c`.

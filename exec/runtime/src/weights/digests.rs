@@ -117,23 +117,25 @@ impl Weights {
             return Ok(BTreeMap::new());
         }
         let files: Vec<&File> = self.files().collect();
-        let digests = hash_parts(&self.model, &files, parts, threads, on_progress)?;
+        let (digests, ended) = hash_parts(&self.model, &files, parts, threads, on_progress);
         self.check_unchanged()?;
+        // Also after a stop, so that the next attempt need not begin again.
         if let Some(session) = session {
             session.store(self, &digests);
         }
-        Ok(digests)
+        ended.map(|()| digests)
     }
 }
 
-/// Hashes each of the `parts` on one of `threads` threads.
+/// Hashes each of the `parts` on one of `threads` threads. Returns the digests of the parts that were hashed, and the first
+/// error.
 fn hash_parts(
     model: &GgufModel,
     files: &[&File],
     parts: &[WeightPart],
     threads: usize,
     on_progress: OnHashProgress<'_>,
-) -> Result<BTreeMap<WeightPart, String>, ExecError> {
+) -> (BTreeMap<WeightPart, String>, Result<(), ExecError>) {
     let tensors = |part: WeightPart| model.tensors.iter().filter(move |tensor| part.contains(&tensor.name));
     let total: u64 = parts.iter().flat_map(|&part| tensors(part)).map(|tensor| tensor.bytes.0).sum();
     let (next, done, has_ended) = (AtomicUsize::new(0), Mutex::new(0), AtomicBool::new(false));
@@ -171,8 +173,15 @@ fn hash_parts(
         }
         work();
     });
-    // The first error is the cause; threads that stopped because of it follow.
-    results.into_inner().expect("no thread panicked").into_iter().collect()
+    let (mut digests, mut ended) = (BTreeMap::new(), Ok(()));
+    for result in results.into_inner().expect("no thread panicked") {
+        match result {
+            Ok((part, digest)) => drop(digests.insert(part, digest)),
+            // The first error is the cause; threads that stopped because of it follow.
+            Err(error) => ended = ended.and(Err(error)),
+        }
+    }
+    (digests, ended)
 }
 
 /// Feeds the name, the size and the bytes of a tensor to a hash. After each chunk, `on_chunk` receives its length, and
