@@ -86,30 +86,26 @@ impl<'a> MatmulOutput<'a> {
         MatmulOutput { rows, ..*self }
     }
 
-    /// Writes the output of one weight row for one token.
-    #[inline(always)]
-    #[allow(dead_code)] // some targets have no native kernels
-    pub(crate) fn set(&mut self, token: usize, row: usize, value: f32) {
-        let at = row - self.rows.start;
-        self.token_mut(token)[at] = value;
-    }
-
     /// Writes the output of consecutive weight rows, starting at row `first`, for one token.
     #[inline(always)]
     pub(crate) fn set_rows(&mut self, token: usize, first: usize, values: &[f32]) {
         let at = first - self.rows.start;
-        self.token_mut(token)[at..][..values.len()].copy_from_slice(values);
+        let [out] = self.tokens_mut(token);
+        out[at..][..values.len()].copy_from_slice(values);
     }
 
-    /// Returns the output of all rows of this output for one token.
+    /// Returns the output of all rows of this output for each of T tokens, starting at the token `first`.
     #[inline(always)]
-    pub(crate) fn token_mut(&mut self, token: usize) -> &mut [f32] {
-        assert!(token < self.tokens, "token {token} of {}", self.tokens);
-        // SAFETY: the rows are inside the buffer given to `new`, and this output has exclusive access to them.
-        unsafe {
-            let first = self.values.add(token * self.width + self.rows.start);
-            std::slice::from_raw_parts_mut(first, self.rows.len())
-        }
+    pub(crate) fn tokens_mut<const T: usize>(&mut self, first: usize) -> [&mut [f32]; T] {
+        assert!(first + T <= self.tokens, "tokens {first} to {} of {}", first + T, self.tokens);
+        std::array::from_fn(|t| {
+            // SAFETY: the rows of the token are inside the buffer given to `new`, this output has exclusive access to
+            // them, and no other element of the array refers to them.
+            unsafe {
+                let values = self.values.add((first + t) * self.width + self.rows.start);
+                std::slice::from_raw_parts_mut(values, self.rows.len())
+            }
+        })
     }
 }
 
@@ -152,17 +148,21 @@ macro_rules! dot_tiles {
         let mut token = 0;
         while token + 4 <= tokens {
             let rows = std::array::from_fn(|t| input.$view(token + t));
-            for row in out.rows() {
+            let numbers = out.rows();
+            let mut out: [&mut [f32]; 4] = out.tokens_mut(token);
+            for (at, row) in numbers.enumerate() {
                 let dots: [f32; 4] = $dot($($instructions,)? matrix.row(row), &rows);
-                for (t, dot) in dots.into_iter().enumerate() {
-                    out.set(token + t, row, dot);
+                for (out, dot) in out.iter_mut().zip(dots) {
+                    out[at] = dot;
                 }
             }
             token += 4;
         }
         for token in token..tokens {
             let rows = [input.$view(token)];
-            for (row, out) in out.rows().zip(out.token_mut(token)) {
+            let numbers = out.rows();
+            let [out] = out.tokens_mut(token);
+            for (row, out) in numbers.zip(out) {
                 [*out] = $dot($($instructions,)? matrix.row(row), &rows);
             }
         }
@@ -175,7 +175,9 @@ pub(super) use dot_tiles;
 fn matmul_scalar(task: MatmulTask<'_, '_>) {
     let MatmulTask { matrix, input, out } = task;
     for token in 0..input.tokens() {
-        for (row, out) in out.rows().zip(out.token_mut(token)) {
+        let rows = out.rows();
+        let [out] = out.tokens_mut(token);
+        for (row, out) in rows.zip(out) {
             *out = scalar_dot(matrix.format, matrix.row(row), input, token);
         }
     }
@@ -222,9 +224,10 @@ mod tests {
         let mut rest = MatmulOutput::new(&mut values, 2, 3);
         let mut first = rest.split_off_first(1);
         assert_eq!((first.rows(), rest.rows()), (0..1, 1..3));
-        first.set(1, 0, 1.0);
+        first.set_rows(1, 0, &[1.0]);
         rest.set_rows(0, 1, &[2.0, 3.0]);
-        rest.set(1, 2, 4.0);
+        let [_, second] = rest.tokens_mut(0);
+        second[1] = 4.0;
         assert_eq!(values, [0.0, 2.0, 3.0, 1.0, 0.0, 4.0]);
     }
 }

@@ -75,7 +75,8 @@ type Pair = [__m256i; 2];
 #[inline]
 #[target_feature(enable = "avx2")]
 fn load(line: &Line) -> Pair {
-    must_cast(*line)
+    let [low, high] = line.0.as_chunks::<8>().0 else { unreachable!("16 are twice 8") };
+    [load_one(low), load_one(high)]
 }
 
 /// Broadcasts two or four adjacent values of a token, 32 bits in total, to all lanes of a register.
