@@ -72,8 +72,8 @@ fn measure(args: &ProfileArgs) -> Result<DeviceProfile, Failure> {
     let uncertain = lint::uncertain_rates(&device, |_| true);
     if !uncertain.is_empty() {
         tracing::warn!(
-            "repeated measurements differ widely; measure again with no other programs running\n  {}",
-            uncertain.join("\n  ")
+            "repeated measurements differ widely ({}); measure again with no other programs running",
+            uncertain.join(", ")
         );
     }
     Ok(device)

@@ -26,7 +26,14 @@ struct Document {
 const DOCUMENTS: [Document; 6] = [
     Document {
         path: "README.md",
-        replaced: &[],
+        replaced: &[
+            ("hearth init one.yaml", "cp MODEL model.gguf\nhearth init one.yaml"),
+            ("this=measured", "this=d5"),
+            (
+                "hearth serve plan.yaml --model model.gguf",
+                "hearth serve plan.yaml --model model.gguf --listen 127.0.0.1:PORT1 & wait_for_port PORT1",
+            ),
+        ],
         left_out: &[("./run-demo", "a separate test that takes minutes"), ("./run-tests", "runs this test")],
     },
     Document {

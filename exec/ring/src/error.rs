@@ -111,7 +111,9 @@ impl RingError {
             RingError::NoAddress { name } => format!("worker `{name}` has no address in the plan"),
             RingError::CannotListen { address, reason } => format!("cannot listen on {address}: {reason}"),
             RingError::KeyRequired { address } => {
-                format!("{address} is not on this machine, and connections without a key are not encrypted")
+                format!(
+                    "{address} is not a loopback address, and connections without a key are not encrypted"
+                )
             }
             RingError::KeyMismatch { name, reason, .. } => format!("connection to `{name}` failed: {reason}"),
             RingError::Refused { name, reason } => format!("`{name}` refused the request: {reason}"),
@@ -163,7 +165,8 @@ impl RingError {
                 "give HOST:PORT, for example 127.0.0.1:9001, with an address of this machine and a free port"
             }
             RingError::KeyRequired { .. } => {
-                "give every device the same `--key`, or use addresses of this machine (127.0.0.1, ::1)"
+                "make a key with `(umask 077; openssl rand -hex 32 > ring.key)` and give every device `--key ring.key`, \
+                 or use addresses of this machine (127.0.0.1, ::1)"
             }
             RingError::KeyMismatch { hint, .. } => return hint.map(Cow::from),
             RingError::ModelMismatch { .. } => "give the device the model file that the plan was made for",
