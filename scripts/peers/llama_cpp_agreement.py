@@ -268,8 +268,9 @@ def table(rows):
 
 REPORT = """# Logits compared with llama.cpp, for every architecture and weight type
 
-Models of random weights (4 layers, 7 of `gemma3`, width 256, vocabulary {vocabulary}; `gemma2` and
-`gemma3` with a window of {window} positions, `llama` with factors of rotary frequencies), {tokens} tokens, KV caches in f32, llama-cpp-python {version}. Made by
+Models of random weights (4 layers, 7 of `gemma3`, width 256, vocabulary {vocabulary}; `gemma2` and `gemma3` with a
+window of {window} positions, `llama` with factors of rotary frequencies), {tokens} tokens, KV caches in f32,
+llama-cpp-python {version}. Made by
 
     cargo build --release -p hearth -p hearth-runtime --bin hearth --example logits
     python3 scripts/peers/llama_cpp_agreement.py -o docs/studies/llama-cpp

@@ -6,11 +6,12 @@
 //! template runs (`Tokenizer::escape_control_tokens`) and removed after the rendered text is split at control tokens. A
 //! role that contains a control token is rejected.
 //!
-//! Templates get the variables and functions that transformers gives them. `strftime_now` knows only the date, so that the
-//! same messages give the same tokens on the same day.
+//! Templates get the variables and functions that transformers gives them. `strftime_now` knows only the date, so that
+//! the same messages give the same tokens on the same day.
 //!
-//! Templates come from the model file and may be malicious. They can access only the messages and the date. Their length, their interpreter steps and their output are limited, and
-//! they run on a thread whose stack is large enough for the deepest expression of the maximum length.
+//! Templates come from the model file and may be malicious. They can access only the messages and the date. Their
+//! length, their interpreter steps and their output are limited, and they run on a thread whose stack is large enough
+//! for the deepest expression of the maximum length.
 //!
 //! Deviation: the memory of values is not limited, because the interpreter has no such limit. A string that is
 //! concatenated with itself 30 times (`~`, `+`, `join`, `replace`) exhausts memory and terminates the process. A

@@ -61,11 +61,8 @@ impl Rope {
         let dimensions = rotated_dimensions(metadata, shape)?;
         let scaling = scaling(metadata, shape, base, dimensions)?;
         let factor = |pair: u32| factors.map_or(1.0, |all| f64::from(all[pair as usize]));
-        // libm gives the same bits on every platform; the functions of the system do not.
-        let frequency = |pair: u32| {
-            let exponent = -2.0 * f64::from(pair) / f64::from(dimensions);
-            scaling.angle_factor(pair) * libm::pow(base, exponent) / factor(pair)
-        };
+        let frequency =
+            |pair: u32| scaling.angle_factor(pair) * plain_frequency(base, pair, dimensions) / factor(pair);
         let frequencies: Vec<f64> = (0..dimensions / 2).map(frequency).collect();
         if frequencies.iter().any(|frequency| !frequency.is_finite()) {
             let hint = "it gives frequencies that are not finite; convert the model again";
@@ -78,9 +75,8 @@ impl Rope {
 
     /// Returns this rotary embedding with the frequencies of `base`, without factors and scaling.
     pub(crate) fn with_base(&self, base: f32) -> Rope {
-        let dimensions = 2 * self.frequencies.len();
-        let frequency = |pair| libm::pow(f64::from(base), -2.0 * pair as f64 / dimensions as f64);
-        let frequencies = (0..self.frequencies.len()).map(frequency).collect();
+        let pairs = self.frequencies.len() as u32;
+        let frequencies = (0..pairs).map(|pair| plain_frequency(base.into(), pair, 2 * pairs)).collect();
         Rope { pair_layout: self.pair_layout, frequencies, magnitude: 1.0 }
     }
 
@@ -97,6 +93,12 @@ impl Rope {
             *pair = [libm::cos(angle), libm::sin(angle)].map(|part| (part * self.magnitude) as f32);
         }
     }
+}
+
+/// Returns the rotation angle of a pair of dimensions per position, without scaling and factors.
+fn plain_frequency(base: f64, pair: u32, dimensions: u32) -> f64 {
+    // libm gives the same bits on every platform; the functions of the system do not.
+    libm::pow(base, -2.0 * f64::from(pair) / f64::from(dimensions))
 }
 
 pub(crate) fn rotated_dimensions(metadata: &Metadata, shape: &ModelShape) -> Result<u32, ExecError> {
