@@ -10,6 +10,7 @@ mod plan;
 mod profile;
 mod report;
 mod reproduce;
+mod run;
 mod serve;
 mod shell;
 mod simulate;
@@ -28,6 +29,7 @@ use crate::output::say;
 pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let json = cli.json;
     match cli.verb {
+        Verb::Run(args) => run::run(&args, json),
         Verb::Plan(args) => plan::run(&args, json),
         Verb::Simulate(args) => simulate::run(&args, json),
         Verb::Sweep(args) => sweep::run(&args, json),
