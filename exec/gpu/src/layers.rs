@@ -207,7 +207,9 @@ impl GpuLayers {
         let mut logits = self.output.as_ref()?.logits(&self.gpu, hidden);
         let parameters = self.model.hyperparameters();
         if let (Ok(logits), Some(factor)) = (&mut logits, parameters.logit_scale) {
-            logits.iter_mut().for_each(|logit| *logit *= factor);
+            for logit in logits {
+                *logit *= factor;
+            }
         }
         if let (Ok(logits), Some(cap)) = (&mut logits, parameters.logit_softcap) {
             for logit in logits {

@@ -1,8 +1,8 @@
 //! Checks the tensors of a model file that the forward pass uses.
 //!
-//! In all architectures, a layer has seven matrices, of which some can be parts of one tensor, and norms before or after
-//! the attention and feed-forward blocks; in some architectures, it also has biases, or norms of queries and keys. Every required tensor must be inside
-//! its file and have the dimensions that follow from the metadata. A tensor that the forward pass would not use is an
+//! In all architectures, a layer has seven matrices, of which some can be parts of one tensor, and norms before or
+//! after the attention and feed-forward blocks; in some architectures, it also has biases, or norms of queries and
+//! keys. Every required tensor must be inside its file and have the dimensions that follow from the metadata. A tensor that the forward pass would not use is an
 //! error too.
 //!
 //! Tensor names are those of `hearth_profiles::model::layout`, which defines the sizes of models without files.
