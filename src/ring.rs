@@ -16,7 +16,7 @@ use hearth_ring::{
 };
 use hearth_schema::Plan;
 use hearth_schema::pass::MAX_PASS_TOKENS;
-use hearth_schema::scenario::Workload;
+use hearth_schema::scenario::{KvFormat, Workload};
 use hearth_workflow::documents::read_plan;
 use hearth_workflow::planning::{SingleDeviceOptions, single_device_plan};
 use hearth_workflow::{LoadedScenario, ScenarioReplanner};
@@ -125,8 +125,12 @@ pub fn open_plan_and_model(
         return Ok((made, model, plan.clone()));
     }
     let read = read_plan(plan)?;
-    let flags = [("--context", single_device.context), ("--gpu-layers", single_device.gpu_layers)];
-    if let Some((flag, _)) = flags.into_iter().find(|(_, value)| value.is_some()) {
+    let flags = [
+        ("--context", single_device.context.is_some()),
+        ("--gpu-layers", single_device.gpu_layers.is_some()),
+        ("--kv-cache", single_device.kv_cache != KvFormat::default()),
+    ];
+    if let Some((flag, _)) = flags.into_iter().find(|(_, is_set)| *is_set) {
         let what = format!("`{flag}` is for a model without a plan, but `{}` is a plan", plan.display());
         return Err(
             Failure::invalid(what).with_hint("make a new plan for a different context or other GPU layers")
@@ -154,6 +158,7 @@ pub fn plan_for_this_device(
 ) -> Result<Plan, Failure> {
     let options = SingleDeviceOptions {
         context_length: args.context,
+        kv_format: args.kv_cache,
         sequences,
         gpu_layers: args.gpu_layers.unwrap_or(0),
         available_memory: memory::available_memory(),

@@ -60,7 +60,7 @@ type Rates = FormatMap<Sourced<FlopsPerSecond>>;
 pub struct ComputeCost<'a> {
     model: &'a ModelProfile,
     /// Bytes per element of the KV cache.
-    kv_element: Bytes,
+    kv_format: Format,
     matvec: &'a Rates,
     streamed: Option<&'a Rates>,
     matmul: &'a Rates,
@@ -74,15 +74,15 @@ pub struct ComputeCost<'a> {
 
 impl<'a> ComputeCost<'a> {
     /// Creates the cost of a device with weights in main memory: of its SoC, or of its CPU if the profile has no SoC.
-    pub fn for_main_memory(device: &'a DeviceProfile, model: &'a ModelProfile, kv_element: Bytes) -> Self {
-        let soc_model = device.soc.as_ref().map(|soc| SocLatencyModel::new(soc, model, kv_element));
-        Self { soc_model, ..Self::for_cpu(&device.cpu, model, kv_element) }
+    pub fn for_main_memory(device: &'a DeviceProfile, model: &'a ModelProfile, kv_format: Format) -> Self {
+        let soc_model = device.soc.as_ref().map(|soc| SocLatencyModel::new(soc, model, kv_format));
+        Self { soc_model, ..Self::for_cpu(&device.cpu, model, kv_format) }
     }
 
-    pub fn for_cpu(cpu: &'a Cpu, model: &'a ModelProfile, kv_element: Bytes) -> Self {
+    pub fn for_cpu(cpu: &'a Cpu, model: &'a ModelProfile, kv_format: Format) -> Self {
         Self {
             model,
-            kv_element,
+            kv_format,
             matvec: &cpu.matvec,
             streamed: Some(&cpu.matvec_streamed).filter(|rates| !rates.is_empty()),
             matmul: &cpu.matmul,
@@ -94,10 +94,10 @@ impl<'a> ComputeCost<'a> {
         }
     }
 
-    pub fn for_gpu(gpu: &'a Gpu, model: &'a ModelProfile, kv_element: Bytes) -> Self {
+    pub fn for_gpu(gpu: &'a Gpu, model: &'a ModelProfile, kv_format: Format) -> Self {
         Self {
             model,
-            kv_element,
+            kv_format,
             matvec: &gpu.matvec,
             streamed: None,
             matmul: &gpu.matmul,
@@ -115,7 +115,7 @@ impl<'a> ComputeCost<'a> {
             return soc_model.layer_time(pass);
         }
         let shape = &self.model.shape;
-        let new = shape.kv_bytes_per_layer(pass.tokens, self.kv_element);
+        let new = shape.kv_bytes_per_layer(pass.tokens, self.kv_format);
         self.matmul_time(&self.model.layers[layer as usize], pass.tokens)
             + self.attention_time(pass)
             + self.kv_copy.transfer_time(new)
@@ -157,7 +157,7 @@ impl<'a> ComputeCost<'a> {
         let positions = tokens * first + tokens * (tokens + 1.0) / 2.0;
         let work = Flops(shape.attention_flops_per_layer(1).0 * positions);
         let rate = self.attention.unwrap_or_else(|| self.rate(Format::F16, pass.tokens));
-        let seen = shape.kv_bytes_per_layer(pass.first_position + pass.tokens, self.kv_element);
+        let seen = shape.kv_bytes_per_layer(pass.first_position + pass.tokens, self.kv_format);
         longer(work / rate, seen / self.bandwidth)
     }
 

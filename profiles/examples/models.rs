@@ -2,7 +2,7 @@
 //!
 //! `cargo run -p hearth-profiles --example models [FILE.gguf]`
 
-use hearth_profiles::Bytes;
+use hearth_profiles::Format;
 use hearth_profiles::gguf::GgufModel;
 use hearth_profiles::model::{ModelProfile, shipped_names, shipped_profile};
 
@@ -33,6 +33,6 @@ fn show(profile: &ModelProfile) {
         profile.max_layer_bytes().to_string(),
         profile.input_embedding_bytes().to_string(),
         profile.output_head_bytes().to_string(),
-        profile.shape.kv_bytes_per_layer(4096, Bytes(2)).to_string(),
+        profile.shape.kv_bytes_per_layer(4096, Format::F16).to_string(),
     );
 }

@@ -2,9 +2,9 @@
 //!
 //! Not here: shapes and sizes (`hearth_profiles::model`).
 
-use hearth_profiles::Bytes;
 use hearth_profiles::document::DocumentError;
 use hearth_profiles::model::ModelShape;
+use hearth_profiles::{Bytes, Format};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -51,14 +51,26 @@ pub enum KvFormat {
     F16,
     /// Four bytes per element.
     F32,
+    /// Blocks of 32 elements with 8 bits each and a scale, as in GGUF files. GPUs do not support this format.
+    Q8_0,
+    /// Blocks of 32 elements with 4 bits each and a scale, as in GGUF files. GPUs do not support this format.
+    Q4_0,
 }
 
 impl KvFormat {
-    pub fn bytes_per_element(self) -> u64 {
+    /// Returns the format of the elements as a format of tensors.
+    pub fn format(self) -> Format {
         match self {
-            KvFormat::F16 => 2,
-            KvFormat::F32 => 4,
+            KvFormat::F16 => Format::F16,
+            KvFormat::F32 => Format::F32,
+            KvFormat::Q8_0 => Format::Q8_0,
+            KvFormat::Q4_0 => Format::Q4_0,
         }
+    }
+
+    /// Returns whether the layers on a GPU can have a KV cache in this format.
+    pub fn is_supported_on_gpus(self) -> bool {
+        matches!(self, KvFormat::F16 | KvFormat::F32)
     }
 }
 

@@ -10,7 +10,7 @@ Needs the packages llama-cpp-python and numpy, and the files of scripts/public-m
 - the relative RMS of the differences of the logits, and the mean KL divergence,
 - the positions at which the largest logits differ, and how many of them llama.cpp decides by more than four times the
   RMS of the differences at this position,
-- the perplexity of both.
+- the perplexity of both, with a KV cache in f32, and with the KV caches of `--kv-cache`.
 
 The second form writes 1000 texts (code, prose, chat templates, random characters of all scripts) to texts.json, and
 llama.cpp's tokens of each text and model to MODEL.json, for the test `public` of hearth-runtime.
@@ -56,9 +56,10 @@ def texts():
     return [text.replace("\0", "") for text in found]
 
 
-def open_model(path, context):
-    return llama_cpp.Llama(str(path), n_ctx=context, n_batch=context, logits_all=True, type_k=0, type_v=0, n_threads=2,
-                           flash_attn=False, verbose=False)
+def open_model(path, context, kv_type=0):
+    # Values can be quantised only with flash attention.
+    return llama_cpp.Llama(str(path), n_ctx=context, n_batch=context, logits_all=True, type_k=kv_type, type_v=kv_type,
+                           n_threads=2, flash_attn=kv_type > 1, verbose=False)
 
 
 def write_tokens(folder, paths):
@@ -77,14 +78,23 @@ def log_softmax(logits):
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def compare(path, program):
+def own_logits(program, path, ids, shape, kv_cache="f32"):
+    ran = subprocess.run([program, f"--kv-cache={kv_cache}", str(path), *map(str, ids)], capture_output=True, check=True)
+    return np.frombuffer(ran.stdout, np.float32).reshape(shape).astype(np.float64)
+
+
+def perplexity(logits, ids):
+    log = log_softmax(logits)
+    return np.exp(-np.mean([log[at, ids[at + 1]] for at in range(len(ids) - 1)]))
+
+
+def compare(path, program, kv_caches):
     text = pathlib.Path("LICENSE-APACHE").read_text()
     model = open_model(path, LENGTH)
     ids = model.tokenize(text.encode())[:LENGTH]
     model.eval(ids)
     peer = np.array(model.scores[:len(ids)], dtype=np.float64)
-    ran = subprocess.run([program, str(path), *map(str, ids)], capture_output=True, check=True)
-    own = np.frombuffer(ran.stdout, np.float32).reshape(peer.shape).astype(np.float64)
+    own = own_logits(program, path, ids, peer.shape)
     rms = lambda values, axis=None: np.sqrt((values * values).mean(axis))
     error = rms(own - peer, -1)
     own_log, peer_log = log_softmax(own), log_softmax(peer)
@@ -92,10 +102,16 @@ def compare(path, program):
     top = np.sort(peer, -1)
     differs = own.argmax(-1) != peer.argmax(-1)
     decided = top[:, -1] - top[:, -2] > 4 * error
-    perplexity = lambda log: np.exp(-np.mean([log[at, ids[at + 1]] for at in range(len(ids) - 1)]))
     print(f"{path.name}: {len(ids)} tokens; relative RMS {rms(own - peer) / rms(peer):.1e}, mean KL {divergence:.1e}; "
           f"{differs.sum()} other choices, {(differs & decided).sum()} of them decided by llama.cpp; perplexity "
-          f"{perplexity(own_log):.4f}, llama.cpp {perplexity(peer_log):.4f}")
+          f"{perplexity(own, ids):.4f}, llama.cpp {perplexity(peer, ids):.4f}")
+    for kv_cache in kv_caches:
+        logits = own_logits(program, path, ids, peer.shape, kv_cache)
+        llama_type = {"f16": 1, "q8_0": 8, "q4_0": 2}[kv_cache]
+        model = open_model(path, LENGTH, llama_type)
+        model.eval(ids)
+        llama = perplexity(np.array(model.scores[:len(ids)], dtype=np.float64), ids)
+        print(f"  KV cache in {kv_cache}: perplexity {perplexity(logits, ids):.4f}, llama.cpp {llama:.4f}")
 
 
 def main():
@@ -103,12 +119,13 @@ def main():
     parser.add_argument("models", nargs="+", type=pathlib.Path)
     parser.add_argument("--logits", default="target/release/examples/logits")
     parser.add_argument("--tokens", type=pathlib.Path)
+    parser.add_argument("--kv-cache", default="f16,q8_0,q4_0")
     options = parser.parse_args()
     if options.tokens:
         write_tokens(options.tokens, options.models)
         return
     for path in options.models:
-        compare(path, options.logits)
+        compare(path, options.logits, options.kv_cache.split(","))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@
 //! Not here: kernel launches, synchronisation, and the CPU and NPU, which the simulation of a phone includes.
 
 use hearth_profiles::model::ModelShape;
-use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond};
+use hearth_profiles::{BytesPerSecond, Flops, FlopsPerSecond, Format};
 
 /// Weight format of the ML Drift paper (section 4.2). Its byte counts do not include the scales of the channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub fn prefill_flops(shape: &ModelShape, prompt_tokens: u32) -> Flops {
 }
 
 fn cache_bytes(shape: &ModelShape, position: u32) -> f64 {
-    let layer = shape.kv_bytes_per_layer(position, Bytes(2));
+    let layer = shape.kv_bytes_per_layer(position, Format::F16);
     layer.as_f64() * f64::from(shape.layers.0)
 }
 

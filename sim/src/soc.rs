@@ -62,17 +62,17 @@ pub fn simulate(
     header: Header,
 ) -> Result<Trace, SimError> {
     let (cluster, plan) = (input.cluster, input.plan);
-    let kv_element = Bytes(plan.kv_cache_format.bytes_per_element());
-    let latency_model = SocLatencyModel::new(soc, &cluster.model, kv_element);
+    let kv_format = plan.kv_cache_format.format();
+    let latency_model = SocLatencyModel::new(soc, &cluster.model, kv_format);
     let workload = with_graph_batches(&cluster.workload, latency_model.max_graph_size());
     let drafter = plan.draft_model.as_ref().zip(cluster.draft_model.as_ref());
     let mut run = SocSimulation {
         layers: cluster.model.shape.layers.0,
         bytes: cluster.model.all_layers_bytes(),
-        work: ComputeCost::for_main_memory(device, &cluster.model, kv_element),
+        work: ComputeCost::for_main_memory(device, &cluster.model, kv_format),
         latency_model,
         sleep: soc.sync_costs.min_sleep.value,
-        drafter: drafter.map(|(planned, model)| Drafter::new(device, model, kv_element, planned.processor)),
+        drafter: drafter.map(|(planned, model)| Drafter::new(device, model, kv_format, planned.processor)),
         engine: Engine::new(),
         records: Vec::new(),
         detail_records: 0,

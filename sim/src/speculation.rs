@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use hearth_core::compute_cost::ComputeCost;
 use hearth_profiles::device::DeviceProfile;
 use hearth_profiles::model::ModelProfile;
-use hearth_profiles::{Bytes, Seconds};
+use hearth_profiles::{Bytes, Format, Seconds};
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Processor;
 use hearth_schema::scenario::Workload;
@@ -35,7 +35,7 @@ const ELEMENT_BYTES: Bytes = Bytes(4);
 pub struct Drafter<'a> {
     device: &'a DeviceProfile,
     model: &'a ModelProfile,
-    kv_element: Bytes,
+    kv_format: Format,
     pub processor: Processor,
     /// Number of positions in the draft model's KV cache, by sequence index.
     cached: BTreeMap<u32, u32>,
@@ -45,10 +45,10 @@ impl<'a> Drafter<'a> {
     pub fn new(
         device: &'a DeviceProfile,
         model: &'a ModelProfile,
-        kv_element: Bytes,
+        kv_format: Format,
         processor: Processor,
     ) -> Self {
-        Self { device, model, kv_element, processor, cached: BTreeMap::new() }
+        Self { device, model, kv_format, processor, cached: BTreeMap::new() }
     }
 
     /// Returns the draft model's time to generate the drafts of a pass, or to process a pass without drafts.
@@ -72,9 +72,9 @@ impl<'a> Drafter<'a> {
                 ELEMENT_BYTES * u64::from(self.model.shape.vocab_size) * u64::from(pass.output_count());
             let copies =
                 if gpu.unified_memory { Seconds(0.0) } else { ids + gpu.download.transfer_time(logits) };
-            (ComputeCost::for_gpu(gpu, self.model, self.kv_element), &gpu.window_overhead, copies)
+            (ComputeCost::for_gpu(gpu, self.model, self.kv_format), &gpu.window_overhead, copies)
         } else {
-            let work = ComputeCost::for_main_memory(self.device, self.model, self.kv_element);
+            let work = ComputeCost::for_main_memory(self.device, self.model, self.kv_format);
             (work, &self.device.cpu.window_overhead, Seconds(0.0))
         };
         let layers: Seconds =
@@ -119,7 +119,7 @@ mod tests {
     fn rejected_drafts_are_processed_again() {
         let (device, model) =
             (shipped_profile("d3").expect("shipped"), model::shipped_profile("1b").expect("shipped"));
-        let mut drafter = Drafter::new(&device, &model, Bytes(2), Processor::Cpu);
+        let mut drafter = Drafter::new(&device, &model, Format::F16, Processor::Cpu);
         let step = |first, drafted| Pass { drafted, ..Pass::new(0, first, drafted + 1, true) };
         let prompt = drafter.pass_time(Pass::new(0, 0, 8, true)).0;
         assert!((prompt - drafter.pass(0, 8, false).0).abs() < 1e-15);

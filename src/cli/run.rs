@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use hearth_runtime::SamplerOptions;
+use hearth_schema::scenario::KvFormat;
 
-use super::GpuWeightFormat;
+use super::{GpuWeightFormat, choice_parser};
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
@@ -60,11 +61,21 @@ pub struct SingleDeviceArgs {
     /// 4096].
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub context: Option<u32>,
+    /// Set the format of the KV cache of a model that runs without a plan file.
+    #[arg(long, value_name = "FORMAT", default_value = "f16", value_parser = choice_parser(&KV_FORMATS))]
+    pub kv_cache: KvFormat,
     /// Compute this many layers on the GPU if the model runs without a plan file; a number above the number of layers
     /// means all [default: 0].
     #[arg(long, value_name = "LAYERS")]
     pub gpu_layers: Option<u32>,
 }
+
+const KV_FORMATS: [(&str, &str, KvFormat); 4] = [
+    ("f16", "Two bytes per element", KvFormat::F16),
+    ("f32", "Four bytes per element", KvFormat::F32),
+    ("q8_0", "8 bits per element and a scale for 32; not on GPUs", KvFormat::Q8_0),
+    ("q4_0", "4 bits per element and a scale for 32; not on GPUs", KvFormat::Q4_0),
+];
 
 impl SamplingArgs {
     /// Returns the options of a sampler. `temperature` is the default temperature of the command.

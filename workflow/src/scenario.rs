@@ -221,6 +221,11 @@ impl LoadedScenario {
             workload: scenario.workload.clone(),
             seed: scenario.seed,
         };
+        for model in [Some(&cluster.model), cluster.draft_model.as_ref()].into_iter().flatten() {
+            let checked = model.shape.check_kv_format(cluster.kv_cache_format.format());
+            let hint = "set `kv_cache: f16` in the scenario";
+            checked.map_err(|error| Error::invalid(error).with_location(&model.name).with_hint(hint))?;
+        }
         if let Some(draft) = &cluster.draft_model {
             hearth_core::memory::draft::check_vocab_size(draft, &cluster.model).map_err(Error::invalid)?;
         }

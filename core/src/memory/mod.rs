@@ -55,7 +55,7 @@ pub fn kv_cache_bytes(
     format: KvFormat,
     sequences: u32,
 ) -> Bytes {
-    let layer = shape.kv_bytes_per_layer(context, Bytes(format.bytes_per_element())).0;
+    let layer = shape.kv_bytes_per_layer(context, format.format()).0;
     Bytes(layer.saturating_mul(u64::from(layers)).saturating_mul(u64::from(sequences)))
 }
 

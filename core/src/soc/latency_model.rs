@@ -7,7 +7,7 @@
 use hearth_profiles::device::soc::{PartitionPolicy, SocStrategy};
 use hearth_profiles::device::{Soc, SocOptions};
 use hearth_profiles::model::ModelProfile;
-use hearth_profiles::{Bytes, Seconds};
+use hearth_profiles::{Format, Seconds};
 
 use super::decode::DecodeLatencyModel;
 use super::gpu::GpuLatencyModel;
@@ -35,7 +35,7 @@ pub struct SocLatencyModel<'a> {
     soc: &'a Soc,
     model: &'a ModelProfile,
     options: SocOptions,
-    kv_element: Bytes,
+    kv_format: Format,
     gpu: GpuLatencyModel,
     npu: Option<NpuLatencyModel<'a>>,
     sizes: GraphSizes,
@@ -55,13 +55,13 @@ pub struct ForwardCost {
 
 impl<'a> SocLatencyModel<'a> {
     /// Creates the latency model with the default options of the SoC's profile.
-    pub fn new(soc: &'a Soc, model: &'a ModelProfile, kv_element: Bytes) -> Self {
+    pub fn new(soc: &'a Soc, model: &'a ModelProfile, kv_format: Format) -> Self {
         let options = soc.default_options;
         Self {
             soc,
             model,
             options,
-            kv_element,
+            kv_format,
             gpu: GpuLatencyModel::new(soc, matmul::bits_per_weight(model, soc.gpu.bits_per_weight.value)),
             npu: soc.npu.as_ref().map(|npu| NpuLatencyModel::new(npu, &soc.memory_bandwidths)),
             sizes: GraphSizes::new(&soc.graphs),
@@ -126,7 +126,7 @@ impl<'a> SocLatencyModel<'a> {
 
     fn decode_layer(&self, strategy: SocStrategy, pass: Pass) -> Vec<SyncInterval> {
         let shape = &self.model.shape;
-        let seen = shape.kv_bytes_per_layer(pass.first_position.saturating_add(pass.tokens), self.kv_element);
+        let seen = shape.kv_bytes_per_layer(pass.first_position.saturating_add(pass.tokens), self.kv_format);
         let decode = self.decode(u64::from(pass.tokens), seen.as_f64());
         match strategy {
             SocStrategy::HeteroTensor => {

@@ -11,7 +11,7 @@ use hearth_profiles::device::soc::{
 };
 use hearth_profiles::device::{SocOptions, shipped_profile};
 use hearth_profiles::model::{ModelDocument, ModelProfile};
-use hearth_profiles::{Bytes, Document, Seconds, model};
+use hearth_profiles::{Document, Format, Seconds, model};
 use hearth_schema::pass::Pass;
 use proptest::prelude::*;
 
@@ -33,7 +33,7 @@ fn intern() -> ModelProfile {
 
 /// Returns the predicted seconds for a pass through the whole model.
 fn time(soc: &Soc, model: &ModelProfile, pass: Pass) -> f64 {
-    let forward = SocLatencyModel::new(soc, model, Bytes(2)).forward_cost(pass);
+    let forward = SocLatencyModel::new(soc, model, Format::F16).forward_cost(pass);
     let layers = total_time(&forward.layer_intervals) * f64::from(model.shape.layers.0);
     (layers + forward.output_interval.time() + forward.preparation_time).0
 }
@@ -127,7 +127,7 @@ fn energy_and_queue_are_as_published() {
     let energy = |strategy| power.strategy_power(strategy).0 * prompt(strategy, 256);
     near(energy(SocStrategy::GpuOnly) / energy(SocStrategy::HeteroTensor), 5.87, 0.10);
     let (soc, model) = (self::soc(SocOptions::with_strategy(SocStrategy::HeteroTensor)), llama());
-    let forward = SocLatencyModel::new(&soc, &model, Bytes(2)).forward_cost(Pass::new(0, 0, 256, true));
+    let forward = SocLatencyModel::new(&soc, &model, Format::F16).forward_cost(Pass::new(0, 0, 256, true));
     let times = forward.layer_intervals.iter().flat_map(|interval| interval.kernel_seconds.clone());
     let max = times.fold(0.0, f64::max);
     assert!(max <= 14.0e-3, "{max}");
@@ -156,7 +156,7 @@ fn split_kind(partition: &Partition, tokens: u64) -> &'static str {
 #[test]
 fn prompt_of_525_is_piped_as_512_and_32_and_every_kind_of_split_occurs() {
     let (soc, model) = (soc(SocOptions::with_strategy(SocStrategy::HeteroTensor)), llama());
-    let latency_model = SocLatencyModel::new(&soc, &model, Bytes(2));
+    let latency_model = SocLatencyModel::new(&soc, &model, Format::F16);
     let solver = latency_model.solver().expect("an NPU");
     assert_eq!(fastest_graph_sizes(&solver, &model.shape, 525), [512, 32]);
     let mut seen = Vec::new();
@@ -185,7 +185,7 @@ fn verifying_drafts_costs_one_token_while_bound_by_memory() {
 /// Returns the NPU times by the formula of `hearth_core::soc::npu` for matmuls whose outputs are a multiple of `step`.
 fn table(mode: ProfileMode, tokens: &[u32], step: u32) -> MatmulProfile {
     let (soc, model) = (soc(SocOptions::default()), llama());
-    let latency_model = SocLatencyModel::new(&soc, &model, Bytes(2));
+    let latency_model = SocLatencyModel::new(&soc, &model, Format::F16);
     let npu = latency_model.solver().expect("an NPU").npu.clone();
     let mut shapes = Vec::new();
     for (inputs, max_outputs) in [(4096_u32, 14336_u32), (14336, 4096)] {
@@ -242,7 +242,7 @@ proptest! {
         let synchronisation = if waits == 0 { Synchronisation::Fast } else { Synchronisation::Slow };
         let soc = soc(SocOptions { synchronisation, ..SocOptions::default() });
         let model = llama();
-        let latency_model = SocLatencyModel::new(&soc, &model, Bytes(2));
+        let latency_model = SocLatencyModel::new(&soc, &model, Format::F16);
         solver_is_no_worse(&latency_model.solver().expect("an NPU"), Matmul { inputs, outputs }, tokens)?;
     }
 
@@ -255,7 +255,7 @@ proptest! {
         let model = llama();
         let layer = |strategy| {
             let soc = soc(SocOptions::with_strategy(strategy));
-            SocLatencyModel::new(&soc, &model, Bytes(2)).layer_time(pass).0
+            SocLatencyModel::new(&soc, &model, Format::F16).layer_time(pass).0
         };
         let best = layer(SocStrategy::Best);
         for strategy in SocStrategy::ALL_EXCEPT_BEST {

@@ -38,6 +38,10 @@ pub enum GpuError {
          with `gpu_layers: 0`"
     )]
     UnsupportedFormat { format: Format, known: String },
+    #[error(
+        "there is no GPU kernel for a KV cache in {format}; plan with `kv_cache: f16`, or with `gpu_layers: 0`"
+    )]
+    UnsupportedKvFormat { format: Format },
     #[error("{what} is {found}, but GPU kernels need {need}; plan with `gpu_layers: 0`")]
     UnsupportedDimension { what: &'static str, found: usize, need: &'static str },
     #[error(transparent)]

@@ -127,6 +127,9 @@ impl GpuLayers {
         let (model, options, output) =
             (backend.weights.clone(), backend.kv_cache_options, backend.output_on_gpu);
         weights::check_dimensions(model.shape(), model.hyperparameters())?;
+        if !options.format.is_supported_on_gpus() {
+            return Err(GpuError::UnsupportedKvFormat { format: options.format.format() });
+        }
         let layers: BTreeSet<u32> = backend.gpu_layers.iter().cloned().flatten().collect();
         let stored = |matrix: Matrix<'_>| matrix.rows as u64 * matrix.row_bytes() as u64;
         let in_layers = layers.iter().flat_map(|&layer| model.layer_weights(layer).matrices);

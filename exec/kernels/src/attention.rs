@@ -5,18 +5,48 @@
 //! result does not depend on the batches in which the tokens were processed. In grouped-query attention several query
 //! heads share one key and value head.
 //!
+//! With keys and values in blocks (`Q8_0`, `Q4_0`), the query is rounded to eight bits and multiplied by the keys as
+//! activations are by weights, and each block of values is multiplied by `p[t] * scale`.
+//!
 //! Not here: the cache, see `hearth_runtime::cache`.
 
 use half::f16;
 
+use hearth_profiles::Format;
+
+use super::blocks::{BlockQ4_0, BlockQ8_0, ScaledBlock, blocks};
 use super::elementwise::{softcap, softmax};
-use super::{InstructionSet, dot};
+use super::matmul::{MatmulOutput, Matrix, matmul_rows};
+use super::{Activations, InstructionSet, dot};
 
 /// The cached keys or the cached values of one head, [positions, head dimension].
 #[derive(Debug, Clone, Copy)]
 pub enum CachedRows<'a> {
     F16(&'a [f16]),
     F32(&'a [f32]),
+    /// Blocks of the format `Q8_0` or `Q4_0`.
+    Blocks(Format, &'a [u8]),
+}
+
+impl CachedRows<'_> {
+    /// Returns the number of rows, which have `length` elements each.
+    fn count(&self, length: usize) -> usize {
+        match self {
+            CachedRows::F16(rows) => rows.len() / length,
+            CachedRows::F32(rows) => rows.len() / length,
+            CachedRows::Blocks(format, rows) => {
+                rows.len() / (length / format.block_len() as usize * format.block_bytes() as usize)
+            }
+        }
+    }
+}
+
+/// Buffers that calls of [`attend`] reuse.
+#[derive(Debug, Default)]
+pub struct AttentionScratch {
+    scores: Vec<f32>, // [positions]
+    /// The query for keys in blocks.
+    query: Activations,
 }
 
 /// The scale and the soft cap that are applied to attention scores before the softmax.
@@ -28,19 +58,32 @@ pub struct ScoreOptions {
     pub softcap: Option<f32>,
 }
 
-/// Computes the attention output of one query head over all cached positions. `scores` is scratch space.
+/// Computes the attention output of one query head over all cached positions.
 pub fn attend(
     instructions: InstructionSet,
     query: &[f32], // [key_length]
     scoring: ScoreOptions,
     keys: CachedRows<'_>,   // [positions, key_length]
     values: CachedRows<'_>, // [positions, value_length]
-    scores: &mut [f32],     // [positions]
-    out: &mut [f32],        // [value_length]
+    scratch: &mut AttentionScratch,
+    out: &mut [f32], // [value_length]
 ) {
+    let AttentionScratch { scores, query: rounded } = scratch;
+    scores.resize(keys.count(query.len()), 0.0);
     match keys {
         CachedRows::F32(keys) => scores_f32(instructions, query, scoring.scale, keys, scores),
         CachedRows::F16(keys) => scores_f16(instructions, query, scoring.scale, keys, scores),
+        CachedRows::Blocks(format, keys) => {
+            rounded.resize(1, query.len());
+            rounded.rows_mut().copy_from_slice(query);
+            rounded.quantise_for_format(format, instructions);
+            let (row_length, rows) = (query.len(), scores.len());
+            let matrix = Matrix { format, row_length, rows, bytes: keys };
+            matmul_rows(instructions, matrix, rounded, &mut MatmulOutput::new(scores, 1, rows));
+            for score in scores.iter_mut() {
+                *score *= scoring.scale;
+            }
+        }
     }
     if let Some(cap) = scoring.softcap {
         softcap(instructions, scores, cap);
@@ -49,6 +92,13 @@ pub fn attend(
     match values {
         CachedRows::F32(values) => sum_values_f32(instructions, scores, values, out),
         CachedRows::F16(values) => sum_values_f16(instructions, scores, values, out),
+        CachedRows::Blocks(Format::Q8_0, values) => {
+            sum_values_q8_0(instructions, scores, blocks(values), out)
+        }
+        CachedRows::Blocks(Format::Q4_0, values) => {
+            sum_values_q4_0(instructions, scores, blocks(values), out)
+        }
+        CachedRows::Blocks(other, _) => panic!("a KV cache in {other} is not supported"),
     }
 }
 
@@ -64,6 +114,32 @@ super::multiversion! {
         for (&probability, value) in probabilities.iter().zip(values.chunks_exact(out.len())) {
             for (out, value) in out.iter_mut().zip(value) {
                 *out = probability.mul_add(*value, *out);
+            }
+        }
+    }
+
+    fn sum_values_q8_0(probabilities: &[f32], values: &[BlockQ8_0], out: &mut [f32]) {
+        out.fill(0.0);
+        for (&probability, row) in probabilities.iter().zip(values.chunks_exact(out.len() / 32)) {
+            for (out, block) in out.as_chunks_mut::<32>().0.iter_mut().zip(row) {
+                let factor = probability * block.scale();
+                for (out, &quant) in out.iter_mut().zip(&block.quants) {
+                    *out = factor.mul_add(f32::from(quant), *out);
+                }
+            }
+        }
+    }
+
+    fn sum_values_q4_0(probabilities: &[f32], values: &[BlockQ4_0], out: &mut [f32]) {
+        out.fill(0.0);
+        for (&probability, row) in probabilities.iter().zip(values.chunks_exact(out.len() / 32)) {
+            for (out, block) in out.as_chunks_mut::<32>().0.iter_mut().zip(row) {
+                let factor = probability * block.scale();
+                let (first, last) = out.split_at_mut(16);
+                for ((low, high), &byte) in first.iter_mut().zip(last).zip(&block.quants) {
+                    *low = factor.mul_add(f32::from((byte & 15) as i8 - 8), *low);
+                    *high = factor.mul_add(f32::from((byte >> 4) as i8 - 8), *high);
+                }
             }
         }
     }
@@ -159,36 +235,72 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::quantise_row;
 
     proptest! {
         #[test]
         fn the_same_bits_for_every_instruction_set(
-            key_length in 1usize..140,
-            value_length in 1usize..140,
+            lengths in (1usize..140, 1usize..140),
             positions in 1usize..40,
-            halves: bool,
+            format in prop::sample::select(vec![Format::F16, Format::F32, Format::Q8_0, Format::Q4_0]),
             seed: u32,
         ) {
             let number = |at: usize| ((at as u32).wrapping_mul(2_654_435_761) ^ seed) as f32 / u32::MAX as f32 - 0.5;
             let numbers = |count: usize, from: usize| (from..from + count).map(number).collect::<Vec<f32>>();
+            let whole = |length: usize| length.next_multiple_of(format.block_len() as usize);
+            let (key_length, value_length) = (whole(lengths.0), whole(lengths.1));
             let (query, keys) = (numbers(key_length, 0), numbers(positions * key_length, 1000));
             let values = numbers(positions * value_length, 20_000);
             let half = |numbers: &[f32]| numbers.iter().map(|&n| f16::from_f32(n)).collect::<Vec<f16>>();
             let (half_keys, half_values) = (half(&keys), half(&values));
+            let (key_blocks, value_blocks) = (in_blocks(format, &keys), in_blocks(format, &values));
             let bits = |instructions| {
-                let (keys, values) = if halves {
-                    (CachedRows::F16(&half_keys), CachedRows::F16(&half_values))
-                } else {
-                    (CachedRows::F32(&keys), CachedRows::F32(&values))
+                let (keys, values) = match format {
+                    Format::F16 => (CachedRows::F16(&half_keys), CachedRows::F16(&half_values)),
+                    Format::F32 => (CachedRows::F32(&keys), CachedRows::F32(&values)),
+                    _ => (CachedRows::Blocks(format, &key_blocks), CachedRows::Blocks(format, &value_blocks)),
                 };
-                let (mut scores, mut out) = (vec![0.0; positions], vec![0.0; value_length]);
+                let (mut scratch, mut out) = (AttentionScratch::default(), vec![0.0; value_length]);
                 let scoring = ScoreOptions { scale: 0.3, softcap: (seed % 2 == 0).then_some(5.0) };
-                attend(instructions, &query, scoring, keys, values, &mut scores, &mut out);
+                attend(instructions, &query, scoring, keys, values, &mut scratch, &mut out);
                 out.iter().map(|number| number.to_bits()).collect::<Vec<u32>>()
             };
             let wanted = bits(InstructionSet::SCALAR);
             for instructions in InstructionSet::detect_all() {
                 prop_assert_eq!(&wanted, &bits(instructions), "{}", instructions.name());
+            }
+        }
+    }
+
+    /// Returns rows in blocks of `format`; nothing if the format has no blocks.
+    fn in_blocks(format: Format, rows: &[f32]) -> Vec<u8> {
+        if format.block_len() == 1 {
+            return Vec::new();
+        }
+        let mut bytes = vec![0; rows.len() / format.block_len() as usize * format.block_bytes() as usize];
+        quantise_row(format, rows, &mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn attention_over_blocks_is_close_to_attention_over_floats() {
+        let (length, positions) = (64, 50);
+        let number = |at: usize| ((at * 7919 % 257) as f32 / 128.0 - 1.0).powi(3);
+        let query: Vec<f32> = (0..length).map(number).collect();
+        let rows: Vec<f32> = (100..100 + positions * length).map(number).collect();
+        let run = |keys: CachedRows, values: CachedRows| {
+            let (mut scratch, mut out) = (AttentionScratch::default(), vec![0.0; length]);
+            let scoring = ScoreOptions { scale: 0.125, softcap: None };
+            attend(InstructionSet::detect(), &query, scoring, keys, values, &mut scratch, &mut out);
+            out
+        };
+        let plain = run(CachedRows::F32(&rows), CachedRows::F32(&rows));
+        for (format, bound) in [(Format::Q8_0, 0.005), (Format::Q4_0, 0.05)] {
+            let bytes = in_blocks(format, &rows);
+            let blocks = CachedRows::Blocks(format, &bytes);
+            // The elements of the rows are from -1 to 1.
+            for (x, y) in plain.iter().zip(run(blocks, blocks)) {
+                assert!((x - y).abs() < bound, "{format}: {x} {y}");
             }
         }
     }

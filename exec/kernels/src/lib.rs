@@ -83,6 +83,7 @@ pub mod elementwise;
 mod exponential;
 pub mod matmul;
 pub mod panel;
+mod quantise;
 pub(crate) mod scalar;
 
 // Instruction sets by architecture. Only this list and the one in `panel` depend on the target.
@@ -111,6 +112,7 @@ pub use blocks::dequantise;
 pub use exponential::exponential;
 pub use matmul::Matrix;
 pub(crate) use native::NativeKernels;
+pub use quantise::quantise_row;
 
 /// The instruction set with which a kernel runs. All instruction sets give the same results, bit for bit.
 ///

@@ -1,7 +1,8 @@
 //! The KV cache of a layer.
 //!
 //! Keys and values are stored as `[kv_heads, context, head length]` each, so that the rows of a head are contiguous.
-//! The default format, f16, needs half the memory of f32; the golden texts of the tests were generated with f32.
+//! The default format, f16, needs half the memory of f32; the golden texts of the tests were generated with f32. The
+//! formats `Q8_0` and `Q4_0` need about a half and a quarter of the memory of f16; their blocks are parts of a row.
 //!
 //! A pass writes each of its positions once; this pass and later passes read them. Truncation to fewer positions needs
 //! no work here, because the rows after the new end are overwritten before they are read.
@@ -11,22 +12,18 @@ use std::ops::Range;
 
 use half::f16;
 use hearth_kernels::attention::CachedRows;
+use hearth_kernels::quantise_row;
+use hearth_profiles::Format;
 use hearth_profiles::model::ModelShape;
+use hearth_schema::scenario::KvFormat;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvCacheOptions {
     /// Maximum number of positions of a sequence.
     pub context: u32,
-    pub format: KvCacheFormat,
+    pub format: KvFormat,
     /// Number of sequences, each of which has a KV cache of `context` positions; at least 1.
     pub sequences: u32,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum KvCacheFormat {
-    #[default]
-    F16,
-    F32,
 }
 
 /// The cached keys, or the cached values, of one layer and sequence.
@@ -41,6 +38,7 @@ pub(crate) struct HeadRows {
 enum Store {
     F16(Vec<f16>),
     F32(Vec<f32>),
+    Blocks(Format, Vec<u8>),
 }
 
 /// The KV cache of one layer and sequence.
@@ -79,11 +77,15 @@ pub(crate) fn create_kv_caches(
 }
 
 impl HeadRows {
-    pub(crate) fn new(format: KvCacheFormat, heads: usize, context: usize, head_length: usize) -> HeadRows {
+    pub(crate) fn new(format: KvFormat, heads: usize, context: usize, head_length: usize) -> HeadRows {
         let count = heads * context * head_length;
         let store = match format {
-            KvCacheFormat::F16 => Store::F16(vec![f16::ZERO; count]),
-            KvCacheFormat::F32 => Store::F32(vec![0.0; count]),
+            KvFormat::F16 => Store::F16(vec![f16::ZERO; count]),
+            KvFormat::F32 => Store::F32(vec![0.0; count]),
+            KvFormat::Q8_0 | KvFormat::Q4_0 => {
+                let format = format.format();
+                Store::Blocks(format, vec![0; heads * context * row_bytes(format, head_length)])
+            }
         };
         HeadRows { store, context, head_length }
     }
@@ -98,6 +100,11 @@ impl HeadRows {
                 }
             }
             Store::F32(store) => store[at..][..self.head_length].copy_from_slice(row),
+            Store::Blocks(format, store) => {
+                let bytes = row_bytes(*format, self.head_length);
+                let at = (head * self.context + position) * bytes;
+                quantise_row(*format, row, &mut store[at..][..bytes]);
+            }
         }
     }
 
@@ -107,6 +114,11 @@ impl HeadRows {
         match &self.store {
             Store::F16(store) => CachedRows::F16(&store[at..][..count]),
             Store::F32(store) => CachedRows::F32(&store[at..][..count]),
+            Store::Blocks(format, store) => {
+                let bytes = row_bytes(*format, self.head_length);
+                let at = (head * self.context + positions.start) * bytes;
+                CachedRows::Blocks(*format, &store[at..][..positions.len() * bytes])
+            }
         }
     }
 
@@ -119,8 +131,15 @@ impl HeadRows {
         match &self.store {
             Store::F16(store) => size_of_val(&store[..]) as u64,
             Store::F32(store) => size_of_val(&store[..]) as u64,
+            Store::Blocks(_, store) => store.len() as u64,
         }
     }
+}
+
+/// Returns the number of bytes of a row in blocks. The length of a head was checked with the plan.
+fn row_bytes(format: Format, head_length: usize) -> usize {
+    let bytes = format.row_bytes(head_length as u64).expect("a head must be whole blocks");
+    bytes.0 as usize
 }
 
 #[cfg(test)]
@@ -129,13 +148,21 @@ mod tests {
 
     #[test]
     fn a_head_reads_the_rows_it_wrote() {
-        let mut keys = HeadRows::new(KvCacheFormat::F16, 2, 3, 2);
+        let mut keys = HeadRows::new(KvFormat::F16, 2, 3, 2);
         keys.write(1, 0, &[1.0, 2.0]);
         keys.write(1, 1, &[3.0, 0.1]);
         let CachedRows::F16(rows) = keys.rows(1, 0..2) else { panic!("stored as f16") };
         assert_eq!(rows, [1.0, 2.0, 3.0, 0.1].map(f16::from_f32));
         let CachedRows::F16(rows) = keys.rows(1, 1..2) else { panic!("stored as f16") };
         assert_eq!(rows, [3.0, 0.1].map(f16::from_f32));
+        let mut small = HeadRows::new(KvFormat::Q4_0, 2, 3, 64);
+        small.write(1, 1, &[1.0; 64]);
+        let CachedRows::Blocks(Format::Q4_0, blocks) = small.rows(1, 1..3) else {
+            panic!("stored in blocks")
+        };
+        // Two rows of two blocks of 18 bytes; only the first row has been written.
+        assert!(blocks.len() == 72 && blocks[..36].iter().any(|byte| *byte != 0));
+        assert_eq!((&blocks[36..], small.bytes()), (&[0; 36][..], 2 * 3 * 36));
         // 2 heads * 3 positions * 2 dimensions * 2 bytes, for keys and for values.
         let cache = LayerCache { keys: keys.clone(), values: keys };
         assert_eq!(cache.bytes(), 48);

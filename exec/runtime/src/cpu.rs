@@ -19,7 +19,7 @@ use crate::cache::{LayerCache, create_kv_caches};
 use crate::residency::ResidencyBarrier;
 use crate::weights::LayerWeights;
 use crate::{Backend, CriticalPathCost, KvCacheOptions, ThreadPool, Weights};
-use hearth_kernels::attention::ScoreOptions;
+use hearth_kernels::attention::{AttentionScratch, ScoreOptions};
 use hearth_kernels::matmul::{MatmulOutput, Matrix, matmul_rows};
 use hearth_kernels::panel;
 use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
@@ -34,9 +34,8 @@ const MIN_PARALLEL_ELEMENTS: usize = 16 << 10;
 const MAX_PART_TOKENS: usize = 96;
 
 thread_local! {
-    /// The attention scores of one query over all positions. All calls on a thread reuse the buffer, so that a call
-    /// rarely allocates memory.
-    static SCORES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    /// The buffers of attention. All calls on a thread reuse them, so that a call rarely allocates memory.
+    static SCRATCH: RefCell<AttentionScratch> = RefCell::default();
 }
 
 /// The compute threads of a process, with the SIMD instruction set and the residency barrier that they use.
@@ -220,14 +219,13 @@ impl Cpu {
         let values = positions(tokens - 1).end * (key_length + value_length);
         let grain = (MIN_PARALLEL_ELEMENTS / values).max(1) * value_length;
         self.thread_pool.for_each_chunk_mut(out, grain, |first, out| {
-            SCORES.with_borrow_mut(|scores| {
+            SCRATCH.with_borrow_mut(|scratch| {
                 for (item, out) in (first / value_length..).zip(out.chunks_exact_mut(value_length)) {
                     let (seen, head) = (positions(item / heads), item % heads / group_size);
                     let (keys, values) =
                         (cache.keys.rows(head, seen.clone()), cache.values.rows(head, seen.clone()));
                     let query = &query[item * key_length..][..key_length];
-                    scores.resize(seen.len(), 0.0);
-                    attention::attend(self.instruction_set, query, scoring, keys, values, scores, out);
+                    attention::attend(self.instruction_set, query, scoring, keys, values, scratch, out);
                 }
             });
         });

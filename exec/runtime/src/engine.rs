@@ -3,11 +3,11 @@
 //! ```no_run
 //! # fn main() -> Result<(), hearth_runtime::ExecError> {
 //! use std::sync::Arc;
-//! use hearth_runtime::{Cpu, Engine, ExecError, KvCacheFormat, ThreadPool, ThreadPoolOptions, Weights};
+//! use hearth_runtime::{Cpu, Engine, ExecError, KvFormat, ThreadPool, ThreadPoolOptions, Weights};
 //!
 //! let weights = Arc::new(Weights::open("llama.gguf")?);
 //! let pool = ThreadPool::new(ThreadPoolOptions::default()).map_err(|source| ExecError::Threads { source })?;
-//! let mut engine = Engine::new(weights, Cpu::new(Arc::new(pool)), 2048, KvCacheFormat::F16)?;
+//! let mut engine = Engine::new(weights, Cpu::new(Arc::new(pool)), 2048, KvFormat::F16)?;
 //!
 //! let hidden = engine.forward(&[1, 15043])?; // [tokens, embedding]
 //! let logits = engine.input_output_layers.logits_of_last_row(&hidden)?; // [vocabulary]
@@ -17,7 +17,7 @@
 
 use std::sync::Arc;
 
-use crate::{Cpu, ExecError, InputOutputLayers, KvCacheFormat, KvCacheOptions, Stage, Weights};
+use crate::{Cpu, ExecError, InputOutputLayers, KvCacheOptions, KvFormat, Stage, Weights};
 
 /// A model that runs entirely in this process, with the KV cache of one sequence.
 pub struct Engine {
@@ -30,12 +30,7 @@ pub struct Engine {
 
 impl Engine {
     /// Creates an engine for a sequence of at most `context` tokens.
-    pub fn new(
-        weights: Arc<Weights>,
-        cpu: Cpu,
-        context: u32,
-        format: KvCacheFormat,
-    ) -> Result<Engine, ExecError> {
+    pub fn new(weights: Arc<Weights>, cpu: Cpu, context: u32, format: KvFormat) -> Result<Engine, ExecError> {
         let layers = weights.shape().layers.0;
         let cache = KvCacheOptions { context, format, sequences: 1 };
         let stage = Stage::on_cpu(weights.clone(), std::slice::from_ref(&(0..layers)), cache, cpu.clone())?;

@@ -40,7 +40,7 @@ pub mod weights;
 
 pub use backend::Backend;
 pub use backend_factory::{BackendError, BackendFactory, BackendOptions, UploadProgressReporter};
-pub use cache::{KvCacheFormat, KvCacheOptions};
+pub use cache::KvCacheOptions;
 pub use chat::{ChatMessage, ChatTemplate};
 pub use cost::CriticalPathCost;
 pub use cpu::{Cpu, CpuBackend};
@@ -54,3 +54,5 @@ pub use sampler::{Sampler, SamplerOptions};
 pub use stage::Stage;
 pub use tokenizer::{IncrementalDetokenizer, Tokenizer};
 pub use weights::{Extent, Weights};
+// The format of a KV cache is part of the API of this crate.
+pub use hearth_schema::scenario::KvFormat;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::cache::{LayerCache, create_kv_caches};
 use crate::weights::LayerWeights;
 use crate::{Backend, CriticalPathCost, KvCacheOptions, ThreadPool, ThreadPoolOptions, Weights};
-use hearth_kernels::attention::ScoreOptions;
+use hearth_kernels::attention::{AttentionScratch, ScoreOptions};
 use hearth_kernels::matmul::{Matrix, scalar_dot};
 use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
 use hearth_profiles::model::{GateActivation, PairLayout};
@@ -130,13 +130,13 @@ fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &
     let group = (shape.heads / shape.kv_heads) as usize;
     let scoring = ScoreOptions { scale: parameters.attention_scale, softcap: parameters.attention_softcap };
     let mut mixed = vec![0.0; shape.heads as usize * value_length];
-    let mut scores = vec![0.0; seen.len()];
+    let mut scratch = AttentionScratch::default();
     for (head, (query, out)) in
         query.chunks_exact(key_length).zip(mixed.chunks_exact_mut(value_length)).enumerate()
     {
         let keys = cache.keys.rows(head / group, seen.clone());
         let values = cache.values.rows(head / group, seen.clone());
-        attention::attend(SCALAR, query, scoring, keys, values, &mut scores, out);
+        attention::attend(SCALAR, query, scoring, keys, values, &mut scratch, out);
     }
     let mut change = linear(tensors, 3, &mixed);
     normalise_each(&mut change, tensors.post_attention_norm, epsilon);

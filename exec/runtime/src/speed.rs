@@ -13,7 +13,7 @@ use hearth_core::schedule::ModelPart;
 use hearth_profiles::measure::Samples;
 use serde::{Deserialize, Serialize};
 
-use crate::cache::KvCacheFormat;
+use crate::KvFormat;
 use crate::clock::monotonic_nanos;
 use crate::error::ExecError;
 use crate::memory::MemoryWatch;
@@ -74,7 +74,7 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<InferenceSpeed, Ex
     let cpu = Cpu::new(Arc::clone(&pool));
     let max_prompt = options.prompt_lengths.iter().copied().max().unwrap_or(0);
     let context = max_prompt.max(options.decode_tokens + 1);
-    let mut engine = Engine::new(Arc::clone(&weights), cpu.clone(), context, KvCacheFormat::F16)?;
+    let mut engine = Engine::new(Arc::clone(&weights), cpu.clone(), context, KvFormat::F16)?;
     engine.next_logits(&[0])?;
     let load_s = seconds_since(start);
     let mut token = 0;

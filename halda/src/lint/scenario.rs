@@ -15,6 +15,7 @@ const MAX_HOP: Seconds = Seconds(0.05);
 pub fn check_scenario(scenario: &Scenario, cluster: &Cluster) -> Vec<Finding> {
     let mut found = Vec::new();
     addresses(scenario, &mut found);
+    unused_gpus(scenario, cluster, &mut found);
     memory(scenario, cluster, &mut found);
     links(scenario, cluster, &mut found);
     token_events_after_end(scenario, &mut found);
@@ -33,6 +34,20 @@ pub fn check_scenario(scenario: &Scenario, cluster: &Cluster) -> Vec<Finding> {
         });
     }
     found
+}
+
+/// Reports GPUs that planners do not use, because of the format of the KV cache.
+fn unused_gpus(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
+    if scenario.kv_cache_format.is_supported_on_gpus() {
+        return;
+    }
+    for member in cluster.members.iter().filter(|member| member.device.gpu.is_some()) {
+        let (name, format) = (&member.name, scenario.kv_cache_format.format());
+        let what =
+            format!("the GPU of `{name}` is not used, because GPUs do not support a KV cache in {format}");
+        let fix = "use `kv_cache: f16`";
+        found.push(Finding::warning("gpu-without-kv-format", "scenario kv_cache", what, fix));
+    }
 }
 
 fn addresses(scenario: &Scenario, found: &mut Vec<Finding>) {

@@ -28,9 +28,9 @@
 use hearth_core::compute_cost::{ComputeCost, os_read_ahead_rate, stream_rate};
 use hearth_core::memory::draft;
 use hearth_core::{Cluster, Member};
-use hearth_profiles::device::{GpuKind, Os, PageCachePolicy};
+use hearth_profiles::device::{Gpu, GpuKind, Os, PageCachePolicy};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
-use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Format, Seconds};
+use hearth_profiles::{BytesPerSecond, FlopsPerSecond, Format, Seconds};
 use hearth_schema::pass::Pass;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
@@ -90,7 +90,9 @@ fn model(cluster: &Cluster) -> Model {
     let profile = &cluster.model;
     let shape = &profile.shape;
     // The cache size is counted in tokens with f16 elements of two bytes.
-    let f16_tokens = cluster.kv_cache_format.bytes_per_element() / 2;
+    let format = cluster.kv_cache_format.format();
+    let tokens = u64::from(cluster.context_length) * u64::from(cluster.workload.sequences);
+    let f16_tokens = (tokens * format.block_bytes()).div_ceil(2 * format.block_len());
     Model {
         name: profile.name.clone(),
         model_layers: shape.layers.0,
@@ -99,7 +101,7 @@ fn model(cluster: &Cluster) -> Model {
         key_head_dim: u64::from(shape.key_length),
         value_heads: u64::from(shape.kv_heads),
         value_head_dim: u64::from(shape.value_length),
-        cached_tokens: u64::from(cluster.context_length) * u64::from(cluster.workload.sequences) * f16_tokens,
+        cached_tokens: f16_tokens,
         vocab_size: u64::from(shape.vocab_size),
         layer_weight_bytes: profile.mean_layer_bytes().0,
         input_embedding_bytes: profile.input_embedding_bytes().0,
@@ -115,18 +117,23 @@ fn work(group: &TensorGroup) -> ValuesByFormat {
     group.totals_by_format().map(|(format, share)| (format.name().to_owned(), share.flops.0)).collect()
 }
 
+/// Returns the GPU of a device; `None` if layers on a GPU cannot have the KV cache of the scenario.
+fn usable_gpu<'a>(cluster: &Cluster, member: &'a Member) -> Option<&'a Gpu> {
+    member.device.gpu.as_ref().filter(|_| cluster.kv_cache_format.is_supported_on_gpus())
+}
+
 fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
     let profile = &member.device;
     let model = &cluster.model;
     let (os, memory) = (profile.os, &profile.memory);
-    let gpu = profile.gpu.as_ref();
+    let gpu = usable_gpu(cluster, member);
     let kind = match gpu.map(|gpu| gpu.kind) {
         None => GpuApi::None,
         Some(kind) if os == Os::Macos || kind == GpuKind::Metal => GpuApi::Metal,
         Some(_) => GpuApi::Cuda,
     };
     let activation = model.shape.hidden_state_bytes();
-    let new_cache = model.shape.kv_bytes_per_layer(1, Bytes(cluster.kv_cache_format.bytes_per_element()));
+    let new_cache = model.shape.kv_bytes_per_layer(1, cluster.kv_cache_format.format());
     let gpu_bytes = gpu.map_or(0, |gpu| gpu.memory_available.value.0);
     let shared = kind == GpuApi::Cuda && gpu.is_some_and(|gpu| gpu.unified_memory);
     let soc = soc_rates(cluster, member);
@@ -191,12 +198,13 @@ fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
 fn compute_times(cluster: &Cluster, member: &Member) -> ComputeTimes {
     let (profile, model) = (&member.device, &cluster.model);
     let pass = Pass::new(0, mean_length(cluster), 1, true);
-    let element = Bytes(cluster.kv_cache_format.bytes_per_element());
+    let element = cluster.kv_cache_format.format();
     let layers =
         |work: &ComputeCost| (0..model.shape.layers.0).map(|layer| work.layer_time(layer, pass).0).collect();
     let cpu = ComputeCost::for_main_memory(profile, model, element);
-    let gpu = profile.gpu.as_ref().map(|gpu| ComputeCost::for_gpu(gpu, model, element));
-    let gpu_window_overhead = profile.gpu.as_ref().and_then(|gpu| gpu.window_overhead.as_ref());
+    let own_gpu = usable_gpu(cluster, member);
+    let gpu = own_gpu.map(|gpu| ComputeCost::for_gpu(gpu, model, element));
+    let gpu_window_overhead = own_gpu.and_then(|gpu| gpu.window_overhead.as_ref());
     ComputeTimes {
         cpu_layer_seconds: layers(&cpu),
         gpu_layer_seconds: gpu.as_ref().map_or_else(Vec::new, &layers),
@@ -211,7 +219,7 @@ fn compute_times(cluster: &Cluster, member: &Member) -> ComputeTimes {
 /// which a layer takes this time, and a compute rate with which arithmetic adds 1 %. Returns `None` without a SoC.
 fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, BytesPerSecond)> {
     member.device.soc.as_ref()?;
-    let (model, element) = (&cluster.model, Bytes(cluster.kv_cache_format.bytes_per_element()));
+    let (model, element) = (&cluster.model, cluster.kv_cache_format.format());
     let work = ComputeCost::for_main_memory(&member.device, model, element);
     let time = work.layer_time(0, Pass::new(0, mean_length(cluster), 1, false));
     Some((model.mean_layer().flops() / (time * 0.01), model.mean_layer_bytes() / time))

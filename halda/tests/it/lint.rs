@@ -11,6 +11,7 @@ use hearth_profiles::{
 };
 use hearth_schema::plan::{Role, ScenarioRecord};
 use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::scenario::KvFormat;
 use hearth_schema::{Plan, Scenario};
 
 use crate::fixtures;
@@ -79,7 +80,7 @@ impl Case {
     /// Sets the memory of a device so that `left` bytes remain beside buffers and the KV cache of `layers` layers.
     fn set_memory_left(&mut self, device: usize, layers: u32, left: Bytes) {
         let member = &mut self.cluster.members[device].device;
-        let cache = self.cluster.model.shape.kv_bytes_per_layer(512, Bytes(2)).0 * u64::from(layers);
+        let cache = self.cluster.model.shape.kv_bytes_per_layer(512, Format::F16).0 * u64::from(layers);
         member.memory.available_memory.value = left + Bytes(cache) + member.cpu.compute_buffer.value;
         (member.memory.can_swap, member.memory.swap_available) = (None, None);
     }
@@ -225,6 +226,20 @@ fn missing_or_small_gpus() {
     assert!(found[0].location.contains("devices[0] `a`.gpu_layers"), "{}", found[0].location);
     case.cluster.members[0].device.gpu = None;
     codes(&case.lint(&plan), &["no-gpu"]);
+}
+
+#[test]
+fn gpus_are_not_used_with_a_quantised_kv_cache() {
+    let mut case = Case::new(SCENARIO);
+    case.scenario.kv_cache_format = KvFormat::Q8_0;
+    case.cluster.kv_cache_format = KvFormat::Q8_0;
+    let plan = case.plan_by(&OverlapSearch::default());
+    assert!(plan.devices.iter().all(|device| device.gpu_layers == 0), "{plan:?}");
+    let found = lint::check_scenario(&case.scenario, &case.cluster);
+    assert!(found.iter().any(|finding| finding.code == "gpu-without-kv-format"), "{found:?}");
+    let mut manual = case.plan(&[24, 8]);
+    manual.devices[0].gpu_layers = 1;
+    assert!(manual.validate().expect_err("GPU layers").to_string().contains("KV cache in q8_0"));
 }
 
 #[test]

@@ -7,6 +7,7 @@
 //! soft caps), which only the executor needs.
 
 use super::architecture::{Architecture, QueryKeyNorm};
+use crate::format::Format;
 use crate::units::{Bytes, Flops, Layers};
 
 /// The dimensions of a decoder-only transformer.
@@ -97,10 +98,26 @@ impl ModelShape {
         })
     }
 
-    /// Returns the size of the KV cache of one layer for `context` tokens, with elements of size `element` (2 for f16):
-    /// `element * kv_heads * (key_length + value_length) * context`.
-    pub fn kv_bytes_per_layer(&self, context: u32, element: Bytes) -> Bytes {
-        element * ((self.key_width() + self.value_width()) * u64::from(context))
+    /// Returns the size of the KV cache of one layer for `context` tokens, with elements in `format`:
+    /// `kv_heads * (key_length + value_length) * context`, times the size of a block, divided by its number of elements.
+    pub fn kv_bytes_per_layer(&self, context: u32, format: Format) -> Bytes {
+        let elements = (self.key_width() + self.value_width()) * u64::from(context);
+        Bytes((elements * format.block_bytes()).div_ceil(format.block_len()))
+    }
+
+    /// Checks that the keys and the values of a head are whole blocks of the format of a KV cache.
+    pub fn check_kv_format(&self, format: Format) -> Result<(), ModelShapeError> {
+        let lengths = [("key_length", self.key_length), ("value_length", self.value_length)];
+        let block = format.block_len();
+        match lengths.into_iter().find(|(_, length)| !u64::from(*length).is_multiple_of(block)) {
+            None => Ok(()),
+            Some((field, length)) => {
+                let what = format!(
+                    "a KV cache in {format} needs heads whose length is a multiple of {block}, but `{field}` is {length}"
+                );
+                Err(ModelShapeError { field, what })
+            }
+        }
     }
 
     /// Returns the operations of attention in one layer for one token that attends to `kv_length` tokens, including
@@ -141,7 +158,9 @@ pub(crate) mod tests {
     fn kv_cache_and_activations_of_llama_8b() {
         // 8 heads of dimension 128, keys and values, 2 bytes per element, 1024 tokens: 2 * 8 * 128 * 2 * 1024 = 4
         // MiB.
-        assert_eq!(llama_8b().kv_bytes_per_layer(1024, Bytes(2)), Bytes::from_mib(4));
+        assert_eq!(llama_8b().kv_bytes_per_layer(1024, Format::F16), Bytes::from_mib(4));
+        // 34 bytes for 32 elements instead of 64.
+        assert_eq!(llama_8b().kv_bytes_per_layer(1024, Format::Q8_0), Bytes((4 << 20) * 34 / 64));
         assert_eq!(llama_8b().hidden_state_bytes(), Bytes(16384));
         // 32 heads, 10 keys: 32 * 10 * (256 + 256 + 5).
         assert_eq!(llama_8b().attention_flops_per_layer(10), Flops(165_440.0));

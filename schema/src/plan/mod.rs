@@ -381,6 +381,11 @@ impl Document for Plan {
             }
             device.residency.validate(&format!("{place}: `residency`"))?;
             let (window, gpu, layers) = (device.window, device.gpu_layers, self.model.layers);
+            if gpu > 0 && !self.kv_cache_format.is_supported_on_gpus() {
+                let format = self.kv_cache_format.format();
+                let rule = "set `kv_cache: f16`, or `gpu_layers: 0`";
+                return reject(format!("{place}: GPU layers cannot have a KV cache in {format}: {rule}"));
+            }
             if gpu > window {
                 let rule = format!("more than the `window` of {window}: lower `gpu_layers`");
                 return reject(format!("{place}: `gpu_layers` is {gpu}, {rule}"));

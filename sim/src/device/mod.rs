@@ -23,7 +23,7 @@ use hearth_core::residency::{ReadOrigin, WeightPart};
 use hearth_core::schedule::{Event as ScheduleEvent, ModelPart, Schedule, Step};
 use hearth_profiles::device::DeviceProfile;
 use hearth_profiles::model::ModelProfile;
-use hearth_profiles::{Bytes, Seconds, Sourced};
+use hearth_profiles::{Bytes, Format, Seconds, Sourced};
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Processor;
 use hearth_schema::trace::{Resource, StepCost, StepKind, StepRecord};
@@ -61,7 +61,7 @@ pub struct DeviceSim<'a> {
     device: &'a DeviceProfile,
     model: &'a ModelProfile,
     /// Size of an element of the KV cache.
-    kv_element: Bytes,
+    kv_format: Format,
     /// Bytes uploaded to the GPU for every token, by layer; a layer beyond the end of the list uploads nothing.
     uploads: Vec<Bytes>,
     seed: u64,
@@ -344,7 +344,7 @@ impl<'a> DeviceSim<'a> {
     /// Returns the upload, computation and download of a window's GPU layers; unified memory needs no copies.
     fn gpu_steps(&self, compute: &StepRecord, pass: Pass) -> TimedSteps {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
-        let work = ComputeCost::for_gpu(gpu, self.model, self.kv_element);
+        let work = ComputeCost::for_gpu(gpu, self.model, self.kv_format);
         let overhead = cost_or_zero(gpu.window_overhead.as_ref());
         let time: Seconds = overhead + compute.layer_range().map(|layer| work.layer_time(layer, pass)).sum();
         // Deviation: a change of the GPU's speed during a computation applies from the next window on.
@@ -360,7 +360,7 @@ impl<'a> DeviceSim<'a> {
     /// matmul with the output matrix, the download of the logits, and the fixed CPU time of a token.
     fn gpu_output_steps(&self, output: &StepRecord, positions: u32) -> TimedSteps {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
-        let time = ComputeCost::for_gpu(gpu, self.model, self.kv_element).output_time(positions)
+        let time = ComputeCost::for_gpu(gpu, self.model, self.kv_format).output_time(positions)
             * (1.0 / self.gpu_speed);
         let on_gpu = StepRecord { resource: Resource::Gpu, kind: StepKind::Compute, ..output.clone() };
         let fixed = cost_or_zero(self.device.cpu.token_overhead.as_ref());
@@ -458,7 +458,7 @@ impl<'a> DeviceSim<'a> {
     }
 
     fn cpu_cost(&self) -> ComputeCost<'a> {
-        ComputeCost::for_main_memory(self.device, self.model, self.kv_element)
+        ComputeCost::for_main_memory(self.device, self.model, self.kv_format)
     }
 
     fn record(&self, kind: StepKind, pass: Pass, round: u32, ctx: &SimContext) -> StepRecord {

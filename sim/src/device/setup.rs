@@ -105,15 +105,15 @@ pub fn new_device<'a>(
     let in_order = model.shape.has_tied_embeddings
         || options.uses_anonymous_memory()
         || input.options.read_around_embedding_rows;
-    let kv_element = Bytes(plan.kv_cache_format.bytes_per_element());
+    let kv_format = plan.kv_cache_format.format();
     let draft = plan.draft_model.as_ref().zip(input.cluster.draft_model.as_ref()).filter(|_| index == 0);
     DeviceSim {
         id: device_id,
         device,
-        drafter: draft.map(|(planned, model)| Drafter::new(device, model, kv_element, planned.processor)),
+        drafter: draft.map(|(planned, model)| Drafter::new(device, model, kv_format, planned.processor)),
         model,
         uploads: budget.gpu_upload_per_layer.clone(),
-        kv_element,
+        kv_format,
         schedule,
         seed: input.cluster.seed,
         storage,

@@ -10,7 +10,7 @@ use hearth_core::compute_cost::ComputeCost;
 use hearth_core::memory::{PinnedMemory, streamed_block_sizes};
 use hearth_core::tensor::SlicedModel;
 use hearth_profiles::device::{DeviceProfile, PageCachePolicy};
-use hearth_profiles::{Bytes, Seconds};
+use hearth_profiles::{Bytes, Format, Seconds};
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::tensor_parallel::TensorParallelPlan;
 use hearth_schema::residency::Residency;
@@ -28,7 +28,7 @@ pub struct Rank<'a> {
     index: usize,
     device: &'a DeviceProfile,
     sliced: SlicedModel,
-    kv_element: Bytes,
+    kv_format: Format,
     on_gpu: bool,
     pub pinned_memory: PinnedMemory,
     loader: Option<BlockLoader>,
@@ -68,7 +68,7 @@ impl<'a> Rank<'a> {
             index,
             device,
             sliced,
-            kv_element: Bytes(plan.kv_cache_format.bytes_per_element()),
+            kv_format: plan.kv_cache_format.format(),
             on_gpu: planned.gpu_layers > 0,
             pinned_memory: memory,
             loader,
@@ -169,7 +169,7 @@ impl<'a> Rank<'a> {
         out: &mut Vec<StepRecord>,
     ) -> Nanos {
         let Some(gpu) = &self.device.gpu else { return record.start_ns };
-        let work = ComputeCost::for_gpu(gpu, &self.sliced.attention, self.kv_element);
+        let work = ComputeCost::for_gpu(gpu, &self.sliced.attention, self.kv_format);
         let mut time = slice_time(&work, &self.sliced, block, pass);
         if block == 0 {
             time += cost_or_zero(gpu.window_overhead.as_ref());
@@ -181,7 +181,7 @@ impl<'a> Rank<'a> {
     }
 
     fn cpu_cost(&self) -> ComputeCost<'_> {
-        ComputeCost::for_cpu(&self.device.cpu, &self.sliced.attention, self.kv_element)
+        ComputeCost::for_cpu(&self.device.cpu, &self.sliced.attention, self.kv_format)
     }
 
     pub fn new_record(&self, kind: StepKind, pass: Pass, round: u32, now: Nanos) -> StepRecord {

@@ -7,7 +7,7 @@
 use hearth_core::cluster::Cluster;
 use hearth_profiles::device::DeviceProfile;
 use hearth_profiles::model::{ModelProfile, shipped_profile};
-use hearth_profiles::{Bytes, Document};
+use hearth_profiles::{Bytes, Document, Format};
 use hearth_schema::plan::Plan;
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::trace::{Counter, StepKind, Trace};
@@ -74,7 +74,7 @@ impl DeviceRun {
 
 /// Returns the bytes that the plan reserves for keys and values. The memory of the measured processes includes them.
 fn kv(model: &ModelProfile, layers: u32) -> u64 {
-    model.shape.kv_bytes_per_layer(256, Bytes(2)).0 * u64::from(layers)
+    model.shape.kv_bytes_per_layer(256, Format::F16).0 * u64::from(layers)
 }
 
 fn tokens(trace: &Trace, devices: usize) -> Vec<(f64, f64)> {

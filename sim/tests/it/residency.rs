@@ -62,9 +62,9 @@ impl SmallLastDevice {
         let memory_budget = Bytes((share.as_f64() * part) as u64);
         let kept = kept_bytes(memory_budget.0, share.0, CORES, &options);
         let layers = plan.windows(last).iter().map(|window| window.len() as u64).sum::<u64>();
-        let kv_element = Bytes(plan.kv_cache_format.bytes_per_element());
+        let kv_format = plan.kv_cache_format.format();
         let mut memories = vec![PLENTY; windows.len()];
-        memories[last] = memory_budget + model.shape.kv_bytes_per_layer(context, kv_element) * layers;
+        memories[last] = memory_budget + model.shape.kv_bytes_per_layer(context, kv_format) * layers;
         let cluster = cluster(&model.name, &memories, 6);
         Self { cluster, plan, share: share.as_f64(), streamed: share.as_f64() - kept as f64 }
     }

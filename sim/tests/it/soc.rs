@@ -5,7 +5,7 @@ use hearth_core::soc::{SocLatencyModel, SocMetrics};
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::device::shipped_profile;
 use hearth_profiles::device::soc::{PartitionPolicy, SocOptions, SocStrategy, Synchronisation};
-use hearth_profiles::{Bytes, Fraction, Seconds};
+use hearth_profiles::{Format, Fraction, Seconds};
 use hearth_schema::events::Event;
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Plan;
@@ -47,7 +47,7 @@ fn soc_time_is_the_sum_of_its_stages() {
         let cluster = cluster(SocOptions::with_strategy(strategy), 256, 3);
         let metrics = metrics::compute_metrics(&run(&cluster));
         let soc = cluster.members[0].device.soc.as_ref().expect("a SoC");
-        let latency_model = SocLatencyModel::new(soc, &cluster.model, Bytes(2));
+        let latency_model = SocLatencyModel::new(soc, &cluster.model, Format::F16);
         let time = |pass| {
             let forward = latency_model.forward_cost(pass);
             let layers = total_time(&forward.layer_intervals) * 32.0;

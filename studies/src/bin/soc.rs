@@ -15,7 +15,7 @@ use hearth_core::soc::{Matmul, SocLatencyModel};
 use hearth_profiles::device::soc::{PartitionPolicy, Soc, SocStrategy, Synchronisation};
 use hearth_profiles::device::{SocOptions, shipped_profile};
 use hearth_profiles::model::{self, ModelDocument, ModelProfile};
-use hearth_profiles::{Bytes, Document};
+use hearth_profiles::{Document, Format};
 use hearth_reports::charts::lines::{AxisPosition, LineChart, Series};
 use hearth_schema::pass::Pass;
 use hearth_studies::{StudyError, run_study};
@@ -44,7 +44,7 @@ fn soc(default_options: SocOptions) -> Result<Soc, StudyError> {
 
 fn time(options: SocOptions, model: &ModelProfile, pass: Pass) -> Result<f64, StudyError> {
     let soc = soc(options)?;
-    let forward = SocLatencyModel::new(&soc, model, Bytes(2)).forward_cost(pass);
+    let forward = SocLatencyModel::new(&soc, model, Format::F16).forward_cost(pass);
     let layers = f64::from(model.shape.layers.0);
     let layer_time = total_time(&forward.layer_intervals) * layers;
     Ok((layer_time + forward.output_interval.time() + forward.preparation_time).0)
@@ -81,7 +81,7 @@ fn prefill() -> Result<LineChart, StudyError> {
 fn partition() -> Result<LineChart, StudyError> {
     let (soc, model) =
         (soc(SocOptions::with_strategy(SocStrategy::HeteroTensor))?, model::shipped_profile("llama-8b")?);
-    let latency_model = SocLatencyModel::new(&soc, &model, Bytes(2));
+    let latency_model = SocLatencyModel::new(&soc, &model, Format::F16);
     let solver = latency_model.solver().ok_or("the SoC has no NPU")?;
     let parts: Vec<u64> = (0..=16).collect();
     let (down, pair) = (Matmul { inputs: 14336, outputs: 4096 }, solver.sync_cost.event_pair_seconds);

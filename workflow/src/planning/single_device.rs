@@ -27,6 +27,8 @@ pub struct SingleDeviceOptions {
     /// Capacity of the KV cache of each sequence, in tokens. If `None`, it is the context length of the model, at most
     /// [`DEFAULT_CONTEXT_LENGTH`].
     pub context_length: Option<u32>,
+    /// The format of the KV cache.
+    pub kv_format: KvFormat,
     /// The maximum number of concurrent sequences.
     pub sequences: u32,
     /// The number of layers on the GPU, from the first one; at most all.
@@ -38,7 +40,14 @@ pub struct SingleDeviceOptions {
 /// Returns the plan of a model that one device runs alone. Fails if its KV cache alone does not fit in memory.
 pub fn single_device_plan(model: &ModelProfile, options: &SingleDeviceOptions) -> Result<Plan, Error> {
     let (shape, layers) = (&model.shape, model.shape.layers.0);
-    let (sequences, kv_format) = (options.sequences, KvFormat::default());
+    let (sequences, kv_format) = (options.sequences, options.kv_format);
+    shape
+        .check_kv_format(kv_format.format())
+        .map_err(|error| Error::invalid(error).with_hint("use `--kv-cache f16`"))?;
+    if options.gpu_layers > 0 && !kv_format.is_supported_on_gpus() {
+        let what = format!("layers on a GPU cannot have a KV cache in {}", kv_format.format());
+        return Err(Error::invalid(what).with_hint("use `--kv-cache f16`, or no `--gpu-layers`"));
+    }
     let default = shape.context_length.min(DEFAULT_CONTEXT_LENGTH);
     let context_length = options.context_length.unwrap_or(default);
     let kv_cache = kv_cache_bytes(shape, layers, context_length, kv_format, sequences);
@@ -80,7 +89,14 @@ mod tests {
 
     /// Returns options for one sequence on a device with this much memory.
     fn options(available: Bytes) -> SingleDeviceOptions {
-        SingleDeviceOptions { context_length: None, sequences: 1, gpu_layers: 0, available_memory: available }
+        let kv_format = KvFormat::F16;
+        SingleDeviceOptions {
+            context_length: None,
+            kv_format,
+            sequences: 1,
+            gpu_layers: 0,
+            available_memory: available,
+        }
     }
 
     #[test]
@@ -104,6 +120,11 @@ mod tests {
         plan.validate().expect("a valid plan");
         assert_eq!((plan.devices[0].gpu_layers, plan.output_processor), (32, Processor::Gpu));
         assert_eq!(plan.context_length, DEFAULT_CONTEXT_LENGTH);
+        let small = SingleDeviceOptions { kv_format: KvFormat::Q8_0, ..options(Bytes(1 << 36)) };
+        assert!(single_device_plan(&model, &small).is_ok());
+        let error =
+            single_device_plan(&model, &SingleDeviceOptions { gpu_layers: 1, ..small }).expect_err("a GPU");
+        assert!(error.one_line_message().contains("KV cache in q8_0"), "{error:?}");
         let long = SingleDeviceOptions { context_length: Some(1 << 20), ..many };
         let error = single_device_plan(&model, &long).expect_err("128 GiB of keys and values");
         assert!(error.one_line_message().contains("1048576 tokens takes 128 GiB"), "{error:?}");

@@ -111,7 +111,7 @@ impl AttentionKernel {
 
 #[cfg(test)]
 mod tests {
-    use hearth_runtime::KvCacheFormat;
+    use hearth_runtime::KvFormat;
 
     use super::*;
     use crate::virtual_tensor::WeightOrder;
@@ -124,7 +124,7 @@ mod tests {
             key_length: 64,
             value_length: 64,
             context_length: 256,
-            format: KvCacheFormat::F16,
+            format: KvFormat::F16,
             cache_order: WeightOrder::Interleaved,
         };
         let (soft_cap, sliding_window, output_storage) = (None, None, Storage::Linear);

@@ -12,7 +12,7 @@
 use std::fmt::Write;
 
 use hearth_profiles::model::PairLayout;
-use hearth_runtime::KvCacheFormat;
+use hearth_runtime::KvFormat;
 
 use super::{Declarations, group_sum, lane_arguments};
 use crate::device::Capabilities;
@@ -21,6 +21,8 @@ use crate::virtual_tensor::{
 };
 
 const THREADS: u32 = 32;
+/// Message for a KV cache in a format that `GpuLayers::new` rejects.
+const UNSUPPORTED: &str = "there is no GPU kernel for a KV cache in this format";
 
 /// The dimensions of attention in a layer, and the format and layout of its KV cache.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -35,7 +37,7 @@ pub struct AttentionShape {
     pub value_length: u32,
     /// Number of positions in the KV cache.
     pub context_length: u32,
-    pub format: KvCacheFormat,
+    pub format: KvFormat,
     /// The weight layout in which the cache stores keys and values.
     pub cache_order: WeightOrder,
 }
@@ -59,8 +61,9 @@ impl AttentionShape {
     /// Returns the size in bytes of the key cache of one sequence, and that of the value cache.
     pub fn kv_cache_bytes(&self) -> Result<[u64; 2], ShapeError> {
         let texel_bytes = match self.format {
-            KvCacheFormat::F16 => 8,
-            KvCacheFormat::F32 => 16,
+            KvFormat::F16 => 8,
+            KvFormat::F32 => 16,
+            format => panic!("{UNSUPPORTED}: {format:?}"),
         };
         let bytes = |shape: WeightShape| {
             let texels = shape.element_count() / 4;
@@ -97,12 +100,13 @@ impl AttentionShape {
         let texels = shape.element_count() / 4;
         let place = shape.texel_index_wgsl(self.cache_order, "output", "input");
         let (kind, load, store) = match self.format {
-            KvCacheFormat::F16 => (
+            KvFormat::F16 => (
                 "vec2<u32>",
                 "vec4<f32>(unpack2x16float(texel.x), unpack2x16float(texel.y))",
                 "vec2<u32>(pack2x16float(value.xy), pack2x16float(value.zw))",
             ),
-            KvCacheFormat::F32 => ("vec4<f32>", "texel", "value"),
+            KvFormat::F32 => ("vec4<f32>", "texel", "value"),
+            format => panic!("{UNSUPPORTED}: {format:?}"),
         };
         kernel.declare_buffer(access, &format!("{name}_object"), kind);
         let _ = write!(

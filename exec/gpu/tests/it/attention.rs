@@ -9,7 +9,7 @@ use hearth_gpu::kernels::rope::{AttentionShape, RopeKernel};
 use hearth_gpu::virtual_tensor::{Storage, WeightOrder};
 use hearth_gpu::{CapabilityMask, Gpu};
 use hearth_profiles::model::PairLayout;
-use hearth_runtime::KvCacheFormat;
+use hearth_runtime::KvFormat;
 
 use crate::gpu::{max_difference, open_and_lock, random_numbers};
 
@@ -133,8 +133,8 @@ fn attention_over_a_cache_of_weights_equals_plain_attention() {
     for (heads, kv_heads, key_length, value_length) in [(6, 3, 32, 64), (8, 1, 16, 72), (4, 4, 64, 16)] {
         for (cap, window) in [(None, None), (Some(1.5), Some(50))] {
             for (at, format, cache_order, bound) in [
-                (0, KvCacheFormat::F32, WeightOrder::Interleaved, 1e-5),
-                (1, KvCacheFormat::F16, WeightOrder::ByOutput, 2e-3),
+                (0, KvFormat::F32, WeightOrder::Interleaved, 1e-5),
+                (1, KvFormat::F16, WeightOrder::ByOutput, 2e-3),
             ] {
                 let heads = AttentionShape {
                     heads,

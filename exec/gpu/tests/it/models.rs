@@ -22,8 +22,8 @@ use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::sampler::greedy_token;
 use hearth_runtime::synth::{SynthOptions, synthesise};
 use hearth_runtime::{
-    Backend, BackendOptions, Cpu, InputOutputLayers, KvCacheFormat, KvCacheOptions, Oracle, Stage,
-    ThreadPool, ThreadPoolOptions, UploadProgressReporter, Weights,
+    Backend, BackendOptions, Cpu, InputOutputLayers, KvCacheOptions, KvFormat, Oracle, Stage, ThreadPool,
+    ThreadPoolOptions, UploadProgressReporter, Weights,
 };
 use serde_json::Value;
 
@@ -31,7 +31,7 @@ use crate::gpu::{lock_gpu, open, open_and_lock};
 use crate::matmuls::plain_mask;
 
 /// The options of the KV cache for one short sequence.
-pub const CACHE: KvCacheOptions = KvCacheOptions { context: 40, format: KvCacheFormat::F16, sequences: 1 };
+pub const CACHE: KvCacheOptions = KvCacheOptions { context: 40, format: KvFormat::F16, sequences: 1 };
 
 /// Returns `count` arbitrary tokens, which are different for each seed.
 pub fn arbitrary_tokens(count: u32, seed: u32) -> Vec<u32> {
@@ -170,7 +170,7 @@ impl Step {
 /// Compares the greedy tokens of the trained model with llama.cpp's golden tokens at each position (teacher forcing).
 pub fn teacher_forced(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>], upload: UploadOptions) -> Vec<Step> {
     let weights = Arc::new(Weights::open(models_folder().join(file)).unwrap());
-    let cache = KvCacheOptions { context: 256, format: KvCacheFormat::F32, ..CACHE };
+    let cache = KvCacheOptions { context: 256, format: KvFormat::F32, ..CACHE };
     let mut model = Model::new(gpu, &weights, &[0..4, 4..8], on_gpu, cache, upload);
     let mut steps = Vec::new();
     for run in golden_runs(file) {
@@ -277,7 +277,7 @@ fn logits_of_every_architecture_equal_those_of_the_oracle() {
     for (index, architecture) in Architecture::all().enumerate() {
         for (gpu, quant) in [(&full, quants[index % 6]), (&plain, quants[(index + 2) % 6])] {
             let weights = synthetic(architecture, quant);
-            for format in [KvCacheFormat::F16, KvCacheFormat::F32] {
+            for format in [KvFormat::F16, KvFormat::F32] {
                 let cache = KvCacheOptions { format, ..CACHE };
                 let expected = expected(&weights, &tokens, cache);
                 let mut model = Model::new(gpu, &weights, &[0..2, 2..4], &[0..2, 2..4], cache, upload);
@@ -369,7 +369,7 @@ fn cache_larger_than_a_binding_is_rejected() {
     let Some((_lock, gpu)) = open_and_lock(mask) else { return };
     let weights = synthetic(Architecture::Llama, "q8_0");
     let made = |context| {
-        let cache = KvCacheOptions { context, format: KvCacheFormat::F32, ..CACHE };
+        let cache = KvCacheOptions { context, format: KvFormat::F32, ..CACHE };
         gpu_layers(&gpu, &weights, 0..1, false, cache, Tiling::DEFAULT)
     };
     // Three heads of dimension 64 (keys) or 128 (values).
@@ -387,7 +387,7 @@ fn cache_larger_than_a_binding_is_rejected() {
 fn shared_memory_is_counted_once() {
     let _lock = lock_gpu();
     let weights = synthetic(Architecture::Llama, "q8_0");
-    let cache = KvCacheOptions { context: 4000, format: KvCacheFormat::F32, ..CACHE };
+    let cache = KvCacheOptions { context: 4000, format: KvFormat::F32, ..CACHE };
     let taken = |owned: Range<u32>| {
         let gpu = open(CapabilityMask::default())?;
         let part = backend_options(&weights, &[owned], std::slice::from_ref(&(0..1)), cache);

@@ -12,13 +12,13 @@ use hearth_gpu::{CapabilityMask, Gpu};
 use hearth_profiles::model::Architecture;
 use hearth_ring::wire::activations::round_to_f16;
 use hearth_runtime::{
-    Backend, BackendOptions, InputOutputLayers, KvCacheFormat, KvCacheOptions, Oracle, Stage, Weights,
+    Backend, BackendOptions, InputOutputLayers, KvCacheOptions, KvFormat, Oracle, Stage, Weights,
 };
 
 use crate::gpu::{lock_gpu, open, open_and_lock};
 use crate::models::{arbitrary_tokens, backend_options, cpu, gpu_backend, relative_rms, synthetic};
 
-const CACHE: KvCacheOptions = KvCacheOptions { context: 40, format: KvCacheFormat::F16, sequences: 3 };
+const CACHE: KvCacheOptions = KvCacheOptions { context: 40, format: KvFormat::F16, sequences: 3 };
 const BOUND: f64 = 1e-4;
 const ROUNDED_BOUND: f64 = 2e-3;
 

@@ -9,7 +9,7 @@ use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, measure};
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::plan::{Plan, Processor};
-use hearth_schema::scenario::{ActivationFormat, KvFormat};
+use hearth_schema::scenario::ActivationFormat;
 
 use super::verification::{Verification, check_has_weight_digests};
 use crate::error::{Result, RingError};
@@ -17,8 +17,8 @@ use crate::wire::{WorkerInfo, activations};
 use hearth_runtime::memory::MemoryWatch;
 use hearth_runtime::residency::ResidencyBarrier;
 use hearth_runtime::{
-    BackendFactory, BackendOptions, Cpu, ExecError, InputOutputLayers, KvCacheFormat, KvCacheOptions, Stage,
-    ThreadPool, ThreadPoolOptions, UploadProgressReporter, Weights,
+    BackendFactory, BackendOptions, Cpu, ExecError, InputOutputLayers, KvCacheOptions, Stage, ThreadPool,
+    ThreadPoolOptions, UploadProgressReporter, Weights,
 };
 
 /// A model file on this device.
@@ -77,8 +77,12 @@ impl LocalModel {
         check_digests(plan, &self.profile.digest, &self.profile.shape_digest(), "this device")
     }
 
-    /// Checks that the KV cache of a device, which the system cannot reclaim, fits into the available memory.
+    /// Checks that the KV cache of a device, which the system cannot reclaim, fits into the available memory, and that
+    /// the heads of the model fit its format.
     pub(super) fn check_memory(&self, plan: &Plan, device_index: usize) -> Result<()> {
+        self.profile.shape.check_kv_format(plan.kv_cache_format.format()).map_err(|error| {
+            RingError::invalid_plan_with_hint(error.to_string(), "plan with `kv_cache: f16`")
+        })?;
         let layers: u32 = plan.windows(device_index).iter().map(|window| window.len() as u32).sum();
         let (shape, sequences, context) = (&self.profile.shape, plan.sequences, plan.context_length);
         let cache = kv_cache_bytes(shape, layers, context, plan.kv_cache_format, sequences);
@@ -182,11 +186,8 @@ pub(super) fn create_thread_pool(threads: usize) -> Result<Arc<ThreadPool>> {
 }
 
 pub(super) fn cache_options(plan: &Plan) -> KvCacheOptions {
-    let format = match plan.kv_cache_format {
-        KvFormat::F16 => KvCacheFormat::F16,
-        KvFormat::F32 => KvCacheFormat::F32,
-    };
-    KvCacheOptions { context: plan.context_length, format, sequences: plan.sequences }
+    let (context, format, sequences) = (plan.context_length, plan.kv_cache_format, plan.sequences);
+    KvCacheOptions { context, format, sequences }
 }
 
 /// Returns the information that a worker without a model file sends to a head.

@@ -6,7 +6,8 @@
 use hearth_profiles::measure::{Kernels, memory};
 use hearth_profiles::{Bytes, Flops, Format};
 
-use crate::cache::{HeadRows, KvCacheFormat, LayerCache};
+use crate::KvFormat;
+use crate::cache::{HeadRows, LayerCache};
 use crate::cpu::{Attention, Cpu, Matmul};
 use hearth_kernels::Activations;
 use hearth_kernels::attention::ScoreOptions;
@@ -61,7 +62,7 @@ impl CpuKernels {
 }
 
 fn filled_cache() -> LayerCache {
-    let rows = HeadRows::new(KvCacheFormat::F16, KV_HEADS, POSITIONS, LENGTH);
+    let rows = HeadRows::new(KvFormat::F16, KV_HEADS, POSITIONS, LENGTH);
     let mut cache = LayerCache { keys: rows.clone(), values: rows };
     let heads: Vec<f32> = (0..KV_HEADS * LENGTH).map(|at| 0.01 * (at % LENGTH) as f32).collect();
     for position in 0..POSITIONS {

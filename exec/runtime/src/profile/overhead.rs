@@ -16,7 +16,7 @@ use hearth_profiles::{Format, Layers, Seconds, Sourced};
 
 use super::ProfileError;
 use crate::synth::{SynthOptions, synthesise};
-use crate::{Cpu, InputOutputLayers, KvCacheFormat, KvCacheOptions, Sampler, SamplerOptions, Stage, Weights};
+use crate::{Cpu, InputOutputLayers, KvCacheOptions, KvFormat, Sampler, SamplerOptions, Stage, Weights};
 
 /// Number of tokens after which the measured sequence restarts, so that attention costs almost nothing.
 const CONTEXT: u32 = 32;
@@ -90,7 +90,7 @@ pub(super) fn measure_overheads(
     let layer_weights = embedding * (2 * embedding + key_value + 3 * feed_forward);
     let layers = shape.layers.0;
 
-    let cache = KvCacheOptions { context: CONTEXT, format: KvCacheFormat::F16, sequences: 1 };
+    let cache = KvCacheOptions { context: CONTEXT, format: KvFormat::F16, sequences: 1 };
     let owned: Vec<_> = std::iter::once(0..layers).collect();
     let mut stage = Stage::on_cpu(weights.clone(), &owned, cache, cpu.clone())?;
     let mut input_output = InputOutputLayers::new(weights.clone(), cpu.clone());

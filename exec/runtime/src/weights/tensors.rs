@@ -2,8 +2,8 @@
 //!
 //! In all architectures, a layer has seven matrices, of which some can be parts of one tensor, and norms before or
 //! after the attention and feed-forward blocks; in some architectures, it also has biases, or norms of queries and
-//! keys. Every required tensor must be inside its file and have the dimensions that follow from the metadata. A tensor that the forward pass would not use is an
-//! error too.
+//! keys. Every required tensor must be inside its file and have the dimensions that follow from the metadata. A tensor
+//! that the forward pass would not use is an error too.
 //!
 //! Tensor names are those of `hearth_profiles::model::layout`, which defines the sizes of models without files.
 

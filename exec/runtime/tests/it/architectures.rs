@@ -12,7 +12,7 @@ use hearth_profiles::Layers;
 use hearth_profiles::gguf::{GgufModel, HeaderWriter, Value};
 use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::synth::{SynthOptions, TokenizerKind, synthesise};
-use hearth_runtime::{KvCacheFormat, Weights};
+use hearth_runtime::{KvFormat, Weights};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
@@ -64,7 +64,7 @@ fn model(fixture: &Fixture, architecture: Architecture, quant: &str, path: &Path
 
 /// Returns the logits of all tokens, `[tokens, vocabulary]`, computed in passes of 16 tokens.
 fn logits(path: &Path, tokens: &[u32]) -> Vec<f32> {
-    let mut model = models::open(path, KvCacheFormat::F32);
+    let mut model = models::open(path, KvFormat::F32);
     let pass = |tokens| {
         let hidden = model.forward(tokens).unwrap();
         model.input_output_layers.logits(&hidden).unwrap()

@@ -7,7 +7,7 @@ use std::io::Write;
 use hearth_core::schedule::ModelPart;
 use hearth_profiles::gguf::GgufModel;
 use hearth_runtime::synth::SynthOptions;
-use hearth_runtime::{ExecError, KvCacheFormat, Weights};
+use hearth_runtime::{ExecError, KvFormat, Weights};
 use tempfile::NamedTempFile;
 
 use crate::models;
@@ -131,7 +131,7 @@ fn logits_with(name: &str, damage: impl Fn(&mut [u8])) -> Result<Vec<f32>, ExecE
     let tensor = GgufModel::open(&path).unwrap().tensor(name).unwrap().clone();
     let mut file = std::fs::read(path).unwrap();
     damage(&mut file[tensor.offset as usize..][..tensor.bytes.0 as usize]);
-    models::open(written(&file).path(), KvCacheFormat::F16).next_logits(&[5, 6])
+    models::open(written(&file).path(), KvFormat::F16).next_logits(&[5, 6])
 }
 
 #[test]

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use hearth_runtime::sampler::greedy_token;
-use hearth_runtime::{Engine, IncrementalDetokenizer, KvCacheFormat, Tokenizer, Weights};
+use hearth_runtime::{Engine, IncrementalDetokenizer, KvFormat, Tokenizer, Weights};
 use serde::Deserialize;
 
 use crate::models;
@@ -45,7 +45,7 @@ fn prefill(model: &mut Engine, run: &Run) -> (Vec<f32>, f32) {
 /// Feeds the golden tokens of each run to a model. In steps whose margin is larger than `near_tie`, the model must
 /// choose the golden token. Returns the number of these steps and the largest error of the logits after a prompt.
 fn check(file: &str, near_tie: f32) -> (usize, f32) {
-    let mut model = models::open(&models::folder().join(file), KvCacheFormat::F32);
+    let mut model = models::open(&models::folder().join(file), KvFormat::F32);
     let (mut checked, mut skipped, mut equal, mut off) = (0, 0, 0, 0.0f32);
     for run in golden(file) {
         let (mut logits, difference) = prefill(&mut model, &run);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hearth_profiles::Layers;
 use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::synth::{SynthOptions, synthesise};
-use hearth_runtime::{Cpu, Engine, KvCacheFormat, ThreadPool, ThreadPoolOptions, Weights};
+use hearth_runtime::{Cpu, Engine, KvFormat, ThreadPool, ThreadPoolOptions, Weights};
 use serde::de::DeserializeOwned;
 use tempfile::NamedTempFile;
 
@@ -46,7 +46,7 @@ pub fn synthetic(options: &SynthOptions) -> NamedTempFile {
 }
 
 /// Opens a model on two threads, with a context of 256 positions.
-pub fn open(path: &Path, format: KvCacheFormat) -> Engine {
+pub fn open(path: &Path, format: KvFormat) -> Engine {
     let pool = ThreadPoolOptions { threads: 2, pin_workers: false, ..ThreadPoolOptions::default() };
     let cpu = Cpu::new(Arc::new(ThreadPool::new(pool).unwrap()));
     Engine::new(Arc::new(Weights::open(path).unwrap()), cpu, 256, format).unwrap()

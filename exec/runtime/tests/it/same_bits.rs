@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::synth::SynthOptions;
 use hearth_runtime::{
-    Cpu, ExecError, InputOutputLayers, KvCacheFormat, KvCacheOptions, Oracle, Stage, ThreadPool,
+    Cpu, ExecError, InputOutputLayers, KvCacheOptions, KvFormat, Oracle, Stage, ThreadPool,
     ThreadPoolOptions, Weights,
 };
 use proptest::prelude::*;
@@ -32,7 +32,7 @@ fn cpu(threads: usize) -> Cpu {
     Cpu::new(Arc::clone(POOLS[threads].get_or_init(start)))
 }
 
-fn cache(format: KvCacheFormat) -> KvCacheOptions {
+fn cache(format: KvFormat) -> KvCacheOptions {
     KvCacheOptions { context: 40, format, sequences: 1 }
 }
 
@@ -70,6 +70,8 @@ fn stage(weights: &Arc<Weights>, owned: &[Range<u32>], options: KvCacheOptions, 
     Stage::on_cpu(Arc::clone(weights), owned, options, cpu).unwrap()
 }
 
+const KV_FORMATS: [KvFormat; 4] = [KvFormat::F16, KvFormat::F32, KvFormat::Q8_0, KvFormat::Q4_0];
+
 const WHOLE: &[Range<u32>] = std::slice::from_ref(&(0..8));
 
 proptest! {
@@ -78,14 +80,14 @@ proptest! {
     #[test]
     fn bits_do_not_depend_on_threads_batches_and_windows(
         file in 0usize..3,
-        f32_cache: bool,
+        format in prop::sample::select(KV_FORMATS.to_vec()),
         tokens in prop::collection::vec(0u32..2048, 1..40),
         // Batches of at least twelve tokens use panels.
         batches in prop::collection::vec(1usize..30, 1..4),
         cuts in (1u32..4, 4u32..6, 6u32..8),
     ) {
         let weights = weights(file);
-        let options = cache(if f32_cache { KvCacheFormat::F32 } else { KvCacheFormat::F16 });
+        let options = cache(format);
         let input_output = InputOutputLayers::new(Arc::clone(&weights), cpu(1));
         let expected = oracle(&weights, options, &tokens);
         for threads in [1, 2, 3] {
@@ -126,7 +128,7 @@ fn every_architecture_has_the_bits_of_the_oracle() {
         let input_output = InputOutputLayers::new(Arc::clone(&weights), cpu(1));
         let whole = std::slice::from_ref(&(0..4));
         let tokens: Vec<u32> = (0..33).map(|at| (at * 37 + 11) % 512).collect();
-        for format in [KvCacheFormat::F16, KvCacheFormat::F32] {
+        for format in KV_FORMATS {
             let options = cache(format);
             let expected = oracle(&weights, options, &tokens);
             let own = stage(&weights, whole, options, cpu(2));
@@ -142,7 +144,7 @@ fn every_architecture_has_the_bits_of_the_oracle() {
 fn rolling_back_removes_a_rejected_draft() {
     let weights = weights(1);
     let input_output = InputOutputLayers::new(Arc::clone(&weights), cpu(2));
-    let mut stage = stage(&weights, WHOLE, cache(KvCacheFormat::F16), cpu(2));
+    let mut stage = stage(&weights, WHOLE, cache(KvFormat::F16), cpu(2));
     let forward = |stage: &mut Stage, tokens: &[u32], first: u32| {
         let mut hidden = input_output.embed(tokens).unwrap();
         let positions: Vec<u32> = (first..).take(tokens.len()).collect();

@@ -120,7 +120,7 @@ impl Costs {
     fn new(cluster: &Cluster, member: &Member, head: bool, on_gpu: bool, format: Format) -> Self {
         let (model, device) = (&cluster.model, &member.device);
         let whole = SlicedModel::with_single_slice(model, Some(format));
-        let element = Bytes(cluster.kv_cache_format.bytes_per_element());
+        let element = cluster.kv_cache_format.format();
         let work = match device.gpu.as_ref().filter(|_| on_gpu) {
             Some(gpu) => ComputeCost::for_gpu(gpu, &whole.attention, element),
             None => ComputeCost::for_cpu(&device.cpu, &whole.attention, element),
