@@ -93,10 +93,10 @@ pub fn attend(
         CachedRows::F32(values) => sum_values_f32(instructions, scores, values, out),
         CachedRows::F16(values) => sum_values_f16(instructions, scores, values, out),
         CachedRows::Blocks(Format::Q8_0, values) => {
-            sum_values_q8_0(instructions, scores, blocks(values), out)
+            sum_values_q8_0(instructions, scores, blocks(values), out);
         }
         CachedRows::Blocks(Format::Q4_0, values) => {
-            sum_values_q4_0(instructions, scores, blocks(values), out)
+            sum_values_q4_0(instructions, scores, blocks(values), out);
         }
         CachedRows::Blocks(other, _) => panic!("a KV cache in {other} is not supported"),
     }

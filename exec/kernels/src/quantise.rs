@@ -89,13 +89,18 @@ mod tests {
         for (format, expected) in [(Format::Q8_0, Q8_0_BLOCK), (Format::Q4_0, Q4_0_BLOCK)] {
             let mut bytes = vec![0; format.block_bytes() as usize];
             quantise_row(format, &row, &mut bytes);
-            let found: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-            assert_eq!(found, expected, "{format}");
+            assert_eq!(bytes, expected, "{format}");
         }
     }
 
-    const Q8_0_BLOCK: &str = "082081e0571c912828042030772c30f84714c000993cd0c867245fd0b9cc6f188934";
-    const Q4_0_BLOCK: &str = "003040862eca515bfba8ea5b4f5bfba81db9";
+    const Q8_0_BLOCK: &[u8] = &[
+        0x08, 0x20, 0x81, 0xe0, 0x57, 0x1c, 0x91, 0x28, 0x28, 0x04, 0x20, 0x30, 0x77, 0x2c, 0x30, 0xf8, 0x47,
+        0x14, 0xc0, 0x00, 0x99, 0x3c, 0xd0, 0xc8, 0x67, 0x24, 0x5f, 0xd0, 0xb9, 0xcc, 0x6f, 0x18, 0x89, 0x34,
+    ];
+    const Q4_0_BLOCK: &[u8] = &[
+        0x00, 0x30, 0x40, 0x86, 0x2e, 0xca, 0x51, 0x5b, 0xfb, 0xa8, 0xea, 0x5b, 0x4f, 0x5b, 0xfb, 0xa8, 0x1d,
+        0xb9,
+    ];
 
     #[test]
     fn error_is_at_most_half_a_step_and_extremes_are_defined() {
