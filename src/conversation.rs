@@ -46,11 +46,10 @@ impl Conversation {
     /// message, the conversation stays as it was.
     pub fn ask(&mut self, text: &str) -> Result<Vec<u32>, ExecError> {
         let Some(template) = &self.template else { return self.tokenizer.encode(text, false) };
-        let message = |role: &str, text: &str| ChatMessage { role: role.into(), content: text.into() };
-        self.messages.push(message("user", text));
-        let system = self.system.iter().map(|text| message("system", text));
+        self.messages.push(ChatMessage::new("user", text));
+        let system = self.system.iter().map(|text| ChatMessage::new("system", text));
         let messages: Vec<ChatMessage> = system.chain(self.messages.iter().cloned()).collect();
-        let prompt = template.encode(&self.tokenizer, &messages);
+        let prompt = template.encode(&self.tokenizer, &messages, &[]);
         if prompt.is_err() {
             self.messages.pop();
         }
@@ -60,7 +59,7 @@ impl Conversation {
     /// Adds the answer to the last message of the user.
     pub fn record_answer(&mut self, text: &str) {
         if self.has_template() {
-            self.messages.push(ChatMessage { role: "assistant".into(), content: text.into() });
+            self.messages.push(ChatMessage::new("assistant", text));
         }
     }
 

@@ -68,9 +68,8 @@ impl Prompts {
         if !args.chat {
             return Ok(Prompts::Texts(texts));
         }
-        let message = |role: &str, content: String| ChatMessage { role: role.into(), content };
-        let system = || args.system.iter().map(|text| message("system", text.clone()));
-        let conversation = |text| system().chain([message("user", text)]).collect();
+        let system = || args.system.iter().map(|text| ChatMessage::new("system", text));
+        let conversation = |text| system().chain([ChatMessage::new("user", text)]).collect();
         Ok(Prompts::Conversations(texts.into_iter().map(conversation).collect()))
     }
 
@@ -92,7 +91,7 @@ impl Prompts {
             Prompts::Texts(texts) => texts.iter().map(|text| Ok(tokenizer.encode(text, false)?)).collect(),
             Prompts::Conversations(conversations) => {
                 let template = ChatTemplate::new(&model.weights.model().metadata, tokenizer)?;
-                conversations.iter().map(|messages| Ok(template.encode(tokenizer, messages)?)).collect()
+                conversations.iter().map(|messages| Ok(template.encode(tokenizer, messages, &[])?)).collect()
             }
             Prompts::Fixed { tokens: count, .. } if *count > context => {
                 let what =

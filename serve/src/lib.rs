@@ -315,11 +315,8 @@ impl AppState {
             let message = format!("{reason}: use /v1/completions instead, which continues a prompt");
             ApiError::new(StatusCode::BAD_REQUEST, "no_chat_template", message)
         })?;
-        self.check_length(
-            "messages",
-            messages.iter().map(|message| message.role.len() + message.content.len()).sum(),
-        )?;
-        let tokens = template.encode(&self.tokenizer, messages);
+        self.check_length("messages", messages.iter().map(ChatMessage::text_bytes).sum())?;
+        let tokens = template.encode(&self.tokenizer, messages, &[]);
         tokens.map_err(|error| ApiError::invalid("messages", error.to_string()))
     }
 

@@ -174,7 +174,7 @@ impl MessageField {
             Some(StringOr::String(text)) => text,
             Some(StringOr::List(parts)) => parts.into_iter().map(text).collect::<Result<_, _>>()?,
         };
-        Ok(ChatMessage { role: self.role, content })
+        Ok(ChatMessage::new(self.role, content))
     }
 }
 
@@ -331,7 +331,7 @@ mod tests {
         };
         let text =
             messages(&json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])).expect("text");
-        assert_eq!(text[0].content, "ab");
+        assert_eq!(text[0].content.as_deref(), Some("ab"));
         let refused =
             messages(&json!([{"type": "image_url", "image_url": {"url": "x"}}])).expect_err("refused");
         assert!(refused.message.contains("image_url"), "{refused:?}");

@@ -43,7 +43,7 @@ pub fn run(args: &TokenizeArgs, json: bool) -> Result<ExitCode, Failure> {
     };
     let ids = if args.chat {
         let template = ChatTemplate::new(&metadata, &tokenizer).map_err(located)?;
-        template.encode(&tokenizer, &[ChatMessage { role: "user".into(), content: text }])?
+        template.encode(&tokenizer, &[ChatMessage::new("user", text)], &[])?
     } else if args.no_bos {
         tokenizer.encode_without_bos(&text, args.special)?
     } else {

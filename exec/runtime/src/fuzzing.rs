@@ -130,11 +130,11 @@ pub fn chat_template(input: &[u8]) {
     let Ok(template) = ChatTemplate::new(&metadata, tokenizer) else { return };
     let mut messages = Vec::new();
     while let (Some(role), Some(content)) = (parts.next(), parts.next()) {
-        messages.push(ChatMessage { role, content });
+        messages.push(ChatMessage::new(role, content));
     }
-    if let Ok(ids) = template.encode(tokenizer, &messages) {
+    if let Ok(ids) = template.encode(tokenizer, &messages, &[]) {
         assert!(ids.iter().all(|&id| id <= 258));
-        assert_eq!(template.encode(tokenizer, &messages).ok(), Some(ids));
+        assert_eq!(template.encode(tokenizer, &messages, &[]).ok(), Some(ids));
     }
 }
 

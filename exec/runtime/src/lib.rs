@@ -41,7 +41,7 @@ pub mod weights;
 pub use backend::Backend;
 pub use backend_factory::{BackendError, BackendFactory, BackendOptions, UploadProgressReporter};
 pub use cache::KvCacheOptions;
-pub use chat::{ChatMessage, ChatTemplate};
+pub use chat::{ChatMessage, ChatTemplate, JsonValue};
 pub use cost::CriticalPathCost;
 pub use cpu::{Cpu, CpuBackend};
 pub use engine::Engine;

@@ -115,11 +115,10 @@ fn every_published_chat_template_loads() {
         count += 1;
         let mut metadata = Metadata::default();
         metadata.insert("tokenizer.chat_template".into(), Value::Str(fs::read_to_string(&path).unwrap()));
-        let message = |role: &str, content: &str| ChatMessage { role: role.into(), content: content.into() };
-        let messages =
-            [message("user", "Hello"), message("assistant", "Hi!"), message("user", "How are you?")];
+        let messages = [("user", "Hello"), ("assistant", "Hi!"), ("user", "How are you?")]
+            .map(|(role, text)| ChatMessage::new(role, text));
         let rendered = ChatTemplate::new(&metadata, &tokenizer)
-            .and_then(|template| template.encode(&tokenizer, &messages));
+            .and_then(|template| template.encode(&tokenizer, &messages, &[]));
         let name = path.file_name().unwrap().to_str().unwrap();
         let unusable = UNUSABLE_TEMPLATES.iter().find(|(template, _)| *template == name);
         let error = rendered.err().map(|error| error.to_string()).unwrap_or_default();
