@@ -11,6 +11,7 @@ use hearth_ring::probe::{self, ProbeOptions};
 use hearth_ring::{LocalModel, OnVerificationProgress, Verification};
 use hearth_runtime::profile::{ProfileOptions, profile};
 use hearth_runtime::weights::digest_cache::DigestCache;
+use hearth_schema::hub_model::HubModelName;
 use hearth_schema::plan::WeightDigests;
 use hearth_schema::scenario::DeviceEntry;
 use hearth_workflow::{Error, LoadedScenario, ReferenceResolver, check_model_exists};
@@ -19,6 +20,7 @@ use indicatif::ProgressBar;
 use crate::cli::{DeviceArgs, GpuWeightFormat, PlanningArgs};
 use crate::diagnostics::Failure;
 use crate::gpu;
+use crate::hub;
 use crate::output::escape_line;
 use crate::progress;
 
@@ -55,6 +57,10 @@ impl ReferenceResolver for LocalMachineResolver {
             spinner.set_message(format!("{}: {what}", escape_line(&entry.name)));
         })
         .map_err(Error::failed)
+    }
+
+    fn hub_model(&self, name: &HubModelName) -> Result<PathBuf, Error> {
+        hub::locate_for_document(name)
     }
 
     fn model(&self, path: &Path) -> Result<ModelProfile, Error> {

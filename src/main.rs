@@ -7,6 +7,7 @@ mod commands;
 mod diagnostics;
 mod emulation;
 mod gpu;
+mod hub;
 mod interruption;
 mod logging;
 mod machine;

@@ -41,11 +41,11 @@ impl Default for Patience {
             connect: Duration::from_secs(15),
             response: Duration::from_secs(30),
             no_data: Duration::from_secs(30),
-            listing: Duration::from_secs(60),
+            listing: Duration::from_mins(1),
             attempts: 5,
             first_pause: Duration::from_secs(1),
-            max_pause: Duration::from_secs(60),
-            other_process: Duration::from_secs(600),
+            max_pause: Duration::from_mins(1),
+            other_process: Duration::from_mins(10),
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Requests to the hub: redirects, the token, and what a status code means.
 //!
-//! Redirects are followed here and not by the HTTP client. So the token is sent to the hub only, a redirect never leaves
-//! HTTPS, and the number of redirects is limited.
+//! Redirects are followed here and not by the HTTP client. So the token is sent to the hub only, a redirect never
+//! leaves HTTPS, and the number of redirects is limited.
 
+use std::fmt::Write;
 use std::time::Duration;
 
 use ureq::http::header::{AUTHORIZATION, LOCATION, RANGE, RETRY_AFTER};
@@ -72,7 +73,7 @@ impl Origin {
                 if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
                     url.push(char::from(byte));
                 } else {
-                    url.push_str(&format!("%{byte:02X}"));
+                    let _ = write!(url, "%{byte:02X}");
                 }
             }
         }
@@ -211,8 +212,8 @@ impl HttpClient {
                 } else {
                     (
                         "the hub refuses access: the repository does not exist, or is private or gated",
-                        "check the name; for a private or gated model, accept its terms on its web page, and set `HF_TOKEN` \
-                         to a token of your account",
+                        "check the name; for a private or gated model, accept its terms on its web page, and set \
+                         `HF_TOKEN` to a token of your account",
                     )
                 };
                 RequestError::Permanent(

@@ -11,7 +11,8 @@ use serde::Deserialize;
 use crate::http::{HttpClient, RequestError};
 use crate::{HubError, Variant};
 
-/// Maximum size of the list, in bytes. source: assumed; 300 bytes a file, and the largest repositories have 10,000 files
+/// Maximum size of the list, in bytes. source: assumed; 300 bytes a file, and large repositories have 10,000
+/// files
 const MAX_LISTING_BYTES: u64 = 16 << 20;
 /// Maximum length of a path in a repository, in bytes. source: assumed, a quarter of Linux's limit for a path
 const MAX_PATH_LEN: usize = 1024;
@@ -89,7 +90,8 @@ impl Listing {
         }
         let is_model = |file: &FileInfo| !Variant::find_all([file.rfilename.as_str()]).is_empty();
         let models = info.siblings.into_iter().filter(is_model);
-        let files: Vec<RemoteFile> = models.map(checked_file).collect::<Result<_, _>>()?;
+        let files: Vec<RemoteFile> =
+            models.filter_map(|file| checked_file(file).transpose()).collect::<Result<_, _>>()?;
         let variants = Variant::find_all(files.iter().map(|file| file.path.as_str()));
         Ok(Listing { repository: repository.clone(), commit: info.sha, files, variants })
     }
@@ -105,7 +107,9 @@ impl Listing {
     }
 }
 
-fn checked_file(file: FileInfo) -> Result<RemoteFile, HubError> {
+/// Checks the name, size and digest of a file. Returns `None` for a file without a digest, which cannot be verified: a
+/// small file in the Git repository itself.
+fn checked_file(file: FileInfo) -> Result<Option<RemoteFile>, HubError> {
     let FileInfo { rfilename: path, size, lfs } = file;
     let wrong =
         |what: &str| HubError::failed(format!("the file `{}` of the repository {what}", shortened(&path)));
@@ -113,7 +117,8 @@ fn checked_file(file: FileInfo) -> Result<RemoteFile, HubError> {
         return Err(wrong("has a name that is not safe to use"));
     }
     let Some(lfs) = lfs else {
-        return Err(wrong("has no SHA-256 digest on the hub, so that it cannot be verified"));
+        tracing::warn!("{path} is left out, because the hub has no SHA-256 digest of it");
+        return Ok(None);
     };
     if !is_hex(&lfs.sha256, 64) {
         return Err(wrong("has an invalid SHA-256 digest"));
@@ -121,7 +126,7 @@ fn checked_file(file: FileInfo) -> Result<RemoteFile, HubError> {
     if size.is_some_and(|size| size != lfs.size) {
         return Err(wrong("has two different sizes"));
     }
-    Ok(RemoteFile { path, bytes: lfs.size, sha256: lfs.sha256 })
+    Ok(Some(RemoteFile { path, bytes: lfs.size, sha256: lfs.sha256 }))
 }
 
 /// Returns whether a path in a repository is a relative path of normal names, and can be printed on one line.
@@ -160,7 +165,8 @@ mod tests {
         let mut file =
             json!({ "rfilename": path, "size": 5, "lfs": { "sha256": "0a".repeat(32), "size": 5 } });
         change(&mut file);
-        json!({ "sha": "c".repeat(40), "siblings": [{ "rfilename": "../README.md" }, file], "private": false }).to_string()
+        let siblings = json!([{ "rfilename": "../README.md" }, file]);
+        json!({ "sha": "c".repeat(40), "siblings": siblings, "private": false }).to_string()
     }
 
     #[test]
@@ -168,6 +174,8 @@ mod tests {
         let listing = parse(&with_file("sub/m-Q8_0.gguf", |_| ())).expect("valid");
         let file = RemoteFile { path: "sub/m-Q8_0.gguf".into(), bytes: 5, sha256: "0a".repeat(32) };
         assert_eq!((listing.files, listing.commit), (vec![file], "c".repeat(40)));
+        let unverifiable = parse(&with_file("m.gguf", |file| file["lfs"] = json!(null))).expect("valid");
+        assert_eq!((unverifiable.files, unverifiable.variants), (vec![], vec![]));
     }
 
     #[test]
@@ -188,8 +196,7 @@ mod tests {
             assert!(error.to_string().contains("not safe"), "{error}");
             assert!(!error.to_string().contains(char::is_control), "{error:?}");
         }
-        let wrong: [(&str, fn(&mut serde_json::Value)); 6] = [
-            ("no SHA-256", |file| file["lfs"] = json!(null)),
+        let wrong: [(&str, fn(&mut serde_json::Value)); 5] = [
             ("invalid SHA-256", |file| file["lfs"]["sha256"] = json!("../../../x")),
             ("two different sizes", |file| file["size"] = json!(6)),
             ("no list of files", |file| file["lfs"]["size"] = json!(-1)),
@@ -222,7 +229,8 @@ mod tests {
         #[test]
         fn safe_paths_stay_in_their_folder(path in "[./a\\\\]{0,9}|\\PC{0,9}|.{0,9}") {
             if is_safe_path(&path) {
-                prop_assert!(Path::new(&path).components().all(|part| matches!(part, Component::Normal(_))), "{}", path);
+                let is_name = |part| matches!(part, Component::Normal(_));
+                prop_assert!(Path::new(&path).components().all(is_name), "{}", path);
             }
         }
     }

@@ -1,8 +1,8 @@
 //! The models among the files of a repository, named by their quantisation.
 //!
 //! A repository usually has one model in several quantisations. The quantisation is the last part of the file name that
-//! looks like one: `Qwen3-8B-Q4_K_M.gguf`, `llama-2-7b.Q5_K_S.gguf`, `UD-Q4_K_XL/DeepSeek-UD-Q4_K_XL-00001-of-00008.gguf`.
-//! The files of a split model are one model. Vision projectors (`mmproj`) and importance matrices are no models.
+//! looks like one: `Q4_K_M` in `Qwen3-8B-Q4_K_M.gguf`, `Q5_K_S` in `llama-2-7b.Q5_K_S.gguf`. The files of a split model
+//! (`-00001-of-00008.gguf`) are one model. Vision projectors (`mmproj`) and importance matrices are no models.
 
 use std::collections::BTreeMap;
 
@@ -282,10 +282,13 @@ mod tests {
         assert_eq!(select(&[], None).expect_err("none").kind(), HubErrorKind::Invalid);
     }
 
+    /// Names of models, some of them split.
+    const NAME_PATTERN: &str = "[a-c]{1,2}[-.](UD-)?I?Q[2-8](_[KS0M]){0,2}(-0000[1-3]-of-0000[1-3])?\\.gguf";
+
     proptest! {
         #[test]
         fn every_complete_model_is_selected_by_its_paths(
-            names in prop::collection::btree_set("[a-c]{1,2}[-.](UD-)?I?Q[2-8](_[KS0M]){0,2}(-0000[1-3]-of-0000[1-3])?\\.gguf", 1..8),
+            names in prop::collection::btree_set(NAME_PATTERN, 1..8),
         ) {
             let variants = Variant::find_all(names.iter().map(String::as_str));
             let listed: usize = variants.iter().map(|one| one.paths.len()).sum();
@@ -301,7 +304,10 @@ mod tests {
         }
 
         #[test]
-        fn any_names_are_grouped_without_a_panic(names in prop::collection::vec("\\PC{0,20}(\\.gguf)?", 0..5), selector in "\\PC{0,9}") {
+        fn any_names_are_grouped_without_a_panic(
+            names in prop::collection::vec("\\PC{0,20}(\\.gguf)?", 0..5),
+            selector in "\\PC{0,9}",
+        ) {
             let variants = Variant::find_all(names.iter().map(String::as_str));
             let _ = select(&variants, Some(&selector)).is_ok();
             for name in &names {
