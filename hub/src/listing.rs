@@ -161,6 +161,9 @@ mod tests {
         Listing::parse(&repository, text.as_bytes())
     }
 
+    /// A change to a file of a list.
+    type Change = fn(&mut serde_json::Value);
+
     fn with_file(path: &str, change: impl FnOnce(&mut serde_json::Value)) -> String {
         let mut file =
             json!({ "rfilename": path, "size": 5, "lfs": { "sha256": "0a".repeat(32), "size": 5 } });
@@ -196,7 +199,7 @@ mod tests {
             assert!(error.to_string().contains("not safe"), "{error}");
             assert!(!error.to_string().contains(char::is_control), "{error:?}");
         }
-        let wrong: [(&str, fn(&mut serde_json::Value)); 5] = [
+        let wrong: [(&str, Change); 5] = [
             ("invalid SHA-256", |file| file["lfs"]["sha256"] = json!("../../../x")),
             ("two different sizes", |file| file["size"] = json!(6)),
             ("no list of files", |file| file["lfs"]["size"] = json!(-1)),

@@ -172,7 +172,7 @@ fn cancelled_download_keeps_what_was_received() {
         let stall_after = (request.is_for_a_file() && files == 0).then_some(120_000);
         Response { stall_after, ..repo.answer(request) }
     });
-    let fixture = Fixture::with(&server, &[], Patience { no_data: Duration::from_secs(600), ..PATIENCE });
+    let fixture = Fixture::with(&server, &[], Patience { no_data: Duration::from_mins(10), ..PATIENCE });
     let is_cancelled = AtomicBool::new(false);
     let monitor = Monitor {
         on_progress: &|progress| {

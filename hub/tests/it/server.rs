@@ -65,14 +65,15 @@ impl Response {
     }
 
     fn send(&self, stream: &mut TcpStream) -> std::io::Result<()> {
-        let mut head = format!("HTTP/1.1 {} Status\r\nConnection: close\r\n", self.status);
+        let mut head = format!("HTTP/1.1 {} Status\r\nConnection: close\r\n", self.status).into_bytes();
         if self.has_length {
-            head += &format!("Content-Length: {}\r\n", self.body.len());
+            write!(head, "Content-Length: {}\r\n", self.body.len())?;
         }
         for (name, value) in &self.headers {
-            head += &format!("{name}: {value}\r\n");
+            write!(head, "{name}: {value}\r\n")?;
         }
-        stream.write_all((head + "\r\n").as_bytes())?;
+        head.extend(b"\r\n");
+        stream.write_all(&head)?;
         std::thread::sleep(self.delay);
         let end = self.cut_after.or(self.stall_after).unwrap_or(self.body.len()).min(self.body.len());
         stream.write_all(&self.body[..end])?;
