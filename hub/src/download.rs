@@ -112,11 +112,10 @@ impl Download<'_> {
                 (failures, most_bytes) = (0, partial.bytes);
             }
             failures += 1;
-            tracing::debug!("attempt {failures}: {error}");
-            let pause = self
-                .patience
-                .pause(failures, retry_after)
-                .ok_or_else(|| self.unfinished(error, partial.bytes))?;
+            let Some(pause) = self.patience.pause(failures, retry_after) else {
+                return Err(self.unfinished(error, partial.bytes));
+            };
+            tracing::info!("{error}; trying again");
             sleep(pause, self.monitor)?;
         }
         Ok(())

@@ -206,8 +206,8 @@ impl HttpClient {
             401 | 403 if is_hub => {
                 let (what, hint) = if self.token.is_some() {
                     (
-                        "the hub refuses access: the repository does not exist, or the token may not read it",
-                        "check the name; for a gated model, accept its terms on its web page",
+                        "the hub refuses access: the repository does not exist, or the token is wrong or may not read it",
+                        "check the name and the token; for a gated model, accept its terms on its web page",
                     )
                 } else {
                     (

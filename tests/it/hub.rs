@@ -14,8 +14,8 @@ use std::time::Duration;
 use self::server::{Repo, Response, Server, sha256};
 use crate::folder::{Folder, scenario_yaml};
 use crate::processes::{
-    hearth_command, model_path, output_texts, parse_json, run_command, run_successfully, send_signal,
-    wait_until,
+    Process, hearth_command, model_path, output_texts, parse_json, run_command, run_successfully,
+    send_signal, wait_until,
 };
 
 const TEXT: &str = "And the LORD said unto them";
@@ -101,6 +101,17 @@ fn hub_model_can_be_used_like_a_file() {
     let malformed = folder.write("bad.yaml", folder.read("s.yaml").replace("owner/repo:Q4_K", "owner//repo"));
     let (_, stderr) = run_command(&mut command(&folder, &server, &["lint", &malformed]), 2);
     assert!(stderr.contains("model.file") && stderr.contains("bad.yaml"), "{stderr}");
+}
+
+#[test]
+fn worker_with_a_downloaded_model_ends_cleanly() {
+    let (folder, server) = (Folder::new(), Server::serving(repo()));
+    let arguments = ["worker", "--listen", "127.0.0.1:0", "--model", "hf:owner/repo:Q4_K"];
+    let (mut worker, _) = Process::spawn_until_ready(&mut command(&folder, &server, &arguments));
+    std::thread::sleep(Duration::from_millis(200));
+    send_signal(worker.0.id(), "INT");
+    // The handler of the download would exit with code 130.
+    assert_eq!(worker.0.wait().expect("it ends").code(), Some(0));
 }
 
 #[test]

@@ -85,7 +85,7 @@ fn silent_server_ends_after_a_few_attempts() {
         stall_after: Some(0),
         ..Response::new(200, bytes(1000, 5))
     });
-    let patience = Patience { no_data: Duration::from_millis(200), ..PATIENCE };
+    let patience = Patience { no_data: Duration::from_millis(500), ..PATIENCE };
     let error = assert_refused(
         &Fixture::with(&server, &[], patience),
         HubErrorKind::Unreachable,

@@ -1,12 +1,13 @@
 //! Downloads that succeed: the cache, continued files, repeated requests and concurrent processes.
 
-use std::fs;
+use std::fs::{self, File};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use hearth_hub::{HubErrorKind, Monitor, Patience, Pull};
 
-use crate::server::{COMMIT, Repo, Response, Server, sha256};
+use crate::server::{COMMIT, LIST_PATH, Repo, Request, Response, Server, sha256};
 use crate::{Fixture, PATIENCE, bytes, hub_at, name};
 
 const FILE: &str = "m-Q4_K_M.gguf";
@@ -83,7 +84,7 @@ fn stalled_connection_is_replaced() {
         let stall_after = (request.is_for_a_file() && files == 0).then_some(40_000);
         Response { stall_after, ..repo.answer(request) }
     });
-    let fixture = Fixture::with(&server, &[], Patience { no_data: Duration::from_millis(300), ..PATIENCE });
+    let fixture = Fixture::with(&server, &[], Patience { no_data: Duration::from_millis(1500), ..PATIENCE });
     let path = fixture.pull("").expect("a download");
     assert!(fs::read(path).expect("a file") == content);
     assert_eq!(server.starts(), [0, 40_000]);
@@ -113,7 +114,7 @@ fn server_without_ranges_sends_the_file_again() {
     let content = bytes(200_000, 7);
     let repo = Repo::new(&[(FILE, &content)]);
     let server = Server::start(move |request, files| {
-        let whole = repo.answer(&crate::server::Request { start: None, ..request.clone() });
+        let whole = repo.answer(&Request { start: None, ..request.clone() });
         let cut_after = (request.is_for_a_file() && files == 0).then_some(150_000);
         Response { cut_after, ..whole }
     });
@@ -162,6 +163,51 @@ fn two_pulls_at_once_download_once() {
     assert!(fs::read(&paths[0]).expect("a file") == content);
     assert_eq!(server.starts(), [0]);
     assert_eq!(fixture.blobs(), [sha256(&content)]);
+}
+
+#[test]
+fn other_process_without_progress_is_not_waited_for() {
+    let content = bytes(1000, 14);
+    let server = Server::serving(Repo::new(&[(FILE, &content)]));
+    let fixture =
+        Fixture::with(&server, &[], Patience { other_process: Duration::from_millis(200), ..PATIENCE });
+    let folder = fixture.home.path().join("hub/.locks/models--owner--repo");
+    fs::create_dir_all(&folder).expect("it is ours");
+    let lock = File::create(folder.join(format!("{}.lock", sha256(&content)))).expect("it is ours");
+    lock.lock().expect("nobody else has it");
+    let error = fixture.pull("").expect_err("the other process hangs");
+    assert!(error.to_string().contains("no progress"), "{error}");
+    assert!(server.starts().is_empty(), "nothing was requested");
+    drop(lock);
+    fixture.pull("").expect("a download");
+}
+
+#[test]
+fn pull_gets_the_latest_version() {
+    let (old, new) = (bytes(1000, 15), bytes(900, 16));
+    let (old_repo, new_repo) = (Repo::new(&[(FILE, &old)]), Repo::new(&[(FILE, &new)]));
+    let (new_commit, is_new) = ("f".repeat(40), Arc::new(AtomicBool::new(false)));
+    let (commit, flag) = (new_commit.clone(), is_new.clone());
+    let server = Server::start(move |request, _| {
+        if !flag.load(Ordering::SeqCst) {
+            return old_repo.answer(request);
+        }
+        if request.path == LIST_PATH {
+            let mut list = new_repo.listing();
+            list["sha"] = commit.clone().into();
+            return Response::new(200, list.to_string());
+        }
+        new_repo.answer(&Request { path: request.path.replace(&commit, COMMIT), ..request.clone() })
+    });
+    let fixture = Fixture::new(&server);
+    let old_path = fixture.pull("").expect("a download");
+    is_new.store(true, Ordering::SeqCst);
+    let locate = || fixture.hub.locate(&name("Q4_K_M"), &Monitor::NONE).expect("in the cache");
+    assert_eq!(locate(), old_path, "a command does not change the model");
+    let new_path = fixture.pull("").expect("a download");
+    assert!(fs::read(&new_path).expect("a file") == new && fs::read(&old_path).expect("it is kept") == old);
+    assert!(new_path.to_str().is_some_and(|path| path.contains(&new_commit)), "{}", new_path.display());
+    assert_eq!(locate(), new_path);
 }
 
 #[test]
