@@ -8,6 +8,7 @@ mod planning;
 mod pull;
 mod report;
 mod ring;
+mod run;
 mod shell;
 mod sweep;
 mod synth;
@@ -26,7 +27,8 @@ use self::planning::PLANNING_FLAGS;
 pub use self::planning::{LintArgs, PlanArgs, PlanSource, PlanningArgs, SimulateArgs, WhatifArgs};
 pub use self::pull::PullArgs;
 pub use self::report::{ReportArgs, ReproduceArgs};
-pub use self::ring::{AnnouncePolicy, DeviceArgs, ExecuteArgs, RingArgs, ServeArgs, WorkerArgs};
+pub use self::ring::{AnnouncePolicy, DeviceArgs, ExecuteArgs, PlanOrModel, RingArgs, ServeArgs, WorkerArgs};
+pub use self::run::{RunArgs, SingleDeviceArgs};
 pub use self::shell::{CompletionsArgs, ManArgs, SchemaArgs};
 pub use self::sweep::{MergeArgs, SweepArgs, SweepCommand};
 pub use self::synth::SynthArgs;
@@ -35,7 +37,7 @@ use crate::logging::LogFormat;
 
 /// Plan, simulate and run language models across the devices people already own.
 ///
-/// A scenario names devices, network links and a model. `plan` assigns the layers of the model to the devices,
+/// `run` answers texts with a model on this machine. For more devices, a scenario names devices, network links and a model. `plan` assigns the layers of the model to the devices,
 /// `simulate` predicts how fast the plan is and why, `execute` runs the plan on real devices, and `report` compares
 /// prediction and measurement. `lab` does all of this on one machine.
 ///
@@ -50,7 +52,8 @@ use crate::logging::LogFormat;
 #[command(
     version,
     arg_required_else_help = true,
-    after_help = "Example: hearth init home.yaml --device desktop=d3 --device laptop=d2\n\
+    after_help = "Example: hearth run model.gguf 'The capital of France is'\n\
+                  Example: hearth init home.yaml --device desktop=d3 --device laptop=d2\n\
                   Example: hearth simulate scenarios/home/llama-70b-on-four.yaml"
 )]
 pub struct Cli {
@@ -70,6 +73,13 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
+    /// Run a model on this machine: answer a text, or chat.
+    ///
+    /// In a chat, Ctrl-C stops the answer, `/help` lists the commands, and Ctrl-D ends the chat. Text that begins with
+    /// """ may have several lines and ends with """.
+    #[command(after_help = "Example: hearth run model.gguf 'The capital of France is'\n\
+                      Example: hearth run model.gguf --system 'Answer in one sentence.'")]
+    Run(RunArgs),
     /// Assign the layers of a model to devices.
     #[command(
         after_help = "Example: hearth plan scenarios/home/llama-70b-on-four.yaml --strategy exact -o plan.yaml\n\
@@ -94,11 +104,13 @@ pub enum Verb {
         after_help = "Example: hearth execute plan.yaml --model model.gguf --prompt 'Once upon' --tokens 32\n\
                       Example: hearth execute plan.yaml --model model.gguf --prompt 'Once upon' --key ring.key --discover\n\
                       Example: hearth execute plan.yaml --model model.gguf --prompt 'Once \
-                      upon' --prompt 'In the end' --draft-model small.gguf --draft-tokens 4"
+                      upon' --prompt 'In the end' --draft-model small.gguf --draft-tokens 4\n\
+                      Example: hearth execute model.gguf --prompt 'Once upon' --trace run.trace"
     )]
     Execute(ExecuteArgs),
     /// Serve a model over HTTP: an OpenAI-compatible API, metrics and a chat page.
-    #[command(after_help = "Example: hearth serve plan.yaml --model model.gguf --sequences 4\n\
+    #[command(after_help = "Example: hearth serve model.gguf\n\
+                      Example: hearth serve plan.yaml --model model.gguf --sequences 4\n\
                       Then: curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\": \
                       \"Once upon\", \"max_tokens\": 20}'")]
     Serve(ServeArgs),
@@ -114,7 +126,7 @@ pub enum Verb {
     /// forbids downloads. Where a command expects a GGUF file, `hf:OWNER/REPO:QUANT` downloads it, too.
     #[command(after_help = "Example: hearth pull Qwen/Qwen3-8B-GGUF\n\
                       Example: hearth pull Qwen/Qwen3-8B-GGUF:Q4_K_M\n\
-                      Then: hearth tokenize hf:Qwen/Qwen3-8B-GGUF:Q4_K_M 'Once upon a time'")]
+                      Then: hearth run hf:Qwen/Qwen3-8B-GGUF:Q4_K_M 'Why is the sky blue?'")]
     Pull(PullArgs),
     /// Measure the speed of this machine, or correct its profile with the trace of a run.
     #[command(after_help = "Example: hearth profile --model model.gguf -o this.yaml\n\

@@ -11,6 +11,7 @@ use hearth_ring::probe::{self, ProbeOptions};
 use hearth_ring::{LocalModel, OnVerificationProgress, Verification};
 use hearth_runtime::profile::{ProfileOptions, profile};
 use hearth_runtime::weights::digest_cache::DigestCache;
+use hearth_runtime::{ChatTemplate, Tokenizer, Weights};
 use hearth_schema::hub_model::HubModelName;
 use hearth_schema::plan::WeightDigests;
 use hearth_schema::scenario::DeviceEntry;
@@ -22,6 +23,7 @@ use crate::diagnostics::Failure;
 use crate::gpu;
 use crate::hub;
 use crate::output::escape_line;
+use crate::profile_cache::ProfileCache;
 use crate::progress;
 
 /// Environment variable that makes measurements of a device as short as possible, for tests that need no correct
@@ -46,17 +48,25 @@ pub struct LocalMachineResolver;
 
 impl ReferenceResolver for LocalMachineResolver {
     fn measure(&self, entry: &DeviceEntry) -> Result<DeviceProfile, Error> {
-        tracing::info!("measuring this machine as `{}` (about ten seconds)", entry.name);
-        let spinner = progress::spinner();
         let threads = entry.limits.as_ref().and_then(|limits| limits.threads).unwrap_or(0) as usize;
         let measurement = measurement_options(true);
         let options =
             ProfileOptions { name: entry.name.clone(), measurement, threads, ..ProfileOptions::default() };
+        let cache = ProfileCache::new(&options);
+        if let Some(device) = cache.as_ref().and_then(ProfileCache::read) {
+            return Ok(device);
+        }
+        tracing::info!("measuring this machine as `{}` (about ten seconds)", entry.name);
+        let spinner = progress::spinner();
         let links = || Ok(probe::measure_links(&[], None, ProbeOptions::quick())?);
-        profile(&options, links, &mut |what| {
+        let device = profile(&options, links, &mut |what| {
             spinner.set_message(format!("{}: {what}", escape_line(&entry.name)));
-        })
-        .map_err(Error::failed)
+        });
+        let device = device.map_err(Error::failed)?;
+        if let Some(cache) = cache {
+            cache.write(&device);
+        }
+        Ok(device)
     }
 
     fn hub_model(&self, name: &HubModelName) -> Result<PathBuf, Error> {
@@ -64,7 +74,11 @@ impl ReferenceResolver for LocalMachineResolver {
     }
 
     fn model(&self, path: &Path) -> Result<ModelProfile, Error> {
-        open_model(path, GpuWeightFormat::AsStored).map(|model| model.profile).map_err(Failure::into_error)
+        let model = open_model(path, GpuWeightFormat::AsStored).and_then(|model| {
+            check_text_support(&model.weights, path)?;
+            Ok(model)
+        });
+        model.map(|model| model.profile).map_err(Failure::into_error)
     }
 }
 
@@ -145,4 +159,28 @@ pub fn open_model(path: &Path, gpu_weights: GpuWeightFormat) -> Result<LocalMode
     check_model_exists(path)?;
     let model = LocalModel::open(path).map_err(|error| Failure::from(error).with_location(path.display()))?;
     Ok(model.with_backend_factory(gpu::backend_factory(gpu_weights)))
+}
+
+/// Checks that this program can tokenize text for a model, and warns if it cannot use the model's chat template. So
+/// a model that is planned for or served to a ring does not fail when the first text arrives.
+pub fn check_text_support(weights: &Weights, path: &Path) -> Result<(), Failure> {
+    let metadata = &weights.model().metadata;
+    let tokenizer =
+        Tokenizer::new(metadata).map_err(|error| Failure::from(error).with_location(path.display()))?;
+    if let Err(error) = ChatTemplate::find(metadata, &tokenizer) {
+        tracing::warn!("{}: no chat with this model: {error}", path.display());
+    }
+    drop(tokenizer);
+    return_freed_memory();
+    Ok(())
+}
+
+/// Returns freed memory to the operating system. A worker keeps running without a tokenizer, and its memory is better
+/// used for weights.
+fn return_freed_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: the function only releases memory that the allocator does not use.
+    unsafe {
+        libc::malloc_trim(0);
+    }
 }

@@ -4,6 +4,7 @@
 
 mod cli;
 mod commands;
+mod conversation;
 mod diagnostics;
 mod emulation;
 mod gpu;
@@ -12,8 +13,10 @@ mod interruption;
 mod logging;
 mod machine;
 mod output;
+mod profile_cache;
 mod progress;
 mod prompts;
+mod repl;
 mod ring;
 
 use std::io::{self, Write};

@@ -1,11 +1,14 @@
 //! Builds a ring from the flags of the head device: key, emulated links, draft model, recovery and discovery.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hearth_profiles::Bytes;
+use hearth_profiles::measure::memory;
 use hearth_ring::{
     DelayedTransport, EmulatedTransport, EncryptedTransport, Key, LocalModel, MdnsScope, OnFetchProgress,
     RecoveryPolicy, Ring, RingError, RingOptions, TcpTransport, Transport, discovery, plan_for_sequences,
@@ -14,9 +17,11 @@ use hearth_ring::{
 use hearth_schema::Plan;
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::scenario::Workload;
+use hearth_workflow::documents::read_plan;
+use hearth_workflow::planning::{SingleDeviceOptions, single_device_plan};
 use hearth_workflow::{LoadedScenario, ScenarioReplanner};
 
-use crate::cli::{DeviceArgs, GpuWeightFormat, RingArgs};
+use crate::cli::{DeviceArgs, GpuWeightFormat, PlanOrModel, RingArgs, SingleDeviceArgs};
 use crate::diagnostics::{ExitCode, Failure};
 use crate::emulation;
 use crate::machine::{open_model, read_scenario};
@@ -74,6 +79,13 @@ impl RingBuilder {
         Ok(Self { plan, model, options, micro_batch, draft_tokens, discovery_timeout })
     }
 
+    /// Creates a builder for a plan of this device alone, which computes with `threads` CPU threads (0 means one for
+    /// each core).
+    pub fn single_device(plan: Plan, model: Arc<LocalModel>, threads: usize) -> Self {
+        let options = RingOptions { threads, ..RingOptions::default() };
+        Self { plan, model, options, micro_batch: MAX_PASS_TOKENS, draft_tokens: 0, discovery_timeout: None }
+    }
+
     /// Finds the workers that have no address in the plan, if discovery is enabled, and connects the ring.
     pub async fn connect<T: Transport>(&self, transport: &T) -> Result<Ring<T>, RingError> {
         let mut plan = self.plan.clone();
@@ -92,6 +104,61 @@ impl RingBuilder {
         }
         Ring::connect(transport, plan, self.model.clone(), self.options.clone()).await
     }
+}
+
+/// Reads a plan and opens its model, or opens a model that this device runs alone and plans it. Returns the plan, the
+/// model and the path of the model file. `sequences` is the number of concurrent sequences of a plan that is made here.
+pub fn open_plan_and_model(
+    source: &PlanOrModel,
+    sequences: u32,
+    gpu_weights: GpuWeightFormat,
+) -> Result<(Plan, LocalModel, PathBuf), Failure> {
+    let PlanOrModel { plan, model, single_device } = source;
+    if is_model_file(plan) {
+        if let Some(second) = model {
+            let what =
+                format!("`{}` is a model, so `--model {}` is a second one", plan.display(), second.display());
+            return Err(Failure::invalid(what).with_hint("give a plan and its model, or a model alone"));
+        }
+        let model = open_model(plan, gpu_weights)?;
+        let made = plan_for_this_device(&model, single_device, sequences)?;
+        return Ok((made, model, plan.clone()));
+    }
+    let read = read_plan(plan)?;
+    let flags = [("--context", single_device.context), ("--gpu-layers", single_device.gpu_layers)];
+    if let Some((flag, _)) = flags.into_iter().find(|(_, value)| value.is_some()) {
+        let what = format!("`{flag}` is for a model without a plan, but `{}` is a plan", plan.display());
+        return Err(
+            Failure::invalid(what).with_hint("make a new plan for a different context or other GPU layers")
+        );
+    }
+    let Some(path) = model else {
+        let what = "the plan needs a model file";
+        return Err(Failure::invalid(what).with_hint("name the model file with `--model GGUF`"));
+    };
+    Ok((read, open_model(path, gpu_weights)?, path.clone()))
+}
+
+/// Returns whether a file begins like a GGUF file.
+fn is_model_file(path: &Path) -> bool {
+    let mut start = [0; 4];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut start));
+    read.is_ok() && start == *b"GGUF"
+}
+
+/// Returns the plan of a model that this device runs alone.
+pub fn plan_for_this_device(
+    model: &LocalModel,
+    args: &SingleDeviceArgs,
+    sequences: u32,
+) -> Result<Plan, Failure> {
+    let options = SingleDeviceOptions {
+        context_length: args.context,
+        sequences,
+        gpu_layers: args.gpu_layers.unwrap_or(0),
+        available_memory: memory::available_memory(),
+    };
+    Ok(single_device_plan(&model.profile, &options)?)
 }
 
 /// A task that communicates over the transport that the flags select.
@@ -114,6 +181,15 @@ pub fn run_over_transport<K: TransportTask>(
             None => run_emulated(TcpTransport, args, task).await,
         }
     });
+    // A thread may still be executing a step; the process does not wait for it.
+    runtime.shutdown_background();
+    Ok(output)
+}
+
+/// Runs a task whose ring has no other device.
+pub fn run_on_this_device<K: TransportTask>(task: K) -> Result<K::Output, Failure> {
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
+    let output = runtime.block_on(task.run(TcpTransport));
     // A thread may still be executing a step; the process does not wait for it.
     runtime.shutdown_background();
     Ok(output)

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use hearth_profiles::device::{MAX_MEMORY_BYTES, Quota, SocOptions};
 use hearth_profiles::document::{Document, DocumentError, RenamedKey};
 use hearth_profiles::link::wifi::Wifi;
-use hearth_profiles::{Bytes, BytesPerSecond, Format, Fraction, Link, Seconds};
+use hearth_profiles::{Bytes, BytesPerSecond, Format, Fraction, Link, Seconds, Sourced};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -42,6 +42,8 @@ pub struct Scenario {
     pub workload: Workload,
     /// The devices. The first device is the head unless another device has `head: true`.
     pub devices: Vec<DeviceEntry>,
+    /// The links between the devices; required if there are several devices.
+    #[serde(default = "Links::unused", skip_serializing_if = "Links::is_unused")]
     pub links: Links,
     /// Planner options. Command-line flags override them.
     #[serde(default)]
@@ -194,7 +196,25 @@ impl Links {
         Self { default_link: default, pair_links: Vec::new(), wifi: None, is_emulated: false }
     }
 
+    /// Returns the links of a scenario that has none, because it has a single device.
+    fn unused() -> Self {
+        let source = "assumed: a single device needs no link";
+        Self::uniform(Link {
+            latency: Sourced::new(Seconds(0.0), source),
+            bandwidth: Sourced::new(BytesPerSecond(1e9), source),
+        })
+    }
+
+    fn is_unused(&self) -> bool {
+        *self == Self::unused()
+    }
+
     fn validate(&self, devices: &BTreeSet<&str>) -> Result<(), DocumentError> {
+        if devices.len() > 1 && self.is_unused() {
+            let example = "links: {default: {latency: {value: 5 ms, source: assumed}, bandwidth: {value: 400 Mbit/s, source: assumed}}}";
+            let what = format!("several devices need the key `links`, such as `{example}`");
+            return Err(DocumentError::invalid_document(what));
+        }
         validate_link("links.default", &self.default_link)?;
         for named in &self.pair_links {
             if let Some(name) = named.devices.iter().find(|name| !devices.contains(name.as_str())) {

@@ -31,7 +31,8 @@ import llama_cpp
 import numpy as np
 
 TOKENS, STEPS, VOCABULARY, CONTEXT = 80, 64, 512, 48
-ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "internlm2", "smollm3"]
+ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "internlm2", "smollm3", "phi3", "granite",
+                 "olmo2"]
 TYPES = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq1_s",
          "iq4_nl", "iq4_xs", "q4_k_m", "q5_k_m", "q3_k_m", "q2_k_m", "iq1_s_m"]
 # Bounds of the relative RMS against llama.cpp, and against NumPy.
@@ -41,7 +42,8 @@ FIXTURE_ROWS = [0, 1, 40, 79]
 FIXTURES = [("llama", "f16"), ("llama", "q4_k_m"), ("qwen2", "f16"), ("qwen2", "q8_0"), ("qwen3", "f16"),
             ("qwen3", "q4_k"), ("gemma", "f16"), ("gemma", "q8_0"), ("gemma2", "f16"), ("gemma2", "q6_k"),
             ("internlm2", "f16"), ("internlm2", "q8_0"), ("gemma3", "f16"), ("gemma3", "q4_k_m"),
-            ("smollm3", "f16"), ("smollm3", "q8_0")]
+            ("smollm3", "f16"), ("smollm3", "q8_0"), ("phi3", "f16"), ("phi3", "q4_k_m"), ("granite", "f16"),
+            ("granite", "q8_0"), ("olmo2", "f16"), ("olmo2", "q8_0")]
 
 
 def tokens():
@@ -54,7 +56,7 @@ def synth(hearth, arch, quant, path, gain=None):
     command = [hearth, "synth", "--arch", arch, "--layers", "7" if arch == "gemma3" else "4", "--dim", "256", "--ffn", "512", "--heads", "4",
                "--kv-heads", "2", "--head-length", "128" if arch == "qwen3" else "64", "--context", str(CONTEXT),
                "--vocab", str(VOCABULARY), "--quant", quant, "--gain", str(gain), "-o", str(path)]
-    if arch == "llama":
+    if arch in ("llama", "phi3"):
         command.append("--rope-factors")
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     return path if made.returncode == 0 else None
@@ -124,7 +126,7 @@ class Plain:
         return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
 
     def has_window(self, layer):
-        period = {"gemma2": 2, "gemma3": 6}.get(self.arch, 1)
+        period = {"gemma2": 2, "gemma3": 6, "olmo2": 4}.get(self.arch, 1)
         return layer % period + 1 < period
 
     def angles(self, count, size, layer):
@@ -143,8 +145,10 @@ class Plain:
             magnitude = 1 + 0.1 * np.log(factor)
         else:
             frequency = frequency / factor
-        if "rope_freqs.weight" in self.weights:
-            frequency = frequency / self.weights["rope_freqs.weight"]
+        # Both programs have a context longer than the one in training.
+        for name in ("rope_freqs.weight", "rope_factors_long.weight"):
+            frequency = frequency / self.weights.get(name, 1.0)
+        magnitude *= self.key("rope.scaling.attn_factor", 1.0)
         angle = np.arange(count)[:, None] * frequency
         return (magnitude * np.cos(angle)).astype(np.float32), (magnitude * np.sin(angle)).astype(np.float32)
 
@@ -152,7 +156,7 @@ class Plain:
         if self.arch == "smollm3" and layer % 4 == 3:
             return x
         cos, sin = (part[:, None] for part in self.angles(x.shape[0], x.shape[-1], layer))
-        if self.arch in ("llama", "internlm2", "smollm3"):
+        if self.arch in ("llama", "internlm2", "smollm3", "granite"):
             a, b = x[..., 0::2], x[..., 1::2]
             return np.stack([a * cos - b * sin, a * sin + b * cos], -1).reshape(x.shape)
         a, b = np.split(x, 2, -1)
@@ -161,13 +165,19 @@ class Plain:
     def attention(self, x, layer):
         name = f"blk.{layer}."
         count, heads, groups = len(x), self.key("attention.head_count"), self.key("attention.head_count_kv")
-        q, k, v = (self.product(x, name + part).reshape(count, of, -1)
-                   for part, of in (("attn_q", heads), ("attn_k", groups), ("attn_v", groups)))
+        if f"{name}attn_qkv.weight" in self.weights:
+            fused, head = self.product(x, name + "attn_qkv"), self.key("attention.key_length")
+            q, k, v = np.split(fused, [heads * head, (heads + groups) * head], -1)
+        else:
+            q, k, v = (self.product(x, name + part) for part in ("attn_q", "attn_k", "attn_v"))
+        if self.arch == "olmo2":
+            q, k = self.norm(q, name + "attn_q_norm.weight"), self.norm(k, name + "attn_k_norm.weight")
+        q, k, v = (part.reshape(count, of, -1) for part, of in ((q, heads), (k, groups), (v, groups)))
         if self.arch in ("qwen3", "gemma3"):
             q, k = self.norm(q, name + "attn_q_norm.weight"), self.norm(k, name + "attn_k_norm.weight")
         q, k = self.rotate(q, layer), self.rotate(k, layer)
         k, v = (np.repeat(part, heads // groups, 1) for part in (k, v))
-        scores = np.einsum("qhd,khd->hqk", q, k) / np.float32(np.sqrt(q.shape[-1]))
+        scores = np.einsum("qhd,khd->hqk", q, k) * np.float32(self.key("attention.scale", q.shape[-1] ** -0.5))
         if self.arch == "gemma2":
             cap = np.float32(self.key("attn_logit_softcapping"))
             scores = cap * np.tanh(scores / cap)
@@ -182,7 +192,10 @@ class Plain:
 
     def feed_forward(self, x, layer):
         name = f"blk.{layer}."
-        gate, up = self.product(x, name + "ffn_gate"), self.product(x, name + "ffn_up")
+        if f"{name}ffn_gate.weight" in self.weights:
+            gate, up = self.product(x, name + "ffn_gate"), self.product(x, name + "ffn_up")
+        else:
+            gate, up = np.split(self.product(x, name + "ffn_up"), 2, -1)
         if self.arch.startswith("gemma"):
             z = np.float32(np.sqrt(2 / np.pi)) * (gate + np.float32(0.044715) * gate ** 3)
             gate = np.float32(0.5) * gate * (1 + np.tanh(z))
@@ -194,22 +207,23 @@ class Plain:
         h = self.weights["token_embd.weight"][tokens()]
         if self.arch.startswith("gemma"):
             h = h * np.float32(np.sqrt(h.shape[-1]))
+        h = h * np.float32(self.key("embedding_scale", 1.0))
+        scale = np.float32(self.key("residual_scale", 1.0))
         for layer in range(self.key("block_count")):
             name = f"blk.{layer}."
-            change = self.attention(self.norm(h, name + "attn_norm.weight"), layer)
-            if self.arch in ("gemma2", "gemma3"):
-                change = self.norm(change, name + "post_attention_norm.weight")
-            h = h + change
-            change = self.feed_forward(self.norm(h, name + "ffn_norm.weight"), layer)
-            if self.arch in ("gemma2", "gemma3"):
-                change = self.norm(change, name + "post_ffw_norm.weight")
-            h = h + change
+            for block, before, after in ((self.attention, "attn_norm", "post_attention_norm"),
+                                         (self.feed_forward, "ffn_norm", "post_ffw_norm")):
+                x = h if self.arch == "olmo2" else self.norm(h, f"{name}{before}.weight")
+                change = block(x, layer)
+                if self.arch in ("gemma2", "gemma3", "olmo2"):
+                    change = self.norm(change, f"{name}{after}.weight")
+                h = h + scale * change
         head = self.weights.get("output.weight", self.weights["token_embd.weight"])
         logits = self.norm(h, "output_norm.weight") @ head.T
         if self.arch == "gemma2":
             cap = np.float32(self.key("final_logit_softcapping"))
             logits = cap * np.tanh(logits / cap)
-        return logits.astype(np.float64)
+        return logits.astype(np.float64) / self.key("logit_scale", 1.0)
 
 
 def rms(x):
@@ -269,7 +283,7 @@ def table(rows):
 REPORT = """# Logits compared with llama.cpp, for every architecture and weight type
 
 Models of random weights (4 layers, 7 of `gemma3`, width 256, vocabulary {vocabulary}; `gemma2` and `gemma3` with a
-window of {window} positions, `llama` with factors of rotary frequencies), {tokens} tokens, KV caches in f32,
+window of {window} positions, as `olmo2`, `llama` and `phi3` with factors of rotary frequencies), {tokens} tokens, KV caches in f32,
 llama-cpp-python {version}. Made by
 
     cargo build --release -p hearth -p hearth-runtime --bin hearth --example logits

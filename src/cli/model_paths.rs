@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::Verb;
+use super::ring::PlanOrModel;
 
 impl Verb {
     /// Returns the paths of all model files, each of which may be the name of a model on a hub.
@@ -15,10 +16,11 @@ impl Verb {
             Verb::Lint(args) => args.source.planning.model.iter_mut().collect(),
             Verb::Whatif(args) => args.planning.model.iter_mut().collect(),
             Verb::Lab(args) => args.planning.model.iter_mut().collect(),
-            Verb::Execute(args) => [&mut args.model].into_iter().chain(&mut args.ring.draft_model).collect(),
-            Verb::Serve(args) => [&mut args.model].into_iter().chain(&mut args.ring.draft_model).collect(),
+            Verb::Execute(args) => args.source.model_paths_mut().chain(&mut args.ring.draft_model).collect(),
+            Verb::Serve(args) => args.source.model_paths_mut().chain(&mut args.ring.draft_model).collect(),
             Verb::Worker(args) => args.model.iter_mut().collect(),
             Verb::Profile(args) => args.model.iter_mut().collect(),
+            Verb::Run(args) => vec![&mut args.model],
             Verb::Bench(args) => vec![&mut args.model],
             Verb::Tokenize(args) => vec![&mut args.model],
             Verb::Gpu(_)
@@ -31,5 +33,12 @@ impl Verb {
             | Verb::Schema(_)
             | Verb::Man(_) => Vec::new(),
         }
+    }
+}
+
+impl PlanOrModel {
+    /// Returns the two paths. Only a model can be named by a hub, so that a plan stays as it is.
+    fn model_paths_mut(&mut self) -> impl Iterator<Item = &mut PathBuf> {
+        [&mut self.plan].into_iter().chain(&mut self.model)
     }
 }

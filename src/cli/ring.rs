@@ -10,17 +10,28 @@ use hearth_profiles::Seconds;
 use hearth_schema::address;
 
 use super::GpuWeightFormat;
+use super::run::{SamplingArgs, SingleDeviceArgs};
+
+/// A plan and its model, or a model that this device runs alone.
+#[derive(Debug, Args)]
+pub struct PlanOrModel {
+    /// The plan file, or the GGUF file of a model that this device runs alone.
+    #[arg(value_name = "PLAN|GGUF")]
+    pub plan: PathBuf,
+    /// Read the model of the plan from this GGUF file. This device is the head of the ring.
+    #[arg(long, value_name = "GGUF")]
+    pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub single_device: SingleDeviceArgs,
+}
 
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("input").required(true).multiple(true)
     .args(["prompt", "prompts", "messages", "prompt_tokens"])))]
 #[allow(clippy::struct_excessive_bools)] // one a flag
 pub struct ExecuteArgs {
-    /// The plan file.
-    pub plan: PathBuf,
-    /// Read the model from this GGUF file. This device is the head of the ring.
-    #[arg(long, value_name = "GGUF")]
-    pub model: PathBuf,
+    #[command(flatten)]
+    pub source: PlanOrModel,
     /// Generate a continuation of TEXT, or with --chat an answer to TEXT. Can be repeated: the prompts run
     /// concurrently and share the context of the plan. Each prompt gets the same tokens as if it ran alone.
     #[arg(long, value_name = "TEXT")]
@@ -51,18 +62,8 @@ pub struct ExecuteArgs {
     /// Continue the generation after an end-of-text token.
     #[arg(id = "ignore_end", long = "ignore-end")]
     pub ignore_eos: bool,
-    /// Set the sampling temperature; 0 selects the most likely token (greedy sampling).
-    #[arg(long, default_value_t = 0.0)]
-    pub temperature: f32,
-    /// Sample from this many most likely tokens (top-k); 0 samples from all tokens.
-    #[arg(long, default_value_t = 40)]
-    pub top_k: usize,
-    /// Set the nucleus sampling threshold (top-p).
-    #[arg(long, default_value_t = 0.95)]
-    pub top_p: f32,
-    /// Set the random seed of sampling; each sequence uses a separate random stream.
-    #[arg(long, default_value_t = 0)]
-    pub seed: u64,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
     /// Write the trace of the run to FILE, and the plans that the head makes during the run to the folder of
     /// FILE.
     #[arg(long, value_name = "FILE")]
@@ -76,11 +77,8 @@ pub struct ExecuteArgs {
 
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// The plan file.
-    pub plan: PathBuf,
-    /// Read the model from this GGUF file. This device is the head of the ring.
-    #[arg(long, value_name = "GGUF")]
-    pub model: PathBuf,
+    #[command(flatten)]
+    pub source: PlanOrModel,
     /// Listen for HTTP requests on this address; port 0 selects a free port. An address that other machines can reach
     /// requires --token.
     #[arg(long, default_value = "127.0.0.1:8080", value_name = "IP:PORT", value_parser = parse_listen_address)]
@@ -90,7 +88,7 @@ pub struct ServeArgs {
     #[arg(id = "token", long = "token", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
     /// Run at most this many concurrent requests, which share the context of the plan [default: the number of sequences
-    /// in the plan].
+    /// in the plan; 1 without a plan].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub sequences: Option<u32>,
     /// Set the name of the model in the API [default: the name in the model file].

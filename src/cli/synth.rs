@@ -10,8 +10,8 @@ pub struct SynthArgs {
     /// hearth, such as `llama-8b`. Flags such as --layers change this shape.
     #[arg(long, default_value = "tiny")]
     pub preset: String,
-    /// Set the model architecture: llama, qwen2, qwen3, gemma, gemma2, gemma3, internlm2 or
-    /// smollm3.
+    /// Set the model architecture: llama, qwen2, qwen3, gemma, gemma2, gemma3, internlm2, smollm3, phi3, granite or
+    /// olmo2.
     #[arg(long)]
     pub arch: Option<String>,
     /// Set the number of layers.
@@ -32,7 +32,7 @@ pub struct SynthArgs {
     /// Set the head dimension of keys and values [default: embedding length / heads].
     #[arg(id = "head_length", long = "head-length", value_name = "ELEMENTS")]
     pub head_dim: Option<u32>,
-    /// Set the context length in tokens; the sliding window of gemma2 and gemma3 is half as long.
+    /// Set the context length in tokens; the sliding window of gemma2, gemma3 and olmo2 is half as long.
     #[arg(long)]
     pub context: Option<u32>,
     /// Set the number of tokens in the vocabulary.
@@ -41,7 +41,7 @@ pub struct SynthArgs {
     /// Use the input embedding as the output matrix (tied embeddings), as gemma models always do.
     #[arg(id = "tied", long = "tied")]
     pub tied_embeddings: bool,
-    /// Add a tensor of factors for the rotary frequencies, as in Llama 3.1.
+    /// Add factors of the rotary frequencies, as in Llama 3.1 and Phi 3.
     #[arg(long)]
     pub rope_factors: bool,
     /// Multiply the random weights by this factor. With a smaller factor, each layer changes the hidden state less.

@@ -19,6 +19,7 @@ use serde::Serialize;
 use super::print_json;
 use crate::cli::BenchArgs;
 use crate::diagnostics::{ExitCode, Failure};
+use crate::machine::check_text_support;
 use crate::output::say;
 use crate::progress;
 
@@ -105,11 +106,9 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     // Checks that all files can be read before an engine starts.
-    let file_bytes = Weights::open(&args.model)?
-        .file_paths()
-        .iter()
-        .map(|part| file_bytes(part))
-        .sum::<Result<u64, _>>()?;
+    let weights = Weights::open(&args.model)?;
+    check_text_support(&weights, &args.model)?;
+    let file_bytes = weights.file_paths().iter().map(|part| file_bytes(part)).sum::<Result<u64, _>>()?;
     let all = std::thread::available_parallelism().map_or(1, |threads| threads.get() as u32);
     let threads = if args.threads.is_empty() { vec![all] } else { args.threads.clone() };
     let run_count = u64::from(args.repeats) * threads.len() as u64;

@@ -8,10 +8,8 @@ use hearth_core::metrics::token_times::TokenTimes;
 use hearth_ring::{
     FailedRequest, GenerationRequest, GenerationResult, Key, RingError, SequenceRequest, Transport,
 };
-use hearth_runtime::{
-    IncrementalDetokenizer, LogitStatistics, LogitSummary, Sampler, SamplerOptions, Tokenizer,
-};
-use hearth_workflow::documents::{check_run_outputs, read_plan, write_run_outputs};
+use hearth_runtime::{IncrementalDetokenizer, LogitStatistics, LogitSummary, Sampler, Tokenizer};
+use hearth_workflow::documents::{check_run_outputs, write_run_outputs};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
@@ -19,11 +17,13 @@ use super::print_json;
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::{ExitCode, Failure};
 use crate::interruption::{EXIT_INTERRUPTED, termination_signal};
-use crate::machine::{open_model, verification};
+use crate::machine::verification;
 use crate::output::run::{RunSummary, format_table};
 use crate::output::{escape, run_events, say};
 use crate::prompts;
-use crate::ring::{PROMPT_START_LINE, RingBuilder, TransportTask, exit_on_stdin_eof, run_over_transport};
+use crate::ring::{
+    PROMPT_START_LINE, RingBuilder, TransportTask, exit_on_stdin_eof, open_plan_and_model, run_over_transport,
+};
 
 /// The result of `hearth execute`, as `--json` prints it.
 #[derive(Serialize)]
@@ -66,20 +66,20 @@ struct Sequence {
 
 pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let ring = &args.ring;
-    let inputs = [&args.prompts_file, &args.messages, &ring.draft_model, &ring.device.key, &ring.scenario];
-    check_run_outputs(args.trace.as_ref(), inputs.into_iter().flatten().chain([&args.plan, &args.model]))?;
+    let files = [&args.prompts_file, &args.messages, &ring.draft_model, &ring.device.key, &ring.scenario];
+    let inputs = files.into_iter().chain([&args.source.model]).flatten().chain([&args.source.plan]);
+    check_run_outputs(args.trace.as_ref(), inputs)?;
     let key = Key::from_file_or_env(ring.device.key.as_deref())?;
     let inputs = prompts::Prompts::from_args(args)?;
-    let plan = read_plan(&args.plan)?;
-    let model = open_model(&args.model, ring.device.gpu_weights)?;
+    let sequences = u32::try_from(inputs.count()).unwrap_or(u32::MAX);
+    let (plan, model, path) = open_plan_and_model(&args.source, sequences, ring.device.gpu_weights)?;
     let model = Arc::new(model.with_verification(verification(&ring.device)));
     if ring.device.exit_on_stdin_eof {
         exit_on_stdin_eof();
     }
     let tokenizer = Arc::new(Tokenizer::new(&model.weights.model().metadata)?);
     let prompts = inputs.encode(&model, &tokenizer, plan.context_length)?;
-    let sequences = u32::try_from(prompts.len()).unwrap_or(u32::MAX);
-    let builder = RingBuilder::new(ring, (plan, sequences), (model, &args.model))?;
+    let builder = RingBuilder::new(ring, (plan, sequences), (model, &path))?;
     let statistics = Arc::new(Mutex::new(LogitStatistics::default()));
     let request = request(args, &builder, prompts, &tokenizer, &statistics)?;
     request.to_generation(&builder.plan)?;
@@ -125,8 +125,8 @@ fn request(
     tokenizer: &Tokenizer,
     statistics: &Arc<Mutex<LogitStatistics>>,
 ) -> Result<GenerationRequest, Failure> {
-    let (temperature, top_k, top_p, seed) = (args.temperature, args.top_k, args.top_p, args.seed);
-    let sampler = Sampler::new(SamplerOptions { temperature, top_k, top_p, seed })?;
+    let options = args.sampling.options(0.0);
+    let sampler = Sampler::new(options)?;
     let sequence = |(prompt, number)| {
         let (mut sampler, statistics) = (sampler.for_sequence(number), statistics.clone());
         let sample = move |logits: &[f32]| {
@@ -143,7 +143,7 @@ fn request(
         draft_tokens: builder.draft_tokens,
         stop_tokens: (0..vocabulary).filter(|&token| !args.ignore_eos && tokenizer.is_eog(token)).collect(),
         scenario: builder.plan.scenario.name.clone(),
-        seed,
+        seed: options.seed,
     })
 }
 

@@ -11,6 +11,7 @@ mod profile;
 mod pull;
 mod report;
 mod reproduce;
+mod run;
 mod serve;
 mod shell;
 mod simulate;
@@ -31,6 +32,7 @@ pub fn run(mut cli: Cli) -> Result<ExitCode, Failure> {
     let json = cli.json;
     hub::locate_models(cli.verb.model_paths_mut())?;
     match cli.verb {
+        Verb::Run(args) => run::run(&args, json),
         Verb::Plan(args) => plan::run(&args, json),
         Verb::Simulate(args) => simulate::run(&args, json),
         Verb::Sweep(args) => sweep::run(&args, json),

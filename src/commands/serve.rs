@@ -16,7 +16,6 @@ use hearth_runtime::{ChatTemplate, Tokenizer};
 use hearth_schema::Plan;
 use hearth_schema::run_events::{RunEvent, RunEventKind};
 use hearth_serve::{AppState, Metrics, is_valid_bearer_token, router, serve, unix_time};
-use hearth_workflow::documents::read_plan;
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -24,9 +23,9 @@ use tokio::sync::mpsc;
 use crate::cli::ServeArgs;
 use crate::diagnostics::{ExitCode, Failure};
 use crate::interruption::termination_signal;
-use crate::machine::{open_model, verification};
+use crate::machine::verification;
 use crate::output::say;
-use crate::ring::{RingBuilder, TransportTask, exit_on_stdin_eof, run_over_transport};
+use crate::ring::{RingBuilder, TransportTask, exit_on_stdin_eof, open_plan_and_model, run_over_transport};
 
 const TOKEN_VARIABLE: &str = "HEARTH_TOKEN";
 /// Minimum length of the API key, in bytes. source: assumed; 16 random characters cannot be guessed remotely
@@ -47,8 +46,8 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
              127.0.0.1",
         ));
     }
-    let plan = read_plan(&args.plan)?;
-    let model = open_model(&args.model, ring.device.gpu_weights)?;
+    let gpu_weights = ring.device.gpu_weights;
+    let (plan, model, path) = open_plan_and_model(&args.source, args.sequences.unwrap_or(1), gpu_weights)?;
     let model = Arc::new(model.with_verification(verification(&ring.device)));
     if ring.device.exit_on_stdin_eof {
         exit_on_stdin_eof();
@@ -59,7 +58,7 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let chat_template = ChatTemplate::new(metadata, &tokenizer).map_err(|error| error.to_string());
     let name = args.name.clone().unwrap_or_else(|| model.profile.name.clone());
     let vocab_size = model.weights.shape().vocab_size;
-    let mut builder = RingBuilder::new(ring, (plan, sequences), (model, &args.model))?;
+    let mut builder = RingBuilder::new(ring, (plan, sequences), (model, &path))?;
     let (request_tx, request_rx) = mpsc::unbounded_channel();
     let state = Arc::new(AppState {
         request_tx,

@@ -55,7 +55,7 @@ pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
 fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
     let preset = SynthOptions::from_preset(&args.preset).map_err(Failure::invalid)?;
     let (seed, gain, rope_frequencies) = (args.seed, args.gain, args.rope_factors);
-    let mut options = SynthOptions { seed, gain, add_rope_freqs: rope_frequencies, ..preset.clone() };
+    let mut options = SynthOptions { seed, gain, add_rope_factors: rope_frequencies, ..preset.clone() };
     if let Some(quant) = &args.quant {
         options.quant = quant.parse().map_err(|error| Failure::invalid(format!("`--quant`: {error}")))?;
     }

@@ -16,7 +16,7 @@ use crate::cli::{AnnouncePolicy, WorkerArgs};
 use crate::diagnostics::{ExitCode, Failure};
 use crate::gpu;
 use crate::interruption::termination_signal;
-use crate::machine::{open_model, verification};
+use crate::machine::{check_text_support, open_model, verification};
 use crate::output::say;
 use crate::ring::{TransportTask, exit_on_stdin_eof, run_over_transport};
 
@@ -25,7 +25,9 @@ pub fn run(args: &WorkerArgs, json: bool) -> Result<ExitCode, Failure> {
     let source = match (&args.fetch_folder, &args.model) {
         (Some(folder), _) => ModelSource::Fetch(folder.clone()),
         (None, Some(model)) => {
-            let model = open_model(model, args.device.gpu_weights)?;
+            let path = model;
+            let model = open_model(path, args.device.gpu_weights)?;
+            check_text_support(&model.weights, path)?;
             ModelSource::File(Arc::new(model.with_verification(verification(&args.device))))
         }
         (None, None) => return Err(Failure::invalid("the worker needs `--model` or `--fetch`")),

@@ -27,11 +27,10 @@ const DOCUMENTS: [Document; 6] = [
     Document {
         path: "README.md",
         replaced: &[
-            ("hearth init one.yaml", "cp MODEL model.gguf\nhearth init one.yaml"),
-            ("this=measured", "this=d5"),
+            ("hearth run model.gguf 'The", "cp MODEL model.gguf\nhearth run model.gguf 'The"),
             (
-                "hearth serve plan.yaml --model model.gguf",
-                "hearth serve plan.yaml --model model.gguf --listen 127.0.0.1:PORT1 & wait_for_port PORT1",
+                "hearth serve model.gguf",
+                "hearth serve model.gguf --listen 127.0.0.1:PORT1 & wait_for_port PORT1",
             ),
         ],
         left_out: &[("./run-demo", "a separate test that takes minutes"), ("./run-tests", "runs this test")],

@@ -5,7 +5,9 @@
 //! Not here: whether the examples of the other commands can be parsed (`src/cli/tests.rs`).
 
 use std::os::unix::fs::symlink;
+use std::path::Path;
 
+use crate::chat::write_model_with_template;
 use crate::folder::{Folder, scenario_yaml};
 use crate::processes::{
     expect_array, hearth_command, model_path, run_command, run_json, run_script, run_successfully,
@@ -48,9 +50,8 @@ fn prepare(folder: &Folder) {
     for name in ["scenarios", "reports"] {
         symlink(repository_root().join(name), folder.path_of(name)).expect("a link");
     }
-    for name in ["model.gguf", "small.gguf"] {
-        symlink(model_path("q4_k"), folder.path_of(name)).expect("a link");
-    }
+    write_model_with_template(Path::new(&folder.path_of("model.gguf")));
+    symlink(model_path("q4_k"), folder.path_of("small.gguf")).expect("a link");
     folder.write_key("ring.key", &"0123456789abcdef".repeat(4));
     let alone =
         scenario_yaml("  - {name: this, profile: d1}").replace("profile: llama-8b", "file: model.gguf");

@@ -74,6 +74,9 @@ fn hub_model_can_be_used_like_a_file() {
     let expected = run_successfully(&["tokenize", &model_path("q4_k"), TEXT]);
     assert_eq!(run(&["tokenize", "hf:owner/repo:q4_k", TEXT]), expected);
     let requests = server.requests().len();
+    let answer =
+        |model: &str| run(&["run", model, TEXT, "--complete", "--tokens", "2", "--temperature", "0"]);
+    assert_eq!(answer("hf:owner/repo:Q4_K"), answer(&model_path("q4_k")));
     let scenario = scenario_yaml("  - {name: a, profile: d3}")
         .replace("profile: llama-8b", "file: 'hf:owner/repo:Q4_K'");
     let by_scenario = folder.write("s.yaml", scenario);

@@ -36,6 +36,7 @@ mod reports;
 mod repository;
 mod residency;
 mod ring_key;
+mod run;
 mod scenario_reference;
 mod scenarios;
 mod serve;

@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use crate::folder::{Folder, scenario_yaml};
 use crate::processes::{
-    assert_rejected, expect_array, expect_number, integer_values, mean_tpot_ms, parse_json, run_json,
-    run_successfully, run_with_code, scenario_path, string_values,
+    assert_rejected, expect_array, expect_number, hearth_command, integer_values, mean_tpot_ms, model_path,
+    parse_json, run_command, run_json, run_successfully, run_with_code, scenario_path, string_values,
 };
 
 /// Writes a scenario of two desktops; `limits` is YAML for the second desktop, `more` is appended to the scenario.
@@ -182,4 +182,23 @@ fn faster_disk_never_makes_a_new_plan_slower() {
             }
         }
     }
+}
+
+#[test]
+fn this_machine_is_measured_once() {
+    let folder = Folder::new();
+    let model = model_path("q4_k");
+    let scenario = format!(
+        "schema: scenario/1\nname: alone\nmodel: {{file: {model}}}\ncontext: 128\nworkload: {{prompt: 8, generate: 4}}\n\
+         devices:\n  - {{name: here, profile: measured}}\n"
+    );
+    let scenario = folder.write("alone.yaml", scenario);
+    let plan = || {
+        let mut command = hearth_command(&["plan", &scenario]);
+        run_command(command.env("XDG_CACHE_HOME", folder.path_of("cache")), 0).1
+    };
+    let (first, second) = (plan(), plan());
+    assert!(first.contains("measuring this machine as `here`"), "{first}");
+    assert!(second.contains("using the measurement of this machine"), "{second}");
+    assert!(!second.contains("measuring this machine"), "{second}");
 }

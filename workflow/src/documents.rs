@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use hearth_profiles::Document;
 use hearth_profiles::document::MAX_DOCUMENT_BYTES;
-use hearth_schema::{Plan, Trace};
+use hearth_schema::{Plan, Scenario, Trace};
 
 use crate::Error;
 use crate::files::{canonical_path, check_outputs, read_text_at_most, write, write_with};
@@ -41,8 +41,19 @@ pub fn read_trace(path: &Path) -> Result<Trace, Error> {
         .map_err(|error| Error::invalid(error).with_location(path.display()))
 }
 
+/// Reads a plan. If the file is a scenario instead, the hint of the error says how to make a plan.
 pub fn read_plan(path: &Path) -> Result<Plan, Error> {
-    read_document(path)
+    let text = read_text(path)?;
+    Plan::from_yaml(&text).map_err(|error| {
+        let described = Error::from_document_error(path, &error);
+        match Scenario::from_yaml(&text) {
+            Ok(_) => described.with_hint(format!(
+                "this is a scenario; make a plan from it: `hearth plan {} -o plan.yaml`",
+                path.display()
+            )),
+            Err(_) => described,
+        }
+    })
 }
 
 /// Checks that the trace of a run and the plan files that are written with the trace would not overwrite an input.

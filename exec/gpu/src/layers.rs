@@ -205,7 +205,13 @@ impl GpuLayers {
     /// Returns the logits [rows, vocabulary] of hidden states; `None` if the output matrix is not on the GPU.
     pub fn logits(&mut self, hidden: &[f32]) -> Option<Result<Vec<f32>, GpuError>> {
         let mut logits = self.output.as_ref()?.logits(&self.gpu, hidden);
-        if let (Ok(logits), Some(cap)) = (&mut logits, self.model.hyperparameters().logit_softcap) {
+        let parameters = self.model.hyperparameters();
+        if let (Ok(logits), Some(factor)) = (&mut logits, parameters.logit_scale) {
+            for logit in logits {
+                *logit *= factor;
+            }
+        }
+        if let (Ok(logits), Some(cap)) = (&mut logits, parameters.logit_softcap) {
             for logit in logits {
                 *logit = cap * (*logit / cap).tanh();
             }

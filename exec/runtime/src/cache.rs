@@ -110,6 +110,11 @@ impl HeadRows {
         }
     }
 
+    /// Returns the maximum number of positions.
+    pub(crate) fn capacity(&self) -> usize {
+        self.context
+    }
+
     fn bytes(&self) -> u64 {
         match &self.store {
             Store::F16(store) => size_of_val(&store[..]) as u64,

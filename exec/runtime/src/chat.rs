@@ -73,12 +73,16 @@ pub struct ChatTemplate {
 impl ChatTemplate {
     /// Reads the chat template from the metadata of a model file. Fails if it is missing or not valid.
     pub fn new(metadata: &Metadata, tokenizer: &Tokenizer) -> Result<ChatTemplate, ExecError> {
-        let source = metadata.get_str("tokenizer.chat_template")?;
-        let source = source.ok_or_else(|| {
+        ChatTemplate::find(metadata, tokenizer)?.ok_or_else(|| {
             let hint =
                 "use an instruction-tuned model, or complete plain text (omit `--chat` or use `/v1/completions`)";
             failed("the model has no chat template (key `tokenizer.chat_template`)", hint)
-        })?;
+        })
+    }
+
+    /// Reads the chat template from the metadata of a model file; `None` if there is none. Fails if it is not valid.
+    pub fn find(metadata: &Metadata, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>, ExecError> {
+        let Some(source) = metadata.get_str("tokenizer.chat_template")? else { return Ok(None) };
         if source.len() > MAX_TEMPLATE_BYTES {
             let found = source.len();
             let what = format!("the model's chat template has {found} bytes, more than {MAX_TEMPLATE_BYTES}");
@@ -114,7 +118,8 @@ impl ChatTemplate {
         needles.sort();
         needles.dedup();
         let text = |id: Option<u32>| id.map(|id| tokenizer.text_of(id)).unwrap_or_default();
-        Ok(ChatTemplate { environment, bos: text(tokenizer.bos()), eos: text(tokenizer.eos()), needles })
+        let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos()));
+        Ok(Some(ChatTemplate { environment, bos, eos, needles }))
     }
 
     /// Renders `messages` and returns the tokens of the prompt.

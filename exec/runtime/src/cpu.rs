@@ -379,9 +379,9 @@ struct LayerPass<'a> {
 
 impl LayerPass<'_> {
     fn attention_block(&self, cache: &mut LayerCache, buffers: &mut Buffers, hidden: &mut [f32]) {
-        let (parameters, cpu, tensors) = (self.weights.hyperparameters(), self.cpu, &self.tensors);
+        let (cpu, tensors) = (self.cpu, &self.tensors);
         let Buffers { input, query, key, value, .. } = &mut *buffers;
-        cpu.rms_norm_rows(hidden, tensors.attention_norm, parameters.rms_norm_epsilon, input);
+        self.write_block_input(hidden, tensors.attention_norm, input);
         let [query_matrix, key_matrix, value_matrix, matrix, ..] = tensors.matrices;
         let [query_bias, key_bias, value_bias, bias, ..] = tensors.biases;
         let mut matmuls = [
@@ -398,13 +398,13 @@ impl LayerPass<'_> {
         let Buffers { attended, change, .. } = buffers;
         cpu.multiply(attended, &mut [Matmul { matrix, out: change }]);
         self.add_bias_and_norm(change, bias, tensors.post_attention_norm);
-        cpu.add(hidden, change, matrix.rows);
+        self.add_to_hidden(hidden, change);
     }
 
     fn feed_forward_block(&self, buffers: &mut Buffers, hidden: &mut [f32]) {
         let (parameters, cpu, tensors) = (self.weights.hyperparameters(), self.cpu, &self.tensors);
         let Buffers { input, gated, up, change, .. } = buffers;
-        cpu.rms_norm_rows(hidden, tensors.feed_forward_norm, parameters.rms_norm_epsilon, input);
+        self.write_block_input(hidden, tensors.feed_forward_norm, input);
         let [.., gate_matrix, up_matrix, matrix] = tensors.matrices;
         let [.., gate_bias, up_bias, bias] = tensors.biases;
         let mut matmuls =
@@ -415,7 +415,29 @@ impl LayerPass<'_> {
         cpu.gated(parameters.gate_activation, gated.rows_mut(), up, matrix.row_length);
         cpu.multiply(gated, &mut [Matmul { matrix, out: change }]);
         self.add_bias_and_norm(change, bias, tensors.post_feed_forward_norm);
-        cpu.add(hidden, change, matrix.rows);
+        self.add_to_hidden(hidden, change);
+    }
+
+    /// Writes the input of a block: the hidden states, normalised if the architecture has a norm there.
+    fn write_block_input(&self, hidden: &[f32], norm: Option<&[f32]>, input: &mut Activations) {
+        if let Some(weight) = norm {
+            let epsilon = self.weights.hyperparameters().rms_norm_epsilon;
+            self.cpu.rms_norm_rows(hidden, weight, epsilon, input);
+        } else {
+            input.resize(self.tokens, hidden.len() / self.tokens);
+            input.rows_mut().copy_from_slice(hidden);
+        }
+    }
+
+    /// Adds the output of a block to the hidden states: the residual connection.
+    fn add_to_hidden(&self, hidden: &mut [f32], change: &mut [f32]) {
+        let width = hidden.len() / self.tokens;
+        if let Some(factor) = self.weights.hyperparameters().residual_scale {
+            self.cpu.for_each_row(change, width, |_, row| {
+                elementwise::scale(self.cpu.instruction_set, row, factor);
+            });
+        }
+        self.cpu.add(hidden, change, width);
     }
 
     /// Adds `bias` to each of the `rows`, and then applies RMSNorm with the weights `norm` to every part of a row that
@@ -444,7 +466,7 @@ impl LayerPass<'_> {
         let key_length = shape.key_length as usize;
         let (query_width, key_width) = (shape.query_width() as usize, shape.key_width() as usize);
         let parameters = self.weights.hyperparameters();
-        let rope_index = parameters.rope_index(self.layer);
+        let rope_index = parameters.rope_index(self.layer, cache.keys.capacity() as u32);
         let rope = &parameters.ropes[rope_index];
         let rotate = match rope.pair_layout {
             PairLayout::Interleaved => elementwise::apply_rope_interleaved,

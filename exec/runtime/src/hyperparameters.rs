@@ -4,25 +4,27 @@
 //!
 //! ```text
 //! q, k, v = W_q x + b_q, W_k x + b_k, W_v x + b_v           biases if the file has them; always in qwen2
-//! q, k = RMSNorm of each head                               in some architectures
+//! q, k = RMSNorm of each head, or of all heads              in some architectures
 //! rotate each head of q and k by the token's position       crate::rope; not in all layers
-//! h += N(W_o attention(q, K, V))                            K, V: this and earlier positions; N: RMSNorm in some
-//! x = RMSNorm(h);  h += N(W_down (f(W_gate x) * W_up x))    f = silu or gelu (tanh)
+//! h += r N(W_o attention(q, K, V))                          K, V: this and earlier positions; N: RMSNorm in some
+//! x = RMSNorm(h);  h += r N(W_down (f(W_gate x) * W_up x))  f = silu or gelu (tanh); r = 1 except in granite
 //! ```
 //!
-//! After the last layer, logits = `W_output` RMSNorm(h). Some architectures scale embeddings by `sqrt(embedding)`, apply
-//! the soft cap `c tanh(x / c)` to attention scores and logits, or have layers that attend to a sliding window.
+//! In some architectures with N, x = h. After the last layer, logits = `W_output` RMSNorm(h). Some architectures scale
+//! embeddings and logits, apply the soft cap `c tanh(x / c)` to attention scores and logits, or have layers that attend to
+//! a sliding window.
 //! `hearth_profiles::model::architecture` says which ones, with sources; the keys are those of the GGUF specification.
 //!
 //! This module has the scalar parameters of the forward pass, and `crate::weights::tensors` has the tensors. The
 //! forward pass is implemented twice: simply in [`crate::oracle`], and fast in [`crate::cpu`].
 
 use hearth_profiles::gguf::{Array, GgufError, Metadata, Value};
-use hearth_profiles::model::architecture::SlidingWindow;
+use hearth_profiles::model::architecture::{LocalRope, SlidingWindow};
 use hearth_profiles::model::{GateActivation, ModelShape};
 
 use crate::error::ExecError;
 use crate::rope::{Rope, check_positive, read_positive};
+use crate::weights::RopeFactors;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hyperparameters {
@@ -31,12 +33,18 @@ pub struct Hyperparameters {
     /// The different rotary embeddings of the layers, which have equal numbers of pairs and equal layouts.
     pub ropes: Vec<Rope>,
     layers: Vec<LayerHyperparameters>,
-    /// The factor by which input embeddings are multiplied, if any (Gemma).
+    /// The context length above which each layer has the rotary embedding that follows its own in `ropes`, if any.
+    max_short_context: Option<u32>,
+    /// The factor by which input embeddings are multiplied, if any (Gemma, Granite).
     pub embedding_scale: Option<f32>,
+    /// The factor by which the output of a block is multiplied before it is added to the hidden state, if any.
+    pub residual_scale: Option<f32>,
     /// The factor by which the dot products of queries and keys are multiplied, usually `1 / sqrt(key_length)`.
     pub attention_scale: f32,
     /// The soft cap c of the attention scores, `c tanh(score / c)`.
     pub attention_softcap: Option<f32>,
+    /// The factor by which the logits are multiplied, if any.
+    pub logit_scale: Option<f32>,
     /// The soft cap c of the logits, `c tanh(logit / c)`.
     pub logit_softcap: Option<f32>,
     pub gate_activation: GateActivation,
@@ -52,12 +60,11 @@ struct LayerHyperparameters {
 }
 
 impl Hyperparameters {
-    /// Reads the hyperparameters from the metadata of a model file. `factors` are the divisors of the rotary
-    /// frequencies, one for each pair of dimensions.
+    /// Reads the hyperparameters from the metadata of a model file.
     pub(crate) fn read(
         metadata: &Metadata,
         shape: &ModelShape,
-        factors: Option<&[f32]>,
+        factors: &RopeFactors,
     ) -> Result<Hyperparameters, ExecError> {
         let key = |name: &str| format!("{}.{name}", shape.architecture);
         let epsilon_key = key("attention.layer_norm_rms_epsilon");
@@ -75,15 +82,33 @@ impl Hyperparameters {
                 cap(metadata, &key("final_logit_softcapping"), caps.default_logits)?,
             ],
         };
-        let rope = Rope::read(metadata, shape, factors)?;
-        let (ropes, layers) = layers(metadata, shape, rope)?;
+        let rope = |factors: Option<&Vec<f32>>| Rope::read(metadata, shape, factors.map(Vec::as_slice));
+        let (mut ropes, layers) = layers(metadata, shape, rope(factors.short.as_ref())?)?;
+        let mut max_short_context = None;
+        if factors.long.is_some() {
+            // In the only architecture with such factors, all layers have one rotary embedding.
+            ropes.truncate(1);
+            ropes.push(rope(factors.long.as_ref())?);
+            let trained = metadata.get_u32(&key("rope.scaling.original_context_length"))?;
+            max_short_context = Some(trained.unwrap_or(shape.context_length));
+        }
+        let scale = |name: &str| {
+            let found = if spec.has_scale_factors { metadata.get_f32(&key(name))? } else { None };
+            // source: llama.cpp, where 0 means that there is no factor
+            let found = found.filter(|&scale| scale != 0.0);
+            found.map_or(Ok(()), |scale| check_positive(&key(name), scale)).map(|()| found)
+        };
+        let embedding_scale = spec.scales_embeddings.then(|| (shape.embedding_length as f32).sqrt());
         Ok(Hyperparameters {
             rms_norm_epsilon: epsilon,
             ropes,
             layers,
-            embedding_scale: spec.scales_embeddings.then(|| (shape.embedding_length as f32).sqrt()),
-            attention_scale: 1.0 / (divisor as f32).sqrt(),
+            max_short_context,
+            embedding_scale: embedding_scale.or(scale("embedding_scale")?),
+            residual_scale: scale("residual_scale")?,
+            attention_scale: scale("attention.scale")?.unwrap_or(1.0 / (divisor as f32).sqrt()),
             attention_softcap,
+            logit_scale: scale("logit_scale")?.map(|divisor| 1.0 / divisor),
             logit_softcap,
             gate_activation: spec.gate_activation,
         })
@@ -94,9 +119,10 @@ impl Hyperparameters {
         self.layers[layer as usize].attention_window
     }
 
-    /// Returns the index in [`Self::ropes`] of the rotary embedding of `layer`.
-    pub fn rope_index(&self, layer: u32) -> usize {
-        self.layers[layer as usize].rope_index
+    /// Returns the index in [`Self::ropes`] of the rotary embedding of `layer` with a KV cache for `context` positions.
+    pub fn rope_index(&self, layer: u32, context: u32) -> usize {
+        let is_long = self.max_short_context.is_some_and(|max| context > max);
+        self.layers[layer as usize].rope_index + usize::from(is_long)
     }
 
     /// Returns the first position to which the token at `position` attends in `layer`.
@@ -126,8 +152,13 @@ fn layers(
     let mut ropes = vec![rope];
     if let Some(sliding) = spec.sliding_window {
         let (window, is_local) = windows(metadata, shape, sliding)?;
+        let base = match sliding.rope {
+            LocalRope::Same => None,
+            LocalRope::Unscaled => Some(Rope::base(metadata, shape)?),
+            LocalRope::Base(base) => Some(base),
+        };
         if window.is_some()
-            && let Some(base) = sliding.rope_base
+            && let Some(base) = base
         {
             let base = read_positive(metadata, &format!("{}.rope.freq_base_swa", spec.name), base)?;
             ropes.push(ropes[0].with_base(base));
@@ -190,10 +221,14 @@ mod tests {
 
     #[test]
     fn epsilon_is_required() {
-        assert!(Hyperparameters::read(&metadata_with("llama", &[]), &shape(), None).is_err());
+        assert!(
+            Hyperparameters::read(&metadata_with("llama", &[]), &shape(), &RopeFactors::default()).is_err()
+        );
         let zero = metadata_with("llama", &[("attention.layer_norm_rms_epsilon", Value::F32(0.0))]);
-        assert!(Hyperparameters::read(&zero, &shape(), None).is_err());
-        let plain = Hyperparameters::read(&metadata_with("llama", &[EPSILON]), &shape(), None).unwrap();
+        assert!(Hyperparameters::read(&zero, &shape(), &RopeFactors::default()).is_err());
+        let plain =
+            Hyperparameters::read(&metadata_with("llama", &[EPSILON]), &shape(), &RopeFactors::default())
+                .unwrap();
         assert_eq!(
             (plain.attention_scale, plain.attention_window(0), plain.logit_softcap),
             (0.5, None, None)
@@ -205,15 +240,18 @@ mod tests {
     fn even_layers_of_gemma_2_attend_to_a_window() {
         let keys = metadata_with("gemma2", &[EPSILON, ("attention.sliding_window", Value::U32(3))]);
         let gemma = ModelShape { architecture: Architecture::Gemma2, layers: Layers(2), ..shape() };
-        let numbers = Hyperparameters::read(&keys, &gemma, None).unwrap();
+        let numbers = Hyperparameters::read(&keys, &gemma, &RopeFactors::default()).unwrap();
         let first = |layer| [0, 2, 3, 10].map(|position| numbers.first_attended_position(layer, position));
         assert_eq!((first(0), first(1)), ([0, 0, 1, 8], [0; 4]));
         assert_eq!((numbers.attention_softcap, numbers.logit_softcap), (Some(50.0), Some(30.0)));
         assert_eq!(numbers.embedding_scale, Some(8f32.sqrt()));
         let large = ModelShape { layers: Layers(46), embedding_length: 32, ..gemma.clone() };
-        assert_eq!(Hyperparameters::read(&keys, &large, None).unwrap().attention_scale, 0.25);
+        assert_eq!(
+            Hyperparameters::read(&keys, &large, &RopeFactors::default()).unwrap().attention_scale,
+            0.25
+        );
         let none = metadata_with("gemma2", &[EPSILON, ("attention.sliding_window", Value::U32(0))]);
-        assert!(Hyperparameters::read(&none, &gemma, None).is_err());
+        assert!(Hyperparameters::read(&none, &gemma, &RopeFactors::default()).is_err());
     }
 
     #[test]
@@ -223,14 +261,14 @@ mod tests {
         let window = ("attention.sliding_window", Value::U32(3));
         let read = |more: &[(&str, Value)]| {
             let keys = metadata_with("gemma3", &[&[EPSILON, base.clone()], more].concat());
-            Hyperparameters::read(&keys, &gemma, None)
+            Hyperparameters::read(&keys, &gemma, &RopeFactors::default())
         };
         let windows = |parameters: &Hyperparameters| -> Vec<bool> {
             (0..7).map(|layer| parameters.attention_window(layer).is_some()).collect()
         };
         let parameters = read(std::slice::from_ref(&window)).unwrap();
         assert_eq!(windows(&parameters), [true, true, true, true, true, false, true]);
-        assert_eq!([0, 5, 6].map(|layer| parameters.rope_index(layer)), [1, 0, 1]);
+        assert_eq!([0, 5, 6].map(|layer| parameters.rope_index(layer, 16)), [1, 0, 1]);
         // The second pair of two, with the bases 10^6 and 10^4.
         let second = |index: usize| parameters.ropes[index].frequencies[1];
         assert!((second(0) - 1e-3).abs() < 1e-12 && (second(1) - 1e-2).abs() < 1e-12);
@@ -250,11 +288,59 @@ mod tests {
     #[test]
     fn every_fourth_layer_of_smollm_3_is_not_rotated() {
         let smollm = ModelShape { architecture: Architecture::SmolLm3, layers: Layers(8), ..shape() };
-        let parameters = Hyperparameters::read(&metadata_with("smollm3", &[EPSILON]), &smollm, None).unwrap();
-        let indices: Vec<usize> = (0..8).map(|layer| parameters.rope_index(layer)).collect();
+        let parameters =
+            Hyperparameters::read(&metadata_with("smollm3", &[EPSILON]), &smollm, &RopeFactors::default())
+                .unwrap();
+        let indices: Vec<usize> = (0..8).map(|layer| parameters.rope_index(layer, 16)).collect();
         assert_eq!(indices, [0, 0, 0, 1, 0, 0, 0, 1]);
         let mut angles = [[7.0; 2]; 2];
         parameters.ropes[1].write_cosines_and_sines(1000, &mut angles);
         assert_eq!(angles, [[1.0, 0.0]; 2]);
+    }
+
+    #[test]
+    fn factors_of_phi_3_depend_on_the_context() {
+        let phi = ModelShape { architecture: Architecture::Phi3, ..shape() };
+        let trained = ("rope.scaling.original_context_length", Value::U32(8));
+        let factors = RopeFactors { short: Some(vec![1.0, 2.0]), long: Some(vec![1.0, 4.0]) };
+        let parameters =
+            Hyperparameters::read(&metadata_with("phi3", &[EPSILON, trained]), &phi, &factors).unwrap();
+        assert_eq!([8, 9].map(|context| parameters.rope_index(0, context)), [0, 1]);
+        // The second pair of two: 10000^(-2/4) / 2 and / 4.
+        assert_eq!([0, 1].map(|index| parameters.ropes[index].frequencies[1]), [0.005, 0.0025]);
+    }
+
+    #[test]
+    fn granite_has_scale_factors() {
+        let granite = ModelShape { architecture: Architecture::Granite, ..shape() };
+        let keys = |scale: f32| {
+            let names = ["embedding_scale", "residual_scale", "attention.scale", "logit_scale"];
+            let keys: Vec<(&str, Value)> = names.map(|name| (name, Value::F32(scale))).to_vec();
+            let metadata = metadata_with("granite", &[&[EPSILON], &keys[..]].concat());
+            Hyperparameters::read(&metadata, &granite, &RopeFactors::default())
+        };
+        let of = |parameters: Hyperparameters| {
+            let Hyperparameters { embedding_scale, residual_scale, attention_scale, logit_scale, .. } =
+                parameters;
+            (embedding_scale, residual_scale, attention_scale, logit_scale)
+        };
+        assert_eq!(of(keys(4.0).unwrap()), (Some(4.0), Some(4.0), 4.0, Some(0.25)));
+        assert_eq!(of(keys(0.0).unwrap()), (None, None, 0.5, None));
+        assert!(keys(-1.0).is_err());
+    }
+
+    #[test]
+    fn layers_of_olmo_3_with_a_window_have_unscaled_frequencies() {
+        let olmo = ModelShape { architecture: Architecture::Olmo2, layers: Layers(4), ..shape() };
+        let keys = [
+            EPSILON,
+            ("attention.sliding_window", Value::U32(3)),
+            ("rope.freq_base", Value::F32(100.0)),
+            ("rope.scaling.factor", Value::F32(2.0)),
+        ];
+        let parameters =
+            Hyperparameters::read(&metadata_with("olmo2", &keys), &olmo, &RopeFactors::default()).unwrap();
+        assert_eq!([0, 3].map(|layer| parameters.rope_index(layer, 16)), [1, 0]);
+        assert_eq!([0, 1].map(|index| parameters.ropes[index].frequencies[1]), [0.05, 0.1]);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Only the first device of a ring (the head device) computes these layers. The input layer looks up a row of the
 //! embedding table for each token. The output layer is RMSNorm and the matmul with the output matrix, which is the
-//! embedding table if embeddings are tied. Gemma models scale the embedding rows, and Gemma 2 applies a soft cap to the
-//! logits. Logits that are not finite are an error, whichever layer caused them.
+//! embedding table if embeddings are tied. Gemma and Granite models scale the embedding rows, Granite models scale the
+//! logits, and Gemma 2 applies a soft cap to them. Logits that are not finite are an error, whichever layer caused them.
 
 use std::sync::Arc;
 
@@ -61,6 +61,9 @@ impl InputOutputLayers {
             cpu.for_each_row(&mut logits, matrix.rows, |_, row| {
                 if let Some(bias) = bias {
                     elementwise::add(cpu.instruction_set, row, bias);
+                }
+                if let Some(factor) = parameters.logit_scale {
+                    elementwise::scale(cpu.instruction_set, row, factor);
                 }
                 if let Some(cap) = parameters.logit_softcap {
                     elementwise::softcap(cpu.instruction_set, row, cap);

@@ -81,7 +81,9 @@ pub fn matvec(matrix: Matrix<'_>, input: &[f32]) -> Vec<f32> {
     (0..matrix.rows).map(|row| scalar_dot(matrix.format, matrix.row(row), &activations, 0)).collect()
 }
 
-fn normalised(row: &[f32], weight: &[f32], epsilon: f32) -> Vec<f32> {
+/// Returns the input of a block: the hidden state, normalised if the architecture has a norm there.
+fn normalised(row: &[f32], weight: Option<&[f32]>, epsilon: f32) -> Vec<f32> {
+    let Some(weight) = weight else { return row.to_vec() };
     let mut out = vec![0.0; row.len()];
     elementwise::rms_norm(SCALAR, row, weight, epsilon, &mut out);
     out
@@ -113,7 +115,7 @@ fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &
     normalise_each(&mut query, tensors.query_norm, epsilon);
     normalise_each(&mut key, tensors.key_norm, epsilon);
 
-    let rope = &parameters.ropes[parameters.rope_index(layer)];
+    let rope = &parameters.ropes[parameters.rope_index(layer, cache.keys.capacity() as u32)];
     let mut angles = vec![[0.0; 2]; rope.frequencies.len()];
     rope.write_cosines_and_sines(position, &mut angles);
     for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
@@ -138,7 +140,7 @@ fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &
     }
     let mut change = linear(tensors, 3, &mixed);
     normalise_each(&mut change, tensors.post_attention_norm, epsilon);
-    elementwise::add(SCALAR, row, &change);
+    add_to_hidden(weights, row, change);
 }
 
 fn feed_forward_block(weights: &Weights, layer: u32, row: &mut [f32]) {
@@ -151,5 +153,12 @@ fn feed_forward_block(weights: &Weights, layer: u32, row: &mut [f32]) {
     }
     let mut change = linear(tensors, 6, &gate);
     normalise_each(&mut change, tensors.post_feed_forward_norm, parameters.rms_norm_epsilon);
+    add_to_hidden(weights, row, change);
+}
+
+fn add_to_hidden(weights: &Weights, row: &mut [f32], mut change: Vec<f32>) {
+    if let Some(factor) = weights.hyperparameters().residual_scale {
+        elementwise::scale(SCALAR, &mut change, factor);
+    }
     elementwise::add(SCALAR, row, &change);
 }

@@ -3,7 +3,8 @@
 //! Pair i of d rotated dimensions is rotated by `position * base^(-2i / d)`, with the base of the model file. The file
 //! can also modify this angle:
 //!
-//! - factors, one for each pair, by which the angle is divided (Llama 3.1, `rope_freqs.weight`);
+//! - factors, one for each pair, by which the angle is divided (Llama 3.1, `rope_freqs.weight`; Phi 3 has others for
+//!   long contexts);
 //! - linear scaling by f: all angles are divided by f (Chen et al. 2023);
 //! - YaRN with the factor f (Peng et al. 2023): pairs with many rotations in the trained context keep their angle,
 //!   the angle of pairs with few rotations is divided by f, and pairs in between are interpolated by a ramp. Cosine
@@ -57,7 +58,7 @@ impl Rope {
     ) -> Result<Rope, ExecError> {
         let key = |name: &str| format!("{}.rope.{name}", shape.architecture);
         let base_key = key("freq_base");
-        let base = f64::from(read_positive(metadata, &base_key, 10_000.0)?);
+        let base = f64::from(Rope::base(metadata, shape)?);
         let dimensions = rotated_dimensions(metadata, shape)?;
         let scaling = scaling(metadata, shape, base, dimensions)?;
         let factor = |pair: u32| factors.map_or(1.0, |all| f64::from(all[pair as usize]));
@@ -71,6 +72,11 @@ impl Rope {
         let attention = read_positive(metadata, &key("scaling.attn_factor"), 1.0)?;
         let magnitude = scaling.magnitude() * f64::from(attention);
         Ok(Rope { pair_layout: shape.architecture.spec().pair_layout, frequencies, magnitude })
+    }
+
+    /// Reads the base of the frequencies.
+    pub(crate) fn base(metadata: &Metadata, shape: &ModelShape) -> Result<f32, ExecError> {
+        read_positive(metadata, &format!("{}.rope.freq_base", shape.architecture), 10_000.0)
     }
 
     /// Returns this rotary embedding with the frequencies of `base`, without factors and scaling.
@@ -140,7 +146,7 @@ fn scaling(
     };
     match metadata.get_str(&type_key)? {
         Some("none") => Ok(Scaling { factor: 1.0, ramp: None }),
-        None | Some("linear") => {
+        None | Some("linear" | "longrope") => {
             check_positive(used, factor)?;
             Ok(Scaling { factor: f64::from(factor), ramp: None })
         }
@@ -160,7 +166,7 @@ fn scaling(
             Ok(Scaling { factor: f64::from(factor), ramp: Some([low, high]) })
         }
         Some(other) => {
-            let hint = "the supported scaling types are none, linear and yarn; use a model with one of them";
+            let hint = "the supported scaling types are none, linear, longrope and yarn; use a model with one of them";
             Err(ExecError::Metadata { key: type_key, found: format!("`{other}`"), hint })
         }
     }
@@ -287,9 +293,9 @@ pub(crate) mod tests {
 
     #[test]
     fn unsupported_scaling_is_rejected() {
-        let error = read(&[("rope.scaling.type", text("longrope"))], None).unwrap_err();
-        let expected = "metadata key `llama.rope.scaling.type` is `longrope`: \
-                        the supported scaling types are none, linear and yarn; use a model with one of them";
+        let error = read(&[("rope.scaling.type", text("dynamic"))], None).unwrap_err();
+        let expected = "metadata key `llama.rope.scaling.type` is `dynamic`: \
+                        the supported scaling types are none, linear, longrope and yarn; use a model with one of them";
         assert_eq!(error.to_string(), expected);
         assert!(read(&[("rope.dimension_count", Value::U32(3))], None).is_err());
         let yarn =

@@ -33,6 +33,12 @@ pub enum Architecture {
     InternLm2,
     /// `SmolLM` 3: Llama without rotary embedding in every fourth layer.
     SmolLm3,
+    /// Phi 3, Phi 3.5, Phi 4 and Phi 4 mini: fused projections, and factors of rotary frequencies for long contexts.
+    Phi3,
+    /// Granite 3 and dense Granite 4: Llama with constant factors of embeddings, block outputs, scores and logits.
+    Granite,
+    /// OLMo 2 and 3: norms after blocks instead of before, and norms of whole rows of Q and K.
+    Olmo2,
 }
 
 /// The dimensions of a head that the rotary embedding rotates together.
@@ -42,6 +48,15 @@ pub enum PairLayout {
     Interleaved,
     /// Pair i is the dimensions i and i + d/2, of d rotated dimensions ("NEOX" in llama.cpp).
     Halves,
+}
+
+/// The parts of Q and K that are normalised before the rotary embedding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueryKeyNorm {
+    /// Each head, with the same weights for all heads.
+    Heads,
+    /// All heads of a token together.
+    Rows,
 }
 
 /// The activation function of the gate in the feed-forward block.
@@ -60,9 +75,27 @@ pub struct SlidingWindow {
     /// The window in positions, including the current one, if the model file has none; `None` if such a file has no
     /// layers with a window.
     pub default_window: Option<u32>,
-    /// The base of the rotary frequencies of layers with a window, which are not scaled; `None` if these layers have the
-    /// same frequencies as the others.
-    pub rope_base: Option<f32>,
+    pub rope: LocalRope,
+}
+
+/// The rotary frequencies of layers with a sliding window.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum LocalRope {
+    /// The frequencies of the other layers.
+    Same,
+    /// The base of the other layers, but without factors and scaling.
+    Unscaled,
+    /// A base of their own, without factors and scaling; the value if the model file has none.
+    Base(f32),
+}
+
+/// Divisors of the rotary frequencies that model files can have, one for each pair of dimensions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeFactors {
+    /// One tensor (Llama 3.1).
+    Single,
+    /// Two tensors, for short and for long contexts (Phi 3).
+    ShortAndLong,
 }
 
 /// The soft caps c of attention scores and logits, `c tanh(x / c)`.
@@ -84,10 +117,15 @@ pub struct ArchitectureSpec {
     pub gate_activation: GateActivation,
     /// Whether Q, K and V always have biases.
     pub has_projection_biases: bool,
-    /// Whether each head of Q and K is normalised before the rotary embedding.
-    pub has_head_norms: bool,
+    /// Whether the tensors of Q, K and V are one, and those of the gate and the up projection.
+    pub has_fused_projections: bool,
+    pub query_key_norm: Option<QueryKeyNorm>,
+    /// Whether the input of each block is normalised.
+    pub has_pre_norms: bool,
     /// Whether the output of each block is normalised before it is added to the hidden state.
     pub has_post_norms: bool,
+    /// Whether the file has constant factors of embeddings, block outputs and attention scores, and a divisor of logits.
+    pub has_scale_factors: bool,
     /// Whether embeddings are multiplied by `sqrt(embedding_length)`.
     pub scales_embeddings: bool,
     /// Whether the output matrix is always the embedding table.
@@ -99,8 +137,7 @@ pub struct ArchitectureSpec {
     /// The number of layers of the model whose attention scale is `1 / sqrt(embedding_length / heads)` instead of `1 /
     /// sqrt(key_length)`. Model files do not have the scale, so the number of layers identifies this model.
     pub layers_with_scale_by_width: Option<u32>,
-    /// Whether synthetic models can have the factors of Llama 3.1 by which rotary frequencies are divided.
-    pub has_rope_factors: bool,
+    pub rope_factors: Option<RopeFactors>,
     /// Whether synthetic models have a BPE tokenizer instead of `SentencePiece`; for Llama, the tokenizer of Llama 1 and 2.
     pub has_bpe_tokenizer: bool,
 }
@@ -111,15 +148,18 @@ const LLAMA: ArchitectureSpec = ArchitectureSpec {
     pair_layout: PairLayout::Interleaved,
     gate_activation: GateActivation::Silu,
     has_projection_biases: false,
-    has_head_norms: false,
+    has_fused_projections: false,
+    query_key_norm: None,
+    has_pre_norms: true,
     has_post_norms: false,
+    has_scale_factors: false,
     scales_embeddings: false,
     always_ties_embeddings: false,
     soft_caps: None,
     sliding_window: None,
     no_rope_period: None,
     layers_with_scale_by_width: None,
-    has_rope_factors: true,
+    rope_factors: Some(RopeFactors::Single),
     has_bpe_tokenizer: false,
 };
 
@@ -128,7 +168,7 @@ const QWEN_2: ArchitectureSpec = ArchitectureSpec {
     name: "qwen2",
     pair_layout: PairLayout::Halves,
     has_projection_biases: true,
-    has_rope_factors: false,
+    rope_factors: None,
     has_bpe_tokenizer: true,
     ..LLAMA
 };
@@ -140,12 +180,12 @@ const GEMMA: ArchitectureSpec = ArchitectureSpec {
     gate_activation: GateActivation::Gelu,
     scales_embeddings: true,
     always_ties_embeddings: true,
-    has_rope_factors: false,
+    rope_factors: None,
     ..LLAMA
 };
 
 /// The supported architectures. Sources: Touvron et al. 2023 (Llama); the reports of Qwen 2 and 3, Gemma, Gemma 2
-/// (section 2 and table 1), Gemma 3 (section 2) and `InternLM` 2; the published configurations of all models (for
+/// (section 2 and table 1), Gemma 3 (section 2), `InternLM` 2, Phi 3, Granite 3 and OLMo 2; the published configurations of all models (for
 /// example `query_pre_attn_scalar`, `sliding_window_pattern`, `no_rope_layers`).
 pub const SPECS: &[ArchitectureSpec] = &[
     LLAMA,
@@ -154,7 +194,7 @@ pub const SPECS: &[ArchitectureSpec] = &[
         architecture: Architecture::Qwen3,
         name: "qwen3",
         has_projection_biases: false,
-        has_head_norms: true,
+        query_key_norm: Some(QueryKeyNorm::Heads),
         ..QWEN_2
     },
     GEMMA,
@@ -163,31 +203,64 @@ pub const SPECS: &[ArchitectureSpec] = &[
         name: "gemma2",
         has_post_norms: true,
         soft_caps: Some(SoftCaps { default_attention: Some(50.0), default_logits: Some(30.0) }),
-        sliding_window: Some(SlidingWindow { period: 2, default_window: Some(4096), rope_base: None }),
+        sliding_window: Some(SlidingWindow { period: 2, default_window: Some(4096), rope: LocalRope::Same }),
         layers_with_scale_by_width: Some(46), // 27B
         ..GEMMA
     },
     ArchitectureSpec {
         architecture: Architecture::Gemma3,
         name: "gemma3",
-        has_head_norms: true,
+        query_key_norm: Some(QueryKeyNorm::Heads),
         has_post_norms: true,
         soft_caps: Some(SoftCaps { default_attention: None, default_logits: None }),
-        sliding_window: Some(SlidingWindow { period: 6, default_window: None, rope_base: Some(10_000.0) }),
+        sliding_window: Some(SlidingWindow {
+            period: 6,
+            default_window: None,
+            rope: LocalRope::Base(10_000.0),
+        }),
         layers_with_scale_by_width: Some(62), // 27B
         ..GEMMA
     },
     ArchitectureSpec {
         architecture: Architecture::InternLm2,
         name: "internlm2",
-        has_rope_factors: false,
+        rope_factors: None,
         ..LLAMA
     },
     ArchitectureSpec {
         architecture: Architecture::SmolLm3,
         name: "smollm3",
         no_rope_period: Some(4),
-        has_rope_factors: false,
+        rope_factors: None,
+        has_bpe_tokenizer: true,
+        ..LLAMA
+    },
+    // Deviation: the sliding window of Phi 3 mini and medium, 2047 positions, is not used, as in llama.cpp.
+    ArchitectureSpec {
+        architecture: Architecture::Phi3,
+        name: "phi3",
+        pair_layout: PairLayout::Halves,
+        has_fused_projections: true,
+        rope_factors: Some(RopeFactors::ShortAndLong),
+        ..LLAMA
+    },
+    ArchitectureSpec {
+        architecture: Architecture::Granite,
+        name: "granite",
+        has_scale_factors: true,
+        rope_factors: None,
+        has_bpe_tokenizer: true,
+        ..LLAMA
+    },
+    ArchitectureSpec {
+        architecture: Architecture::Olmo2,
+        name: "olmo2",
+        pair_layout: PairLayout::Halves,
+        query_key_norm: Some(QueryKeyNorm::Rows),
+        has_pre_norms: false,
+        has_post_norms: true,
+        sliding_window: Some(SlidingWindow { period: 4, default_window: None, rope: LocalRope::Unscaled }),
+        rope_factors: None,
         has_bpe_tokenizer: true,
         ..LLAMA
     },

@@ -64,31 +64,40 @@ fn layer_tensors(shape: &ModelShape) -> Vec<(&'static str, Vec<u64>, TensorKind)
     let (query, key, value) = (shape.query_width(), shape.key_width(), shape.value_width());
     let spec = shape.architecture.spec();
     let attended = u64::from(shape.heads) * u64::from(shape.value_length);
-    let mut list = vec![
-        ("attn_norm.weight", vec![embedding], Norm),
-        ("attn_q.weight", vec![embedding, query], Matrix),
-        ("attn_k.weight", vec![embedding, key], Matrix),
-        ("attn_v.weight", vec![embedding, value], Matrix),
-    ];
+    let mut list = Vec::new();
+    if spec.has_pre_norms {
+        list.push(("attn_norm.weight", vec![embedding], Norm));
+    }
+    if spec.has_fused_projections {
+        list.push(("attn_qkv.weight", vec![embedding, query + key + value], Matrix));
+    } else {
+        list.push(("attn_q.weight", vec![embedding, query], Matrix));
+        list.push(("attn_k.weight", vec![embedding, key], Matrix));
+        list.push(("attn_v.weight", vec![embedding, value], Matrix));
+    }
     if spec.has_projection_biases {
         list.push(("attn_q.bias", vec![query], Bias));
         list.push(("attn_k.bias", vec![key], Bias));
         list.push(("attn_v.bias", vec![value], Bias));
     }
-    if spec.has_head_norms {
-        list.push(("attn_q_norm.weight", vec![u64::from(shape.key_length)], Norm));
-        list.push(("attn_k_norm.weight", vec![u64::from(shape.key_length)], Norm));
+    if let Some([query_norm, key_norm]) = shape.query_key_norm_lengths() {
+        list.push(("attn_q_norm.weight", vec![query_norm], Norm));
+        list.push(("attn_k_norm.weight", vec![key_norm], Norm));
     }
     list.push(("attn_output.weight", vec![attended, embedding], Matrix));
     if spec.has_post_norms {
         list.push(("post_attention_norm.weight", vec![embedding], Norm));
     }
-    list.extend([
-        ("ffn_norm.weight", vec![embedding], Norm),
-        ("ffn_gate.weight", vec![embedding, feed_forward], Matrix),
-        ("ffn_up.weight", vec![embedding, feed_forward], Matrix),
-        ("ffn_down.weight", vec![feed_forward, embedding], Matrix),
-    ]);
+    if spec.has_pre_norms {
+        list.push(("ffn_norm.weight", vec![embedding], Norm));
+    }
+    if spec.has_fused_projections {
+        list.push(("ffn_up.weight", vec![embedding, 2 * feed_forward], Matrix));
+    } else {
+        list.push(("ffn_gate.weight", vec![embedding, feed_forward], Matrix));
+        list.push(("ffn_up.weight", vec![embedding, feed_forward], Matrix));
+    }
+    list.push(("ffn_down.weight", vec![feed_forward, embedding], Matrix));
     if spec.has_post_norms {
         list.push(("post_ffw_norm.weight", vec![embedding], Norm));
     }
@@ -116,6 +125,8 @@ mod tests {
         assert_eq!(count(Architecture::Qwen3), 32 * 11);
         assert_eq!(count(Architecture::Gemma2), 32 * 11);
         assert_eq!(count(Architecture::Gemma3), 32 * 13);
+        assert_eq!(count(Architecture::Phi3), 32 * 6);
+        assert_eq!(count(Architecture::Olmo2), 32 * 11);
         assert_eq!(tensor_specs(&ModelShape { has_tied_embeddings: true, ..llama_8b() }).len(), 2 + 9 * 32);
     }
 }

@@ -107,6 +107,9 @@ impl Quant {
             }
             (Quant::Iq1SM, Role::Head) => Format::Q5K,
             (_, Role::Head) => Format::Q6K,
+            (Quant::Q3KM, Role::FusedQkv) => Format::Q4K,
+            (Quant::Q4KM, Role::FusedQkv) => Format::Q5K,
+            (Quant::Q5KM, Role::FusedQkv) => Format::Q6K,
             (Quant::Q4KM, _) => Format::Q4K,
             (Quant::Q5KM, _) => Format::Q5K,
             (Quant::Q3KM, Role::Value(layer)) if layer < 2 => Format::Q5K,
@@ -129,6 +132,8 @@ enum Role {
     Head,
     Embedding,
     Value(u32),
+    /// Q, K and V in one tensor.
+    FusedQkv,
     Down(u32),
     AttentionOutput,
     Other,
@@ -141,6 +146,7 @@ fn role(tensor: &TensorSpec, shape: &ModelShape) -> Role {
     }
     match tensor.layer_index {
         Some(layer) if tensor.name.ends_with(".attn_v.weight") => Role::Value(layer),
+        Some(_) if tensor.name.ends_with(".attn_qkv.weight") => Role::FusedQkv,
         Some(layer) if tensor.name.ends_with(".ffn_down.weight") => Role::Down(layer),
         Some(_) if tensor.name.ends_with(".attn_output.weight") => Role::AttentionOutput,
         _ if embedding => Role::Embedding,

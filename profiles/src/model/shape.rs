@@ -6,7 +6,7 @@
 //! Not here: formats and bytes of tensors (`model::profile`), and constants of the arithmetic (epsilon, rope base,
 //! soft caps), which only the executor needs.
 
-use super::architecture::Architecture;
+use super::architecture::{Architecture, QueryKeyNorm};
 use crate::units::{Bytes, Flops, Layers};
 
 /// The dimensions of a decoder-only transformer.
@@ -87,6 +87,14 @@ impl ModelShape {
     /// Returns the width of the V projection (the number of rows of `attn_v`): `kv_heads * value_length`.
     pub fn value_width(&self) -> u64 {
         u64::from(self.kv_heads) * u64::from(self.value_length)
+    }
+
+    /// Returns the number of weights in the norm of Q and in the norm of K; `None` if the architecture has no such norms.
+    pub fn query_key_norm_lengths(&self) -> Option<[u64; 2]> {
+        self.architecture.spec().query_key_norm.map(|norm| match norm {
+            QueryKeyNorm::Heads => [u64::from(self.key_length); 2],
+            QueryKeyNorm::Rows => [self.query_width(), self.key_width()],
+        })
     }
 
     /// Returns the size of the KV cache of one layer for `context` tokens, with elements of size `element` (2 for f16):

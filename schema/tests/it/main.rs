@@ -99,6 +99,18 @@ fn impossible_limits_are_rejected() {
 }
 
 #[test]
+fn only_a_single_device_needs_no_links() {
+    let with_links = text(64, "", "", "");
+    let (before, _) = with_links.split_once("links:").expect("links");
+    let alone = Scenario::from_yaml(before).expect("one device");
+    assert_eq!(Scenario::from_yaml(&alone.to_yaml()).expect("written and read"), alone);
+    assert!(!alone.to_yaml().contains("links:"), "{}", alone.to_yaml());
+    let two = before.replace("devices:\n", "devices:\n  - {name: b, profile: d2}\n");
+    let error = Scenario::from_yaml(&two).expect_err("two devices").to_string();
+    assert!(error.contains("several devices need the key `links`"), "{error}");
+}
+
+#[test]
 fn old_keys_are_read_with_a_warning() {
     let wifi = |keys: &[&str]| {
         let channels = "{channels: [{name: w, bandwidth: {value: 1 Gbit/s, source: t}, stations: [a]}]}";

@@ -1,8 +1,11 @@
 //! Makes the plan of a scenario with the strategy that its planner options name.
 //!
+//! A model that one device runs alone needs no scenario ([`single_device_plan`]).
+//!
 //! Not here: the strategies (`hearth_halda`), except `refine`, which needs the simulator (`refinement`).
 
 mod refinement;
+mod single_device;
 
 use std::borrow::Borrow;
 use std::fmt::Debug;
@@ -18,6 +21,7 @@ use hearth_schema::Plan;
 use hearth_schema::scenario::PlannerOptions;
 
 pub use self::refinement::SearchBudget;
+pub use self::single_device::{DEFAULT_CONTEXT_LENGTH, DEVICE_NAME, SingleDeviceOptions, single_device_plan};
 use crate::documents::read_plan;
 use crate::{Error, LoadedScenario};
 

@@ -2,6 +2,7 @@
 //!
 //! The equations are those of `hearth_runtime::hyperparameters`, with one operation per node.
 
+use hearth_profiles::model::architecture::QueryKeyNorm;
 use hearth_profiles::model::{ArchitectureSpec, ModelShape};
 
 use super::{Graph, LayerMatrix, Norm, Operation};
@@ -30,7 +31,8 @@ pub fn decoder_graph(shape: &ModelShape, size: PassSize) -> Graph {
     let wide = u64::from(shape.embedding_length);
     let bytes = builder.rows(wide);
     let mut hidden = builder.graph.add_node(Operation::Embed, &[], "embed", bytes);
-    if shape.architecture.spec().scales_embeddings {
+    let spec = shape.architecture.spec();
+    if spec.scales_embeddings || spec.has_scale_factors {
         hidden = builder.graph.add_node(Operation::Scale, &[hidden], "embed", bytes);
     }
     for _ in 0..size.layers {
@@ -61,7 +63,7 @@ impl Builder<'_> {
         let wide = self.rows(u64::from(shape.embedding_length));
         let widths =
             [shape.query_width(), shape.key_width(), shape.value_width()].map(|width| self.rows(width));
-        let x = self.graph.add_node(Operation::Norm(Norm::Attention), &[hidden], "rmsnorm", wide);
+        let x = self.block_input(hidden, Norm::Attention);
         let projections = [(LayerMatrix::Query, "q"), (LayerMatrix::Key, "k"), (LayerMatrix::Value, "v")];
         let mut results = projections.map(|(matrix, name)| {
             self.graph.add_node(Operation::Matmul(matrix), &[x], name, widths[matrix as usize])
@@ -73,9 +75,13 @@ impl Builder<'_> {
             });
         }
         let [mut q, mut k, mut v] = results;
-        if self.spec().has_head_norms {
-            q = self.graph.add_node(Operation::Norm(Norm::QueryHeads), &[q], "q", widths[0]);
-            k = self.graph.add_node(Operation::Norm(Norm::KeyHeads), &[k], "k", widths[1]);
+        if let Some(norm) = self.spec().query_key_norm {
+            let [query, key] = match norm {
+                QueryKeyNorm::Heads => [Norm::QueryHeads, Norm::KeyHeads],
+                QueryKeyNorm::Rows => [Norm::QueryRow, Norm::KeyRow],
+            };
+            q = self.graph.add_node(Operation::Norm(query), &[q], "q", widths[0]);
+            k = self.graph.add_node(Operation::Norm(key), &[k], "k", widths[1]);
         }
         q = self.graph.add_node(Operation::Rope, &[q], "q.rope", widths[0]);
         k = self.graph.add_node(Operation::Rope, &[k], "k.rope", widths[1]);
@@ -96,14 +102,23 @@ impl Builder<'_> {
         let (wide, inner) =
             (u64::from(self.shape.embedding_length), u64::from(self.shape.feed_forward_length));
         let (wide, inner) = (self.rows(wide), self.rows(inner));
+        let x = self.block_input(hidden, Norm::FeedForward);
         let graph = &mut self.graph;
-        let x = graph.add_node(Operation::Norm(Norm::FeedForward), &[hidden], "rmsnorm", wide);
         let gate = graph.add_node(Operation::Matmul(LayerMatrix::Gate), &[x], "gate", inner);
         let gate = graph.add_node(Operation::Activate, &[gate], "gate", inner);
         let up = graph.add_node(Operation::Matmul(LayerMatrix::Up), &[x], "up", inner);
         let up = graph.add_node(Operation::Multiply, &[up, gate], "up*silu", inner);
         let down = graph.add_node(Operation::Matmul(LayerMatrix::Down), &[up], "down", wide);
         self.add(down, hidden, Norm::PostFeedForward, "down+add")
+    }
+
+    /// Adds the norm before a block, if the architecture has one. Returns the input of the block.
+    fn block_input(&mut self, hidden: usize, norm: Norm) -> usize {
+        if !self.spec().has_pre_norms {
+            return hidden;
+        }
+        let bytes = self.rows(u64::from(self.shape.embedding_length));
+        self.graph.add_node(Operation::Norm(norm), &[hidden], "rmsnorm", bytes)
     }
 
     /// Adds the residual addition of a block, preceded in some architectures by a norm of the output of the block.

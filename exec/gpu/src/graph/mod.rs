@@ -41,6 +41,9 @@ pub enum Norm {
     Attention,
     QueryHeads,
     KeyHeads,
+    /// The norm of all query heads of a token together (OLMo 2).
+    QueryRow,
+    KeyRow,
     /// The norm of the output of attention (Gemma 2).
     PostAttention,
     FeedForward,

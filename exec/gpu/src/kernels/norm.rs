@@ -22,6 +22,8 @@ pub struct NormKernel {
     pub epsilon: f32,
     /// Whether the change, which is the output of a block, is added to the hidden states: the residual addition.
     pub adds_residual: bool,
+    /// The factor of the change in the residual addition, if any.
+    pub residual_scale: Option<f32>,
     /// Whether the change is normalised before the residual addition.
     pub has_post_norm: bool,
     /// Whether the hidden states are normalised after the residual addition.
@@ -65,7 +67,7 @@ impl NormKernel {
              fn main(@builtin(workgroup_id) group: vec3<u32>, {arguments}) {{\n{sublane}    _ = params.tokens;\n    let token = group.x;\n    \
              var squares = 0.0;\n"
         );
-        let mut factor = "";
+        let mut factor = self.residual_scale.map_or(String::new(), |scale| format!(" * {scale:e}"));
         if self.has_post_norm {
             let _ = write!(
                 text,
@@ -73,7 +75,7 @@ impl NormKernel {
                  let post = {};\n    squares = 0.0;\n",
                 root("group_sum(squares, lane, sublane)")
             );
-            factor = " * post * post_weight[s]";
+            factor += " * post * post_weight[s]";
         }
         text += &each;
         text += "        var h = h_read(0u, token, 0u, s);\n";

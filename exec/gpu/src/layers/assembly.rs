@@ -127,9 +127,10 @@ impl Assembly<'_> {
                     post = self.own.layers[&before].norms.get(&norm);
                 }
                 Operation::Norm(Norm::Attention) => {
-                    self.layer = Some(self.layer.map_or(self.first, |layer| layer + 1));
+                    self.begin_layer();
                     after = self.own.layers[&self.layer()].norms.get(&Norm::Attention);
                 }
+                Operation::Norm(norm @ (Norm::QueryRow | Norm::KeyRow)) => return self.row_norm(norm, node),
                 Operation::Norm(norm) => after = self.own.layers[&before].norms.get(&norm),
                 _ => {}
             }
@@ -154,7 +155,32 @@ impl Assembly<'_> {
         Ok(())
     }
 
+    /// Adds the norm of all query or key heads of a token together.
+    fn row_norm(&mut self, norm: Norm, node: &Node) -> Result<(), GpuError> {
+        let shape = self.own.model.shape();
+        let width = if norm == Norm::QueryRow { shape.query_width() } else { shape.key_width() };
+        let kernel = NormKernel {
+            width: width as u32,
+            normalises_hidden: true,
+            ..weights::plain_norm_kernel(&self.own.gpu, &self.own.model)
+        };
+        let weight = &self.own.layers[&self.layer()].norms[&norm];
+        let (rows, out) = (self.tensor(node.inputs[0]), self.tensor(node.outputs[0]));
+        let tensors = [&self.own.buffers.params, rows, weight, out];
+        let launch = self.launch("norm", &kernel.wgsl_source(), &tensors)?;
+        self.push(Grid::Norm, vec![launch]);
+        Ok(())
+    }
+
+    fn begin_layer(&mut self) {
+        self.layer = Some(self.layer.map_or(self.first, |layer| layer + 1));
+    }
+
     fn matmul(&mut self, matrix: LayerMatrix, node: &Node) -> Result<(), GpuError> {
+        // In architectures without a norm before attention, the first matmul begins a layer.
+        if matrix == LayerMatrix::Query && !self.own.model.shape().architecture.spec().has_pre_norms {
+            self.begin_layer();
+        }
         let own = &self.own.layers[&self.layer()];
         let (weights, bias) = (&own.matrices[matrix as usize], own.biases[matrix as usize].as_ref());
         let (length, input) = (weights.row_length, node.inputs[0]);
@@ -199,7 +225,7 @@ impl Assembly<'_> {
     fn rope(&mut self, node: &Node) -> Result<(), GpuError> {
         let own = &self.own.layers[&self.layer()];
         let (shape, parameters) = (self.own.model.shape(), self.own.model.hyperparameters());
-        let rope_index = parameters.rope_index(self.layer());
+        let rope_index = parameters.rope_index(self.layer(), self.own.options.context);
         let rope = &parameters.ropes[rope_index];
         let norms = own.norms.get(&Norm::QueryHeads).zip(own.norms.get(&Norm::KeyHeads));
         let kernel = RopeKernel {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use hearth_profiles::model::ModelShape;
+use hearth_profiles::model::architecture::QueryKeyNorm;
 use hearth_runtime::hyperparameters::Hyperparameters;
 use hearth_runtime::{KvCacheOptions, Weights};
 
@@ -68,6 +69,7 @@ pub(super) fn plain_norm_kernel(gpu: &Gpu, model: &Weights) -> NormKernel {
         width: model.shape().embedding_length,
         epsilon: model.hyperparameters().rms_norm_epsilon,
         adds_residual: false,
+        residual_scale: model.hyperparameters().residual_scale,
         has_post_norm: false,
         normalises_hidden: true,
         capabilities: gpu.capabilities(),
@@ -95,11 +97,15 @@ impl GpuLayer {
             let format = upload.conversion.layer_format(role);
             GpuMatrix::upload_converted(gpu, matrix, format, upload.tiling, report)
         });
+        let [query_norm, key_norm] = match model.shape().architecture.spec().query_key_norm {
+            Some(QueryKeyNorm::Rows) => [Norm::QueryRow, Norm::KeyRow],
+            _ => [Norm::QueryHeads, Norm::KeyHeads],
+        };
         let norms = [
-            (Norm::Attention, Some(own.attention_norm)),
-            (Norm::FeedForward, Some(own.feed_forward_norm)),
-            (Norm::QueryHeads, own.query_norm),
-            (Norm::KeyHeads, own.key_norm),
+            (Norm::Attention, own.attention_norm),
+            (Norm::FeedForward, own.feed_forward_norm),
+            (query_norm, own.query_norm),
+            (key_norm, own.key_norm),
             (Norm::PostAttention, own.post_attention_norm),
             (Norm::PostFeedForward, own.post_feed_forward_norm),
         ];

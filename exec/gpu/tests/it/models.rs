@@ -226,7 +226,7 @@ pub fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
     let mut options = SynthOptions::from_preset("tiny").unwrap();
     options.quant = quant.parse().unwrap();
     options.gain = 0.5;
-    options.add_rope_freqs = architecture == Architecture::Llama;
+    options.add_rope_factors = architecture == Architecture::Llama;
     options.shape = ModelShape {
         architecture,
         layers: Layers(4),

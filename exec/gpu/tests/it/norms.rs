@@ -11,6 +11,7 @@ use crate::matmuls::masks;
 
 const TOKENS: usize = 5;
 const EPSILON: f32 = 1e-5;
+const RESIDUAL_SCALE: f64 = 0.75;
 
 /// Returns the sums of hidden states and normalised change, [TOKENS, width], and the norms of the sums, computed in f64.
 fn reference(hidden: &[f32], change: &[f32], weights: [&[f32]; 2], width: usize) -> (Vec<f32>, Vec<f32>) {
@@ -23,7 +24,8 @@ fn reference(hidden: &[f32], change: &[f32], weights: [&[f32]; 2], width: usize)
     let (mut sums, mut norms) = (Vec::new(), Vec::new());
     for (hidden, change) in hidden.chunks_exact(width).zip(change.chunks_exact(width)) {
         let change = normalised(&wide(change), weights[0]);
-        let sum: Vec<f64> = wide(hidden).iter().zip(change).map(|(one, other)| one + other).collect();
+        let sum: Vec<f64> =
+            wide(hidden).iter().zip(change).map(|(one, other)| one + RESIDUAL_SCALE * other).collect();
         norms.extend(normalised(&sum, weights[1]).iter().map(|&number| number as f32));
         sums.extend(sum.iter().map(|&number| number as f32));
     }
@@ -37,6 +39,7 @@ fn check(gpu: &Gpu, width: usize, what: &str) {
         width: width as u32,
         epsilon: EPSILON,
         adds_residual: true,
+        residual_scale: Some(RESIDUAL_SCALE as f32),
         has_post_norm: true,
         normalises_hidden: true,
         capabilities: gpu.capabilities(),

@@ -5,7 +5,8 @@
 
 use hearth_profiles::Format;
 use hearth_profiles::gguf::{FileLayout, HeaderWriter, Value};
-use hearth_profiles::model::{TensorKind, TensorSpec, layout};
+use hearth_profiles::model::architecture::RopeFactors;
+use hearth_profiles::model::{ArchitectureSpec, TensorKind, TensorSpec, layout};
 
 use super::blocks::Distribution;
 use super::{GAIN_RANGE, SynthError, SynthOptions};
@@ -31,7 +32,7 @@ pub(super) fn plan_file(options: &SynthOptions) -> Result<SynthPlan, SynthError>
     if spec.always_ties_embeddings && !shape.has_tied_embeddings {
         return Err(SynthError::Untied { architecture: shape.architecture.to_string() });
     }
-    if options.add_rope_freqs && !spec.has_rope_factors {
+    if options.add_rope_factors && spec.rope_factors.is_none() {
         return Err(SynthError::RopeFactors { architecture: shape.architecture.to_string() });
     }
     let mut writer = HeaderWriter::default();
@@ -42,11 +43,18 @@ pub(super) fn plan_file(options: &SynthOptions) -> Result<SynthPlan, SynthError>
     for tensor in layout::tensor_specs(shape) {
         let format = options.quant.tensor_format(&tensor, shape)?;
         writer.add_tensor(&tensor.name, &tensor.dims, format)?;
-        distributions.push(distribution(&tensor, options.gain));
-        if options.add_rope_freqs && tensor.kind == TensorKind::Embedding {
-            let pairs = u64::from(shape.key_length / 2).max(1);
-            writer.add_tensor("rope_freqs.weight", &[pairs], Format::F32)?;
-            distributions.push(ROPE_FACTORS);
+        distributions.push(distribution(&tensor, options.gain, spec));
+        let names: &[&str] = match spec.rope_factors {
+            Some(RopeFactors::Single) => &["rope_freqs.weight"],
+            Some(RopeFactors::ShortAndLong) => &["rope_factors_long.weight", "rope_factors_short.weight"],
+            None => &[],
+        };
+        for name in names {
+            if options.add_rope_factors && tensor.kind == TensorKind::Embedding {
+                let pairs = u64::from(shape.key_length / 2).max(1);
+                writer.add_tensor(name, &[pairs], Format::F32)?;
+                distributions.push(ROPE_FACTORS);
+            }
         }
     }
     Ok(SynthPlan { layout: writer.finish(), distributions })
@@ -56,8 +64,13 @@ pub(super) fn plan_file(options: &SynthOptions) -> Result<SynthPlan, SynthError>
 /// source: assumed; the factors of Llama 3.1 are from 1 to 8
 const ROPE_FACTORS: Distribution = Distribution { mean: 2.0, standard_deviation: 0.3 };
 
-fn distribution(tensor: &TensorSpec, gain: f32) -> Distribution {
+fn distribution(tensor: &TensorSpec, gain: f32, spec: &ArchitectureSpec) -> Distribution {
     let (mean, standard_deviation) = match tensor.kind {
+        // Without norms before blocks, these weights alone determine how much a block changes the hidden state, whose
+        // elements are of order 0.5. source: assumed, a change that is as small as in trained models
+        TensorKind::Norm if !spec.has_pre_norms && tensor.name.contains(".post_") => {
+            (0.25 * gain, 0.01 * gain)
+        }
         TensorKind::Embedding => (0.0, 0.5),
         TensorKind::Matrix => (0.0, gain / (tensor.dims[0] as f32).sqrt()),
         TensorKind::Norm => (1.0, 0.05),
@@ -97,6 +110,17 @@ fn keys(options: &SynthOptions) -> Result<Vec<(String, Value)>, SynthError> {
                 add(key, Value::F32(cap));
             }
         }
+    }
+    if spec.has_scale_factors {
+        // source: assumed, of the order of those of Granite 3
+        add("embedding_scale", Value::F32(4.0));
+        add("residual_scale", Value::F32(0.5));
+        add("attention.scale", Value::F32(0.1));
+        add("logit_scale", Value::F32(2.0));
+    }
+    if spec.rope_factors == Some(RopeFactors::ShortAndLong) && options.add_rope_factors {
+        add("rope.scaling.original_context_length", Value::U32((shape.context_length / 2).max(1)));
+        add("rope.scaling.attn_factor", Value::F32(1.1));
     }
     if spec.sliding_window.is_some() {
         // The window of Gemma 2 is half of its context, and those of other models are shorter.

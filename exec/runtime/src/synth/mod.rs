@@ -48,8 +48,8 @@ pub struct SynthOptions {
     pub tokenizer: TokenizerKind,
     /// The base of the rotary frequencies (metadata key `rope.freq_base`).
     pub rope_base: f32,
-    /// Whether to add the tensor `rope_freqs.weight` of Llama 3.1, with elements of about two; only for Llama.
-    pub add_rope_freqs: bool,
+    /// Whether to add factors of the rotary frequencies, with elements of about two; only for architectures that have them.
+    pub add_rope_factors: bool,
     /// Number of threads that write the file.
     pub threads: usize,
 }
@@ -109,7 +109,7 @@ impl SynthOptions {
             seed: 1,
             gain: 1.0,
             rope_base,
-            add_rope_freqs: false,
+            add_rope_factors: false,
             threads: std::thread::available_parallelism().map_or(2, usize::from),
         }
     }

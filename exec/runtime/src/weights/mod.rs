@@ -22,6 +22,7 @@ use crate::fetched_file::is_partial;
 use crate::hyperparameters::Hyperparameters;
 use crate::pages;
 use crate::weights::mapped_file::MappedFile;
+pub(crate) use crate::weights::tensors::RopeFactors;
 use crate::weights::tensors::{LayerTensors, Tensor, TensorTable};
 use hearth_core::schedule::ModelPart;
 use hearth_kernels::matmul::Matrix;
@@ -61,13 +62,13 @@ pub struct LayerParameters<M, V> {
     pub matrices: [M; 7],
     /// The biases that are added to the outputs of the matrices, if any, `[rows]` each.
     pub biases: [Option<V>; 7],
-    /// The weights of the norm before attention, `[embedding]`.
-    pub attention_norm: V,
-    /// The weights of the norm before the feed-forward block, `[embedding]`.
-    pub feed_forward_norm: V,
-    /// The weights of the norm of each query head, if any, `[key_length]`.
+    /// The weights of the norm before attention, if any, `[embedding]`.
+    pub attention_norm: Option<V>,
+    /// The weights of the norm before the feed-forward block, if any, `[embedding]`.
+    pub feed_forward_norm: Option<V>,
+    /// The weights of the norm of each query head, `[key_length]`, or of all query heads, `[heads * key_length]`, if any.
     pub query_norm: Option<V>,
-    /// The weights of the norm of each key head, if any, `[key_length]`.
+    /// The weights of the norm of each key head, `[key_length]`, or of all key heads, `[kv_heads * key_length]`, if any.
     pub key_norm: Option<V>,
     /// The weights of the norm of the attention output, before the residual connection, if any, `[embedding]`.
     pub post_attention_norm: Option<V>,
@@ -129,7 +130,7 @@ impl Weights {
         let output_bias = table.optional_vector("output.bias", vocabulary)?;
         let factors = table.rope_factors(crate::rope::rotated_dimensions(&model.metadata, &shape)?)?;
         table.check_all_used()?;
-        let hyperparameters = Hyperparameters::read(&model.metadata, &shape, factors.as_deref())?;
+        let hyperparameters = Hyperparameters::read(&model.metadata, &shape, &factors)?;
         let output = OutputTensors { norm: output_norm, matrix: output, bias: output_bias };
         Ok(Weights { model, shape, hyperparameters, files, layers, embedding, output, fetched_layers })
     }
@@ -254,8 +255,8 @@ impl Weights {
         LayerWeights {
             matrices: tensors.matrices.map(|tensor| self.matrix(tensor)),
             biases: tensors.biases.map(vector),
-            attention_norm: self.vector(tensors.attention_norm),
-            feed_forward_norm: self.vector(tensors.feed_forward_norm),
+            attention_norm: vector(tensors.attention_norm),
+            feed_forward_norm: vector(tensors.feed_forward_norm),
             query_norm: vector(tensors.query_norm),
             key_norm: vector(tensors.key_norm),
             post_attention_norm: vector(tensors.post_attention_norm),

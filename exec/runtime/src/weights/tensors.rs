@@ -1,8 +1,8 @@
 //! Checks the tensors of a model file that the forward pass uses.
 //!
-//! In all architectures, a layer has two norms and seven matrices; in some architectures, it also has biases, norms of
-//! the query and key heads, or norms after the attention and feed-forward blocks. Every required tensor must be inside
-//! its file and have the dimensions that follow from the metadata. A tensor that the forward pass would not use is an
+//! In all architectures, a layer has seven matrices, of which some can be parts of one tensor, and norms before or
+//! after the attention and feed-forward blocks; in some architectures, it also has biases, or norms of queries and
+//! keys. Every required tensor must be inside its file and have the dimensions that follow from the metadata. A tensor that the forward pass would not use is an
 //! error too.
 //!
 //! Tensor names are those of `hearth_profiles::model::layout`, which defines the sizes of models without files.
@@ -28,14 +28,34 @@ pub(crate) struct Tensor {
     pub(crate) extent: Extent,
 }
 
+impl Tensor {
+    /// Returns the matrices of which this tensor consists: the first has the first `counts[0]` rows, and so on.
+    fn split_rows<const N: usize>(self, counts: [u64; N]) -> [Tensor; N] {
+        let row_bytes = self.extent.length / (self.rows as u64).max(1);
+        let mut offset = self.extent.offset;
+        counts.map(|rows| {
+            let extent = Extent { offset, length: rows * row_bytes, ..self.extent };
+            offset += extent.length;
+            Tensor { rows: rows as usize, extent, ..self }
+        })
+    }
+}
+
+/// The divisors of the rotary frequencies in a model file, one for each pair of rotated dimensions.
+#[derive(Debug, Default)]
+pub(crate) struct RopeFactors {
+    /// The divisors, for short contexts if there are others for long ones.
+    pub(crate) short: Option<Vec<f32>>,
+    pub(crate) long: Option<Vec<f32>>,
+}
+
 pub(crate) type LayerTensors = LayerParameters<Tensor, Tensor>;
 
 impl LayerTensors {
     /// Returns the norms and biases of the layer.
     pub(crate) fn vectors(&self) -> impl Iterator<Item = Tensor> + use<> {
         let norms = [self.query_norm, self.key_norm, self.post_attention_norm, self.post_feed_forward_norm];
-        let required = [Some(self.attention_norm), Some(self.feed_forward_norm)];
-        required.into_iter().chain(self.biases).chain(norms).flatten()
+        [self.attention_norm, self.feed_forward_norm].into_iter().chain(self.biases).chain(norms).flatten()
     }
 }
 
@@ -71,16 +91,27 @@ impl<'a> TensorTable<'a> {
             (u64::from(shape.embedding_length), u64::from(shape.feed_forward_length));
         let heads_width = u64::from(shape.heads) * u64::from(shape.value_length);
         let spec = shape.architecture.spec();
-        let key_length = u64::from(shape.key_length);
+        let [query_norm, key_norm] = shape.query_key_norm_lengths().map_or([None; 2], |both| both.map(Some));
         // In this order, so that the first defect of a file is reported.
-        let attention_norm = norm("attn_norm", embedding)?;
-        let query = matrix("attn_q", embedding, shape.query_width())?;
-        let key = matrix("attn_k", embedding, shape.key_width())?;
-        let value = matrix("attn_v", embedding, shape.value_width())?;
+        let attention_norm = norm_if(spec.has_pre_norms, "attn_norm", embedding)?;
+        let widths = [shape.query_width(), shape.key_width(), shape.value_width()];
+        let [query, key, value] = if spec.has_fused_projections {
+            matrix("attn_qkv", embedding, widths.iter().sum())?.split_rows(widths)
+        } else {
+            let [query, key, value] = widths;
+            [
+                matrix("attn_q", embedding, query)?,
+                matrix("attn_k", embedding, key)?,
+                matrix("attn_v", embedding, value)?,
+            ]
+        };
         let attention_output = matrix("attn_output", heads_width, embedding)?;
-        let feed_forward_norm = norm("ffn_norm", embedding)?;
-        let gate = matrix("ffn_gate", embedding, feed_forward)?;
-        let up = matrix("ffn_up", embedding, feed_forward)?;
+        let feed_forward_norm = norm_if(spec.has_pre_norms, "ffn_norm", embedding)?;
+        let [gate, up] = if spec.has_fused_projections {
+            matrix("ffn_up", embedding, 2 * feed_forward)?.split_rows([feed_forward; 2])
+        } else {
+            [matrix("ffn_gate", embedding, feed_forward)?, matrix("ffn_up", embedding, feed_forward)?]
+        };
         let down = matrix("ffn_down", feed_forward, embedding)?;
         let matrices = [query, key, value, attention_output, gate, up, down];
         Ok(LayerTensors {
@@ -88,8 +119,8 @@ impl<'a> TensorTable<'a> {
             biases: self.biases(layer, &matrices)?,
             attention_norm,
             feed_forward_norm,
-            query_norm: norm_if(spec.has_head_norms, "attn_q_norm", key_length)?,
-            key_norm: norm_if(spec.has_head_norms, "attn_k_norm", key_length)?,
+            query_norm: query_norm.map(|length| norm("attn_q_norm", length)).transpose()?,
+            key_norm: key_norm.map(|length| norm("attn_k_norm", length)).transpose()?,
             post_attention_norm: norm_if(spec.has_post_norms, "post_attention_norm", embedding)?,
             post_feed_forward_norm: norm_if(spec.has_post_norms, "post_ffw_norm", embedding)?,
         })
@@ -153,10 +184,15 @@ impl<'a> TensorTable<'a> {
         Ok(Tensor { format: info.format, row_length: *length as usize, rows: rows as usize, extent })
     }
 
-    /// Returns the divisors of the rotary frequencies (Llama 3.1), one for each pair of rotated dimensions, or `None`
-    /// if the file has no such tensor.
-    pub(crate) fn rope_factors(&self, rotated_dimensions: u32) -> Result<Option<Vec<f32>>, ExecError> {
-        let name = "rope_freqs.weight";
+    /// Returns the divisors of the rotary frequencies in the file: one list (Llama 3.1), or lists for short and long
+    /// contexts (Phi 3).
+    pub(crate) fn rope_factors(&self, rotated_dimensions: u32) -> Result<RopeFactors, ExecError> {
+        let read = |name| self.rope_factor_list(name, rotated_dimensions);
+        let (short, long) = (read("rope_factors_short.weight")?, read("rope_factors_long.weight")?);
+        Ok(RopeFactors { short: read("rope_freqs.weight")?.or(short), long })
+    }
+
+    fn rope_factor_list(&self, name: &str, rotated_dimensions: u32) -> Result<Option<Vec<f32>>, ExecError> {
         if self.find(name).is_none() {
             return Ok(None);
         }

@@ -48,7 +48,7 @@ fn model(fixture: &Fixture, architecture: Architecture, quant: &str, path: &Path
     options.quant = quant.parse().unwrap();
     options.gain = if is_rounded(quant) { 0.5 } else { 1.0 };
     options.tokenizer = TokenizerKind::for_architecture(architecture);
-    options.add_rope_freqs = architecture.spec().has_rope_factors;
+    options.add_rope_factors = architecture.spec().rope_factors.is_some();
     let head_length = if architecture == Architecture::Qwen3 { 128 } else { 64 };
     options.shape = ModelShape {
         // Gemma 3 attends to all positions in every sixth layer.

@@ -54,7 +54,7 @@ fn renamed(file: Vec<u8>, old: &str, new: &str) -> Vec<u8> {
 fn with_rope_factors() -> (SynthOptions, NamedTempFile) {
     let mut options = SynthOptions::from_preset("tiny").unwrap();
     options.shape.vocab_size = 400;
-    options.add_rope_freqs = true;
+    options.add_rope_factors = true;
     let file = models::synthetic(&options);
     (options, file)
 }

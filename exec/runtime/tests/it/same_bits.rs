@@ -111,7 +111,7 @@ fn oracle(weights: &Arc<Weights>, options: KvCacheOptions, tokens: &[u32]) -> Ve
 fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
     let mut options = SynthOptions::from_preset("tiny").unwrap();
     options.quant = quant.parse().unwrap();
-    options.add_rope_freqs = architecture == Architecture::Llama;
+    options.add_rope_factors = architecture == Architecture::Llama;
     // Architectures with a sliding window have one of 10 positions, half of the context.
     let shape = models::shape(architecture);
     options.shape = ModelShape { heads: 6, kv_heads: 3, value_length: 128, ..shape };

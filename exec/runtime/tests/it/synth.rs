@@ -92,10 +92,10 @@ fn every_format_and_architecture_opens() {
         let mut options = SynthOptions { tokenizer: TokenizerKind::Bpe, ..tiny() };
         options.shape.architecture = architecture;
         options.shape.has_tied_embeddings = true;
-        options.add_rope_freqs = architecture == Architecture::Llama;
+        options.add_rope_factors = architecture == Architecture::Llama;
         let (profile, planned) = check(&options);
         assert_eq!(profile.match_digest(&planned.digest), DigestMatch::SameShape);
-        let factors = if options.add_rope_freqs { Bytes(4 * 32) } else { Bytes(0) };
+        let factors = if options.add_rope_factors { Bytes(4 * 32) } else { Bytes(0) };
         assert_eq!(profile.shared_tensors.bytes(), factors, "32 rope factors of 4 bytes");
         let weights = Weights::open(&path).unwrap();
         for (layer, group) in planned.layers.iter().enumerate() {
@@ -125,7 +125,7 @@ fn invalid_options_are_rejected_and_leave_no_file() {
     let untied = error(&|options| options.shape.architecture = Architecture::Gemma2);
     assert!(matches!(untied, SynthError::Untied { .. }));
     let factors = error(&|options| {
-        options.add_rope_freqs = true;
+        options.add_rope_factors = true;
         options.shape.architecture = Architecture::Qwen3;
     });
     assert!(matches!(factors, SynthError::RopeFactors { .. }));

@@ -32,7 +32,7 @@ impl Fixture {
         let folder = tempfile::tempdir().expect("a folder");
         let model = folder.path().join("model.gguf");
         let options = SynthOptions::new("small", shape(Architecture::Llama), Quant::Pure(Format::Q4K));
-        let options = SynthOptions { add_rope_freqs: true, ..options };
+        let options = SynthOptions { add_rope_factors: true, ..options };
         fs::copy(synthetic(&options).path(), &model).expect("a copy");
         set_age(&model, Duration::from_hours(1));
         let cache = DigestCache::new(folder.path().join("cache/digests.json"));

@@ -1,0 +1,75 @@
+//! Flags of `hearth run`, and the flags that it shares with `hearth execute` and `hearth serve`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use hearth_runtime::SamplerOptions;
+
+use super::GpuWeightFormat;
+
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The GGUF file of the model.
+    pub model: PathBuf,
+    /// Answer TEXT and exit. Without TEXT, `hearth run` answers what comes from standard input, or starts a chat if
+    /// standard input is a terminal.
+    pub text: Option<String>,
+    /// Begin the conversation with this system message.
+    #[arg(long, value_name = "TEXT", conflicts_with = "complete")]
+    pub system: Option<String>,
+    /// Continue the text instead of answering it, without the chat template of the model.
+    #[arg(long)]
+    pub complete: bool,
+    /// Generate at most this many tokens for each answer [default: until the context is full].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub tokens: Option<u32>,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub single_device: SingleDeviceArgs,
+    /// Compute with this many CPU threads [default: one per core].
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Set the format of the weights on the GPU. A conversion loses precision and changes the output.
+    #[arg(long, value_enum, default_value_t = GpuWeightFormat::AsStored)]
+    pub gpu_weights: GpuWeightFormat,
+}
+
+/// The sampling flags.
+#[derive(Debug, Args)]
+pub struct SamplingArgs {
+    /// Set the sampling temperature; 0 selects the most likely token (greedy sampling) [default: 0 for `execute`, 0.8
+    /// for `run`].
+    #[arg(long, allow_hyphen_values = true)]
+    pub temperature: Option<f32>,
+    /// Sample from this many most likely tokens (top-k); 0 samples from all tokens.
+    #[arg(long, default_value_t = 40)]
+    pub top_k: usize,
+    /// Set the nucleus sampling threshold (top-p).
+    #[arg(long, default_value_t = 0.95)]
+    pub top_p: f32,
+    /// Set the random seed of sampling; each sequence uses a separate random stream.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// The flags for a model that this device runs alone, without a plan file.
+#[derive(Debug, Args)]
+pub struct SingleDeviceArgs {
+    /// Set the context of a model that runs without a plan file, in tokens [default: the context of the model, at most
+    /// 4096].
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub context: Option<u32>,
+    /// Compute this many layers on the GPU if the model runs without a plan file; a number above the number of layers
+    /// means all [default: 0].
+    #[arg(long, value_name = "LAYERS")]
+    pub gpu_layers: Option<u32>,
+}
+
+impl SamplingArgs {
+    /// Returns the options of a sampler. `temperature` is the default temperature of the command.
+    pub fn options(&self, temperature: f32) -> SamplerOptions {
+        let temperature = self.temperature.unwrap_or(temperature);
+        SamplerOptions { temperature, top_k: self.top_k, top_p: self.top_p, seed: self.seed }
+    }
+}
