@@ -3,7 +3,9 @@
 mod init;
 mod lab;
 mod measure;
+mod model_paths;
 mod planning;
+mod pull;
 mod report;
 mod ring;
 mod run;
@@ -23,6 +25,7 @@ pub use self::lab::LabArgs;
 pub use self::measure::{BenchArgs, GpuArgs, GpuMeasurementMode, GpuWeightFormat, ProfileArgs};
 use self::planning::PLANNING_FLAGS;
 pub use self::planning::{LintArgs, PlanArgs, PlanSource, PlanningArgs, SimulateArgs, WhatifArgs};
+pub use self::pull::PullArgs;
 pub use self::report::{ReportArgs, ReproduceArgs};
 pub use self::ring::{AnnouncePolicy, DeviceArgs, ExecuteArgs, PlanOrModel, RingArgs, ServeArgs, WorkerArgs};
 pub use self::run::{RunArgs, SingleDeviceArgs};
@@ -37,6 +40,9 @@ use crate::logging::LogFormat;
 /// `run` answers texts with a model on this machine. For more devices, a scenario names devices, network links and a model. `plan` assigns the layers of the model to the devices,
 /// `simulate` predicts how fast the plan is and why, `execute` runs the plan on real devices, and `report` compares
 /// prediction and measurement. `lab` does all of this on one machine.
+///
+/// Where a command expects a GGUF file, `hf:OWNER/REPO:QUANT` names a model on Hugging Face, which is downloaded if it
+/// is missing; `pull` lists and downloads such models.
 ///
 /// Exit codes: 0 success; 1 a failure at run time; 2 invalid input (flags, documents or models); 3 the run did not
 /// complete, `lint` found an error, a lab suite exceeds an error limit, or Ctrl-C stopped `execute`, `sweep` or
@@ -112,6 +118,16 @@ pub enum Verb {
     #[command(after_help = "Example: hearth worker --listen 127.0.0.1:9001 --model model.gguf\n\
                       Example: hearth worker --listen 0.0.0.0:9001 --model model.gguf --key ring.key --name laptop")]
     Worker(WorkerArgs),
+    /// Download a GGUF model from Hugging Face, and print its path.
+    ///
+    /// The model is stored in the cache that other programs share, in the folder of HF_HUB_CACHE, in `hub` in the
+    /// folder of HF_HOME, or in ~/.cache/huggingface/hub. A download that was stopped is continued. For private and
+    /// gated models, set HF_TOKEN to a token of your account. HF_ENDPOINT selects another server, and HF_HUB_OFFLINE=1
+    /// forbids downloads. Where a command expects a GGUF file, `hf:OWNER/REPO:QUANT` downloads it, too.
+    #[command(after_help = "Example: hearth pull Qwen/Qwen3-8B-GGUF\n\
+                      Example: hearth pull Qwen/Qwen3-8B-GGUF:Q4_K_M\n\
+                      Then: hearth run hf:Qwen/Qwen3-8B-GGUF:Q4_K_M 'Why is the sky blue?'")]
+    Pull(PullArgs),
     /// Measure the speed of this machine, or correct its profile with the trace of a run.
     #[command(after_help = "Example: hearth profile --model model.gguf -o this.yaml\n\
                       Example: hearth profile --from-trace run.trace --predicted sim.trace --profile this.yaml --name a -o new.yaml")]

@@ -9,6 +9,7 @@ use hearth_ring::{KeyError, RingError};
 use hearth_runtime::ExecError;
 use hearth_workflow::{Error, ErrorKind};
 
+use crate::interruption::EXIT_INTERRUPTED;
 use crate::output::escape_line;
 
 pub const EXIT_FAILED: u8 = 1;
@@ -45,6 +46,11 @@ impl Failure {
     /// Creates an error with exit code [`EXIT_INVALID`].
     pub fn invalid(what: impl fmt::Display) -> Self {
         Error::invalid(what).into()
+    }
+
+    /// Creates an error for work that Ctrl-C stopped, with the exit code of Ctrl-C.
+    pub fn interrupted(what: impl fmt::Display) -> Self {
+        Self { exit_code: EXIT_INTERRUPTED.0, ..Self::failed(what) }
     }
 
     /// Converts the error of clap for an invalid command line.

@@ -16,6 +16,9 @@ pub const EXIT_INTERRUPTED: ExitCode = ExitCode(130);
 static IS_CANCELLABLE: AtomicBool = AtomicBool::new(false);
 static IS_CANCELLED: AtomicBool = AtomicBool::new(false);
 static LISTENING: Once = Once::new();
+/// Whether another handler decides what a signal does. A download before it may have started [`exit_or_cancel`], which
+/// must then not exit before the handler has cleaned up.
+static HAS_OTHER_HANDLER: AtomicBool = AtomicBool::new(false);
 
 /// A guard during whose lifetime Ctrl-C cancels the current work instead of exiting the program.
 pub struct CancellationGuard(());
@@ -44,6 +47,7 @@ pub fn on_signal(mut handler: impl FnMut() + Send + 'static) {
     let (listening_tx, listening_rx) = mpsc::channel();
     spawn_listener(async move {
         let Ok(mut signals) = Signals::listen() else { return };
+        HAS_OTHER_HANDLER.store(true, Ordering::SeqCst);
         let _ = listening_tx.send(());
         loop {
             signals.next().await;
@@ -57,6 +61,7 @@ pub fn on_signal(mut handler: impl FnMut() + Send + 'static) {
 /// Waits for SIGINT, SIGTERM or SIGHUP.
 pub async fn termination_signal() {
     if let Ok(mut signals) = Signals::listen() {
+        HAS_OTHER_HANDLER.store(true, Ordering::SeqCst);
         signals.next().await;
     }
 }
@@ -105,7 +110,8 @@ static IGNORES_HANGUP: LazyLock<bool> = LazyLock::new(|| {
 
 async fn exit_or_cancel() {
     while tokio::signal::ctrl_c().await.is_ok() {
-        if !IS_CANCELLABLE.load(Ordering::SeqCst) || IS_CANCELLED.swap(true, Ordering::SeqCst) {
+        let cancels = IS_CANCELLABLE.load(Ordering::SeqCst) && !IS_CANCELLED.swap(true, Ordering::SeqCst);
+        if !cancels && !HAS_OTHER_HANDLER.load(Ordering::SeqCst) {
             EXIT_INTERRUPTED.exit();
         }
     }

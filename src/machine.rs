@@ -12,6 +12,7 @@ use hearth_ring::{LocalModel, OnVerificationProgress, Verification};
 use hearth_runtime::profile::{ProfileOptions, profile};
 use hearth_runtime::weights::digest_cache::DigestCache;
 use hearth_runtime::{ChatTemplate, Tokenizer, Weights};
+use hearth_schema::hub_model::HubModelName;
 use hearth_schema::plan::WeightDigests;
 use hearth_schema::scenario::DeviceEntry;
 use hearth_workflow::{Error, LoadedScenario, ReferenceResolver, check_model_exists};
@@ -20,6 +21,7 @@ use indicatif::ProgressBar;
 use crate::cli::{DeviceArgs, GpuWeightFormat, PlanningArgs};
 use crate::diagnostics::Failure;
 use crate::gpu;
+use crate::hub;
 use crate::output::escape_line;
 use crate::profile_cache::ProfileCache;
 use crate::progress;
@@ -65,6 +67,10 @@ impl ReferenceResolver for LocalMachineResolver {
             cache.write(&device);
         }
         Ok(device)
+    }
+
+    fn hub_model(&self, name: &HubModelName) -> Result<PathBuf, Error> {
+        hub::locate_for_document(name)
     }
 
     fn model(&self, path: &Path) -> Result<ModelProfile, Error> {

@@ -8,6 +8,7 @@ mod conversation;
 mod diagnostics;
 mod emulation;
 mod gpu;
+mod hub;
 mod interruption;
 mod logging;
 mod machine;

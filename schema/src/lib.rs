@@ -11,6 +11,7 @@ pub mod address;
 pub mod digest;
 pub mod editor;
 pub mod events;
+pub mod hub_model;
 pub mod model;
 pub mod pass;
 pub mod plan;

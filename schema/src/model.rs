@@ -8,7 +8,9 @@ use hearth_profiles::{Bytes, Format};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A reference to a model: a shipped model, a model document or a GGUF file.
+use crate::hub_model::{self, HubModelName};
+
+/// A reference to a model: a shipped model, a model document, a GGUF file or a model on a hub.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[serde(expecting = "`{profile: llama-70b}`, a shipped model or a model document, or `{file: model.gguf}`")]
@@ -16,14 +18,19 @@ pub struct ModelRef {
     /// The name of a shipped model, such as `llama-70b`, or the path of a `model/1` document.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// The path of a GGUF file.
+    /// The path of a GGUF file, or a model on Hugging Face: `hf:OWNER/REPO:QUANT`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
 }
 
 impl ModelRef {
-    /// Checks that either `profile` or `file` is set. `place` is the key of the reference in the document.
+    /// Checks that either `profile` or `file` is set, and that the name of a model on a hub is valid. `place` is the key
+    /// of the reference in the document.
     pub(crate) fn validate(&self, place: &str) -> Result<(), DocumentError> {
+        if let Some(name) = self.file.as_deref().filter(|file| hub_model::is_hub_model_name(file)) {
+            let invalid = |error| format!("`{place}.file`: {error}; {}", hub_model::NAME_HINT);
+            name.parse::<HubModelName>().map_err(|error| DocumentError::invalid_document(invalid(error)))?;
+        }
         if self.profile.is_some() != self.file.is_some() {
             return Ok(());
         }

@@ -8,6 +8,7 @@ mod lab;
 mod lint;
 mod plan;
 mod profile;
+mod pull;
 mod report;
 mod reproduce;
 mod run;
@@ -24,10 +25,12 @@ use serde::Serialize;
 
 use crate::cli::{Cli, Verb};
 use crate::diagnostics::{ExitCode, Failure};
+use crate::hub;
 use crate::output::say;
 
-pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
+pub fn run(mut cli: Cli) -> Result<ExitCode, Failure> {
     let json = cli.json;
+    hub::locate_models(cli.verb.model_paths_mut())?;
     match cli.verb {
         Verb::Run(args) => run::run(&args, json),
         Verb::Plan(args) => plan::run(&args, json),
@@ -39,6 +42,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Verb::Gpu(args) => gpu::run(&args, json),
         Verb::Serve(args) => serve::run(&args, json),
         Verb::Bench(args) => bench::run(&args, json),
+        Verb::Pull(args) => pull::run(&args, json),
         Verb::Profile(args) => profile::run(&args, json),
         Verb::Lab(args) => lab::run(&args, json),
         Verb::Report(args) => report::run(&args, json),

@@ -19,7 +19,7 @@ use crate::repository::{TextFile, repository_root, rust_files, text_files};
 
 /// The workspace crates that each crate may depend on, without the prefix `hearth-`. The root package may depend on
 /// all crates except `studies`, on whose experiments no crate depends.
-const ALLOWED: [(&str, &str); 14] = [
+const ALLOWED: [(&str, &str); 15] = [
     ("profiles", ""),
     ("schema", "profiles"),
     ("core", "schema profiles"),
@@ -31,6 +31,7 @@ const ALLOWED: [(&str, &str); 14] = [
     ("ring", "runtime kernels core schema profiles"),
     ("lab", "ring runtime core schema profiles"),
     ("serve", "ring runtime schema profiles"),
+    ("hub", "schema profiles"),
     ("reports", "core schema profiles"),
     ("workflow", "halda sim reports core schema profiles"),
     ("studies", "workflow halda sim reports core schema profiles"),

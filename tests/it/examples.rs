@@ -15,10 +15,11 @@ use crate::processes::{
 use crate::repository::repository_root;
 
 /// Commands whose examples are not run here, with the reason.
-const NOT_RUN: [(&str, &str); 7] = [
+const NOT_RUN: [(&str, &str); 8] = [
     ("bench", "times a model for minutes"),
     ("lab", "needs control groups; separate tests run it if they are available"),
     ("profile", "measures this machine for a minute"),
+    ("pull", "needs the internet; separate tests pull from a server on this machine"),
     ("reproduce", "takes minutes with draws; separate tests run it without draws"),
     ("serve", "serves until it is terminated; tested separately"),
     ("synth", "writes a gigabyte; other tests write smaller models"),

@@ -16,6 +16,7 @@ mod examples;
 mod execute;
 mod folder;
 mod gpu;
+mod hub;
 mod init;
 mod interrupted;
 mod json;

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use hearth_schema::address::split_host_port;
+use hearth_schema::hub_model::is_hub_model_name;
 
 use crate::Error;
 
@@ -121,9 +122,10 @@ impl NewScenario {
     }
 }
 
-/// Returns whether a model is given by the path of a GGUF file.
+/// Returns whether a model is given by the path of a GGUF file, or by its name on a hub.
 pub fn is_gguf_path(model: &str) -> bool {
-    Path::new(model).extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf"))
+    is_hub_model_name(model)
+        || Path::new(model).extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf"))
 }
 
 /// Returns a string as a YAML scalar: without quotes if that is unambiguous, otherwise quoted as in JSON.
@@ -181,6 +183,8 @@ mod tests {
         }
         let text = NewScenario { model: "models/a b.GGUF".into(), ..scenario(&["laptop"]) }.to_yaml();
         assert_eq!(Scenario::from_yaml(&text).expect("valid").model.file.as_deref(), Some("models/a b.GGUF"));
+        let text = NewScenario { model: "hf:o/r:Q8_0".into(), ..scenario(&["laptop"]) }.to_yaml();
+        assert_eq!(Scenario::from_yaml(&text).expect("valid").model.file.as_deref(), Some("hf:o/r:Q8_0"));
     }
 
     #[test]

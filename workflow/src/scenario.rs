@@ -1,7 +1,8 @@
 //! Loads a scenario and resolves its references to devices and models into a cluster.
 //!
 //! A scenario names each device or model by a shipped profile or by the path of a document, relative to its own folder.
-//! A model can also be a GGUF file, and a device can be `measured` when the scenario is loaded.
+//! A model can also be a GGUF file or the name of a model on a hub, and a device can be `measured` when the scenario is
+//! loaded.
 
 use std::fmt::Debug;
 use std::fs;
@@ -13,6 +14,7 @@ use hearth_profiles::gguf::GgufModel;
 use hearth_profiles::model::{ModelDocument, ModelProfile, shipped_names, shipped_profile};
 use hearth_profiles::{DeviceProfile, Document, device};
 use hearth_schema::Scenario;
+use hearth_schema::hub_model::{HubModelName, NAME_HINT, is_hub_model_name};
 use hearth_schema::plan::ScenarioRecord;
 use hearth_schema::scenario::{DeviceEntry, ModelRef};
 
@@ -24,11 +26,14 @@ pub trait ReferenceResolver: Debug + Send + Sync {
     /// Measures this machine, for a device whose profile in the scenario is `measured`.
     fn measure(&self, entry: &DeviceEntry) -> Result<DeviceProfile, Error>;
 
+    /// Returns the path of a model on a hub, which is downloaded if it is missing.
+    fn hub_model(&self, name: &HubModelName) -> Result<PathBuf, Error>;
+
     /// Reads the profile of a model from a GGUF file.
     fn model(&self, path: &Path) -> Result<ModelProfile, Error>;
 }
 
-/// A resolver that reads the headers of model files and does not support measured devices.
+/// A resolver that reads the headers of model files. It supports neither measured devices nor models on a hub.
 #[derive(Debug, Clone, Copy)]
 pub struct FileResolver;
 
@@ -36,6 +41,11 @@ impl ReferenceResolver for FileResolver {
     fn measure(&self, entry: &DeviceEntry) -> Result<DeviceProfile, Error> {
         Err(Error::invalid(format!("device `{}` cannot be measured here", entry.name))
             .with_hint("name a shipped device or a device document as its `profile`"))
+    }
+
+    fn hub_model(&self, name: &HubModelName) -> Result<PathBuf, Error> {
+        Err(Error::invalid(format!("model `{name}` cannot be downloaded here"))
+            .with_hint("download it with `hearth pull`, and name its path"))
     }
 
     fn model(&self, path: &Path) -> Result<ModelProfile, Error> {
@@ -64,7 +74,16 @@ pub fn check_model_exists(path: &Path) -> Result<(), Error> {
              in a scenario"
         )
     });
-    Err(Error::from_io_error(path, "open", &error).with_hint(hint))
+    let error = Error::from_io_error(path, "open", &error);
+    let hub_name = path.to_str().and_then(|text| text.parse::<HubModelName>().ok());
+    // The name of a model on a hub without its prefix: with a quantisation, or as such repositories are called.
+    let hub_name = hub_name.filter(|name| {
+        name.selector.is_some() || name.repository.name.to_ascii_lowercase().ends_with("-gguf")
+    });
+    Err(match hub_name {
+        Some(name) => error.with_hint(format!("check the path; a model on Hugging Face is written `{name}`")),
+        None => error.with_hint(hint),
+    })
 }
 
 /// A scenario that was read from a file, with what is needed to resolve its references.
@@ -121,17 +140,32 @@ impl LoadedScenario {
         let model = scenario.model.profile.as_deref();
         let profiles = scenario.devices.iter().map(|device| device.profile.as_str()).chain(model);
         let documents = profiles.filter(|name| is_path(name)).map(|name| self.path_of(name));
-        let models = self.model_file().into_iter().chain(self.draft_model_file());
+        let drafts = scenario.workload.speculation.as_ref().map(|drafts| &drafts.draft_model);
+        let models =
+            [Some(&scenario.model), drafts].into_iter().flatten().filter_map(|it| it.file.as_deref());
+        // Files of a hub are in its cache, where no result is written.
+        let models = models.filter(|file| !is_hub_model_name(file)).map(|file| self.path_of(file));
         [self.path.clone()].into_iter().chain(models).chain(documents).collect()
     }
 
-    pub fn model_file(&self) -> Option<PathBuf> {
-        self.scenario.model.file.as_ref().map(|file| self.path_of(file))
+    /// Returns the path of the model file, if the scenario names one. A model on a hub is downloaded.
+    pub fn model_file(&self) -> Result<Option<PathBuf>, Error> {
+        self.scenario.model.file.as_deref().map(|file| self.locate_model(file)).transpose()
     }
 
-    pub fn draft_model_file(&self) -> Option<PathBuf> {
-        let draft = &self.scenario.workload.speculation.as_ref()?.draft_model;
-        draft.file.as_ref().map(|file| self.path_of(file))
+    /// Returns the path of the file of the draft model like [`model_file`](Self::model_file).
+    pub fn draft_model_file(&self) -> Result<Option<PathBuf>, Error> {
+        let drafts = self.scenario.workload.speculation.as_ref();
+        let file = drafts.and_then(|drafts| drafts.draft_model.file.as_deref());
+        file.map(|file| self.locate_model(file)).transpose()
+    }
+
+    fn locate_model(&self, file: &str) -> Result<PathBuf, Error> {
+        if !is_hub_model_name(file) {
+            return Ok(self.path_of(file));
+        }
+        let invalid = |error| Error::invalid(error).with_location(self.path.display()).with_hint(NAME_HINT);
+        self.resolver.hub_model(&file.parse().map_err(invalid)?)
     }
 
     /// Resolves all references of the scenario and returns the cluster, with all limits that do not depend on a plan.
@@ -241,7 +275,7 @@ impl LoadedScenario {
 
     fn model(&self, model: &ModelRef) -> Result<ModelProfile, Error> {
         if let Some(file) = &model.file {
-            let path = self.path_of(file);
+            let path = self.locate_model(file)?;
             let model = self.resolver.model(&path);
             let hint = format!(
                 "`model.file` is relative to the folder of the scenario: correct it, use `--model`, or make a model with random \

@@ -113,7 +113,7 @@ impl<'l> Lab<'l> {
             report,
             profiles: args.profiles.clone(),
             model_digest: opened.profile.digest.clone(),
-            draft: loaded.draft_model_file(),
+            draft: loaded.draft_model_file()?,
             pass_tokens: workload.prompt_tokens.min(workload.micro_batch).min(MAX_PASS_TOKENS),
         })
     }

@@ -173,8 +173,8 @@ fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
             let what = format!("the scenario name `{name}` cannot be the name of a folder");
             return Err(Failure::invalid(what).with_location(path.display()).with_hint(FILE_NAME_HINT));
         }
-        let model = args.planning.model.clone().or_else(|| loaded.model_file());
-        let files = [model.as_deref().map(file_stamp), loaded.draft_model_file().as_deref().map(file_stamp)];
+        let model = args.planning.model.clone().map_or_else(|| loaded.model_file(), |path| Ok(Some(path)))?;
+        let files = [model.as_deref().map(file_stamp), loaded.draft_model_file()?.as_deref().map(file_stamp)];
         let input_digest =
             hearth_schema::digest::digest_text(&format!("{} {files:?} {environment}", loaded.record.digest));
         entries.push(Entry { question: loaded.question, path, name, input_digest });
