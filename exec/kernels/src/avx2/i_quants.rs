@@ -48,7 +48,7 @@ fn load_iq1_s(block: &BlockIq1S) -> Loaded<[u8; 8]> {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn group_iq1_s<const G: usize>(block: &BlockIq1S, loaded: &Loaded<[u8; 8]>) -> (__m256i, __m256i) {
-    let row = |at: usize| block.grid_entry(4 * G + at) as i64;
+    let row = |at: usize| block.grid_row(4 * G + at) as i64;
     let weights = _mm256_set_epi64x(row(3), row(2), row(1), row(0));
     (weights, _mm256_set1_epi16(i16::from(loaded.scales[G])))
 }

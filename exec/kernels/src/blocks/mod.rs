@@ -39,8 +39,9 @@ macro_rules! integers {
 }
 
 mod blocks32;
-mod i_quants;
-mod iq1_s_grid;
+mod four_bit_codebooks;
+mod grids;
+mod iq1;
 mod k_quants;
 
 use bytemuck::Pod;
@@ -49,8 +50,8 @@ use hearth_profiles::{Bytes, Format};
 
 use super::KernelError;
 pub(crate) use blocks32::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
-pub(crate) use i_quants::{BlockIq1S, BlockIq4Nl, BlockIq4Xs, IQ4_VALUES};
-pub(crate) use iq1_s_grid::IQ1_S_GRID;
+pub(crate) use four_bit_codebooks::{BlockIq4Nl, BlockIq4Xs, IQ4_VALUES};
+pub(crate) use iq1::BlockIq1S;
 pub(crate) use k_quants::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 
 /// A block of weights with an f16 scale and, in some formats, an f16 minimum.

@@ -29,7 +29,7 @@ impl Unpack256 for BlockIq1S {
     #[inline(always)]
     fn group(&self, group: usize) -> [int8x16_t; 2] {
         let offset = vdupq_n_u8(self.offset(group));
-        let rows: [u64; 4] = std::array::from_fn(|at| self.grid_entry(4 * group + at));
+        let rows: [u64; 4] = std::array::from_fn(|at| self.grid_row(4 * group + at));
         cast::<_, [uint8x16_t; 2]>(rows).map(|numbers| cast(vsubq_u8(numbers, offset)))
     }
 

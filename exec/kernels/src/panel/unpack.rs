@@ -158,7 +158,7 @@ unpack_bytes! { 256:
         for (row, out) in quants.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             // A byte is at most 16 + 2, so the addition does not carry into the next byte.
             let up = repeat(9 - block.offset(row / 4));
-            *out = (block.grid_entry(row) + up).to_le_bytes();
+            *out = (block.grid_row(row) + up).to_le_bytes();
         }
     };
     BlockIq4Xs { OFFSET: i32 = 128, MAX_QUANT: i32 = 241, FROM_CODEBOOK: bool = true } |block, quants| {

@@ -1,13 +1,17 @@
-//! The codebook of IQ1_S: 2048 rows of eight weights.
+//! The codebooks of the I-quants: tables of rows of eight or four weights.
 //!
-//! There are 3^8 = 6561 possible rows of eight weights -1, 0 or 1. Row n is the row whose weights plus one are the
-//! digits of n in base 3, with the first weight as the least significant digit. The codebook contains 2048 of these
-//! rows in ascending order of n. The selection is part of the format (`iq1s_grid` of ggml-common.h lists the rows);
-//! here it is stored as a bitmap of the 6561 rows.
+//! The weights of a codebook have three or eight levels. Row number n is the row whose level indices are the digits of
+//! n, with the first weight as the least significant digit: in base 3 for three levels, in base 8 for eight. A
+//! codebook contains some of the possible rows, in ascending order of their numbers. The selection is part of the
+//! format (the tables `iq1s_grid` to `iq3s_grid` of ggml-common.h list the rows); here it is stored as a bitmap of the
+//! possible rows.
 
-/// The rows in the codebook, as a bitmap in hexadecimal with two digits per byte: bit n % 8 of byte n / 8 is set if row
-/// n is in the codebook, where n is the sum of (weight + 1) 3^position over the eight weights.
-const MEMBERS: &[u8; 1642] = b"\
+/// The rows of `IQ1_S`: each byte is `8 * (weight + 1)`, that is 0, 8 or 16.
+///
+/// The factor of eight keeps a weight an integer after the format adds the shift of 1/8 or -1/8.
+pub(crate) static IQ1_GRID: [[u8; 8]; 2048] = grid(IQ1_ROWS, &[0, 8, 16]);
+
+const IQ1_ROWS: &[u8; 1642] = b"\
     55251485a0024251084531a886208aa21a082a201485501482204445251505a00282208818000882a0032aa088bbaa0a90aa0b00\
     22000aaa8c82a0084051084521888050144251088a300898a008802a0845211485204842550845012cc2a0208a26002a24a8aaa2\
     08e2af0808282800a0024228aa2820a880200a9b08b9baa820caae89a2aeaa3a7cebeababb820eb822bacad30e920222002220a8\
@@ -25,27 +29,24 @@ const MEMBERS: &[u8; 1642] = b"\
     0045211485a00a4051084521a906004aaa0208a500100d44148228084521140500088282acf220000000aa0a280aba20eaa20200\
     82480928e91400114b4551004501a802501442510888240888280a40080045011405a0024051084501";
 
-/// The rows of the codebook: each byte of a row is `8 * (weight + 1)`, that is 0, 8 or 16.
-///
-/// The factor of eight keeps a weight an integer after the format adds the shift of 1/8 or -1/8.
-pub(crate) static IQ1_S_GRID: [u64; 2048] = grid();
-
-const fn grid() -> [u64; 2048] {
-    let mut grid = [0; 2048];
+/// Returns the rows of a codebook, given a bitmap of their numbers in hexadecimal with two digits per byte: bit n % 8
+/// of byte n / 8 is set if row n is in the codebook.
+const fn grid<const LENGTH: usize, const ROWS: usize>(bitmap: &[u8], levels: &[u8]) -> [[u8; LENGTH]; ROWS] {
+    let mut grid = [[0; LENGTH]; ROWS];
     let (mut row, mut found) = (0, 0);
-    while row < 6561 {
-        if digit(MEMBERS[row / 8 * 2 + 1 - row % 8 / 4]) >> (row % 4) & 1 == 1 {
-            let (mut rest, mut position) = (row as u64, 0);
-            while position < 8 {
-                grid[found] |= (rest % 3 * 8) << (8 * position);
-                rest /= 3;
+    while row < levels.len().pow(LENGTH as u32) {
+        if digit(bitmap[row / 8 * 2 + 1 - row % 8 / 4]) >> (row % 4) & 1 == 1 {
+            let (mut rest, mut position) = (row, 0);
+            while position < LENGTH {
+                grid[found][position] = levels[rest % levels.len()];
+                rest /= levels.len();
                 position += 1;
             }
             found += 1;
         }
         row += 1;
     }
-    assert!(found == 2048, "the codebook has 2048 rows");
+    assert!(found == ROWS, "the bitmap has a bit for each row");
     grid
 }
 
