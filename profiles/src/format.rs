@@ -78,10 +78,20 @@ formats! {
     Q5K = 13, "q5_k", 256, 176;
     /// 6-bit K-quant in blocks of 256: 16 sub-blocks of 16 weights with 8-bit scales.
     Q6K = 14, "q6_k", 256, 210;
+    /// 2.06-bit weights in blocks of 256: signs, and indices into a codebook of magnitudes.
+    Iq2Xxs = 16, "iq2_xxs", 256, 66;
+    /// 2.31-bit weights in blocks of 256: signs, and indices into a codebook of magnitudes.
+    Iq2Xs = 17, "iq2_xs", 256, 74;
+    /// 3.06-bit weights in blocks of 256: signs, and indices into a codebook of magnitudes.
+    Iq3Xxs = 18, "iq3_xxs", 256, 98;
     /// 1.56-bit weights in blocks of 256, stored as indices into a codebook.
     Iq1S = 19, "iq1_s", 256, 50;
     /// 4-bit weights in blocks of 32, quantised to 16 unevenly spaced levels.
     Iq4Nl = 20, "iq4_nl", 32, 18;
+    /// 3.44-bit weights in blocks of 256: signs, and indices into a codebook of magnitudes.
+    Iq3S = 21, "iq3_s", 256, 110;
+    /// 2.56-bit weights in blocks of 256: signs, and indices into a codebook of magnitudes.
+    Iq2S = 22, "iq2_s", 256, 82;
     /// 4-bit weights in blocks of 256, quantised to 16 unevenly spaced levels.
     Iq4Xs = 23, "iq4_xs", 256, 136;
     /// bfloat16: the upper 16 bits of a 32-bit floating-point number.

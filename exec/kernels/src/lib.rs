@@ -42,6 +42,11 @@ macro_rules! for_format {
             hearth_profiles::Format::Q4K => $blocks!(BlockQ4K, row256, dot_q4_k),
             hearth_profiles::Format::Q5K => $blocks!(BlockQ5K, row256, dot_q5_k),
             hearth_profiles::Format::Q6K => $blocks!(BlockQ6K, row256, dot_q6_k),
+            hearth_profiles::Format::Iq2Xxs => $blocks!(BlockIq2Xxs, row256, dot_iq2_xxs),
+            hearth_profiles::Format::Iq2Xs => $blocks!(BlockIq2Xs, row256, dot_iq2_xs),
+            hearth_profiles::Format::Iq2S => $blocks!(BlockIq2S, row256, dot_iq2_s),
+            hearth_profiles::Format::Iq3Xxs => $blocks!(BlockIq3Xxs, row256, dot_iq3_xxs),
+            hearth_profiles::Format::Iq3S => $blocks!(BlockIq3S, row256, dot_iq3_s),
             hearth_profiles::Format::Iq1S => $blocks!(BlockIq1S, row256, dot_iq1_s),
             hearth_profiles::Format::Iq4Xs => $blocks!(BlockIq4Xs, row256, dot_iq4_xs),
         }

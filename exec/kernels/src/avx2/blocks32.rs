@@ -9,7 +9,8 @@ use std::arch::x86_64::*;
 use bytemuck::must_cast;
 
 use super::{
-    half_bits, iq4_values, load, lowest, nibbles, one_sum, per_token, prefetch, signed, two_sums, unsigned,
+    half_bits, iq4_values, load, lowest, nibbles, one_sum, per_token, prefetch, set_bits, signed, two_sums,
+    unsigned,
 };
 use crate::activations::QuantisedRow;
 use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, ScaledBlock, blocks};
@@ -120,21 +121,6 @@ minimum_dots! {
         let fifth = _mm256_and_si256(set_bits(block.high_bits), _mm256_set1_epi8(16));
         _mm256_or_si256(nibbles(&block.quants), fifth)
     };
-}
-
-/// Expands each of 32 bits to a byte: 0xff if the bit is set, otherwise 0.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn set_bits(bits: [u8; 4]) -> __m256i {
-    let byte_of_eight = _mm256_set_epi64x(
-        0x0303_0303_0303_0303,
-        0x0202_0202_0202_0202,
-        0x0101_0101_0101_0101,
-        0x0000_0000_0000_0000,
-    );
-    let one_bit_each = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
-    let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(i32::from_le_bytes(bits)), byte_of_eight);
-    _mm256_cmpeq_epi8(_mm256_and_si256(bytes, one_bit_each), one_bit_each)
 }
 
 /// Converts four f16 values, given by their bits, to f32.

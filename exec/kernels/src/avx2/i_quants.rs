@@ -3,14 +3,24 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
 
-use super::k_quants::{Loaded, dots256, pairs, subtract_offset};
-use super::{half_bits, iq4_values, load, lowest, nibbles, per_token, prefetch, signed, unsigned};
+use super::k_quants::{Loaded, Loaded16, dots256, pairs, spread, subtract_offset, twice};
+use super::{
+    half_bits, iq4_values, load, load_half, lowest, nibbles, per_token, prefetch, set_bits, signed, unsigned,
+};
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockIq1S, BlockIq4Xs, ScaledBlock, blocks};
+use crate::blocks::{
+    BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Xs, IntegerBlock256,
+    ScaledBlock, SignMagnitudeBlock, blocks,
+};
 
 dots256! {
     dot_iq4_xs: BlockIq4Xs, load_iq4_xs, group_iq4_xs, signed, subtract_offset;
     dot_iq1_s: BlockIq1S, load_iq1_s, group_iq1_s, unsigned, subtract_offset;
+    dot_iq2_xxs: BlockIq2Xxs, load_sign_magnitude, group_sign_magnitude, signed, subtract_offset;
+    dot_iq2_xs: BlockIq2Xs, load_sign_magnitude, group_sign_magnitude, signed, subtract_offset;
+    dot_iq2_s: BlockIq2S, load_sign_magnitude, group_sign_magnitude, signed, subtract_offset;
+    dot_iq3_xxs: BlockIq3Xxs, load_sign_magnitude, group_sign_magnitude, signed, subtract_offset;
+    dot_iq3_s: BlockIq3S, load_sign_magnitude, group_sign_magnitude, signed, subtract_offset;
 }
 
 #[inline]
@@ -51,4 +61,28 @@ fn group_iq1_s<const G: usize>(block: &BlockIq1S, loaded: &Loaded<[u8; 8]>) -> (
     let row = |at: usize| block.grid_row(4 * G + at) as i64;
     let weights = _mm256_set_epi64x(row(3), row(2), row(1), row(0));
     (weights, _mm256_set1_epi16(i16::from(loaded.scales[G])))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn load_sign_magnitude<B: IntegerBlock256>(block: &B) -> Loaded16 {
+    let scales = twice(_mm256_cvtepi8_epi16(load_half(&block.scales())));
+    let scale = B::SCALE_FACTOR * half_bits(block.scale_bits());
+    let zero = _mm256_setzero_si256();
+    Loaded { scale, minimum: 0.0, scales, subtracted: zero, high_bits: zero }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn group_sign_magnitude<const G: usize>(
+    block: &impl SignMagnitudeBlock,
+    loaded: &Loaded16,
+) -> (__m256i, __m256i) {
+    let eight = |at: usize| block.magnitudes(4 * G + at) as i64;
+    let magnitudes = _mm256_set_epi64x(eight(3), eight(2), eight(1), eight(0));
+    let signs = |at: usize| block.signs(4 * G + at);
+    // The two's complement of a negative weight is the complement of its magnitude, plus one.
+    let negative = set_bits([signs(0), signs(1), signs(2), signs(3)]);
+    let weights = _mm256_sub_epi8(_mm256_xor_si256(magnitudes, negative), negative);
+    (weights, spread::<G>(loaded))
 }

@@ -42,6 +42,7 @@ mod blocks32;
 mod four_bit_codebooks;
 mod grids;
 mod iq1;
+mod iq2_iq3;
 mod k_quants;
 
 use bytemuck::Pod;
@@ -52,6 +53,7 @@ use super::KernelError;
 pub(crate) use blocks32::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
 pub(crate) use four_bit_codebooks::{BlockIq4Nl, BlockIq4Xs, IQ4_VALUES};
 pub(crate) use iq1::BlockIq1S;
+pub(crate) use iq2_iq3::{BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, SignMagnitudeBlock};
 pub(crate) use k_quants::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 
 /// A block of weights with an f16 scale and, in some formats, an f16 minimum.

@@ -5,7 +5,7 @@
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use super::intrinsics::*;
-use super::{ByteDot, four_halves, half_bits, iq4_values, nibbles, per_token};
+use super::{ByteDot, four_halves, half_bits, iq4_values, nibbles, per_token, set_bits};
 use crate::activations::QuantisedRow;
 use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, ScaledBlock, blocks};
 
@@ -100,11 +100,9 @@ unpack! {
 /// Unpacks 32 five-bit integers: the low four bits are in `quants`, and bit j of `high` is the fifth bit of integer j.
 #[inline(always)]
 fn with_fifth(quants: [u8; 16], high: [u8; 4]) -> [int8x16_t; 2] {
-    let one_bit_each = cast([0x8040_2010_0804_0201_u64; 2]);
     let mut weights = [vdupq_n_s8(0); 2];
     for (half, numbers) in nibbles(quants).into_iter().enumerate() {
-        let bits = cast([vdup_n_u8(high[2 * half]), vdup_n_u8(high[2 * half + 1])]);
-        let fifth = vandq_u8(vtstq_u8(bits, one_bit_each), vdupq_n_u8(16));
+        let fifth = vandq_u8(set_bits([high[2 * half], high[2 * half + 1]]), vdupq_n_u8(16));
         weights[half] = cast(vorrq_u8(numbers, fifth));
     }
     weights

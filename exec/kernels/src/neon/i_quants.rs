@@ -2,9 +2,9 @@
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use super::intrinsics::*;
-use super::k_quants::{Unpack256, widen_eight, widen_sixteen};
-use super::{iq4_values, nibbles};
-use crate::blocks::{BlockIq1S, BlockIq4Xs};
+use super::k_quants::{Unpack256, widen_eight};
+use super::{iq4_values, nibbles, set_bits};
+use crate::blocks::{BlockIq1S, BlockIq4Xs, IntegerBlock256, SignMagnitudeBlock};
 
 impl Unpack256 for BlockIq4Xs {
     const IS_SMALL: bool = false;
@@ -12,15 +12,6 @@ impl Unpack256 for BlockIq4Xs {
     #[inline(always)]
     fn group(&self, group: usize) -> [int8x16_t; 2] {
         nibbles(self.quants.as_chunks().0[group]).map(iq4_values)
-    }
-
-    #[inline(always)]
-    fn wide_scales(&self) -> [i32; 16] {
-        let mut scales = [0; 16];
-        for (sub_block, scale) in scales[..8].iter_mut().enumerate() {
-            *scale = self.sub_scale(sub_block);
-        }
-        widen_sixteen(cast(scales))
     }
 }
 
@@ -36,5 +27,18 @@ impl Unpack256 for BlockIq1S {
     #[inline(always)]
     fn wide_scales(&self) -> [i32; 16] {
         widen_eight(u64::from_le_bytes(std::array::from_fn(|sub_block| self.sub_scale(sub_block))))
+    }
+}
+
+impl<B: SignMagnitudeBlock + IntegerBlock256> Unpack256 for B {
+    #[inline(always)]
+    fn group(&self, group: usize) -> [int8x16_t; 2] {
+        let magnitudes: [u64; 4] = std::array::from_fn(|at| self.magnitudes(4 * group + at));
+        let magnitudes: [uint8x16_t; 2] = cast(magnitudes);
+        std::array::from_fn(|half| {
+            let negative = set_bits(std::array::from_fn(|at| self.signs(4 * group + 2 * half + at)));
+            // The two's complement of a negative weight is the complement of its magnitude, plus one.
+            cast(vsubq_u8(veorq_u8(magnitudes[half], negative), negative))
+        })
     }
 }

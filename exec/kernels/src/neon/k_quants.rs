@@ -20,7 +20,15 @@ pub(crate) trait Unpack256: IntegerBlock256 {
     /// Returns the integer scales of the block, one for each [`GROUP_LENGTH`](IntegerBlock256::GROUP_LENGTH) weights.
     #[inline(always)]
     fn wide_scales(&self) -> [i32; 16] {
-        widen_sixteen(cast(self.scales()))
+        let scales = self.scales();
+        if Self::GROUP_LENGTH == 16 {
+            return widen_sixteen(cast(scales));
+        }
+        let mut each = [0; 16];
+        for (group, scale) in each[..8].iter_mut().enumerate() {
+            *scale = scales[2 * group];
+        }
+        widen_sixteen(cast(each))
     }
 
     /// Returns the 16 integer minima of the block, one for each 16 weights.

@@ -105,3 +105,10 @@ fn nibbles(bytes: [u8; 16]) -> [uint8x16_t; 2] {
 fn iq4_values(indices: uint8x16_t) -> int8x16_t {
     vqtbl1q_s8(cast(IQ4_VALUES), indices)
 }
+
+/// Expands each of 16 bits to a byte: 0xff if the bit is set, otherwise 0.
+#[inline(always)]
+fn set_bits(bits: [u8; 2]) -> uint8x16_t {
+    let one_bit_each = cast([0x8040_2010_0804_0201_u64; 2]);
+    vtstq_u8(cast(bits.map(|byte| vdup_n_u8(byte))), one_bit_each)
+}

@@ -7,8 +7,9 @@
 //! Not here: the layout of the stored blocks, see [`crate::blocks`].
 
 use crate::blocks::{
-    BlockIq1S, BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0,
-    BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, IQ4_VALUES, IntegerBlock32, IntegerBlock256,
+    BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Nl, BlockIq4Xs, BlockQ2K,
+    BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0,
+    IQ4_VALUES, IntegerBlock32, IntegerBlock256, SignMagnitudeBlock,
 };
 
 /// A block of N weights that can be unpacked to one byte per weight, its quant.
@@ -97,10 +98,28 @@ fn nibbles(out: &mut [u8; 32], bytes: &[u8; 16]) {
 fn five_bits(out: &mut [u8; 32], bytes: &[u8; 16], high: [u8; 4]) {
     nibbles(out, bytes);
     for (out, bits) in out.as_chunks_mut::<8>().0.iter_mut().zip(high) {
-        // Byte j of the product keeps bit j of `bits`; the addition carries it into the highest bit of the byte.
-        let own = (u64::from(bits) * repeat(1)) & 0x8040_2010_0804_0201;
-        let fifth = ((own + repeat(0x7f)) & repeat(0x80)) >> 3;
-        *out = (u64::from_le_bytes(*out) | fifth).to_le_bytes();
+        *out = (u64::from_le_bytes(*out) | bit_bytes(bits) << 4).to_le_bytes();
+    }
+}
+
+/// Expands each of eight bits to a byte with the value 0 or 1.
+#[inline(always)]
+fn bit_bytes(bits: u8) -> u64 {
+    // Byte j of the product keeps bit j of `bits`; the addition carries it into the highest bit of the byte.
+    let own = (u64::from(bits) * repeat(1)) & 0x8040_2010_0804_0201;
+    ((own + repeat(0x7f)) & repeat(0x80)) >> 7
+}
+
+/// Unpacks weights from signs and magnitudes, plus `offset`, a power of two above all magnitudes.
+#[inline(always)]
+fn signed_magnitudes(out: &mut [u8; 256], block: &impl SignMagnitudeBlock, offset: u8) {
+    for (group, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        let negative = bit_bytes(block.signs(group));
+        // The two's complement of a negative weight, in as many bits as `offset` has. Magnitudes are not zero, so the
+        // addition does not carry into the next byte.
+        let weights = (block.magnitudes(group) ^ negative * u64::from(2 * u16::from(offset) - 1)) + negative;
+        // Inverting the sign bit adds the offset.
+        *out = (weights ^ repeat(offset)).to_le_bytes();
     }
 }
 
@@ -161,6 +180,12 @@ unpack_bytes! { 256:
             *out = (block.grid_row(row) + up).to_le_bytes();
         }
     };
+    // The magnitudes are at most 43 in `IQ2` formats, 62 in `IQ3_XXS` and 15 in `IQ3_S`.
+    BlockIq2Xxs { OFFSET: i32 = 128, MAX_QUANT: i32 = 171 } |block, quants| signed_magnitudes(quants, block, 128);
+    BlockIq2Xs { OFFSET: i32 = 128, MAX_QUANT: i32 = 171 } |block, quants| signed_magnitudes(quants, block, 128);
+    BlockIq2S { OFFSET: i32 = 128, MAX_QUANT: i32 = 171 } |block, quants| signed_magnitudes(quants, block, 128);
+    BlockIq3Xxs { OFFSET: i32 = 128, MAX_QUANT: i32 = 190 } |block, quants| signed_magnitudes(quants, block, 128);
+    BlockIq3S { OFFSET: i32 = 16, MAX_QUANT: i32 = 31 } |block, quants| signed_magnitudes(quants, block, 16);
     BlockIq4Xs { OFFSET: i32 = 128, MAX_QUANT: i32 = 241, FROM_CODEBOOK: bool = true } |block, quants| {
         for (out, bytes) in quants.as_chunks_mut::<32>().0.iter_mut().zip(block.quants.as_chunks::<16>().0) {
             nibbles(out, bytes);

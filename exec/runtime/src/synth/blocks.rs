@@ -64,6 +64,11 @@ pub(super) fn fill_blocks(
             scales_and_minima(block, deviation / (16.2 * 9.23), 15.5, |bits| 8 + (bits & 15));
         }),
         Format::Q6K => quants::<210>(rng, out, |block| q6_k(block, deviation)),
+        Format::Iq2Xxs => quants::<66>(rng, out, |block| sign_magnitude(block, deviation, 23.12 / 8.0)),
+        Format::Iq2Xs => quants::<74>(rng, out, |block| sign_magnitude(block, deviation, 24.22 / 8.0)),
+        Format::Iq2S => quants::<82>(rng, out, |block| sign_magnitude(block, deviation, 24.43 / 8.0)),
+        Format::Iq3Xxs => quants::<98>(rng, out, |block| sign_magnitude(block, deviation, 30.85 / 4.0)),
+        Format::Iq3S => quants::<110>(rng, out, |block| sign_magnitude(block, deviation, 7.59)),
         Format::Iq1S => quants::<50>(rng, out, |block| iq1_s(block, deviation)),
         // `[d: f16][two 4-bit q a byte; 16]`, weight `d value[q]`; the 16 values have the root mean square 67.4.
         Format::Iq4Nl => quants::<18>(rng, out, |block| signed_scale(block, deviation / 67.4)),
@@ -161,6 +166,13 @@ fn iq1_s(block: &mut [u8; 50], deviation: f32) {
     let bits = bits16(block, 0);
     let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
     put_f16(block, 0, sign * k_scale(bits, deviation / (9.22 * 0.781)));
+}
+
+/// Completes a random block of an `IQ2` or `IQ3` format: `[d: f16]`, then codebook indices, signs and 4-bit scales,
+/// weight `d factor (2 scale + 1) g`. The root mean square of 2 scale + 1 is 18.47, and `rms` is that of `factor g` over
+/// the codebook.
+fn sign_magnitude(block: &mut [u8], deviation: f32, rms: f32) {
+    put_k_scale(block, 0, deviation / (18.47 * rms));
 }
 
 /// Returns a random factor for the integer scales of a K-quant block: 1.0 to 1.2 times the larger of `scale` and
@@ -273,9 +285,14 @@ mod tests {
 
     #[test]
     fn scales_are_normal_numbers_for_small_deviations() {
-        let large = Format::ALL.iter().filter(|format| format.block_len() == 256);
-        for (&format, at) in large.zip([80, 108, 0, 0, 208, 0, 0]) {
+        for &format in Format::ALL.iter().filter(|format| format.block_len() == 256) {
             let block = filled(format, 1e-9, 256);
+            let at = match format {
+                Format::Q2K => 80,
+                Format::Q3K => 108,
+                Format::Q6K => 208,
+                _ => 0,
+            };
             let scale = f16::from_bits(bits16(&block, at)).to_f32();
             assert!(scale.abs() >= 6.1e-5, "{format}");
         }
