@@ -94,6 +94,8 @@ formats! {
     Iq2S = 22, "iq2_s", 256, 82;
     /// 4-bit weights in blocks of 256, quantised to 16 unevenly spaced levels.
     Iq4Xs = 23, "iq4_xs", 256, 136;
+    /// 1.75-bit weights in blocks of 256, stored as indices into the codebook of IQ1_S.
+    Iq1M = 29, "iq1_m", 256, 56;
     /// bfloat16: the upper 16 bits of a 32-bit floating-point number.
     Bf16 = 30, "bf16", 1, 2;
 }

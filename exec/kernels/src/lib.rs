@@ -48,6 +48,7 @@ macro_rules! for_format {
             hearth_profiles::Format::Iq3Xxs => $blocks!(BlockIq3Xxs, row256, dot_iq3_xxs),
             hearth_profiles::Format::Iq3S => $blocks!(BlockIq3S, row256, dot_iq3_s),
             hearth_profiles::Format::Iq1S => $blocks!(BlockIq1S, row256, dot_iq1_s),
+            hearth_profiles::Format::Iq1M => $blocks!(BlockIq1M, row256, dot_iq1_m),
             hearth_profiles::Format::Iq4Xs => $blocks!(BlockIq4Xs, row256, dot_iq4_xs),
         }
     };

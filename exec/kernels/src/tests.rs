@@ -34,7 +34,7 @@ fn random_rows(format: Format, rows: usize, length: usize, seed: u64) -> Vec<u8>
 /// Returns the byte offsets of the f16 values in a block of `format`: the scale, then the minimum if there is one.
 fn f16_offsets(format: Format) -> &'static [usize] {
     match format {
-        Format::F32 | Format::Bf16 => &[],
+        Format::F32 | Format::Bf16 | Format::Iq1M => &[],
         Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K => &[0, 2],
         Format::Q2K => &[80, 82],
         Format::Q3K => &[108],
@@ -47,6 +47,13 @@ fn set_f16_values(format: Format, bytes: &mut [u8], mut number: impl FnMut() -> 
     for block in bytes.chunks_exact_mut(format.block_bytes() as usize) {
         for &at in f16_offsets(format) {
             block[at..at + 2].copy_from_slice(&number().to_le_bytes());
+        }
+        if format == Format::Iq1M {
+            // The scale is in the upper four bits of four 16-bit integers.
+            let scale = number().to_bits();
+            for (at, [_, byte]) in block[48..].as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                *byte = *byte & 15 | ((scale >> (4 * at) & 15) as u8) << 4;
+            }
         }
     }
 }

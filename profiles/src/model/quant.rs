@@ -222,6 +222,7 @@ pub(crate) fn file_type_name(number: u32) -> Option<&'static str> {
         28 => "iq2_s",
         29 => "iq2_m",
         30 => "iq4_xs",
+        31 => "iq1_m",
         32 => "bf16",
         _ => return None,
     })

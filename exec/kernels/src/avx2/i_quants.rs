@@ -9,13 +9,14 @@ use super::{
 };
 use crate::activations::QuantisedRow;
 use crate::blocks::{
-    BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Xs, IntegerBlock256,
-    ScaledBlock, SignMagnitudeBlock, blocks,
+    BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Xs,
+    IntegerBlock256, ScaledBlock, SignMagnitudeBlock, blocks,
 };
 
 dots256! {
     dot_iq4_xs: BlockIq4Xs, load_iq4_xs, group_iq4_xs, signed, subtract_offset;
     dot_iq1_s: BlockIq1S, load_iq1_s, group_iq1_s, unsigned, subtract_offset;
+    dot_iq1_m: BlockIq1M, load_iq1_m, group_iq1_m, unsigned, subtract_offset;
     dot_iq2_xxs: BlockIq2Xxs, load_sign_magnitude, group_sign_magnitude, signed, subtract_offset;
     dot_iq2_xs: BlockIq2Xs, load_sign_magnitude, group_sign_magnitude, signed, subtract_offset;
     dot_iq2_s: BlockIq2S, load_sign_magnitude, group_sign_magnitude, signed, subtract_offset;
@@ -61,6 +62,30 @@ fn group_iq1_s<const G: usize>(block: &BlockIq1S, loaded: &Loaded<[u8; 8]>) -> (
     let row = |at: usize| block.grid_row(4 * G + at) as i64;
     let weights = _mm256_set_epi64x(row(3), row(2), row(1), row(0));
     (weights, _mm256_set1_epi16(i16::from(loaded.scales[G])))
+}
+
+/// The offset of all weights of `IQ1_M`: 8, which the rows of the codebook contain, plus 1 for the shift.
+const IQ1_M_OFFSET: u8 = 9;
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn load_iq1_m(block: &BlockIq1M) -> Loaded16 {
+    let scales = _mm256_cvtepi8_epi16(load_half(&block.scales()));
+    // At most 15 * 9 = 135.
+    let subtracted = _mm256_mullo_epi16(scales, _mm256_set1_epi16(i16::from(IQ1_M_OFFSET)));
+    let scale = 0.125 * half_bits(block.scale_bits());
+    Loaded { scale, minimum: 0.0, scales: twice(scales), subtracted, high_bits: _mm256_setzero_si256() }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn group_iq1_m<const G: usize>(block: &BlockIq1M, loaded: &Loaded16) -> (__m256i, __m256i) {
+    let row = |at: usize| {
+        let up = u64::from_le_bytes([IQ1_M_OFFSET - block.offset(4 * G + at); 8]);
+        // A byte is at most 16 + 2, so the addition does not carry into the next byte.
+        (block.grid_row(4 * G + at) + up) as i64
+    };
+    (_mm256_set_epi64x(row(3), row(2), row(1), row(0)), spread::<G>(loaded))
 }
 
 #[inline]

@@ -18,7 +18,7 @@ use std::arch::x86_64::*;
 pub(super) use blocks32::{dot_iq4_nl, dot_q4_0, dot_q4_1, dot_q5_0, dot_q5_1, dot_q8_0};
 pub(super) use floats::{dot_bf16, dot_f16, dot_f32, scores_f16, sum_values_f16};
 pub(super) use i_quants::{
-    dot_iq1_s, dot_iq2_s, dot_iq2_xs, dot_iq2_xxs, dot_iq3_s, dot_iq3_xxs, dot_iq4_xs,
+    dot_iq1_m, dot_iq1_s, dot_iq2_s, dot_iq2_xs, dot_iq2_xxs, dot_iq3_s, dot_iq3_xxs, dot_iq4_xs,
 };
 pub(super) use k_quants::{dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k};
 

@@ -6,7 +6,7 @@
 //! format (the tables `iq1s_grid` to `iq3s_grid` of ggml-common.h list the rows); here it is stored as a bitmap of the
 //! possible rows.
 
-/// The rows of `IQ1_S`: each byte is `8 * (weight + 1)`, that is 0, 8 or 16.
+/// The rows of `IQ1_S` and `IQ1_M`: each byte is `8 * (weight + 1)`, that is 0, 8 or 16.
 ///
 /// The factor of eight keeps a weight an integer after the format adds the shift of 1/8 or -1/8.
 pub(crate) static IQ1_GRID: [[u8; 8]; 2048] = grid(IQ1_ROWS, &[0, 8, 16]);

@@ -52,7 +52,7 @@ use hearth_profiles::{Bytes, Format};
 use super::KernelError;
 pub(crate) use blocks32::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
 pub(crate) use four_bit_codebooks::{BlockIq4Nl, BlockIq4Xs, IQ4_VALUES};
-pub(crate) use iq1::BlockIq1S;
+pub(crate) use iq1::{BlockIq1M, BlockIq1S};
 pub(crate) use iq2_iq3::{BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, SignMagnitudeBlock};
 pub(crate) use k_quants::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 

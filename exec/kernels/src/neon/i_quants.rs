@@ -4,7 +4,7 @@
 use super::intrinsics::*;
 use super::k_quants::{Unpack256, widen_eight};
 use super::{iq4_values, nibbles, set_bits};
-use crate::blocks::{BlockIq1S, BlockIq4Xs, IntegerBlock256, SignMagnitudeBlock};
+use crate::blocks::{BlockIq1M, BlockIq1S, BlockIq4Xs, IntegerBlock256, SignMagnitudeBlock};
 
 impl Unpack256 for BlockIq4Xs {
     const IS_SMALL: bool = false;
@@ -27,6 +27,17 @@ impl Unpack256 for BlockIq1S {
     #[inline(always)]
     fn wide_scales(&self) -> [i32; 16] {
         widen_eight(u64::from_le_bytes(std::array::from_fn(|sub_block| self.sub_scale(sub_block))))
+    }
+}
+
+/// Weights are unpacked in units of 1/8, as those of `IQ1_S`.
+impl Unpack256 for BlockIq1M {
+    #[inline(always)]
+    fn group(&self, group: usize) -> [int8x16_t; 2] {
+        let rows: [u64; 4] = std::array::from_fn(|at| self.grid_row(4 * group + at));
+        let offsets: [[u8; 8]; 4] = std::array::from_fn(|at| [self.offset(4 * group + at); 8]);
+        let (rows, offsets): ([uint8x16_t; 2], [uint8x16_t; 2]) = (cast(rows), cast(offsets));
+        std::array::from_fn(|half| cast(vsubq_u8(rows[half], offsets[half])))
     }
 }
 

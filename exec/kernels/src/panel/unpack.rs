@@ -7,8 +7,8 @@
 //! Not here: the layout of the stored blocks, see [`crate::blocks`].
 
 use crate::blocks::{
-    BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Nl, BlockIq4Xs, BlockQ2K,
-    BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0,
+    BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Nl, BlockIq4Xs,
+    BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0,
     IQ4_VALUES, IntegerBlock32, IntegerBlock256, SignMagnitudeBlock,
 };
 
@@ -177,6 +177,12 @@ unpack_bytes! { 256:
         for (row, out) in quants.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             // A byte is at most 16 + 2, so the addition does not carry into the next byte.
             let up = repeat(9 - block.offset(row / 4));
+            *out = (block.grid_row(row) + up).to_le_bytes();
+        }
+    };
+    BlockIq1M { OFFSET: i32 = 9, MAX_QUANT: i32 = 18 } |block, quants| {
+        for (row, out) in quants.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let up = repeat(9 - block.offset(row));
             *out = (block.grid_row(row) + up).to_le_bytes();
         }
     };

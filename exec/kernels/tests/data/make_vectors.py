@@ -25,6 +25,14 @@ def blocks(name, quant, count, halves):
     write(name, quant, out)
 
 
+def blocks_iq1_m(count):
+    """Writes random blocks of IQ1_M, whose f16 scales of SCALES are in the upper four bits of four 16-bit integers."""
+    out = np.random.default_rng(Q.IQ1_M.value).integers(0, 256, (count, 56), dtype=np.uint8)
+    scales = SCALES.view("<u2").reshape(-1, 1)[np.arange(count) % len(SCALES)]
+    out[:, 49::2] = out[:, 49::2] & 15 | (scales >> np.array([0, 4, 8, 12]) & 15) << 4
+    write("iq1_m", Q.IQ1_M, out)
+
+
 def write(name, quant, out):
     (HERE / f"{name}.blocks").write_bytes(out.tobytes())
     with np.errstate(all="ignore"):
@@ -43,6 +51,7 @@ blocks("q2_k", Q.Q2_K, 8, [80, 82])
 blocks("q3_k", Q.Q3_K, 8, [108])
 blocks("q5_k", Q.Q5_K, 8, [0, 2])
 blocks("iq1_s", Q.IQ1_S, 8, [0])
+blocks_iq1_m(8)
 blocks("iq2_xxs", Q.IQ2_XXS, 8, [0])
 blocks("iq2_xs", Q.IQ2_XS, 8, [0])
 blocks("iq2_s", Q.IQ2_S, 8, [0])

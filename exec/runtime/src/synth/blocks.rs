@@ -64,6 +64,7 @@ pub(super) fn fill_blocks(
             scales_and_minima(block, deviation / (16.2 * 9.23), 15.5, |bits| 8 + (bits & 15));
         }),
         Format::Q6K => quants::<210>(rng, out, |block| q6_k(block, deviation)),
+        Format::Iq1M => quants::<56>(rng, out, |block| iq1_m(block, deviation)),
         Format::Iq2Xxs => quants::<66>(rng, out, |block| sign_magnitude(block, deviation, 23.12 / 8.0)),
         Format::Iq2Xs => quants::<74>(rng, out, |block| sign_magnitude(block, deviation, 24.22 / 8.0)),
         Format::Iq2S => quants::<82>(rng, out, |block| sign_magnitude(block, deviation, 24.43 / 8.0)),
@@ -166,6 +167,22 @@ fn iq1_s(block: &mut [u8; 50], deviation: f32) {
     let bits = bits16(block, 0);
     let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
     put_f16(block, 0, sign * k_scale(bits, deviation / (9.22 * 0.781)));
+}
+
+/// Completes a random `IQ1_M` block: `[codebook indices: 32][upper bits of indices, and signs: 16][four times four 3-bit
+/// scales and four bits of d: 8]`, weight `d (2 scale + 1) (g +- 1/8)`. The root mean squares are those of `IQ1_S`.
+fn iq1_m(block: &mut [u8; 56], deviation: f32) {
+    let bits = iq1_m_scale_bits(block);
+    let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
+    let scale = f16::from_f32(sign * k_scale(bits, deviation / (9.22 * 0.781))).to_bits();
+    for (at, [_, byte]) in block[48..].as_chunks_mut::<2>().0.iter_mut().enumerate() {
+        *byte = *byte & 15 | ((scale >> (4 * at) & 15) as u8) << 4;
+    }
+}
+
+/// Returns the bits of the scale of an `IQ1_M` block.
+fn iq1_m_scale_bits(block: &[u8]) -> u16 {
+    block[48..56].as_chunks::<2>().0.iter().rev().fold(0, |bits, [_, byte]| bits << 4 | u16::from(byte >> 4))
 }
 
 /// Completes a random block of an `IQ2` or `IQ3` format: `[d: f16]`, then codebook indices, signs and 4-bit scales,
@@ -293,7 +310,11 @@ mod tests {
                 Format::Q6K => 208,
                 _ => 0,
             };
-            let scale = f16::from_bits(bits16(&block, at)).to_f32();
+            let scale = match format {
+                Format::Iq1M => iq1_m_scale_bits(&block),
+                _ => bits16(&block, at),
+            };
+            let scale = f16::from_bits(scale).to_f32();
             assert!(scale.abs() >= 6.1e-5, "{format}");
         }
     }
