@@ -98,6 +98,8 @@ formats! {
     Iq1M = 29, "iq1_m", 256, 56;
     /// bfloat16: the upper 16 bits of a 32-bit floating-point number.
     Bf16 = 30, "bf16", 1, 2;
+    /// 4-bit floating-point numbers in blocks of 32 with a power of two as scale.
+    Mxfp4 = 39, "mxfp4", 32, 17;
 }
 
 impl Format {

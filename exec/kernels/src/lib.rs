@@ -37,6 +37,7 @@ macro_rules! for_format {
             hearth_profiles::Format::Q5_1 => $blocks!(BlockQ5_1, row32, dot_q5_1),
             hearth_profiles::Format::Q8_0 => $blocks!(BlockQ8_0, row32, dot_q8_0),
             hearth_profiles::Format::Iq4Nl => $blocks!(BlockIq4Nl, row32, dot_iq4_nl),
+            hearth_profiles::Format::Mxfp4 => $blocks!(BlockMxfp4, row32, dot_mxfp4),
             hearth_profiles::Format::Q2K => $blocks!(BlockQ2K, row256, dot_q2_k),
             hearth_profiles::Format::Q3K => $blocks!(BlockQ3K, row256, dot_q3_k),
             hearth_profiles::Format::Q4K => $blocks!(BlockQ4K, row256, dot_q4_k),

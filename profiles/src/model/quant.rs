@@ -80,11 +80,12 @@ impl Quant {
     }
 
     /// Returns the value of `general.file_type`, or `None` if llama.cpp has no value for the quantisation. Pure
-    /// K-quants such as `q5_k` get the value of the quantisation mix with the same base format.
+    /// quantisations such as `q5_k` get the value of the quantisation mix with the same base format.
     pub fn file_type(self) -> Option<u32> {
         let name = match self {
             Quant::Pure(Format::Q2K) => "q2_k_m",
             Quant::Pure(Format::Iq1S) => "iq1_s_m",
+            Quant::Pure(Format::Mxfp4) => "mxfp4_moe",
             Quant::Pure(Format::Q4K) => "q4_k_s",
             Quant::Pure(Format::Q5K) => "q5_k_s",
             Quant::Pure(Format::Q3K) => "q3_k_s",
@@ -224,6 +225,7 @@ pub(crate) fn file_type_name(number: u32) -> Option<&'static str> {
         30 => "iq4_xs",
         31 => "iq1_m",
         32 => "bf16",
+        38 => "mxfp4_moe",
         _ => return None,
     })
 }

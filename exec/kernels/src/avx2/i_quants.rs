@@ -5,12 +5,12 @@ use std::arch::x86_64::*;
 
 use super::k_quants::{Loaded, Loaded16, dots256, pairs, spread, subtract_offset, twice};
 use super::{
-    half_bits, iq4_values, load, load_half, lowest, nibbles, per_token, prefetch, set_bits, signed, unsigned,
+    entries, half_bits, load, load_half, lowest, nibbles, per_token, prefetch, set_bits, signed, unsigned,
 };
 use crate::activations::QuantisedRow;
 use crate::blocks::{
     BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Xs,
-    IntegerBlock256, ScaledBlock, SignMagnitudeBlock, blocks,
+    HalfScaledBlock, IQ4_VALUES, IntegerBlock256, SignMagnitudeBlock, blocks,
 };
 
 dots256! {
@@ -39,7 +39,7 @@ fn load_iq4_xs(block: &BlockIq4Xs) -> Loaded<[i16; 8]> {
 #[target_feature(enable = "avx2")]
 fn group_iq4_xs<const G: usize>(block: &BlockIq4Xs, loaded: &Loaded<[i16; 8]>) -> (__m256i, __m256i) {
     let numbers = nibbles(&block.quants.as_chunks::<16>().0[G]);
-    (iq4_values(numbers), _mm256_set1_epi16(loaded.scales[G]))
+    (entries(&IQ4_VALUES, numbers), _mm256_set1_epi16(loaded.scales[G]))
 }
 
 #[inline]
@@ -90,7 +90,7 @@ fn group_iq1_m<const G: usize>(block: &BlockIq1M, loaded: &Loaded16) -> (__m256i
 
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn load_sign_magnitude<B: IntegerBlock256>(block: &B) -> Loaded16 {
+fn load_sign_magnitude<B: HalfScaledBlock + IntegerBlock256>(block: &B) -> Loaded16 {
     let scales = twice(_mm256_cvtepi8_epi16(load_half(&block.scales())));
     let scale = B::SCALE_FACTOR * half_bits(block.scale_bits());
     let zero = _mm256_setzero_si256();

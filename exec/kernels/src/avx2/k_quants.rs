@@ -9,7 +9,9 @@ use std::arch::x86_64::*;
 
 use super::{half_bits, load, load_half, lowest, one_sum, per_token, prefetch, two_sums, unsigned};
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, IntegerBlock256, ScaledBlock, blocks};
+use crate::blocks::{
+    BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, HalfScaledBlock, IntegerBlock256, blocks,
+};
 
 /// Widens eight bytes to eight 32-bit lanes, with the value of the byte in both i16 halves of its lane.
 #[inline]

@@ -1,15 +1,20 @@
 //! Formats whose weights are four-bit indices of a codebook: memory layouts and integer weights.
 //!
-//! The codebook of `IQ4_NL` and `IQ4_XS` has 16 values, which are denser near zero. It is part of the format.
+//! A codebook has 16 values, which are denser near zero. It is part of the format. The values of `MXFP4` are
+//! floating-point numbers of four bits.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::IntegerBlock256;
 use super::blocks32::nibble;
+use super::{IntegerBlock256, ScaledBlock};
 
 /// The codebook of `IQ4_NL` and `IQ4_XS`. source: `kvalues_iq4nl` of ggml-common.h
 pub(crate) const IQ4_VALUES: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// The codebook of `MXFP4`, times two: the numbers of the type E2M1, which has a sign bit, two bits of exponent and one
+/// bit of mantissa. source: OCP Microscaling Formats (MX) Specification 1.0, section 5.3.3
+pub(crate) const MXFP4_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// `IQ4_NL`, 32 weights: weight = `scale * IQ4_VALUES[q]`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -32,10 +37,35 @@ pub(crate) struct BlockIq4Xs {
     pub(crate) quants: [u8; 128],
 }
 
+/// `MXFP4`, 32 weights: weight = `2^(exponent - 127) * MXFP4_VALUES[q] / 2`. The kernels use half of the scale, because
+/// the codebook is doubled.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct BlockMxfp4 {
+    exponent: u8,
+    pub(crate) quants: [u8; 16],
+}
+
+impl ScaledBlock for BlockMxfp4 {
+    /// Returns `2^(exponent - 128)`.
+    ///
+    /// Deviation: in the specification, exponent 255 means NaN. Here it is a power of two like the others, as in ggml.
+    #[inline(always)]
+    fn scale(&self) -> f32 {
+        // 2^-128 and 2^-127 are subnormal numbers.
+        let bits = match self.exponent {
+            0 => 1 << 21,
+            exponent => u32::from(exponent - 1) << 23 | u32::from(exponent == 1) << 22,
+        };
+        f32::from_bits(bits)
+    }
+}
+
 scaled! { BlockIq4Nl, BlockIq4Xs }
 
 integers! {
     BlockIq4Nl: |block, index| IQ4_VALUES[usize::from(nibble(&block.quants, index))];
+    BlockMxfp4: |block, index| MXFP4_VALUES[usize::from(nibble(&block.quants, index))];
 }
 
 impl BlockIq4Xs {

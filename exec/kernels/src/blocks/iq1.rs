@@ -5,7 +5,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::grids::IQ1_GRID;
-use super::{IntegerBlock256, ScaledBlock};
+use super::{HalfScaledBlock, IntegerBlock256};
 
 /// `IQ1_S`, 256 weights: weight = `scale * scales[j] * (g + shift)`, j = index / 32. The codebook gives g, which is
 /// -1, 0 or 1; the shift is +1/8 or -1/8 for all weights of a sub-block.
@@ -20,8 +20,8 @@ pub(crate) struct BlockIq1S {
     high_bits: [[u8; 2]; 8],
 }
 
-/// `IQ1_M`, 256 weights: weight = `scale * (2 * scales[j] + 1) * (g + shift)` with three-bit `scales[j]`, j = index / 16.
-/// The codebook gives g, which is -1, 0 or 1; the shift is +1/8 or -1/8 for eight weights.
+/// `IQ1_M`, 256 weights: weight = `scale * (2 * scales[j] + 1) * (g + shift)` with three-bit `scales[j]`, j = index /
+/// 16. The codebook gives g, which is -1, 0 or 1; the shift is +1/8 or -1/8 for eight weights.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct BlockIq1M {
@@ -37,7 +37,9 @@ pub(crate) struct BlockIq1M {
 
 scaled! { BlockIq1S }
 
-impl ScaledBlock for BlockIq1M {
+scaled_by_half! { BlockIq1M }
+
+impl HalfScaledBlock for BlockIq1M {
     #[inline(always)]
     fn scale_bits(&self) -> u16 {
         let [a, b, c, d] = self.packed.map(|[_, byte]| u16::from(byte >> 4));

@@ -54,8 +54,8 @@ pub(crate) struct BlockIq2Xs {
     scales: [u8; 8],
 }
 
-/// `IQ2_S`: weight = `scale / 8 * (2 * scales[j] + 1) * g` with four-bit `scales[j]`, j = index / 16. The codebook gives
-/// the magnitude of g.
+/// `IQ2_S`: weight = `scale / 8 * (2 * scales[j] + 1) * g` with four-bit `scales[j]`, j = index / 16. The codebook
+/// gives the magnitude of g.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct BlockIq2S {
@@ -80,8 +80,8 @@ pub(crate) struct BlockIq3Xxs {
     signs_and_scales: [SignsAndScale; 8],
 }
 
-/// `IQ3_S`: weight = `scale * (2 * scales[j] + 1) * g` with four-bit `scales[j]`, j = index / 32. The codebook gives the
-/// magnitude of g.
+/// `IQ3_S`: weight = `scale * (2 * scales[j] + 1) * g` with four-bit `scales[j]`, j = index / 32. The codebook gives
+/// the magnitude of g.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct BlockIq3S {

@@ -3,15 +3,17 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use super::intrinsics::*;
 use super::k_quants::{Unpack256, widen_eight};
-use super::{iq4_values, nibbles, set_bits};
-use crate::blocks::{BlockIq1M, BlockIq1S, BlockIq4Xs, IntegerBlock256, SignMagnitudeBlock};
+use super::{entries, nibbles, set_bits};
+use crate::blocks::{
+    BlockIq1M, BlockIq1S, BlockIq4Xs, HalfScaledBlock, IQ4_VALUES, IntegerBlock256, SignMagnitudeBlock,
+};
 
 impl Unpack256 for BlockIq4Xs {
     const IS_SMALL: bool = false;
 
     #[inline(always)]
     fn group(&self, group: usize) -> [int8x16_t; 2] {
-        nibbles(self.quants.as_chunks().0[group]).map(iq4_values)
+        nibbles(self.quants.as_chunks().0[group]).map(|numbers| entries(IQ4_VALUES, numbers))
     }
 }
 
@@ -41,7 +43,7 @@ impl Unpack256 for BlockIq1M {
     }
 }
 
-impl<B: SignMagnitudeBlock + IntegerBlock256> Unpack256 for B {
+impl<B: SignMagnitudeBlock + HalfScaledBlock + IntegerBlock256> Unpack256 for B {
     #[inline(always)]
     fn group(&self, group: usize) -> [int8x16_t; 2] {
         let magnitudes: [u64; 4] = std::array::from_fn(|at| self.magnitudes(4 * group + at));

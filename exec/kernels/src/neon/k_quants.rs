@@ -7,10 +7,12 @@
 use super::intrinsics::*;
 use super::{ByteDot, per_token, shifted};
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, IntegerBlock256, blocks};
+use crate::blocks::{
+    BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, HalfScaledBlock, IntegerBlock256, blocks,
+};
 
 /// A block of 256 weights that can be unpacked in groups of 32.
-pub(crate) trait Unpack256: IntegerBlock256 {
+pub(crate) trait Unpack256: HalfScaledBlock + IntegerBlock256 {
     /// Whether all integer weights are from -64 to 63. This is the argument `small` of [`ByteDot::sum32`].
     const IS_SMALL: bool = true;
 

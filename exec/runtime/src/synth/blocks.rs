@@ -74,6 +74,7 @@ pub(super) fn fill_blocks(
         // `[d: f16][two 4-bit q a byte; 16]`, weight `d value[q]`; the 16 values have the root mean square 67.4.
         Format::Iq4Nl => quants::<18>(rng, out, |block| signed_scale(block, deviation / 67.4)),
         Format::Iq4Xs => quants::<136>(rng, out, |block| iq4_xs(block, deviation)),
+        Format::Mxfp4 => quants::<17>(rng, out, |block| mxfp4(block, deviation)),
     }
 }
 
@@ -160,6 +161,17 @@ fn iq4_xs(block: &mut [u8; 136], deviation: f32) {
     put_k_scale(block, 0, deviation / (67.4 * 2.74));
 }
 
+/// Completes a random `MXFP4` block: `[exponent][two 4-bit q a byte; 16]`, weight `2^(exponent - 128) value[q]`; the 16
+/// values have the root mean square 5.85. The scale is one of two adjacent powers of two. The probability p of the
+/// larger one gives the weights the requested variance: `(1 - p) s^2 + p (2 s)^2`, where s is the smaller one.
+fn mxfp4(block: &mut [u8; 17], deviation: f32) {
+    let bits = (deviation / 5.85).to_bits();
+    // The ratio of the wanted scale to s, from 1 to 2.
+    let ratio = f32::from_bits(bits & 0x007f_ffff | 1.0f32.to_bits());
+    let larger = f32::from(block[0]) < 256.0 * (ratio * ratio - 1.0) / 3.0;
+    block[0] = (bits >> 23) as u8 + 1 + u8::from(larger);
+}
+
 /// Completes a random `IQ1_S` block: `[d: f16][codebook indices: 32][scales, signs and upper bits of indices: 16]`,
 /// weight `d scale (g +- 1/8)`. The scale is odd, from 1 to 15 (root mean square 9.22), and g is from the codebook
 /// (root mean square of g +- 1/8: 0.781).
@@ -169,8 +181,9 @@ fn iq1_s(block: &mut [u8; 50], deviation: f32) {
     put_f16(block, 0, sign * k_scale(bits, deviation / (9.22 * 0.781)));
 }
 
-/// Completes a random `IQ1_M` block: `[codebook indices: 32][upper bits of indices, and signs: 16][four times four 3-bit
-/// scales and four bits of d: 8]`, weight `d (2 scale + 1) (g +- 1/8)`. The root mean squares are those of `IQ1_S`.
+/// Completes a random `IQ1_M` block: `[codebook indices: 32][upper bits of indices, and signs: 16][four times four
+/// 3-bit scales and four bits of d: 8]`, weight `d (2 scale + 1) (g +- 1/8)`. The root mean squares are those of
+/// `IQ1_S`.
 fn iq1_m(block: &mut [u8; 56], deviation: f32) {
     let bits = iq1_m_scale_bits(block);
     let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
@@ -186,8 +199,8 @@ fn iq1_m_scale_bits(block: &[u8]) -> u16 {
 }
 
 /// Completes a random block of an `IQ2` or `IQ3` format: `[d: f16]`, then codebook indices, signs and 4-bit scales,
-/// weight `d factor (2 scale + 1) g`. The root mean square of 2 scale + 1 is 18.47, and `rms` is that of `factor g` over
-/// the codebook.
+/// weight `d factor (2 scale + 1) g`. The root mean square of 2 scale + 1 is 18.47, and `rms` is that of `factor g`
+/// over the codebook.
 fn sign_magnitude(block: &mut [u8], deviation: f32, rms: f32) {
     put_k_scale(block, 0, deviation / (18.47 * rms));
 }
