@@ -9,8 +9,7 @@
 //! llama.cpp; in this module, `q2_k` and `iq1_s` are names of pure quantisations.
 //!
 //! Deviation: in 80-layer models with 8 queries per key (Llama 2 and 3 70B), llama.cpp stores each `attn_v` that is not
-//! `Q6_K` as `Q5_K`, and this module as `Q4_K`; the difference is 42 MB of 42.5 GB. llama.cpp also stores `attn_output`
-//! of `IQ1_S` as `IQ2_XXS` (66 bytes per block), which is not supported here; `Q2_K` (84 bytes) is the nearest format.
+//! `Q6_K` as `Q5_K`, and this module as `Q4_K`; the difference is 42 MB of 42.5 GB.
 
 use std::fmt;
 use std::str::FromStr;
@@ -29,7 +28,7 @@ pub enum Quant {
     Q3KM,
     /// The mixed quantisation that llama.cpp calls `Q2_K`.
     Q2KM,
-    /// The mixed quantisation that llama.cpp calls `IQ1_S`, but with `attn_output` as `Q2_K`.
+    /// The mixed quantisation that llama.cpp calls `IQ1_S`.
     Iq1SM,
 }
 
@@ -117,7 +116,8 @@ impl Quant {
             (Quant::Q2KM | Quant::Iq1SM, Role::Value(_)) if four_queries_share_a_key => Format::Q4K,
             (Quant::Q2KM, Role::Value(_) | Role::Down(_) | Role::AttentionOutput) => Format::Q3K,
             (Quant::Q2KM, _) => Format::Q2K,
-            (Quant::Iq1SM, Role::Value(_) | Role::AttentionOutput | Role::Embedding) => Format::Q2K,
+            (Quant::Iq1SM, Role::AttentionOutput) => Format::Iq2Xxs,
+            (Quant::Iq1SM, Role::Value(_) | Role::Embedding) => Format::Q2K,
             (Quant::Iq1SM, Role::Down(layer)) if layer < layers / 8 => Format::Q2K,
             (Quant::Iq1SM, _) => Format::Iq1S,
         }
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn mixed_formats_follow_their_table() {
-        use Format::{Iq1S, Q2K, Q3K, Q4K, Q5K, Q6K};
+        use Format::{Iq1S, Iq2Xxs, Q2K, Q3K, Q4K, Q5K, Q6K};
 
         let names = [
             "token_embd",
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(formats(Quant::Q3KM), [Q3K, Q6K, Q5K, Q4K, Q5K, Q4K, Q4K]);
         // 32 heads share 8 keys.
         assert_eq!(formats(Quant::Q2KM), [Q2K, Q6K, Q4K, Q4K, Q3K, Q3K, Q3K]);
-        assert_eq!(formats(Quant::Iq1SM), [Q2K, Q5K, Q4K, Q4K, Q2K, Iq1S, Q2K]);
+        assert_eq!(formats(Quant::Iq1SM), [Q2K, Q5K, Q4K, Q4K, Q2K, Iq1S, Iq2Xxs]);
         let plain = ModelShape { kv_heads: 32, ..llama_8b() };
         let value = &tensor_specs(&plain)[4];
         assert_eq!(Quant::Q2KM.tensor_format(value, &plain), Ok(Q3K), "{}", value.name);
