@@ -151,6 +151,16 @@ mod tests {
     }
 
     #[test]
+    fn ids_are_those_of_ggml() {
+        // source: `enum ggml_type` of ggml.h
+        let found =
+            [16, 17, 18, 19, 20, 21, 22, 23, 29, 39].map(|id| Format::from_ggml_id(id).unwrap().name());
+        let names =
+            ["iq2_xxs", "iq2_xs", "iq3_xxs", "iq1_s", "iq4_nl", "iq3_s", "iq2_s", "iq4_xs", "iq1_m", "mxfp4"];
+        assert_eq!(found, names);
+    }
+
+    #[test]
     fn row_bytes_needs_whole_blocks() {
         // 2048 weights of Q4_K: 8 blocks of 144 bytes.
         assert_eq!(Format::Q4K.row_bytes(2048), Some(Bytes(1152)));

@@ -299,4 +299,28 @@ mod tests {
         assert_eq!(Quant::Pure(Format::Q8_0).file_type(), Some(7));
         assert!("q4".parse::<Quant>().is_err());
     }
+
+    #[test]
+    fn file_types_are_those_of_llama_cpp() {
+        // source: `enum llama_ftype` of llama.h
+        let pure = [
+            (Format::Iq2Xxs, 19),
+            (Format::Iq2Xs, 20),
+            (Format::Iq3Xxs, 23),
+            (Format::Iq1S, 24),
+            (Format::Iq4Nl, 25),
+            (Format::Iq3S, 26),
+            (Format::Iq2S, 28),
+            (Format::Iq4Xs, 30),
+            (Format::Iq1M, 31),
+            (Format::Mxfp4, 38),
+        ];
+        for (format, number) in pure {
+            assert_eq!(Quant::Pure(format).file_type(), Some(number), "{format}");
+        }
+        // Mixes that only files of llama.cpp have.
+        let mixes = [21, 22, 27, 29].map(file_type_name);
+        assert_eq!(mixes, [Some("q2_k_s"), Some("iq3_xs"), Some("iq3_m"), Some("iq2_m")]);
+        assert_eq!(file_type_name(33), None, "removed from llama.cpp");
+    }
 }

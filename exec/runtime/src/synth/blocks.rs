@@ -2,8 +2,8 @@
 //!
 //! A chunk is filled with random bytes. Then the fields of each block that must not be arbitrary (scales, minima,
 //! factors) are computed from their random bits. Quantised weights have mean zero and the requested standard deviation,
-//! so that activations stay of order one for any width. Scales are normal f16 numbers (6.1e-5 and above). The block
-//! layouts are those of ggml-common.h.
+//! so that activations stay of order one for any width. Scales are normal f16 numbers (6.1e-5 and above), or powers of
+//! two (`MXFP4`). The block layouts are those of ggml-common.h.
 //!
 //! F32, F16 and BF16 weights are sums of four uniform 16-bit numbers. Their distribution is close to a normal one,
 //! and unlike a distribution computed with logarithms, it has the same bits on every machine.
