@@ -249,16 +249,21 @@ fn non_finite_scales_give_non_finite_results() {
 
 #[test]
 fn every_exponent_of_mxfp4_gives_the_same_bits() {
-    // A row has one block, so a result is at most infinite: 12 * 32 * 2^127.
-    let mut rows = random_rows(Format::Mxfp4, 256, 32, 11);
-    for (exponent, block) in rows.as_chunks_mut::<17>().0.iter_mut().enumerate() {
-        block[0] = exponent as u8;
+    // Dot products sum four blocks together and then the fifth one. Row n has exponent n in one block, and small
+    // exponents in the others, so that no row adds infinities of both signs.
+    let length = 5 * 32;
+    let mut rows = random_rows(Format::Mxfp4, 256, length, 11);
+    for (row, blocks) in rows.as_chunks_mut::<17>().0.as_chunks_mut::<5>().0.iter_mut().enumerate() {
+        for (at, block) in blocks.iter_mut().enumerate() {
+            block[0] = if at == row % 5 { row as u8 } else { at as u8 };
+        }
     }
-    let matrix = Matrix { format: Format::Mxfp4, row_length: 32, rows: 256, bytes: &rows };
+    let matrix = Matrix { format: Format::Mxfp4, row_length: length, rows: 256, bytes: &rows };
     // One token uses dot products, 13 use panels.
     for tokens in [1, 13] {
-        let mut input = random_activations(tokens, 32, 5);
+        let mut input = random_activations(tokens, length, 5);
         let scalar = matmul_bits(InstructionSet::SCALAR, matrix, &mut input);
+        assert!(scalar.iter().all(|&bits| !f32::from_bits(bits).is_nan()));
         for instructions in InstructionSet::detect_all() {
             let found = matmul_bits(instructions, matrix, &mut input);
             assert_eq!(found, scalar, "{tokens} tokens with {}", instructions.name());

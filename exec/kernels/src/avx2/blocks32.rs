@@ -90,11 +90,16 @@ fn half_scale(block: &impl HalfScaledBlock) -> f32 {
     half_bits(block.scale_bits())
 }
 
-/// Returns the scales of four blocks, which are powers of two.
+/// Returns the scales of four blocks, which are powers of two: the results of [`BlockMxfp4::scale`].
 #[inline]
 #[target_feature(enable = "avx2")]
 fn four_power_scales([a, b, c, d]: [&BlockMxfp4; 4]) -> __m128 {
-    _mm_setr_ps(a.scale(), b.scale(), c.scale(), d.scale())
+    let exponents = i32::from_le_bytes([a.exponent, b.exponent, c.exponent, d.exponent]);
+    let exponents = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(exponents));
+    let one = _mm_set1_epi32(1);
+    let normal = _mm_slli_epi32::<23>(_mm_sub_epi32(exponents, one));
+    let subnormal = _mm_sllv_epi32(_mm_set1_epi32(1 << 21), exponents);
+    _mm_castsi128_ps(_mm_blendv_epi8(subnormal, normal, _mm_cmpgt_epi32(exponents, one)))
 }
 
 #[inline]

@@ -42,7 +42,7 @@ pub(crate) struct BlockIq4Xs {
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct BlockMxfp4 {
-    exponent: u8,
+    pub(crate) exponent: u8,
     pub(crate) quants: [u8; 16],
 }
 
