@@ -78,14 +78,28 @@ formats! {
     Q5K = 13, "q5_k", 256, 176;
     /// 6-bit K-quant in blocks of 256: 16 sub-blocks of 16 weights with 8-bit scales.
     Q6K = 14, "q6_k", 256, 210;
+    /// 2.06-bit weights in blocks of 256: signs, and indices into a codebook of magnitudes.
+    Iq2Xxs = 16, "iq2_xxs", 256, 66;
+    /// 2.31-bit weights in blocks of 256: signs, and indices into a codebook of magnitudes.
+    Iq2Xs = 17, "iq2_xs", 256, 74;
+    /// 3.06-bit weights in blocks of 256: signs, and indices into a codebook of magnitudes.
+    Iq3Xxs = 18, "iq3_xxs", 256, 98;
     /// 1.56-bit weights in blocks of 256, stored as indices into a codebook.
     Iq1S = 19, "iq1_s", 256, 50;
     /// 4-bit weights in blocks of 32, quantised to 16 unevenly spaced levels.
     Iq4Nl = 20, "iq4_nl", 32, 18;
+    /// 3.44-bit weights in blocks of 256: signs, and indices into a codebook of magnitudes.
+    Iq3S = 21, "iq3_s", 256, 110;
+    /// 2.56-bit weights in blocks of 256: signs, and indices into a codebook of magnitudes.
+    Iq2S = 22, "iq2_s", 256, 82;
     /// 4-bit weights in blocks of 256, quantised to 16 unevenly spaced levels.
     Iq4Xs = 23, "iq4_xs", 256, 136;
+    /// 1.75-bit weights in blocks of 256, stored as indices into the codebook of IQ1_S.
+    Iq1M = 29, "iq1_m", 256, 56;
     /// bfloat16: the upper 16 bits of a 32-bit floating-point number.
     Bf16 = 30, "bf16", 1, 2;
+    /// 4-bit floating-point numbers in blocks of 32 with a power of two as scale.
+    Mxfp4 = 39, "mxfp4", 32, 17;
 }
 
 impl Format {
@@ -134,6 +148,16 @@ mod tests {
             assert_eq!(format.name().parse(), Ok(format));
         }
         assert_eq!(Format::from_ggml_id(4), None, "Q4_2 was removed from the format");
+    }
+
+    #[test]
+    fn ids_are_those_of_ggml() {
+        // source: `enum ggml_type` of ggml.h
+        let found =
+            [16, 17, 18, 19, 20, 21, 22, 23, 29, 39].map(|id| Format::from_ggml_id(id).unwrap().name());
+        let names =
+            ["iq2_xxs", "iq2_xs", "iq3_xxs", "iq1_s", "iq4_nl", "iq3_s", "iq2_s", "iq4_xs", "iq1_m", "mxfp4"];
+        assert_eq!(found, names);
     }
 
     #[test]

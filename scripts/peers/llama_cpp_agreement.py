@@ -34,7 +34,8 @@ TOKENS, STEPS, VOCABULARY, CONTEXT = 80, 64, 512, 48
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "internlm2", "smollm3", "phi3", "granite",
                  "olmo2"]
 TYPES = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq1_s",
-         "iq4_nl", "iq4_xs", "q4_k_m", "q5_k_m", "q3_k_m", "q2_k_m", "iq1_s_m"]
+         "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs", "mxfp4", "q4_k_m",
+         "q5_k_m", "q3_k_m", "q2_k_m", "iq1_s_m"]
 # Bounds of the relative RMS against llama.cpp, and against NumPy.
 PLAIN, ROUNDED, NUMPY = 1e-3, 1e-2, 1e-4
 # Rows of logits in a fixture.

@@ -166,7 +166,7 @@ macro_rules! panel_kernel {
                 fn pack256<B: Block256>(panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
                     let count = blocks.len();
                     panel.unpack256(rows, blocks);
-                    interleave(panel, B::FROM_CODEBOOK, count * 256);
+                    interleave(panel, B::CODEBOOK, count * 256);
                     for (unpacked, lines) in panel.unpacked_scales.iter().zip(&mut panel.group_scales).take(count) {
                         interleave_scales(unpacked, lines);
                     }
@@ -175,7 +175,7 @@ macro_rules! panel_kernel {
                 fn pack32<B: Block32>(panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
                     let count = blocks.len();
                     panel.unpack32(rows, blocks);
-                    interleave(panel, B::FROM_CODEBOOK, count * 32);
+                    interleave(panel, B::CODEBOOK, count * 32);
                 }
 
                 fn multiply256<B: Block256, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {

@@ -12,7 +12,7 @@ fn row_bytes(format: Format, length: usize) -> usize {
     format.row_bytes(length as u64).expect("whole blocks").0 as usize
 }
 
-/// Returns rows of random bits, in which f16 scales and float weights have magnitudes from 0.001 to 0.021.
+/// Returns rows of random bits, in which scales and float weights have magnitudes from 0.0009 to 0.021.
 fn random_rows(format: Format, rows: usize, length: usize, seed: u64) -> Vec<u8> {
     let mut stream = ChaCha8Rng::seed_from_u64(seed);
     let mut bytes = vec![0u8; rows * row_bytes(format, length)];
@@ -27,14 +27,14 @@ fn random_rows(format: Format, rows: usize, length: usize, seed: u64) -> Vec<u8>
         let upper = |value: f32| ((value.to_bits() >> 16) as u16).to_le_bytes();
         bytes.as_chunks_mut::<2>().0.iter_mut().for_each(|value| *value = upper(number()));
     }
-    set_f16_values(format, &mut bytes, || f16::from_f32(number()));
+    set_scales(format, &mut bytes, || f16::from_f32(number()));
     bytes
 }
 
 /// Returns the byte offsets of the f16 values in a block of `format`: the scale, then the minimum if there is one.
 fn f16_offsets(format: Format) -> &'static [usize] {
     match format {
-        Format::F32 | Format::Bf16 => &[],
+        Format::F32 | Format::Bf16 | Format::Iq1M | Format::Mxfp4 => &[],
         Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K => &[0, 2],
         Format::Q2K => &[80, 82],
         Format::Q3K => &[108],
@@ -43,10 +43,26 @@ fn f16_offsets(format: Format) -> &'static [usize] {
     }
 }
 
-fn set_f16_values(format: Format, bytes: &mut [u8], mut number: impl FnMut() -> f16) {
+/// Returns the exponent of an `MXFP4` block with the largest scale up to `value`. Its scale is `2^(exponent - 128)`,
+/// because the codebook is doubled.
+fn power_of_two(value: f32) -> u8 {
+    (value.abs().to_bits() >> 23) as u8 + 1
+}
+
+/// Sets the scales and the minima of all blocks.
+fn set_scales(format: Format, bytes: &mut [u8], mut number: impl FnMut() -> f16) {
     for block in bytes.chunks_exact_mut(format.block_bytes() as usize) {
         for &at in f16_offsets(format) {
             block[at..at + 2].copy_from_slice(&number().to_le_bytes());
+        }
+        if format == Format::Mxfp4 {
+            block[0] = power_of_two(number().to_f32());
+        } else if format == Format::Iq1M {
+            // The scale is in the upper four bits of four 16-bit integers.
+            let scale = number().to_bits();
+            for (at, [_, byte]) in block[48..].as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                *byte = *byte & 15 | ((scale >> (4 * at) & 15) as u8) << 4;
+            }
         }
     }
 }
@@ -187,7 +203,7 @@ fn extreme_values_do_not_overflow() {
         if format == Format::Q6K && fill == 0xff {
             row[192..208].fill(0x80);
         }
-        set_f16_values(format, &mut row, || f16::ONE);
+        set_scales(format, &mut row, || f16::ONE);
         // One token uses dot products, 13 use panels.
         for (tokens, sign) in [(1, 1.0), (1, -1.0), (13, 1.0), (13, -1.0)] {
             let mut input = Activations::default();
@@ -212,10 +228,11 @@ fn extreme_values_do_not_overflow() {
 
 #[test]
 fn non_finite_scales_give_non_finite_results() {
-    for format in quantised() {
+    // A scale of MXFP4 is always finite.
+    for format in quantised().filter(|&format| format != Format::Mxfp4) {
         let mut row = random_rows(format, 1, 512, 3);
         for scale in [f16::NAN, f16::INFINITY, f16::NEG_INFINITY] {
-            set_f16_values(format, &mut row, || scale);
+            set_scales(format, &mut row, || scale);
             let matrix = Matrix { format, row_length: 512, rows: 1, bytes: &row };
             let sets = InstructionSet::detect_all().into_iter();
             for (instructions, tokens) in sets.flat_map(|set| [1, 13].map(|tokens| (set, tokens))) {
@@ -226,6 +243,30 @@ fn non_finite_scales_give_non_finite_results() {
             }
             let weights = dequantised(format, &row, 512);
             assert!(weights.iter().any(|weight| !weight.is_finite()), "{format}");
+        }
+    }
+}
+
+#[test]
+fn every_exponent_of_mxfp4_gives_the_same_bits() {
+    // Dot products sum four blocks together and then the fifth one. Row n has exponent n in one block, and small
+    // exponents in the others, so that no row adds infinities of both signs.
+    let length = 5 * 32;
+    let mut rows = random_rows(Format::Mxfp4, 256, length, 11);
+    for (row, blocks) in rows.as_chunks_mut::<17>().0.as_chunks_mut::<5>().0.iter_mut().enumerate() {
+        for (at, block) in blocks.iter_mut().enumerate() {
+            block[0] = if at == row % 5 { row as u8 } else { at as u8 };
+        }
+    }
+    let matrix = Matrix { format: Format::Mxfp4, row_length: length, rows: 256, bytes: &rows };
+    // One token uses dot products, 13 use panels.
+    for tokens in [1, 13] {
+        let mut input = random_activations(tokens, length, 5);
+        let scalar = matmul_bits(InstructionSet::SCALAR, matrix, &mut input);
+        assert!(scalar.iter().all(|&bits| !f32::from_bits(bits).is_nan()));
+        for instructions in InstructionSet::detect_all() {
+            let found = matmul_bits(instructions, matrix, &mut input);
+            assert_eq!(found, scalar, "{tokens} tokens with {}", instructions.name());
         }
     }
 }

@@ -29,7 +29,8 @@ const PASSES: usize = 5;
 /// The scalar kernels multiply only 1/16 of the weights, because they are slow.
 const SCALAR_DIVISOR: usize = 16;
 
-/// The value of every byte of float weights; with this value, no f32, f16 or bf16 number is subnormal.
+/// The value of every byte of float weights and of `MXFP4` blocks. With this value, no f32, f16 or bf16 number and no
+/// power of two is subnormal; arithmetic with subnormal numbers is slow.
 const FLOAT_BYTE: u8 = 0x1c;
 
 /// Returns the rate of `work`, which processes `bytes` bytes, in GB per second of CPU time.
@@ -68,7 +69,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("| format | bits a weight | scalar GB/s | / reading | SIMD GB/s | / reading | reading GB/s |");
     println!("| --- | --- | --- | --- | --- | --- | --- |");
     for &format in Format::ALL {
-        let weights = if format.block_len() == 1 { &plain } else { &random };
+        let has_float_bytes = format.block_len() == 1 || format == Format::Mxfp4;
+        let weights = if has_float_bytes { &plain } else { &random };
         let row = format.row_bytes(COLUMNS as u64).ok_or("a row has a partial block")?.0 as usize;
         let whole = &weights[..weights.len() / row * row];
         let part = &whole[..whole.len() / row / SCALAR_DIVISOR * row];

@@ -9,8 +9,7 @@
 //! llama.cpp; in this module, `q2_k` and `iq1_s` are names of pure quantisations.
 //!
 //! Deviation: in 80-layer models with 8 queries per key (Llama 2 and 3 70B), llama.cpp stores each `attn_v` that is not
-//! `Q6_K` as `Q5_K`, and this module as `Q4_K`; the difference is 42 MB of 42.5 GB. llama.cpp also stores `attn_output`
-//! of `IQ1_S` as `IQ2_XXS` (66 bytes per block), which is not supported here; `Q2_K` (84 bytes) is the nearest format.
+//! `Q6_K` as `Q5_K`, and this module as `Q4_K`; the difference is 42 MB of 42.5 GB.
 
 use std::fmt;
 use std::str::FromStr;
@@ -29,7 +28,7 @@ pub enum Quant {
     Q3KM,
     /// The mixed quantisation that llama.cpp calls `Q2_K`.
     Q2KM,
-    /// The mixed quantisation that llama.cpp calls `IQ1_S`, but with `attn_output` as `Q2_K`.
+    /// The mixed quantisation that llama.cpp calls `IQ1_S`.
     Iq1SM,
 }
 
@@ -80,11 +79,12 @@ impl Quant {
     }
 
     /// Returns the value of `general.file_type`, or `None` if llama.cpp has no value for the quantisation. Pure
-    /// K-quants such as `q5_k` get the value of the quantisation mix with the same base format.
+    /// quantisations such as `q5_k` get the value of the quantisation mix with the same base format.
     pub fn file_type(self) -> Option<u32> {
         let name = match self {
             Quant::Pure(Format::Q2K) => "q2_k_m",
             Quant::Pure(Format::Iq1S) => "iq1_s_m",
+            Quant::Pure(Format::Mxfp4) => "mxfp4_moe",
             Quant::Pure(Format::Q4K) => "q4_k_s",
             Quant::Pure(Format::Q5K) => "q5_k_s",
             Quant::Pure(Format::Q3K) => "q3_k_s",
@@ -119,7 +119,8 @@ impl Quant {
             (Quant::Q2KM | Quant::Iq1SM, Role::Value(_)) if four_queries_share_a_key => Format::Q4K,
             (Quant::Q2KM, Role::Value(_) | Role::Down(_) | Role::AttentionOutput) => Format::Q3K,
             (Quant::Q2KM, _) => Format::Q2K,
-            (Quant::Iq1SM, Role::Value(_) | Role::AttentionOutput | Role::Embedding) => Format::Q2K,
+            (Quant::Iq1SM, Role::AttentionOutput) => Format::Iq2Xxs,
+            (Quant::Iq1SM, Role::Value(_) | Role::Embedding) => Format::Q2K,
             (Quant::Iq1SM, Role::Down(layer)) if layer < layers / 8 => Format::Q2K,
             (Quant::Iq1SM, _) => Format::Iq1S,
         }
@@ -216,10 +217,21 @@ pub(crate) fn file_type_name(number: u32) -> Option<&'static str> {
         16 => "q5_k_s",
         17 => "q5_k_m",
         18 => "q6_k",
+        19 => "iq2_xxs",
+        20 => "iq2_xs",
+        21 => "q2_k_s",
+        22 => "iq3_xs",
+        23 => "iq3_xxs",
         24 => "iq1_s_m",
         25 => "iq4_nl",
+        26 => "iq3_s",
+        27 => "iq3_m",
+        28 => "iq2_s",
+        29 => "iq2_m",
         30 => "iq4_xs",
+        31 => "iq1_m",
         32 => "bf16",
+        38 => "mxfp4_moe",
         _ => return None,
     })
 }
@@ -245,7 +257,7 @@ mod tests {
 
     #[test]
     fn mixed_formats_follow_their_table() {
-        use Format::{Iq1S, Q2K, Q3K, Q4K, Q5K, Q6K};
+        use Format::{Iq1S, Iq2Xxs, Q2K, Q3K, Q4K, Q5K, Q6K};
 
         let names = [
             "token_embd",
@@ -262,7 +274,7 @@ mod tests {
         assert_eq!(formats(Quant::Q3KM), [Q3K, Q6K, Q5K, Q4K, Q5K, Q4K, Q4K]);
         // 32 heads share 8 keys.
         assert_eq!(formats(Quant::Q2KM), [Q2K, Q6K, Q4K, Q4K, Q3K, Q3K, Q3K]);
-        assert_eq!(formats(Quant::Iq1SM), [Q2K, Q5K, Q4K, Q4K, Q2K, Iq1S, Q2K]);
+        assert_eq!(formats(Quant::Iq1SM), [Q2K, Q5K, Q4K, Q4K, Q2K, Iq1S, Iq2Xxs]);
         let plain = ModelShape { kv_heads: 32, ..llama_8b() };
         let value = &tensor_specs(&plain)[4];
         assert_eq!(Quant::Q2KM.tensor_format(value, &plain), Ok(Q3K), "{}", value.name);
@@ -292,5 +304,29 @@ mod tests {
         assert_eq!(Quant::Q4KM.file_type(), Some(15));
         assert_eq!(Quant::Pure(Format::Q8_0).file_type(), Some(7));
         assert!("q4".parse::<Quant>().is_err());
+    }
+
+    #[test]
+    fn file_types_are_those_of_llama_cpp() {
+        // source: `enum llama_ftype` of llama.h
+        let pure = [
+            (Format::Iq2Xxs, 19),
+            (Format::Iq2Xs, 20),
+            (Format::Iq3Xxs, 23),
+            (Format::Iq1S, 24),
+            (Format::Iq4Nl, 25),
+            (Format::Iq3S, 26),
+            (Format::Iq2S, 28),
+            (Format::Iq4Xs, 30),
+            (Format::Iq1M, 31),
+            (Format::Mxfp4, 38),
+        ];
+        for (format, number) in pure {
+            assert_eq!(Quant::Pure(format).file_type(), Some(number), "{format}");
+        }
+        // Mixes that only files of llama.cpp have.
+        let mixes = [21, 22, 27, 29].map(file_type_name);
+        assert_eq!(mixes, [Some("q2_k_s"), Some("iq3_xs"), Some("iq3_m"), Some("iq2_m")]);
+        assert_eq!(file_type_name(33), None, "removed from llama.cpp");
     }
 }

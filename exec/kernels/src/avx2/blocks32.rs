@@ -9,15 +9,20 @@ use std::arch::x86_64::*;
 use bytemuck::must_cast;
 
 use super::{
-    half_bits, iq4_values, load, lowest, nibbles, one_sum, per_token, prefetch, signed, two_sums, unsigned,
+    entries, half_bits, load, lowest, nibbles, one_sum, per_token, prefetch, set_bits, signed, two_sums,
+    unsigned,
 };
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, ScaledBlock, blocks};
+use crate::blocks::{
+    BlockIq4Nl, BlockMxfp4, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, HalfScaledBlock,
+    IQ4_VALUES, MXFP4_VALUES, ScaledBlock, blocks,
+};
 
-/// Defines dot products for formats without a minimum, given for each format an expression that unpacks the weights of
-/// a block to signed bytes. Four blocks are summed together.
+/// Defines dot products for formats without a minimum. Arguments of each format: `$four_scales` and `$scale` return the
+/// scales of four blocks and of one block, and an expression unpacks the weights of a block to signed bytes. Four
+/// blocks are summed together.
 macro_rules! signed_dots {
-    ($($name:ident: $type:ty, |$block:ident| $weights:expr;)+) => {$(
+    ($($name:ident: $type:ty, $four_scales:ident, $scale:ident, |$block:ident| $weights:expr;)+) => {$(
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c")]
         pub(crate) fn $name<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
@@ -35,7 +40,7 @@ macro_rules! signed_dots {
             for (at, [a, b, c, d]) in fours.iter().enumerate() {
                 prefetch(&fours[at]);
                 let weights = [unpack(a), unpack(b), unpack(c), unpack(d)];
-                let scale = four_halves([a.scale_bits(), b.scale_bits(), c.scale_bits(), d.scale_bits()]);
+                let scale = $four_scales([a, b, c, d]);
                 for t in 0..T {
                     let quants = &quants[t].as_chunks::<4>().0[at];
                     let mut sums = [_mm256_setzero_si256(); 4];
@@ -48,7 +53,7 @@ macro_rules! signed_dots {
             }
             for (at, block) in (4 * fours.len()..).zip(rest) {
                 let weights = unpack(block);
-                let scale = half_bits(block.scale_bits());
+                let scale = $scale(block);
                 for t in 0..T {
                     let sum = _mm256_madd_epi16(signed(weights, load(&quants[t][at])), ones);
                     dots[t] = _mm_fmadd_ss(_mm_set_ss(scale * scales[t][at]), one_sum(sum), dots[t]);
@@ -59,14 +64,48 @@ macro_rules! signed_dots {
     )+};
 }
 signed_dots! {
-    dot_q8_0: BlockQ8_0, |block| load(&block.quants);
-    dot_q4_0: BlockQ4_0, |block| _mm256_sub_epi8(nibbles(&block.quants), _mm256_set1_epi8(8));
-    dot_q5_0: BlockQ5_0, |block| {
+    dot_q8_0: BlockQ8_0, four_half_scales, half_scale, |block| load(&block.quants);
+    dot_q4_0: BlockQ4_0, four_half_scales, half_scale, |block| {
+        _mm256_sub_epi8(nibbles(&block.quants), _mm256_set1_epi8(8))
+    };
+    dot_q5_0: BlockQ5_0, four_half_scales, half_scale, |block| {
         // Where the fifth bit is clear, setting the four bits above the nibble subtracts 16 from the nibble.
         let below = _mm256_andnot_si256(set_bits(block.high_bits), _mm256_set1_epi8(-16));
         _mm256_or_si256(nibbles(&block.quants), below)
     };
-    dot_iq4_nl: BlockIq4Nl, |block| iq4_values(nibbles(&block.quants));
+    dot_iq4_nl: BlockIq4Nl, four_half_scales, half_scale, |block| entries(&IQ4_VALUES, nibbles(&block.quants));
+    dot_mxfp4: BlockMxfp4, four_power_scales, power_scale, |block| entries(&MXFP4_VALUES, nibbles(&block.quants));
+}
+
+/// Returns the f16 scales of four blocks as f32.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn four_half_scales<B: HalfScaledBlock>([a, b, c, d]: [&B; 4]) -> __m128 {
+    four_halves([a.scale_bits(), b.scale_bits(), c.scale_bits(), d.scale_bits()])
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn half_scale(block: &impl HalfScaledBlock) -> f32 {
+    half_bits(block.scale_bits())
+}
+
+/// Returns the scales of four blocks, which are powers of two: the results of [`BlockMxfp4::scale`].
+#[inline]
+#[target_feature(enable = "avx2")]
+fn four_power_scales([a, b, c, d]: [&BlockMxfp4; 4]) -> __m128 {
+    let exponents = i32::from_le_bytes([a.exponent, b.exponent, c.exponent, d.exponent]);
+    let exponents = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(exponents));
+    let one = _mm_set1_epi32(1);
+    let normal = _mm_slli_epi32::<23>(_mm_sub_epi32(exponents, one));
+    let subnormal = _mm_sllv_epi32(_mm_set1_epi32(1 << 21), exponents);
+    _mm_castsi128_ps(_mm_blendv_epi8(subnormal, normal, _mm_cmpgt_epi32(exponents, one)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn power_scale(block: &BlockMxfp4) -> f32 {
+    block.scale()
 }
 
 /// Defines dot products for formats with a minimum, given expressions that unpack a block to unsigned bytes.
@@ -120,21 +159,6 @@ minimum_dots! {
         let fifth = _mm256_and_si256(set_bits(block.high_bits), _mm256_set1_epi8(16));
         _mm256_or_si256(nibbles(&block.quants), fifth)
     };
-}
-
-/// Expands each of 32 bits to a byte: 0xff if the bit is set, otherwise 0.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn set_bits(bits: [u8; 4]) -> __m256i {
-    let byte_of_eight = _mm256_set_epi64x(
-        0x0303_0303_0303_0303,
-        0x0202_0202_0202_0202,
-        0x0101_0101_0101_0101,
-        0x0000_0000_0000_0000,
-    );
-    let one_bit_each = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
-    let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(i32::from_le_bytes(bits)), byte_of_eight);
-    _mm256_cmpeq_epi8(_mm256_and_si256(bytes, one_bit_each), one_bit_each)
 }
 
 /// Converts four f16 values, given by their bits, to f32.

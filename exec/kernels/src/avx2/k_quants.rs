@@ -9,7 +9,9 @@ use std::arch::x86_64::*;
 
 use super::{half_bits, load, load_half, lowest, one_sum, per_token, prefetch, two_sums, unsigned};
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, IntegerBlock256, ScaledBlock, blocks};
+use crate::blocks::{
+    BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, HalfScaledBlock, IntegerBlock256, blocks,
+};
 
 /// Widens eight bytes to eight 32-bit lanes, with the value of the byte in both i16 halves of its lane.
 #[inline]
@@ -191,7 +193,7 @@ pub(super) struct Loaded<Scales> {
 }
 
 /// The loaded parts of a block with sub-blocks of 16 weights: for each half, a register with its i16 scales twice.
-type Loaded16 = Loaded<[__m256i; 2]>;
+pub(super) type Loaded16 = Loaded<[__m256i; 2]>;
 
 /// The loaded parts of a block with sub-blocks of 32 weights: the scales, each as a pair of equal i16.
 type Loaded32 = Loaded<[u32; 8]>;
@@ -210,7 +212,7 @@ fn shifted(bytes: __m256i, from: i32, to: i32) -> __m256i {
 /// Returns two registers: one with the lower eight of 16 i16 scales twice, and one with the upper eight scales twice.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn twice(wide_scales: __m256i) -> [__m256i; 2] {
+pub(super) fn twice(wide_scales: __m256i) -> [__m256i; 2] {
     let (low, high) = (_mm256_castsi256_si128(wide_scales), _mm256_extracti128_si256::<1>(wide_scales));
     [_mm256_broadcastsi128_si256(low), _mm256_broadcastsi128_si256(high)]
 }
@@ -218,7 +220,7 @@ fn twice(wide_scales: __m256i) -> [__m256i; 2] {
 /// Returns the scale of each pair of adjacent weights of group G, a group of 32 weights.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn spread<const G: usize>(loaded: &Loaded16) -> __m256i {
+pub(super) fn spread<const G: usize>(loaded: &Loaded16) -> __m256i {
     _mm256_shuffle_epi8(loaded.scales[G / 4], load(&SCALE_SHUFFLES[G % 4]))
 }
 

@@ -15,14 +15,15 @@ mod k_quants;
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
 
-pub(super) use blocks32::{dot_iq4_nl, dot_q4_0, dot_q4_1, dot_q5_0, dot_q5_1, dot_q8_0};
+pub(super) use blocks32::{dot_iq4_nl, dot_mxfp4, dot_q4_0, dot_q4_1, dot_q5_0, dot_q5_1, dot_q8_0};
 pub(super) use floats::{dot_bf16, dot_f16, dot_f32, scores_f16, sum_values_f16};
-pub(super) use i_quants::{dot_iq1_s, dot_iq4_xs};
+pub(super) use i_quants::{
+    dot_iq1_m, dot_iq1_s, dot_iq2_s, dot_iq2_xs, dot_iq2_xxs, dot_iq3_s, dot_iq3_xxs, dot_iq4_xs,
+};
 pub(super) use k_quants::{dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k};
 
 use bytemuck::Pod;
 
-use super::blocks::IQ4_VALUES;
 use super::matmul::per_token;
 
 /// Loads the 32 bytes of `values`.
@@ -97,11 +98,26 @@ fn nibbles(bytes: &[u8; 16]) -> __m256i {
     _mm256_and_si256(both, _mm256_set1_epi8(15))
 }
 
-/// Returns the entries of the codebook of `IQ4_NL` and `IQ4_XS` for 32 indices.
+/// Returns the entries of a codebook for 32 indices.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn iq4_values(indices: __m256i) -> __m256i {
-    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_half(&IQ4_VALUES)), indices)
+fn entries(codebook: &[i8; 16], indices: __m256i) -> __m256i {
+    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_half(codebook)), indices)
+}
+
+/// Expands each of 32 bits to a byte: 0xff if the bit is set, otherwise 0.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn set_bits(bits: [u8; 4]) -> __m256i {
+    let byte_of_eight = _mm256_set_epi64x(
+        0x0303_0303_0303_0303,
+        0x0202_0202_0202_0202,
+        0x0101_0101_0101_0101,
+        0x0000_0000_0000_0000,
+    );
+    let one_bit_each = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+    let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(i32::from_le_bytes(bits)), byte_of_eight);
+    _mm256_cmpeq_epi8(_mm256_and_si256(bytes, one_bit_each), one_bit_each)
 }
 
 /// Multiplies 32 weights from 0 to 127 by 32 activations and adds adjacent products.

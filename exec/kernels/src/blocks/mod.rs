@@ -6,23 +6,44 @@
 //!
 //! Not here: dot products, which never create f32 weights; see [`super::scalar`].
 
-/// Implements [`ScaledBlock`] for blocks with an f16 field `scale` and, if a second field is named, an f16 minimum.
+/// Implements [`ScaledBlock`] and [`HalfScaledBlock`] for blocks with an f16 field `scale` and, if a second field is
+/// named, an f16 minimum.
 macro_rules! scaled {
     ($($block:ident $($minimum:ident)?),+) => {$(
-        impl $crate::blocks::ScaledBlock for $block {
+        impl $crate::blocks::HalfScaledBlock for $block {
             #[inline(always)]
             fn scale_bits(&self) -> u16 {
                 u16::from_le_bytes(self.scale)
             }
             $(
-                const HAS_MINIMUM: bool = true;
                 #[inline(always)]
                 fn minimum_bits(&self) -> u16 {
                     u16::from_le_bytes(self.$minimum)
                 }
             )?
         }
+
+        scaled_by_half! { $block $($minimum)? }
     )+};
+}
+
+/// Implements [`ScaledBlock`] for a [`HalfScaledBlock`]. If a field is named, the block has a minimum.
+macro_rules! scaled_by_half {
+    ($block:ident $($minimum:ident)?) => {
+        impl $crate::blocks::ScaledBlock for $block {
+            #[inline(always)]
+            fn scale(&self) -> f32 {
+                half::f16::from_bits($crate::blocks::HalfScaledBlock::scale_bits(self)).to_f32()
+            }
+            $(
+                const HAS_MINIMUM: bool = true;
+                #[inline(always)]
+                fn minimum(&self) -> f32 {
+                    half::f16::from_le_bytes(self.$minimum).to_f32()
+                }
+            )?
+        }
+    };
 }
 
 /// Implements [`IntegerBlock32`] for each block type, given an expression for the integer of the weight at an index.
@@ -39,8 +60,10 @@ macro_rules! integers {
 }
 
 mod blocks32;
-mod i_quants;
-mod iq1_s_grid;
+mod four_bit_codebooks;
+mod grids;
+mod iq1;
+mod iq2_iq3;
 mod k_quants;
 
 use bytemuck::Pod;
@@ -49,31 +72,31 @@ use hearth_profiles::{Bytes, Format};
 
 use super::KernelError;
 pub(crate) use blocks32::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
-pub(crate) use i_quants::{BlockIq1S, BlockIq4Nl, BlockIq4Xs, IQ4_VALUES};
-pub(crate) use iq1_s_grid::IQ1_S_GRID;
+pub(crate) use four_bit_codebooks::{BlockIq4Nl, BlockIq4Xs, BlockMxfp4, IQ4_VALUES, MXFP4_VALUES};
+pub(crate) use iq1::{BlockIq1M, BlockIq1S};
+pub(crate) use iq2_iq3::{BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, SignMagnitudeBlock};
 pub(crate) use k_quants::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 
-/// A block of weights with an f16 scale and, in some formats, an f16 minimum.
-///
-/// Kernels that convert several f16 values at once use the methods that return bits.
+/// A block of weights with a scale and, in some formats, a minimum.
 pub(crate) trait ScaledBlock: Pod {
     const HAS_MINIMUM: bool = false;
 
+    fn scale(&self) -> f32;
+
+    #[inline(always)]
+    fn minimum(&self) -> f32 {
+        0.0
+    }
+}
+
+/// A block whose scale and minimum are stored as f16 numbers. Kernels that convert several of them at once use their
+/// bits.
+pub(crate) trait HalfScaledBlock: ScaledBlock {
     fn scale_bits(&self) -> u16;
 
     #[inline(always)]
     fn minimum_bits(&self) -> u16 {
         0
-    }
-
-    #[inline(always)]
-    fn scale(&self) -> f32 {
-        f16::from_bits(self.scale_bits()).to_f32()
-    }
-
-    #[inline(always)]
-    fn minimum(&self) -> f32 {
-        f16::from_bits(self.minimum_bits()).to_f32()
     }
 
     /// Returns the f16 bits of the scale in the low 16 bits and those of the minimum in the high 16 bits.

@@ -5,9 +5,12 @@
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use super::intrinsics::*;
-use super::{ByteDot, four_halves, half_bits, iq4_values, nibbles, per_token};
+use super::{ByteDot, entries, four_halves, nibbles, per_token, set_bits};
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, ScaledBlock, blocks};
+use crate::blocks::{
+    BlockIq4Nl, BlockMxfp4, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, HalfScaledBlock,
+    IQ4_VALUES, MXFP4_VALUES, ScaledBlock, blocks,
+};
 
 /// A block of 32 weights that can be unpacked to signed bytes.
 pub(crate) trait Unpack32: ScaledBlock {
@@ -16,6 +19,12 @@ pub(crate) trait Unpack32: ScaledBlock {
 
     /// Returns the 32 integer weights of the block, before the multiplication by the scale.
     fn weights(&self) -> [int8x16_t; 2];
+
+    /// Returns the scales of four blocks.
+    fn scales(blocks: [&Self; 4]) -> float32x4_t;
+
+    /// Returns the minima of four blocks, or zeros if the format has none.
+    fn minima(blocks: [&Self; 4]) -> float32x4_t;
 }
 
 /// Returns the dot products of a row of weights in blocks of 32 with the activations of T tokens.
@@ -33,8 +42,7 @@ pub(crate) fn dot32<P: ByteDot, B: Unpack32, const T: usize>(
     let mut dots = [0.0f32; T];
     for (at, four) in fours.iter().enumerate() {
         let weights = four.each_ref().map(B::weights);
-        let block_scales = four_halves(four.each_ref().map(B::scale_bits));
-        let minima = four_halves(four.each_ref().map(B::minimum_bits));
+        let (block_scales, minima) = (B::scales(four.each_ref()), B::minima(four.each_ref()));
         for t in 0..T {
             let quants = &quants[t].as_chunks::<4>().0[at];
             let [a, b, c, d] =
@@ -59,7 +67,8 @@ pub(crate) fn dot32<P: ByteDot, B: Unpack32, const T: usize>(
     }
     for (at, block) in (4 * fours.len()..).zip(rest) {
         let weights = block.weights();
-        let (scale, minimum) = (half_bits(block.scale_bits()), half_bits(block.minimum_bits()));
+        let [scale, ..]: [f32; 4] = cast(B::scales([block; 4]));
+        let [minimum, ..]: [f32; 4] = cast(B::minima([block; 4]));
         for t in 0..T {
             let total = vaddvq_s32(instructions.sum32(weights, cast(quants[t][at]), B::IS_SMALL));
             dots[t] = (scale * scales[t][at]).mul_add(total as f32, dots[t]);
@@ -81,6 +90,16 @@ macro_rules! unpack {
                 let $this = self;
                 $weights
             }
+
+            #[inline(always)]
+            fn scales(blocks: [&Self; 4]) -> float32x4_t {
+                four_halves(blocks.map(HalfScaledBlock::scale_bits))
+            }
+
+            #[inline(always)]
+            fn minima(blocks: [&Self; 4]) -> float32x4_t {
+                four_halves(blocks.map(HalfScaledBlock::minimum_bits))
+            }
         }
     )+};
 }
@@ -94,17 +113,34 @@ unpack! {
     };
     BlockQ5_1, small: true, |block| with_fifth(block.quants, block.high_bits);
     BlockQ8_0, small: false, |block| cast(block.quants);
-    BlockIq4Nl, small: false, |block| nibbles(block.quants).map(iq4_values);
+    BlockIq4Nl, small: false, |block| nibbles(block.quants).map(|numbers| entries(IQ4_VALUES, numbers));
+}
+
+impl Unpack32 for BlockMxfp4 {
+    const IS_SMALL: bool = true;
+
+    #[inline(always)]
+    fn weights(&self) -> [int8x16_t; 2] {
+        nibbles(self.quants).map(|numbers| entries(MXFP4_VALUES, numbers))
+    }
+
+    #[inline(always)]
+    fn scales(blocks: [&Self; 4]) -> float32x4_t {
+        cast(blocks.map(ScaledBlock::scale))
+    }
+
+    #[inline(always)]
+    fn minima(_: [&Self; 4]) -> float32x4_t {
+        vdupq_n_f32(0.0)
+    }
 }
 
 /// Unpacks 32 five-bit integers: the low four bits are in `quants`, and bit j of `high` is the fifth bit of integer j.
 #[inline(always)]
 fn with_fifth(quants: [u8; 16], high: [u8; 4]) -> [int8x16_t; 2] {
-    let one_bit_each = cast([0x8040_2010_0804_0201_u64; 2]);
     let mut weights = [vdupq_n_s8(0); 2];
     for (half, numbers) in nibbles(quants).into_iter().enumerate() {
-        let bits = cast([vdup_n_u8(high[2 * half]), vdup_n_u8(high[2 * half + 1])]);
-        let fifth = vandq_u8(vtstq_u8(bits, one_bit_each), vdupq_n_u8(16));
+        let fifth = vandq_u8(set_bits([high[2 * half], high[2 * half + 1]]), vdupq_n_u8(16));
         weights[half] = cast(vorrq_u8(numbers, fifth));
     }
     weights

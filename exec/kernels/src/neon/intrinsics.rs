@@ -57,7 +57,7 @@ intrinsics! {
     (a: int16x8_t) -> int32x4_t { vmovl_high_s16 }
 
     // Bits and bytes.
-    (a: uint8x16_t, b: uint8x16_t) -> uint8x16_t { vandq_u8, vorrq_u8, vtstq_u8, vqtbl1q_u8 }
+    (a: uint8x16_t, b: uint8x16_t) -> uint8x16_t { vandq_u8, vorrq_u8, veorq_u8, vtstq_u8, vqtbl1q_u8 }
     (table: int8x16_t, indices: uint8x16_t) -> int8x16_t { vqtbl1q_s8 }
     (a: uint8x16_t, places: int8x16_t) -> uint8x16_t { vshlq_u8 }
     (a: uint8x16_t) -> uint8x16_t { vshrq_n_u8<N> }

@@ -7,10 +7,12 @@
 use super::intrinsics::*;
 use super::{ByteDot, per_token, shifted};
 use crate::activations::QuantisedRow;
-use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, IntegerBlock256, blocks};
+use crate::blocks::{
+    BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, HalfScaledBlock, IntegerBlock256, blocks,
+};
 
 /// A block of 256 weights that can be unpacked in groups of 32.
-pub(crate) trait Unpack256: IntegerBlock256 {
+pub(crate) trait Unpack256: HalfScaledBlock + IntegerBlock256 {
     /// Whether all integer weights are from -64 to 63. This is the argument `small` of [`ByteDot::sum32`].
     const IS_SMALL: bool = true;
 
@@ -20,7 +22,15 @@ pub(crate) trait Unpack256: IntegerBlock256 {
     /// Returns the integer scales of the block, one for each [`GROUP_LENGTH`](IntegerBlock256::GROUP_LENGTH) weights.
     #[inline(always)]
     fn wide_scales(&self) -> [i32; 16] {
-        widen_sixteen(cast(self.scales()))
+        let scales = self.scales();
+        if Self::GROUP_LENGTH == 16 {
+            return widen_sixteen(cast(scales));
+        }
+        let mut each = [0; 16];
+        for (group, scale) in each[..8].iter_mut().enumerate() {
+            *scale = scales[2 * group];
+        }
+        widen_sixteen(cast(each))
     }
 
     /// Returns the 16 integer minima of the block, one for each 16 weights.

@@ -23,7 +23,6 @@ pub(super) use k_quants::dot256;
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use intrinsics::*;
 
-use super::blocks::IQ4_VALUES;
 use super::matmul::per_token;
 
 /// Integer dot products of bytes with one instruction set.
@@ -82,11 +81,6 @@ fn four_halves(bits: [u16; 4]) -> float32x4_t {
     vcvt_f32_f16(vreinterpret_f16_u16(cast(bits)))
 }
 
-#[inline(always)]
-fn half_bits(bits: u16) -> f32 {
-    cast::<_, [f32; 4]>(four_halves([bits, 0, 0, 0]))[0]
-}
-
 /// Shifts every byte left by `places` bits, or right if `places` is negative.
 #[inline(always)]
 fn shifted(bytes: uint8x16_t, places: i32) -> uint8x16_t {
@@ -100,8 +94,15 @@ fn nibbles(bytes: [u8; 16]) -> [uint8x16_t; 2] {
     [vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes)]
 }
 
-/// Returns the entries of the codebook of `IQ4_NL` and `IQ4_XS` for 16 indices.
+/// Returns the entries of a codebook for 16 indices.
 #[inline(always)]
-fn iq4_values(indices: uint8x16_t) -> int8x16_t {
-    vqtbl1q_s8(cast(IQ4_VALUES), indices)
+fn entries(codebook: [i8; 16], indices: uint8x16_t) -> int8x16_t {
+    vqtbl1q_s8(cast(codebook), indices)
+}
+
+/// Expands each of 16 bits to a byte: 0xff if the bit is set, otherwise 0.
+#[inline(always)]
+fn set_bits(bits: [u8; 2]) -> uint8x16_t {
+    let one_bit_each = cast([0x8040_2010_0804_0201_u64; 2]);
+    vtstq_u8(cast(bits.map(|byte| vdup_n_u8(byte))), one_bit_each)
 }

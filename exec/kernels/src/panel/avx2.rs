@@ -6,9 +6,9 @@
 //! 2 * 127 times the maximum quant. So eight sums fit in 16 bits for four-bit weights, four for five-bit weights, and
 //! two for six-bit weights.
 //!
-//! Eight-bit weights are packed with an offset of 128. The kernel subtracts the offset, and moves the sign of each
-//! weight to the activations, because `maddubs` needs unsigned weights. One sum of two products then fits in 16 bits
-//! (2 * 127 * 128), but two sums do not.
+//! Weights of seven or eight bits are packed with an offset of 128. The kernel subtracts the offset, and moves the sign
+//! of each weight to the activations, because `maddubs` needs unsigned weights. One sum of two products then fits in 16
+//! bits (2 * 127 * 128), but two sums do not.
 //!
 //! Bounds: the sum of a group in 32 bits is at most 32 * 128 * 127 * 128 = 6.7e7, and that of a block 5.3e8.
 
@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use bytemuck::{Pod, must_cast};
 
-use super::unpack::{Block32, Block256, IQ4_CODEBOOK};
+use super::unpack::{Block32, Block256, Codebook};
 use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply, panel_kernel};
 use crate::avx2::{load as load_one, load_half};
 use crate::matmul::MatmulTask;
@@ -56,8 +56,8 @@ fn multiply32<B: Block32, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>
     }
 }
 
-/// Number of lines whose products fit in a 16-bit sum if weights have eight bits. Kernels that add this number of lines
-/// first subtract the offset of the weights.
+/// Number of lines whose products fit in a 16-bit sum if weights have seven or eight bits. Kernels that add this number
+/// of lines first subtract the offset of the weights.
 const EIGHT_BIT_LINES: usize = 1;
 
 /// Returns the number of lines, at most `max_lines`, whose products fit in a 16-bit sum for quants up to `max_quant`.
@@ -89,16 +89,16 @@ fn broadcast<N: Pod>(values: &N) -> __m256i {
 /// Interleaves the unpacked quants of the panel, so that each line has four columns of all rows.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn interleave(panel: &mut Panel, from_codebook: bool, columns: usize) {
+fn interleave(panel: &mut Panel, codebook: Option<Codebook>, columns: usize) {
     let Panel { unpacked, quants, .. } = panel;
-    let codebook = _mm256_broadcastsi128_si256(load_half(&IQ4_CODEBOOK));
+    let table = _mm256_broadcastsi128_si256(load_half(&codebook.unwrap_or_default()));
     for (at, lines) in quants.as_chunks_mut::<8>().0.iter_mut().enumerate().take(columns / 32) {
         for (half, eight) in unpacked.as_chunks::<8>().0.iter().enumerate() {
             let mut rows = [_mm256_setzero_si256(); 8];
             for (row, bytes) in rows.iter_mut().zip(eight) {
                 *row = load_one(&bytes.as_chunks::<32>().0[at]);
-                if from_codebook {
-                    *row = _mm256_shuffle_epi8(codebook, *row);
+                if codebook.is_some() {
+                    *row = _mm256_shuffle_epi8(table, *row);
                 }
             }
             store_all(&transpose(&rows), lines, half);

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use bytemuck::{Pod, must_cast};
 
-use super::unpack::{Block32, Block256, IQ4_CODEBOOK};
+use super::unpack::{Block32, Block256, Codebook};
 use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply, panel_kernel};
 use crate::avx2;
 use crate::matmul::MatmulTask;
@@ -113,15 +113,15 @@ fn broadcast<N: Pod>(values: &N) -> __m512i {
 /// Interleaves the unpacked quants of the panel, so that each line has four columns of all rows.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn interleave(panel: &mut Panel, from_codebook: bool, columns: usize) {
+fn interleave(panel: &mut Panel, codebook: Option<Codebook>, columns: usize) {
     let Panel { unpacked, quants, .. } = panel;
-    let codebook = _mm512_broadcast_i32x4(avx2::load_half(&IQ4_CODEBOOK));
+    let table = _mm512_broadcast_i32x4(avx2::load_half(&codebook.unwrap_or_default()));
     for (at, lines) in quants.as_chunks_mut::<16>().0.iter_mut().enumerate().take(columns.div_ceil(64)) {
         let mut rows = [_mm512_setzero_si512(); PANEL_ROWS];
         for (row, bytes) in rows.iter_mut().zip(&*unpacked) {
             *row = must_cast(bytes.as_chunks::<64>().0[at]);
-            if from_codebook {
-                *row = _mm512_shuffle_epi8(codebook, *row);
+            if codebook.is_some() {
+                *row = _mm512_shuffle_epi8(table, *row);
             }
         }
         *lines = must_cast(transpose(&rows));

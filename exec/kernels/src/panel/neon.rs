@@ -12,7 +12,7 @@
 use std::array;
 use std::ops::Range;
 
-use super::unpack::{Block32, Block256, IQ4_CODEBOOK};
+use super::unpack::{Block32, Block256, Codebook};
 use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply};
 use crate::activations::QuantisedRow;
 use crate::matmul::MatmulTask;
@@ -185,7 +185,7 @@ impl<L: ByteMatmul> PanelKernel for L {
     fn pack256<B: Block256>(self, panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
         let count = blocks.len();
         panel.unpack256(rows, blocks);
-        interleave::<L>(panel, B::FROM_CODEBOOK, count * 256, B::OFFSET as u8);
+        interleave::<L>(panel, B::CODEBOOK, count * 256, B::OFFSET as u8);
         for (unpacked, lines) in panel.unpacked_scales.iter().zip(&mut panel.group_scales).take(count) {
             interleave_scales(unpacked, lines);
         }
@@ -194,7 +194,7 @@ impl<L: ByteMatmul> PanelKernel for L {
     fn pack32<B: Block32>(self, panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
         let count = blocks.len();
         panel.unpack32(rows, blocks);
-        interleave::<L>(panel, B::FROM_CODEBOOK, count * 32, B::OFFSET as u8);
+        interleave::<L>(panel, B::CODEBOOK, count * 32, B::OFFSET as u8);
     }
 
     fn multiply256<B: Block256, const T: usize>(self, tile: &Tile<'_, T>, sums: &mut Sums<T>) {
@@ -343,14 +343,14 @@ fn weighted_sums(minima: &[Line], rows: usize, sums: &[[i16; 2]; 8]) -> int32x4_
 /// Subtracts `offset` from the unpacked quants of the panel and interleaves them, so that each line has four columns of
 /// all rows. If `L::ROWS_OF_EIGHT` is set, each pair of lines has eight columns of all rows.
 #[inline]
-fn interleave<L: ByteMatmul>(panel: &mut Panel, from_codebook: bool, columns: usize, offset: u8) {
+fn interleave<L: ByteMatmul>(panel: &mut Panel, codebook: Option<Codebook>, columns: usize, offset: u8) {
     let Panel { unpacked, quants, .. } = panel;
     for (at, lines) in quants.as_chunks_mut::<4>().0.iter_mut().enumerate().take(columns / 16) {
         for (four, rows) in unpacked.as_chunks::<4>().0.iter().enumerate() {
             let signed = rows.each_ref().map(|row| {
                 let mut numbers = cast(row.as_chunks::<16>().0[at]);
-                if from_codebook {
-                    numbers = vqtbl1q_u8(cast(IQ4_CODEBOOK), numbers);
+                if let Some(codebook) = codebook {
+                    numbers = vqtbl1q_u8(cast(codebook), numbers);
                 }
                 cast(vsubq_u8(numbers, vdupq_n_u8(offset)))
             });

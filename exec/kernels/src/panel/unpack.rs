@@ -1,24 +1,28 @@
 //! Unpacking of the weights of each format for panels.
 //!
 //! A weight becomes an unsigned byte, from which an offset is subtracted. Eight adjacent weights are unpacked at once,
-//! as the bytes of a 64-bit integer. Two formats are unpacked to codebook indices, which are looked up when rows are
+//! as the bytes of a 64-bit integer. Some formats are unpacked to codebook indices, which are looked up when rows are
 //! interleaved.
 //!
 //! Not here: the layout of the stored blocks, see [`crate::blocks`].
 
 use crate::blocks::{
-    BlockIq1S, BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0,
-    BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, IQ4_VALUES, IntegerBlock32, IntegerBlock256,
+    BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Nl, BlockIq4Xs,
+    BlockMxfp4, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K,
+    BlockQ8_0, IQ4_VALUES, IntegerBlock32, IntegerBlock256, MXFP4_VALUES, SignMagnitudeBlock,
 };
+
+/// The quants of the 16 indices of a codebook.
+pub(super) type Codebook = [u8; 16];
 
 /// A block of N weights that can be unpacked to one byte per weight, its quant.
 pub(super) trait UnpackBytes<const N: usize> {
     /// The value of a quant that represents the weight zero.
     const OFFSET: i32 = 0;
-    /// The maximum value of a quant, or of a [`IQ4_CODEBOOK`] entry.
+    /// The maximum value of a quant, or of a [`Self::CODEBOOK`] entry.
     const MAX_QUANT: i32;
-    /// Whether the bytes are indices of [`IQ4_CODEBOOK`], which contains the quants.
-    const FROM_CODEBOOK: bool = false;
+    /// The codebook, if the bytes are its indices.
+    const CODEBOOK: Option<Codebook> = None;
 
     /// Writes the quants of the block, or their codebook indices, to `quants`.
     fn unpack(&self, quants: &mut [u8; N]);
@@ -97,23 +101,47 @@ fn nibbles(out: &mut [u8; 32], bytes: &[u8; 16]) {
 fn five_bits(out: &mut [u8; 32], bytes: &[u8; 16], high: [u8; 4]) {
     nibbles(out, bytes);
     for (out, bits) in out.as_chunks_mut::<8>().0.iter_mut().zip(high) {
-        // Byte j of the product keeps bit j of `bits`; the addition carries it into the highest bit of the byte.
-        let own = (u64::from(bits) * repeat(1)) & 0x8040_2010_0804_0201;
-        let fifth = ((own + repeat(0x7f)) & repeat(0x80)) >> 3;
-        *out = (u64::from_le_bytes(*out) | fifth).to_le_bytes();
+        *out = (u64::from_le_bytes(*out) | bit_bytes(bits) << 4).to_le_bytes();
+    }
+}
+
+/// Expands each of eight bits to a byte with the value 0 or 1.
+#[inline(always)]
+fn bit_bytes(bits: u8) -> u64 {
+    // Byte j of the product keeps bit j of `bits`; the addition carries it into the highest bit of the byte.
+    let own = (u64::from(bits) * repeat(1)) & 0x8040_2010_0804_0201;
+    ((own + repeat(0x7f)) & repeat(0x80)) >> 7
+}
+
+/// Unpacks weights from signs and magnitudes, plus `offset`, a power of two above all magnitudes.
+#[inline(always)]
+fn signed_magnitudes(out: &mut [u8; 256], block: &impl SignMagnitudeBlock, offset: u8) {
+    for (group, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        let negative = bit_bytes(block.signs(group));
+        // The two's complement of a negative weight, in as many bits as `offset` has. Magnitudes are not zero, so the
+        // addition does not carry into the next byte.
+        let inverted = negative * u64::from(2 * u16::from(offset) - 1);
+        let weights = (block.magnitudes(group) ^ inverted) + negative;
+        // Inverting the sign bit adds the offset.
+        *out = (weights ^ repeat(offset)).to_le_bytes();
     }
 }
 
 /// The codebook of `IQ4_NL` and `IQ4_XS`, with 128 added to each entry.
-pub(super) const IQ4_CODEBOOK: [u8; 16] = {
+const IQ4_CODEBOOK: Option<Codebook> = Some(with_offset(IQ4_VALUES, 128));
+
+/// The codebook of `MXFP4`, with 12 added to each entry.
+const MXFP4_CODEBOOK: Option<Codebook> = Some(with_offset(MXFP4_VALUES, 12));
+
+const fn with_offset(values: [i8; 16], offset: u8) -> Codebook {
     let mut codebook = [0; 16];
     let mut at = 0;
     while at < 16 {
-        codebook[at] = IQ4_VALUES[at].cast_unsigned() ^ 0x80;
+        codebook[at] = values[at].cast_unsigned().wrapping_add(offset);
         at += 1;
     }
     codebook
-};
+}
 
 /// Implements [`UnpackBytes`] for block types of `$length` weights, given for each type the constants of the trait and
 /// an expression that unpacks a block.
@@ -158,10 +186,22 @@ unpack_bytes! { 256:
         for (row, out) in quants.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             // A byte is at most 16 + 2, so the addition does not carry into the next byte.
             let up = repeat(9 - block.offset(row / 4));
-            *out = (block.grid_entry(row) + up).to_le_bytes();
+            *out = (block.grid_row(row) + up).to_le_bytes();
         }
     };
-    BlockIq4Xs { OFFSET: i32 = 128, MAX_QUANT: i32 = 241, FROM_CODEBOOK: bool = true } |block, quants| {
+    BlockIq1M { OFFSET: i32 = 9, MAX_QUANT: i32 = 18 } |block, quants| {
+        for (row, out) in quants.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let up = repeat(9 - block.offset(row));
+            *out = (block.grid_row(row) + up).to_le_bytes();
+        }
+    };
+    // The magnitudes are at most 43 in `IQ2` formats, 62 in `IQ3_XXS` and 15 in `IQ3_S`.
+    BlockIq2Xxs { OFFSET: i32 = 128, MAX_QUANT: i32 = 171 } |block, quants| signed_magnitudes(quants, block, 128);
+    BlockIq2Xs { OFFSET: i32 = 128, MAX_QUANT: i32 = 171 } |block, quants| signed_magnitudes(quants, block, 128);
+    BlockIq2S { OFFSET: i32 = 128, MAX_QUANT: i32 = 171 } |block, quants| signed_magnitudes(quants, block, 128);
+    BlockIq3Xxs { OFFSET: i32 = 128, MAX_QUANT: i32 = 190 } |block, quants| signed_magnitudes(quants, block, 128);
+    BlockIq3S { OFFSET: i32 = 16, MAX_QUANT: i32 = 31 } |block, quants| signed_magnitudes(quants, block, 16);
+    BlockIq4Xs { OFFSET: i32 = 128, MAX_QUANT: i32 = 241, CODEBOOK: Option<Codebook> = IQ4_CODEBOOK } |block, quants| {
         for (out, bytes) in quants.as_chunks_mut::<32>().0.iter_mut().zip(block.quants.as_chunks::<16>().0) {
             nibbles(out, bytes);
         }
@@ -177,7 +217,10 @@ unpack_bytes! { 32:
     BlockQ8_0 { OFFSET: i32 = 128, MAX_QUANT: i32 = 255 } |block, quants| {
         map_bytes(quants, bytemuck::cast_ref(&block.quants), |eight| eight ^ repeat(0x80));
     };
-    BlockIq4Nl { OFFSET: i32 = 128, MAX_QUANT: i32 = 241, FROM_CODEBOOK: bool = true } |block, quants| {
+    BlockIq4Nl { OFFSET: i32 = 128, MAX_QUANT: i32 = 241, CODEBOOK: Option<Codebook> = IQ4_CODEBOOK } |block, quants| {
+        nibbles(quants, &block.quants);
+    };
+    BlockMxfp4 { OFFSET: i32 = 12, MAX_QUANT: i32 = 24, CODEBOOK: Option<Codebook> = MXFP4_CODEBOOK } |block, quants| {
         nibbles(quants, &block.quants);
     };
 }

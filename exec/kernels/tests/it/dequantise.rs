@@ -53,3 +53,24 @@ fn the_codebook_of_iq1_s_equals_the_reference() {
         assert_eq!(found, wanted, "row {row}");
     }
 }
+
+#[test]
+fn the_codebooks_of_magnitudes_equal_the_reference() {
+    let rows = [
+        (Format::Iq2Xxs, 256 * 8),
+        (Format::Iq2Xs, 512 * 8),
+        (Format::Iq2S, 1024 * 8),
+        (Format::Iq3Xxs, 256 * 4),
+        (Format::Iq3S, 512 * 4),
+    ];
+    for (format, length) in rows {
+        // The blocks have every codebook index in ascending order, and positive weights with the factor 1.
+        let mut weights = vec![0.0f32; length];
+        dequantise(format, &data(format!("{format}.codebook.blocks")), &mut weights).unwrap();
+        let wanted = data(format!("{format}.codebook.i8"));
+        assert_eq!(wanted.len(), length, "{format}");
+        for (index, (&found, &wanted)) in weights.iter().zip(&wanted).enumerate() {
+            assert_eq!(found, f32::from(wanted), "{format}, magnitude {index}");
+        }
+    }
+}

@@ -2,8 +2,8 @@
 //!
 //! A chunk is filled with random bytes. Then the fields of each block that must not be arbitrary (scales, minima,
 //! factors) are computed from their random bits. Quantised weights have mean zero and the requested standard deviation,
-//! so that activations stay of order one for any width. Scales are normal f16 numbers (6.1e-5 and above). The block
-//! layouts are those of ggml-common.h.
+//! so that activations stay of order one for any width. Scales are normal f16 numbers (6.1e-5 and above), or powers of
+//! two (`MXFP4`). The block layouts are those of ggml-common.h.
 //!
 //! F32, F16 and BF16 weights are sums of four uniform 16-bit numbers. Their distribution is close to a normal one,
 //! and unlike a distribution computed with logarithms, it has the same bits on every machine.
@@ -64,10 +64,17 @@ pub(super) fn fill_blocks(
             scales_and_minima(block, deviation / (16.2 * 9.23), 15.5, |bits| 8 + (bits & 15));
         }),
         Format::Q6K => quants::<210>(rng, out, |block| q6_k(block, deviation)),
+        Format::Iq1M => quants::<56>(rng, out, |block| iq1_m(block, deviation)),
+        Format::Iq2Xxs => quants::<66>(rng, out, |block| sign_magnitude(block, deviation, 23.12 / 8.0)),
+        Format::Iq2Xs => quants::<74>(rng, out, |block| sign_magnitude(block, deviation, 24.22 / 8.0)),
+        Format::Iq2S => quants::<82>(rng, out, |block| sign_magnitude(block, deviation, 24.43 / 8.0)),
+        Format::Iq3Xxs => quants::<98>(rng, out, |block| sign_magnitude(block, deviation, 30.85 / 4.0)),
+        Format::Iq3S => quants::<110>(rng, out, |block| sign_magnitude(block, deviation, 7.59)),
         Format::Iq1S => quants::<50>(rng, out, |block| iq1_s(block, deviation)),
         // `[d: f16][two 4-bit q a byte; 16]`, weight `d value[q]`; the 16 values have the root mean square 67.4.
         Format::Iq4Nl => quants::<18>(rng, out, |block| signed_scale(block, deviation / 67.4)),
         Format::Iq4Xs => quants::<136>(rng, out, |block| iq4_xs(block, deviation)),
+        Format::Mxfp4 => quants::<17>(rng, out, |block| mxfp4(block, deviation)),
     }
 }
 
@@ -154,6 +161,17 @@ fn iq4_xs(block: &mut [u8; 136], deviation: f32) {
     put_k_scale(block, 0, deviation / (67.4 * 2.74));
 }
 
+/// Completes a random `MXFP4` block: `[exponent][two 4-bit q a byte; 16]`, weight `2^(exponent - 128) value[q]`; the 16
+/// values have the root mean square 5.85. The scale is one of two adjacent powers of two. The probability p of the
+/// larger one gives the weights the requested variance: `(1 - p) s^2 + p (2 s)^2`, where s is the smaller one.
+fn mxfp4(block: &mut [u8; 17], deviation: f32) {
+    let bits = (deviation / 5.85).to_bits();
+    // The ratio of the wanted scale to s, from 1 to 2.
+    let ratio = f32::from_bits(bits & 0x007f_ffff | 1.0f32.to_bits());
+    let larger = f32::from(block[0]) < 256.0 * (ratio * ratio - 1.0) / 3.0;
+    block[0] = (bits >> 23) as u8 + 1 + u8::from(larger);
+}
+
 /// Completes a random `IQ1_S` block: `[d: f16][codebook indices: 32][scales, signs and upper bits of indices: 16]`,
 /// weight `d scale (g +- 1/8)`. The scale is odd, from 1 to 15 (root mean square 9.22), and g is from the codebook
 /// (root mean square of g +- 1/8: 0.781).
@@ -161,6 +179,30 @@ fn iq1_s(block: &mut [u8; 50], deviation: f32) {
     let bits = bits16(block, 0);
     let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
     put_f16(block, 0, sign * k_scale(bits, deviation / (9.22 * 0.781)));
+}
+
+/// Completes a random `IQ1_M` block: `[codebook indices: 32][upper bits of indices, and signs: 16][four times four
+/// 3-bit scales and four bits of d: 8]`, weight `d (2 scale + 1) (g +- 1/8)`. The root mean squares are those of
+/// `IQ1_S`.
+fn iq1_m(block: &mut [u8; 56], deviation: f32) {
+    let bits = iq1_m_scale_bits(block);
+    let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
+    let scale = f16::from_f32(sign * k_scale(bits, deviation / (9.22 * 0.781))).to_bits();
+    for (at, [_, byte]) in block[48..].as_chunks_mut::<2>().0.iter_mut().enumerate() {
+        *byte = *byte & 15 | ((scale >> (4 * at) & 15) as u8) << 4;
+    }
+}
+
+/// Returns the bits of the scale of an `IQ1_M` block.
+fn iq1_m_scale_bits(block: &[u8]) -> u16 {
+    block[48..56].as_chunks::<2>().0.iter().rev().fold(0, |bits, [_, byte]| bits << 4 | u16::from(byte >> 4))
+}
+
+/// Completes a random block of an `IQ2` or `IQ3` format: `[d: f16]`, then codebook indices, signs and 4-bit scales,
+/// weight `d factor (2 scale + 1) g`. The root mean square of 2 scale + 1 is 18.47, and `rms` is that of `factor g`
+/// over the codebook.
+fn sign_magnitude(block: &mut [u8], deviation: f32, rms: f32) {
+    put_k_scale(block, 0, deviation / (18.47 * rms));
 }
 
 /// Returns a random factor for the integer scales of a K-quant block: 1.0 to 1.2 times the larger of `scale` and
@@ -273,10 +315,19 @@ mod tests {
 
     #[test]
     fn scales_are_normal_numbers_for_small_deviations() {
-        let large = Format::ALL.iter().filter(|format| format.block_len() == 256);
-        for (&format, at) in large.zip([80, 108, 0, 0, 208, 0, 0]) {
+        for &format in Format::ALL.iter().filter(|format| format.block_len() == 256) {
             let block = filled(format, 1e-9, 256);
-            let scale = f16::from_bits(bits16(&block, at)).to_f32();
+            let at = match format {
+                Format::Q2K => 80,
+                Format::Q3K => 108,
+                Format::Q6K => 208,
+                _ => 0,
+            };
+            let scale = match format {
+                Format::Iq1M => iq1_m_scale_bits(&block),
+                _ => bits16(&block, at),
+            };
+            let scale = f16::from_bits(scale).to_f32();
             assert!(scale.abs() >= 6.1e-5, "{format}");
         }
     }
