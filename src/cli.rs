@@ -37,9 +37,10 @@ use crate::logging::LogFormat;
 
 /// Plan, simulate and run language models across the devices people already own.
 ///
-/// `run` answers texts with a model on this machine. For more devices, a scenario names devices, network links and a model. `plan` assigns the layers of the model to the devices,
-/// `simulate` predicts how fast the plan is and why, `execute` runs the plan on real devices, and `report` compares
-/// prediction and measurement. `lab` does all of this on one machine.
+/// `run` answers texts with a model on this machine. For more devices, a scenario names devices, network links and a
+/// model. `plan` assigns the layers of the model to the devices, `simulate` predicts how fast the plan is and why,
+/// `execute` runs the plan on real devices, and `report` compares prediction and measurement. `lab` does all of this on
+/// one machine.
 ///
 /// Where a command expects a GGUF file, `hf:OWNER/REPO:QUANT` names a model on Hugging Face, which is downloaded if it
 /// is missing; `pull` lists and downloads such models.
@@ -76,7 +77,8 @@ pub enum Verb {
     /// Run a model on this machine: answer a text, or chat.
     ///
     /// In a chat, Ctrl-C stops the answer, `/help` lists the commands, and Ctrl-D ends the chat. Text that begins with
-    /// """ may have several lines and ends with """.
+    /// """ may have several lines and ends with """. What you enter is kept in
+    /// `hearth/history` in the folder XDG_STATE_HOME, or in ~/.local/state.
     #[command(after_help = "Example: hearth run model.gguf 'The capital of France is'\n\
                       Example: hearth run model.gguf --system 'Answer in one sentence.'")]
     Run(RunArgs),

@@ -44,7 +44,7 @@ impl Conversation {
 
     /// Adds a message of the user, and returns the tokens of the prompt for the answer. If the template refuses the
     /// message, the conversation stays as it was.
-    pub fn ask(&mut self, text: &str) -> Result<Vec<u32>, ExecError> {
+    pub fn add_user_message(&mut self, text: &str) -> Result<Vec<u32>, ExecError> {
         let Some(template) = &self.template else { return self.tokenizer.encode(text, false) };
         self.messages.push(ChatMessage::new("user", text));
         let system = self.system.iter().map(|text| ChatMessage::new("system", text));
@@ -57,14 +57,14 @@ impl Conversation {
     }
 
     /// Adds the answer to the last message of the user.
-    pub fn record_answer(&mut self, text: &str) {
+    pub fn add_answer(&mut self, text: &str) {
         if self.has_template() {
             self.messages.push(ChatMessage::new("assistant", text));
         }
     }
 
     /// Removes the last message of the user, which has no answer.
-    pub fn withdraw(&mut self) {
+    pub fn remove_last_message(&mut self) {
         self.messages.pop();
     }
 }

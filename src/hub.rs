@@ -32,7 +32,9 @@ pub fn locate_models(paths: Vec<&mut PathBuf>) -> Result<(), Failure> {
 /// Returns the path of a model, which is downloaded if it is missing.
 pub fn locate(name: &HubModelName) -> Result<PathBuf, Failure> {
     let path = with_progress(|hub, monitor| hub.locate(name, monitor))?;
-    tracing::debug!("{name} is {}", path.display());
+    if name.selector.is_none() {
+        tracing::info!("{name} is {}", path.display());
+    }
     Ok(path)
 }
 

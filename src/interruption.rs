@@ -3,7 +3,7 @@
 //! The first Ctrl-C during cancellable work cancels the work. Any other Ctrl-C exits the program. Commands that must
 //! clean up install a separate handler ([`on_signal`]).
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{LazyLock, Once, mpsc};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -16,9 +16,9 @@ pub const EXIT_INTERRUPTED: ExitCode = ExitCode(130);
 static IS_CANCELLABLE: AtomicBool = AtomicBool::new(false);
 static IS_CANCELLED: AtomicBool = AtomicBool::new(false);
 static LISTENING: Once = Once::new();
-/// Whether another handler decides what a signal does. A download before it may have started [`exit_or_cancel`], which
-/// must then not exit before the handler has cleaned up.
-static HAS_OTHER_HANDLER: AtomicBool = AtomicBool::new(false);
+/// Number of other handlers that decide what a signal does. A download before them may have started
+/// [`exit_or_cancel`], which must then not exit before they have cleaned up.
+static OTHER_HANDLERS: AtomicU32 = AtomicU32::new(0);
 
 /// A guard during whose lifetime Ctrl-C cancels the current work instead of exiting the program.
 pub struct CancellationGuard(());
@@ -47,7 +47,6 @@ pub fn on_signal(mut handler: impl FnMut() + Send + 'static) {
     let (listening_tx, listening_rx) = mpsc::channel();
     spawn_listener(async move {
         let Ok(mut signals) = Signals::listen() else { return };
-        HAS_OTHER_HANDLER.store(true, Ordering::SeqCst);
         let _ = listening_tx.send(());
         loop {
             signals.next().await;
@@ -58,11 +57,11 @@ pub fn on_signal(mut handler: impl FnMut() + Send + 'static) {
     let _ = listening_rx.recv();
 }
 
-/// Waits for SIGINT, SIGTERM or SIGHUP.
-pub async fn termination_signal() {
-    if let Ok(mut signals) = Signals::listen() {
-        HAS_OTHER_HANDLER.store(true, Ordering::SeqCst);
-        signals.next().await;
+/// Waits for SIGINT, SIGTERM or SIGHUP. Returns whether it was SIGINT (Ctrl-C).
+pub async fn termination_signal() -> bool {
+    match Signals::listen() {
+        Ok(mut signals) => signals.next().await,
+        Err(_) => false,
     }
 }
 
@@ -71,18 +70,38 @@ struct Signals {
     terminate: Signal,
     /// `None` if the program was started, for example by `nohup`, so that it ignores SIGHUP.
     hangup: Option<Signal>,
+    _handler: OtherHandler,
+}
+
+/// Counts a handler in [`OTHER_HANDLERS`] during its lifetime.
+struct OtherHandler(());
+
+impl OtherHandler {
+    fn begin() -> Self {
+        OTHER_HANDLERS.fetch_add(1, Ordering::SeqCst);
+        Self(())
+    }
+}
+
+impl Drop for OtherHandler {
+    fn drop(&mut self) {
+        OTHER_HANDLERS.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Signals {
     fn listen() -> std::io::Result<Signals> {
-        Ok(Signals {
+        let signals = Signals {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
             hangup: (!*IGNORES_HANGUP).then(|| signal(SignalKind::hangup())).transpose()?,
-        })
+            _handler: OtherHandler::begin(),
+        };
+        Ok(signals)
     }
 
-    async fn next(&mut self) {
+    /// Waits for the next signal. Returns whether it was SIGINT.
+    async fn next(&mut self) -> bool {
         let hung_up = async {
             match &mut self.hangup {
                 Some(hangup) => hangup.recv().await,
@@ -90,9 +109,9 @@ impl Signals {
             }
         };
         tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = hung_up => {}
+            _ = self.interrupt.recv() => true,
+            _ = self.terminate.recv() => false,
+            _ = hung_up => false,
         }
     }
 }
@@ -111,7 +130,7 @@ static IGNORES_HANGUP: LazyLock<bool> = LazyLock::new(|| {
 async fn exit_or_cancel() {
     while tokio::signal::ctrl_c().await.is_ok() {
         let cancels = IS_CANCELLABLE.load(Ordering::SeqCst) && !IS_CANCELLED.swap(true, Ordering::SeqCst);
-        if !cancels && !HAS_OTHER_HANDLER.load(Ordering::SeqCst) {
+        if !cancels && OTHER_HANDLERS.load(Ordering::SeqCst) == 0 {
             EXIT_INTERRUPTED.exit();
         }
     }

@@ -112,6 +112,14 @@ pub fn cache_folder() -> Option<PathBuf> {
     Some(cache.join("hearth"))
 }
 
+/// Returns the folder for files that a user may want to keep, but that matter only to this machine; `None` if the user
+/// has no home folder.
+pub fn state_folder() -> Option<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let state = folder("XDG_STATE_HOME").or_else(|| Some(folder("HOME")?.join(".local/state")))?;
+    Some(state.join("hearth"))
+}
+
 fn digest_cache() -> Option<DigestCache> {
     Some(DigestCache::new(cache_folder()?.join("weight-digests.json")))
 }

@@ -7,7 +7,7 @@ use std::io;
 use std::path::Path;
 
 use hearth_ring::LocalModel;
-use hearth_runtime::{ChatMessage, ChatTemplate, Tokenizer};
+use hearth_runtime::{ChatMessage, ChatTemplate, JsonValue, Tokenizer};
 use hearth_workflow::files::{read_text_at_most, read_text_from};
 use serde::Deserialize;
 
@@ -24,7 +24,8 @@ const FIXED_TEXT: &str =
 
 pub enum Prompts {
     Texts(Vec<String>),
-    Conversations(Vec<Vec<ChatMessage>>),
+    /// Conversations, and the descriptions of the tools that the model may call.
+    Conversations(Vec<Vec<ChatMessage>>, Vec<JsonValue>),
     /// The first `tokens` tokens of the repeated [`FIXED_TEXT`], as the prompt of each of `sequences` sequences.
     Fixed {
         tokens: u32,
@@ -55,7 +56,8 @@ impl Prompts {
             } else {
                 read_text_at_most(path, MAX_FILE_LEN)?
             };
-            return Ok(Prompts::Conversations(vec![conversation(path, &text)?]));
+            let MessagesFile { messages, tools } = parse_messages(path, &text)?;
+            return Ok(Prompts::Conversations(vec![messages], tools));
         }
         if let Some(count) = args.prompt_tokens {
             return Ok(Prompts::Fixed { tokens: count, sequences: args.sequences });
@@ -70,13 +72,13 @@ impl Prompts {
         }
         let system = || args.system.iter().map(|text| ChatMessage::new("system", text));
         let conversation = |text| system().chain([ChatMessage::new("user", text)]).collect();
-        Ok(Prompts::Conversations(texts.into_iter().map(conversation).collect()))
+        Ok(Prompts::Conversations(texts.into_iter().map(conversation).collect(), Vec::new()))
     }
 
     pub fn count(&self) -> usize {
         match self {
             Prompts::Texts(texts) => texts.len(),
-            Prompts::Conversations(conversations) => conversations.len(),
+            Prompts::Conversations(conversations, _) => conversations.len(),
             Prompts::Fixed { sequences, .. } => *sequences as usize,
         }
     }
@@ -89,9 +91,12 @@ impl Prompts {
     ) -> Result<Vec<Vec<u32>>, Failure> {
         match self {
             Prompts::Texts(texts) => texts.iter().map(|text| Ok(tokenizer.encode(text, false)?)).collect(),
-            Prompts::Conversations(conversations) => {
+            Prompts::Conversations(conversations, tools) => {
                 let template = ChatTemplate::new(&model.weights.model().metadata, tokenizer)?;
-                conversations.iter().map(|messages| Ok(template.encode(tokenizer, messages, &[])?)).collect()
+                conversations
+                    .iter()
+                    .map(|messages| Ok(template.encode(tokenizer, messages, tools)?))
+                    .collect()
             }
             Prompts::Fixed { tokens: count, .. } if *count > context => {
                 let what =
@@ -124,15 +129,31 @@ fn fixed_prompt(tokenizer: &Tokenizer, count: usize) -> Result<Vec<u32>, Failure
     }
 }
 
-fn conversation(path: &Path, text: &str) -> Result<Vec<ChatMessage>, Failure> {
-    serde_json::from_str(text).map_err(|error| {
+/// The content of a file with messages: a list of messages, or an object with messages and tools.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MessagesFile {
+    messages: Vec<ChatMessage>,
+    #[serde(default)]
+    tools: Vec<JsonValue>,
+}
+
+fn parse_messages(path: &Path, text: &str) -> Result<MessagesFile, Failure> {
+    let parsed = if text.trim_start().starts_with('{') {
+        serde_json::from_str(text)
+    } else {
+        serde_json::from_str(text).map(|messages| MessagesFile { messages, tools: Vec::new() })
+    };
+    parsed.map_err(|error| {
         let (line, column) = (error.line(), error.column());
         let reason = error.to_string();
         let place = format!(" at line {line} column {column}");
         let reason = reason.strip_suffix(&place).unwrap_or(&reason);
         Failure::invalid(format!("this is not a JSON list of messages: {reason}"))
             .with_location(format!("{}:{line}:{column}", path.display()))
-            .with_hint(r#"write [{"role": "user", "content": "Hello"}]"#)
+            .with_hint(
+                r#"write [{"role": "user", "content": "Hello"}], or an object with this list as `messages` and with `tools`"#,
+            )
     })
 }
 

@@ -10,7 +10,7 @@ use rustyline::history::DefaultHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Editor, Helper};
 
-use crate::machine::cache_folder;
+use crate::machine::state_folder;
 
 /// Marks the beginning and the end of a text of several lines.
 const QUOTES: &str = r#"""""#;
@@ -30,6 +30,8 @@ pub enum Entry {
     System(String),
     Help,
     Exit,
+    /// SIGTERM or SIGHUP.
+    Signal,
     UnknownCommand(String),
     Empty,
 }
@@ -67,7 +69,7 @@ impl LineReader {
     pub fn new() -> Result<LineReader, ReadlineError> {
         let mut editor = Editor::new()?;
         editor.set_helper(Some(EntryHelper));
-        let history = cache_folder().map(|folder| folder.join("history"));
+        let history = state_folder().map(|folder| folder.join("history"));
         if let Some(path) = &history {
             // Without a history of earlier chats, the chat works as well.
             let _ = editor.load_history(path);
@@ -81,7 +83,7 @@ impl LineReader {
             Ok(line) => {
                 let entry = Entry::parse(&line);
                 if entry != Entry::Empty {
-                    let _ = self.editor.add_history_entry(line);
+                    self.remember(line);
                 }
                 Ok(entry)
             }
@@ -91,11 +93,12 @@ impl LineReader {
         }
     }
 
-    /// Keeps the history for the next chat.
-    pub fn save_history(&mut self) {
+    /// Adds a line to the history, and to its file, to which other chats may add lines too.
+    fn remember(&mut self, line: String) {
+        let _ = self.editor.add_history_entry(line);
         let Some(path) = &self.history else { return };
         let _ = path.parent().map(std::fs::create_dir_all);
-        if let Err(error) = self.editor.save_history(path) {
+        if let Err(error) = self.editor.append_history(path) {
             tracing::debug!("the history is not kept: {error}");
         }
     }

@@ -16,7 +16,7 @@ use hearth_ring::{
 };
 use hearth_schema::Plan;
 use hearth_schema::pass::MAX_PASS_TOKENS;
-use hearth_schema::scenario::{KvFormat, Workload};
+use hearth_schema::scenario::Workload;
 use hearth_workflow::documents::read_plan;
 use hearth_workflow::planning::{SingleDeviceOptions, single_device_plan};
 use hearth_workflow::{LoadedScenario, ScenarioReplanner};
@@ -128,13 +128,11 @@ pub fn open_plan_and_model(
     let flags = [
         ("--context", single_device.context.is_some()),
         ("--gpu-layers", single_device.gpu_layers.is_some()),
-        ("--kv-cache", single_device.kv_cache != KvFormat::default()),
+        ("--kv-cache", single_device.kv_cache.is_some()),
     ];
     if let Some((flag, _)) = flags.into_iter().find(|(_, is_set)| *is_set) {
         let what = format!("`{flag}` is for a model without a plan, but `{}` is a plan", plan.display());
-        return Err(
-            Failure::invalid(what).with_hint("make a new plan for a different context or other GPU layers")
-        );
+        return Err(Failure::invalid(what).with_hint("the plan decides this: make a new plan"));
     }
     let Some(path) = model else {
         let what = "the plan needs a model file";
@@ -143,11 +141,12 @@ pub fn open_plan_and_model(
     Ok((read, open_model(path, gpu_weights)?, path.clone()))
 }
 
-/// Returns whether a file begins like a GGUF file.
+/// Returns whether a regular file begins like a GGUF file. Other files, such as pipes, could not be read again.
 fn is_model_file(path: &Path) -> bool {
+    let is_regular = std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
     let mut start = [0; 4];
-    let read = File::open(path).and_then(|mut file| file.read_exact(&mut start));
-    read.is_ok() && start == *b"GGUF"
+    let mut read = || File::open(path).and_then(|mut file| file.read_exact(&mut start));
+    is_regular && read().is_ok() && start == *b"GGUF"
 }
 
 /// Returns the plan of a model that this device runs alone.
@@ -158,12 +157,19 @@ pub fn plan_for_this_device(
 ) -> Result<Plan, Failure> {
     let options = SingleDeviceOptions {
         context_length: args.context,
-        kv_format: args.kv_cache,
+        kv_format: args.kv_cache.unwrap_or_default(),
         sequences,
         gpu_layers: args.gpu_layers.unwrap_or(0),
         available_memory: memory::available_memory(),
     };
-    Ok(single_device_plan(&model.profile, &options)?)
+    let plan = single_device_plan(&model.profile, &options)?;
+    let trained = model.profile.shape.context_length;
+    if let Some(context) = args.context.filter(|&context| context > trained) {
+        tracing::warn!(
+            "the model was trained for a context of {trained} tokens, not {context}: later text may be wrong"
+        );
+    }
+    Ok(plan)
 }
 
 /// A task that communicates over the transport that the flags select.
@@ -179,22 +185,23 @@ pub fn run_over_transport<K: TransportTask>(
     args: &DeviceArgs,
     task: K,
 ) -> Result<K::Output, Failure> {
-    let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
-    let output = runtime.block_on(async {
+    block_on(async {
         match key {
             Some(key) => run_emulated(EncryptedTransport::new(TcpTransport, key), args, task).await,
             None => run_emulated(TcpTransport, args, task).await,
         }
-    });
-    // A thread may still be executing a step; the process does not wait for it.
-    runtime.shutdown_background();
-    Ok(output)
+    })
 }
 
 /// Runs a task whose ring has no other device.
 pub fn run_on_this_device<K: TransportTask>(task: K) -> Result<K::Output, Failure> {
+    block_on(task.run(TcpTransport))
+}
+
+/// Runs a future in a new runtime.
+fn block_on<F: Future>(future: F) -> Result<F::Output, Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
-    let output = runtime.block_on(task.run(TcpTransport));
+    let output = runtime.block_on(future);
     // A thread may still be executing a step; the process does not wait for it.
     runtime.shutdown_background();
     Ok(output)

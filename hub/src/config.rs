@@ -15,7 +15,7 @@ const MAX_TOKEN_LEN: u64 = 4096;
 
 /// How long each wait may last, and how often a request is repeated.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
+pub struct RetryPolicy {
     /// Time limit for finding the address of the host and opening a connection.
     pub connect: Duration,
     /// Time limit for the headers of a response.
@@ -34,10 +34,10 @@ pub struct Patience {
     pub other_process: Duration,
 }
 
-impl Default for Patience {
+impl Default for RetryPolicy {
     /// source: assumed; a phone's network pauses for several seconds, and a person waits about a minute
     fn default() -> Self {
-        Patience {
+        RetryPolicy {
             connect: Duration::from_secs(15),
             response: Duration::from_secs(30),
             no_data: Duration::from_secs(30),
@@ -59,7 +59,7 @@ pub struct HubConfig {
     pub(crate) cache: PathBuf,
     /// Whether only the cache is used.
     pub(crate) is_offline: bool,
-    pub(crate) patience: Patience,
+    pub(crate) retry_policy: RetryPolicy,
 }
 
 /// A secret that is sent to the hub and is not printed.
@@ -122,12 +122,12 @@ impl HubConfig {
         };
         let is_offline = text("HF_HUB_OFFLINE")
             .is_some_and(|value| ["1", "ON", "YES", "TRUE"].contains(&value.to_ascii_uppercase().as_str()));
-        Ok(HubConfig { endpoint, token, cache, is_offline, patience: Patience::default() })
+        Ok(HubConfig { endpoint, token, cache, is_offline, retry_policy: RetryPolicy::default() })
     }
 
     #[must_use]
-    pub fn with_patience(self, patience: Patience) -> Self {
-        HubConfig { patience, ..self }
+    pub fn with_retry_policy(self, retry_policy: RetryPolicy) -> Self {
+        HubConfig { retry_policy, ..self }
     }
 }
 

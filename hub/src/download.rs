@@ -18,7 +18,7 @@ use ureq::http::{HeaderName, Response};
 use crate::cache::{FileLock, RepositoryCache};
 use crate::http::{HttpClient, RequestError};
 use crate::listing::RemoteFile;
-use crate::{Activity, HubError, Monitor, Patience, Progress};
+use crate::{Activity, HubError, Monitor, Progress, RetryPolicy};
 
 /// Bytes that are read at once. source: assumed, a quarter of a megabyte is received in milliseconds
 const BLOCK_BYTES: usize = 1 << 18;
@@ -32,7 +32,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 pub(crate) struct Download<'d> {
     pub(crate) client: &'d HttpClient,
     pub(crate) cache: &'d RepositoryCache,
-    pub(crate) patience: &'d Patience,
+    pub(crate) retry_policy: &'d RetryPolicy,
     pub(crate) monitor: &'d Monitor<'d>,
     pub(crate) url: String,
     pub(crate) file: &'d RemoteFile,
@@ -67,7 +67,7 @@ impl Download<'_> {
             }
             unchanged = if bytes == Some(received) { unchanged + POLL_INTERVAL } else { Duration::ZERO };
             bytes = Some(received);
-            if unchanged >= self.patience.other_process {
+            if unchanged >= self.retry_policy.other_process {
                 return Err(HubError::failed("another process downloads this file, but makes no progress")
                     .with_location(self.cache.partial_path(self.file).display())
                     .with_hint("stop the other process, or wait for it"));
@@ -112,7 +112,7 @@ impl Download<'_> {
                 (failures, most_bytes) = (0, partial.bytes);
             }
             failures += 1;
-            let Some(pause) = self.patience.pause(failures, retry_after) else {
+            let Some(pause) = self.retry_policy.pause(failures, retry_after) else {
                 return Err(self.unfinished(error, partial.bytes));
             };
             tracing::info!("{error}; trying again");

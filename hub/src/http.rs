@@ -11,7 +11,7 @@ use ureq::http::{Response, Uri};
 use ureq::{Agent, Body, Proxy};
 
 use crate::config::Token;
-use crate::{HubConfig, HubError, Patience};
+use crate::{HubConfig, HubError, RetryPolicy};
 
 /// Maximum number of redirects of a request. source: assumed; a renamed repository and a download server need three
 const MAX_REDIRECTS: usize = 6;
@@ -109,7 +109,7 @@ pub(crate) struct HttpClient {
 
 impl HttpClient {
     pub(crate) fn new(config: &HubConfig) -> HttpClient {
-        let Patience { connect, response, no_data, listing, .. } = config.patience;
+        let RetryPolicy { connect, response, no_data, listing, .. } = config.retry_policy;
         let endpoint = config.endpoint.clone();
         // A proxy cannot reach this machine's loopback addresses.
         let proxy = if endpoint.is_loopback() { None } else { Proxy::try_from_env() };

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::cache::RepositoryCache;
 use crate::download::{Download, sleep};
 use crate::http::{HttpClient, RequestError};
-use crate::{HubConfig, HubError, HubErrorKind, Listing, Monitor, Patience, Variant, select};
+use crate::{HubConfig, HubError, HubErrorKind, Listing, Monitor, RetryPolicy, Variant, select};
 
 /// Maximum number of attempts to list a repository. source: assumed; a person waits for the list
 const LISTING_ATTEMPTS: u32 = 3;
@@ -117,9 +117,9 @@ impl Hub {
                 "unset `HF_HUB_OFFLINE`, or name one of several downloaded models by its quantisation",
             ));
         }
-        let patience = Patience {
-            attempts: self.config.patience.attempts.min(LISTING_ATTEMPTS),
-            ..self.config.patience
+        let retry_policy = RetryPolicy {
+            attempts: self.config.retry_policy.attempts.min(LISTING_ATTEMPTS),
+            ..self.config.retry_policy
         };
         let mut failures = 0;
         loop {
@@ -131,7 +131,7 @@ impl Hub {
                 Err(RequestError::Transient { error, retry_after }) => {
                     failures += 1;
                     tracing::debug!("attempt {failures}: {error}");
-                    let Some(pause) = patience.pause(failures, retry_after) else { return Err(error) };
+                    let Some(pause) = retry_policy.pause(failures, retry_after) else { return Err(error) };
                     sleep(pause, monitor)?;
                 }
             }
@@ -160,9 +160,18 @@ impl Hub {
                 let Repository { owner, name } = &listing.repository;
                 let segments =
                     [owner, name, "resolve", &listing.commit].into_iter().chain(file.path.split('/'));
-                let (url, patience) = (client.endpoint.url(segments), &self.config.patience);
-                Download { client, cache: &cache, patience, monitor, url, file, bytes_before, total_bytes }
-                    .run()?;
+                let (url, retry_policy) = (client.endpoint.url(segments), &self.config.retry_policy);
+                Download {
+                    client,
+                    cache: &cache,
+                    retry_policy,
+                    monitor,
+                    url,
+                    file,
+                    bytes_before,
+                    total_bytes,
+                }
+                .run()?;
             }
             let linked = cache.link(&listing.commit, file);
             let path = linked.map_err(|error| {
@@ -233,7 +242,7 @@ fn select_in<'l>(listing: &'l Listing, name: &HubModelName) -> Result<&'l Varian
     select(&listing.variants, name.selector.as_deref()).map_err(|error| error.with_location(name))
 }
 
-impl Patience {
+impl RetryPolicy {
     /// Returns the pause after a number of failures in a row; `None` if there is no further attempt.
     pub(crate) fn pause(&self, failures: u32, retry_after: Option<Duration>) -> Option<Duration> {
         if failures >= self.attempts || retry_after.is_some_and(|wait| wait > self.max_pause) {
@@ -256,15 +265,16 @@ mod tests {
 
     #[test]
     fn pauses_double_and_end() {
-        let patience = Patience {
+        let retry_policy = RetryPolicy {
             attempts: 4,
             first_pause: Duration::from_secs(8),
             max_pause: Duration::from_secs(20),
-            ..Patience::default()
+            ..RetryPolicy::default()
         };
-        let seconds = |failures| patience.pause(failures, None).map(|pause| pause.as_secs());
+        let seconds = |failures| retry_policy.pause(failures, None).map(|pause| pause.as_secs());
         assert_eq!([1, 2, 3, 4].map(seconds), [Some(8), Some(16), Some(20), None]);
-        let asked = |wait| patience.pause(1, Some(Duration::from_secs(wait))).map(|pause| pause.as_secs());
+        let asked =
+            |wait| retry_policy.pause(1, Some(Duration::from_secs(wait))).map(|pause| pause.as_secs());
         assert_eq!([0, 15, 20, 21].map(asked), [Some(8), Some(15), Some(20), None]);
     }
 }

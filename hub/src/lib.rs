@@ -2,7 +2,7 @@
 //!
 //! A [`Hub`] lists the models of a repository, which differ in their quantisation ([`Variant`]), downloads one of them,
 //! and returns the path of its file. Everything that a server sends is checked: names, sizes, redirects, and the
-//! SHA-256 digest of each file. Every wait has a deadline ([`Patience`]).
+//! SHA-256 digest of each file. Every wait has a deadline ([`RetryPolicy`]).
 //!
 //! ```no_run
 //! use hearth_hub::{Hub, HubConfig, Monitor};
@@ -28,7 +28,7 @@ mod listing;
 mod monitor;
 mod variant;
 
-pub use config::{HubConfig, Patience};
+pub use config::{HubConfig, RetryPolicy};
 pub use error::{HubError, HubErrorKind};
 pub use hub::{Hub, ListedModel, Pull};
 pub use listing::{Listing, RemoteFile};

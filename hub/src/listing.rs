@@ -90,15 +90,20 @@ impl Listing {
         }
         let is_model = |file: &FileInfo| !Variant::find_all([file.rfilename.as_str()]).is_empty();
         let models = info.siblings.into_iter().filter(is_model);
-        let files: Vec<RemoteFile> =
+        let mut files: Vec<RemoteFile> =
             models.filter_map(|file| checked_file(file).transpose()).collect::<Result<_, _>>()?;
+        // Sorted for the search in `files_of`.
+        files.sort_by(|one, other| one.path.cmp(&other.path));
         let variants = Variant::find_all(files.iter().map(|file| file.path.as_str()));
         Ok(Listing { repository: repository.clone(), commit: info.sha, files, variants })
     }
 
     /// Returns the files of a model, in the order of their numbers.
     pub fn files_of<'l>(&'l self, variant: &'l Variant) -> impl Iterator<Item = &'l RemoteFile> {
-        variant.paths.iter().filter_map(|path| self.files.iter().find(|file| file.path == *path))
+        variant.paths.iter().filter_map(|path| {
+            let index = self.files.binary_search_by(|file| file.path.cmp(path)).ok()?;
+            Some(&self.files[index])
+        })
     }
 
     /// Returns the size of a model in bytes.

@@ -24,8 +24,8 @@ pub struct ModelRef {
 }
 
 impl ModelRef {
-    /// Checks that either `profile` or `file` is set, and that the name of a model on a hub is valid. `place` is the key
-    /// of the reference in the document.
+    /// Checks that either `profile` or `file` is set, and that the name of a model on a hub is valid. `place` is the
+    /// key of the reference in the document.
     pub(crate) fn validate(&self, place: &str) -> Result<(), DocumentError> {
         if let Some(name) = self.file.as_deref().filter(|file| hub_model::is_hub_model_name(file)) {
             let invalid = |error| format!("`{place}.file`: {error}; {}", hub_model::NAME_HINT);

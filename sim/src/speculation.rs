@@ -9,8 +9,8 @@
 //!
 //! Each drafted position is accepted with the workload's probability if all drafts before it were (Leviathan et al.,
 //! 2023, section 2.3: acceptances as independent draws). A draw belongs to a sequence and a position, and each
-//! position is drawn once, because after a rejection the target model generates the token. So the draws do not depend on
-//! the number of drafts per step.
+//! position is drawn once, because after a rejection the target model generates the token. So the draws do not depend
+//! on the number of drafts per step.
 //!
 //! Deviation: drafted tokens do not have the fixed cost of a token (`cpu.token_overhead`) on the head device.
 //!

@@ -7,7 +7,7 @@ use clap::Args;
 use hearth_profiles::{Bytes, Format, Seconds};
 use hearth_schema::residency::Residency;
 use hearth_schema::scenario::{PlannerOptions, RingOrder};
-use hearth_workflow::{Progress, ScenarioOverrides, SearchBudget};
+use hearth_workflow::{Error, LoadedScenario, Progress, ScenarioOverrides, SearchBudget};
 
 use super::choice_parser;
 
@@ -113,6 +113,11 @@ impl PlanningArgs {
             all_reduce_time: self.all_reduce_time,
         };
         ScenarioOverrides { planner, residency: self.residency, stream_buffer: self.stream_buffer }
+    }
+
+    /// Returns the path of the model file: of the flag, otherwise of the scenario, if it names a file.
+    pub fn model_file(&self, loaded: &LoadedScenario) -> Result<Option<PathBuf>, Error> {
+        self.model.clone().map_or_else(|| loaded.model_file(), |path| Ok(Some(path)))
     }
 
     /// Returns the search limits of the strategy `refine`, and where the search reports its progress.

@@ -15,7 +15,7 @@ use super::run::{SamplingArgs, SingleDeviceArgs};
 /// A plan and its model, or a model that this device runs alone.
 #[derive(Debug, Args)]
 pub struct PlanOrModel {
-    /// The plan file, or the GGUF file of a model that this device runs alone.
+    /// The plan file, or the GGUF file (or `hf:OWNER/REPO:QUANT`) of a model that this device runs alone.
     #[arg(value_name = "PLAN|GGUF")]
     pub plan: PathBuf,
     /// Read the model of the plan from this GGUF file. This device is the head of the ring.
@@ -46,7 +46,7 @@ pub struct ExecuteArgs {
     #[arg(long, value_name = "TEXT", requires = "chat")]
     pub system: Option<String>,
     /// Read a conversation from FILE, a JSON list of `{"role": .., "content": ..}`, and generate the next message; `-`
-    /// reads standard input.
+    /// reads standard input. An object `{"messages": [..], "tools": [..]}` also describes tools, as in OpenAI's API.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_tokens", "chat"])]
     pub messages: Option<PathBuf>,
     /// Use a fixed text with this many tokens as the prompt, for measurements.
@@ -87,8 +87,8 @@ pub struct ServeArgs {
     /// environment variable HEARTH_TOKEN].
     #[arg(id = "token", long = "token", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Run at most this many concurrent requests, which share the context of the plan [default: the number of sequences
-    /// in the plan; 1 without a plan].
+    /// Run at most this many concurrent requests. They share the context of the plan; without a plan, each has the
+    /// whole `--context` [default: the number of sequences in the plan; 1 without a plan].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub sequences: Option<u32>,
     /// Set the name of the model in the API [default: the name in the model file].

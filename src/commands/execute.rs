@@ -135,13 +135,12 @@ fn request(
         };
         SequenceRequest { prompt, sampler: Box::new(sample) }
     };
-    let vocabulary = builder.model.weights.shape().vocab_size;
     Ok(GenerationRequest {
         sequences: prompts.into_iter().zip(0..).map(sequence).collect(),
         max_new_tokens: args.tokens,
         micro_batch: builder.micro_batch,
         draft_tokens: builder.draft_tokens,
-        stop_tokens: (0..vocabulary).filter(|&token| !args.ignore_eos && tokenizer.is_eog(token)).collect(),
+        stop_tokens: if args.ignore_eos { Vec::new() } else { tokenizer.stop_tokens() },
         scenario: builder.plan.scenario.name.clone(),
         seed: options.seed,
     })

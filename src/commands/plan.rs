@@ -56,7 +56,7 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut plan = planning::make_plan(&loaded, &cluster, &loaded.scenario.planner, budget)?;
     drop(progress);
     if args.hash_weights {
-        let model = args.planning.model.clone().map_or_else(|| loaded.model_file(), |path| Ok(Some(path)))?;
+        let model = args.planning.model_file(&loaded)?;
         let no_file = || {
             Failure::invalid(
                 "`--hash-weights` needs a model file, but the scenario names only a kind of model",

@@ -18,7 +18,7 @@ use crate::conversation::Conversation;
 use crate::diagnostics::{ExitCode, Failure};
 use crate::interruption::{EXIT_INTERRUPTED, termination_signal};
 use crate::machine::open_model;
-use crate::output::{escape, say, say_stderr};
+use crate::output::{say, say_stderr};
 use crate::repl::{self, Entry, LineReader};
 use crate::ring::{RingBuilder, TransportTask, plan_for_this_device, run_on_this_device};
 
@@ -56,12 +56,11 @@ pub fn run(args: &RunArgs, json: bool) -> Result<ExitCode, Failure> {
         conversation.restart_with_system(system);
         if !conversation.has_template() {
             let what = "the model has no chat template, so it cannot take a system message";
-            return Err(located_invalid(what, args).with_hint("write what the model shall do into the text"));
+            return Err(located_invalid(what, args).with_hint("put the instructions into the text"));
         }
     }
     let plan = plan_for_this_device(&model, &args.single_device, 1)?;
-    let vocab_size = model.weights.shape().vocab_size;
-    let stop_tokens = (0..vocab_size).filter(|&token| tokenizer.is_eog(token)).collect();
+    let stop_tokens = tokenizer.stop_tokens();
     let (request_tx, request_rx) = mpsc::unbounded_channel();
     let context_length = plan.context_length;
     let generator = Generator {
@@ -95,7 +94,7 @@ impl TransportTask for RunTask {
         let RunTask { builder, front_end, request_rx, stop_tokens } = self;
         let mut ring = tokio::select! {
             ring = builder.connect(&transport) => ring?,
-            () = termination_signal() => return Ok(EXIT_INTERRUPTED),
+            _ = termination_signal() => return Ok(EXIT_INTERRUPTED),
         };
         let options = ServeOptions {
             micro_batch: builder.micro_batch,
@@ -103,13 +102,20 @@ impl TransportTask for RunTask {
             stop_tokens,
             on_trace_lines: None,
         };
-        // The front end ends the ring by dropping its side of the channel.
-        let front_end = tokio::spawn(front_end.run());
-        let (_, ended) = ring.serve(options, request_rx).await;
-        ring.close().await;
-        let exit_code = front_end.await.map_err(Failure::failed)?;
-        ended?;
-        exit_code
+        let _restored = TerminalAttributes::save();
+        let mut front_end = tokio::spawn(front_end.run());
+        tokio::select! {
+            // A pass in flight after an interrupted answer is abandoned: no other device waits for it.
+            exit_code = &mut front_end => exit_code.map_err(Failure::failed)?,
+            (_, ended) = ring.serve(options, request_rx) => match ended {
+                // The front end has ended and closed the channel of the requests.
+                Ok(()) => front_end.await.map_err(Failure::failed)?,
+                Err(error) => {
+                    front_end.abort();
+                    Err(error.into())
+                }
+            },
+        }
     }
 }
 
@@ -125,7 +131,7 @@ struct FrontEnd {
 impl FrontEnd {
     async fn run(mut self) -> Result<ExitCode, Failure> {
         let Some(text) = self.text.take() else { return self.chat().await };
-        let prompt = self.conversation.ask(&text)?;
+        let prompt = self.conversation.add_user_message(&text)?;
         let answer = self.generator.generate(prompt, !self.json).await?;
         if self.json {
             print_json(&answer)?;
@@ -144,7 +150,11 @@ impl FrontEnd {
         say_stderr!("/help lists the commands; Ctrl-D ends the chat.");
         loop {
             match terminal.read().await? {
-                Entry::Text(text) => self.answer(&text).await?,
+                Entry::Text(text) => {
+                    if self.answer(&text).await? == Some(FinishReason::Terminated) {
+                        return Ok(EXIT_INTERRUPTED);
+                    }
+                }
                 Entry::Clear => self.conversation.clear(),
                 Entry::System(_) if !self.conversation.has_template() => {
                     say_stderr!("There is no chat template, so there is no system message.");
@@ -154,29 +164,53 @@ impl FrontEnd {
                 Entry::UnknownCommand(command) => say_stderr!("There is no command {command}: see /help."),
                 Entry::Empty => {}
                 Entry::Exit => return Ok(ExitCode::SUCCESS),
+                Entry::Signal => return Ok(EXIT_INTERRUPTED),
             }
         }
     }
 
-    /// Answers a text of a chat. If the template refuses it or the context is full, the chat goes on without it.
-    async fn answer(&mut self, text: &str) -> Result<(), Failure> {
-        let prompt = match self.conversation.ask(text) {
+    /// Answers a text of a chat. Returns why the answer ended; `None` if the template refuses the text or the context
+    /// is full, so that the chat goes on without it.
+    async fn answer(&mut self, text: &str) -> Result<Option<FinishReason>, Failure> {
+        let prompt = match self.conversation.add_user_message(text) {
             Ok(prompt) => prompt,
             Err(error) => {
                 say_stderr!("{}", Failure::from(error).to_string().trim_end());
-                return Ok(());
+                return Ok(None);
             }
         };
-        if let Err(full) = self.generator.room_for(&prompt) {
-            self.conversation.withdraw();
+        if let Err(full) = self.generator.max_answer_tokens(&prompt) {
+            self.conversation.remove_last_message();
             say_stderr!("{}", full.with_hint("forget the conversation with /clear").to_string().trim_end());
-            return Ok(());
+            return Ok(None);
         }
         let answer = self.generator.generate(prompt, true).await?;
         say!("\n");
         say_stderr!("{}\n", answer.statistics());
-        self.conversation.record_answer(&answer.text);
-        Ok(())
+        if answer.text.is_empty() {
+            self.conversation.remove_last_message();
+        } else {
+            self.conversation.add_answer(&answer.text);
+        }
+        Ok(Some(answer.finish_reason))
+    }
+}
+
+/// The attributes of the terminal before a chat, which are restored on drop: the chat may end while a line is being
+/// read.
+struct TerminalAttributes(Option<Termios>);
+
+impl TerminalAttributes {
+    fn save() -> Self {
+        Self(tcgetattr(io::stdin()).ok())
+    }
+}
+
+impl Drop for TerminalAttributes {
+    fn drop(&mut self) {
+        if let Some(attributes) = &self.0 {
+            let _ = tcsetattr(io::stdin(), OptionalActions::Now, attributes);
+        }
     }
 }
 
@@ -184,17 +218,14 @@ impl FrontEnd {
 struct Terminal {
     /// `None` only while a line is being read.
     reader: Option<LineReader>,
-    /// The attributes of the terminal before the chat, which a signal restores.
-    attributes: Option<Termios>,
 }
 
 impl Terminal {
     fn open() -> Result<Terminal, Failure> {
-        let reader = LineReader::new().map_err(Failure::failed)?;
-        Ok(Terminal { reader: Some(reader), attributes: tcgetattr(io::stdin()).ok() })
+        Ok(Terminal { reader: Some(LineReader::new().map_err(Failure::failed)?) })
     }
 
-    /// Reads one entry. SIGTERM and SIGHUP end the program; Ctrl-C is not a signal while a line is being read.
+    /// Reads one entry. SIGTERM and SIGHUP are [`Entry::Signal`]; Ctrl-C is a key while a line is being read.
     async fn read(&mut self) -> Result<Entry, Failure> {
         let mut reader = self.reader.take().expect("one line is read at a time");
         let reading = tokio::task::spawn_blocking(move || {
@@ -207,20 +238,7 @@ impl Terminal {
                 self.reader = Some(reader);
                 entry.map_err(Failure::failed)
             }
-            () = termination_signal() => {
-                if let Some(attributes) = &self.attributes {
-                    let _ = tcsetattr(io::stdin(), OptionalActions::Now, attributes);
-                }
-                EXIT_INTERRUPTED.exit()
-            }
-        }
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        if let Some(reader) = &mut self.reader {
-            reader.save_history();
+            _ = termination_signal() => Ok(Entry::Signal),
         }
     }
 }
@@ -238,7 +256,7 @@ struct Generator {
 
 impl Generator {
     /// Returns the maximum number of tokens of an answer. Fails if the prompt leaves no room for one.
-    fn room_for(&self, prompt: &[u32]) -> Result<u32, Failure> {
+    fn max_answer_tokens(&self, prompt: &[u32]) -> Result<u32, Failure> {
         let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         let left = self.context_length.checked_sub(prompt_tokens).filter(|&left| left > 0);
         let limited = left.map(|left| left.min(self.max_new_tokens));
@@ -257,7 +275,7 @@ impl Generator {
 
     /// Generates the answer to a prompt, and prints its text if `print` is set. Ctrl-C ends the answer.
     async fn generate(&mut self, prompt: Vec<u32>, print: bool) -> Result<Answer, Failure> {
-        let max_new_tokens = self.room_for(&prompt)?;
+        let max_new_tokens = self.max_answer_tokens(&prompt)?;
         let mut sampler = Sampler::new(self.sampling)?.for_sequence(self.count);
         self.count += 1;
         let (response_tx, mut response_rx) = mpsc::unbounded_channel();
@@ -274,9 +292,10 @@ impl Generator {
         loop {
             let event = tokio::select! {
                 event = response_rx.recv() => event,
-                () = &mut interrupted => {
-                    answer.finish_reason = FinishReason::Interrupted;
-                    None
+                is_ctrl_c = &mut interrupted => {
+                    answer.finish_reason =
+                        if is_ctrl_c { FinishReason::Interrupted } else { FinishReason::Terminated };
+                    break;
                 }
             };
             match event {
@@ -294,7 +313,13 @@ impl Generator {
                     }
                 }
                 Some(ResponseEvent::Failed(reason)) => return Err(Failure::failed(reason)),
-                None => break,
+                None => {
+                    let is_complete = answer.token_ids.len() == max_new_tokens as usize;
+                    if is_complete || answer.finish_reason == FinishReason::Stop {
+                        break;
+                    }
+                    return Err(Failure::failed("the model stopped computing"));
+                }
             }
         }
         answer.add_text(&detokenizer.finish(), print)?;
@@ -311,7 +336,10 @@ enum FinishReason {
     /// The answer has the maximum number of tokens, or the context is full.
     #[default]
     Length,
+    /// Ctrl-C stopped the answer.
     Interrupted,
+    /// SIGTERM or SIGHUP stopped the program.
+    Terminated,
 }
 
 /// An answer, as `--json` prints it.
@@ -333,13 +361,16 @@ impl Answer {
     fn add_text(&mut self, text: &str, print: bool) -> Result<(), Failure> {
         self.text.push_str(text);
         if print {
-            say!("{}", escape(text));
+            say!("{text}");
         }
         Ok(())
     }
 
     fn exit_code(&self) -> ExitCode {
-        if self.finish_reason == FinishReason::Interrupted { EXIT_INTERRUPTED } else { ExitCode::SUCCESS }
+        match self.finish_reason {
+            FinishReason::Stop | FinishReason::Length => ExitCode::SUCCESS,
+            FinishReason::Interrupted | FinishReason::Terminated => EXIT_INTERRUPTED,
+        }
     }
 
     /// Returns the numbers of tokens, the speed, and why the answer ended if the model did not end it.
@@ -351,7 +382,7 @@ impl Answer {
             FinishReason::Stop if token_ids.is_empty() => "; the model ended the text at once",
             FinishReason::Stop => "",
             FinishReason::Length => "; stopped at the maximum number of tokens",
-            FinishReason::Interrupted => "; interrupted",
+            FinishReason::Interrupted | FinishReason::Terminated => "; interrupted",
         };
         format!("[{prompt_tokens} prompt tokens, {} generated{first}{speed}{end}]", token_ids.len())
     }

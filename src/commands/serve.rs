@@ -156,7 +156,7 @@ impl TransportTask for ServeTask<'_> {
         let address = listener.local_addr().map_err(Failure::failed)?;
         let ring = tokio::select! {
             ring = builder.connect(&transport) => ring?,
-            () = termination_signal() => return Ok(()),
+            _ = termination_signal() => return Ok(()),
         };
         let supervisor =
             RingSupervisor { builder: &builder, state: &state, cancel_handle: RefCell::default() };
@@ -174,7 +174,7 @@ impl TransportTask for ServeTask<'_> {
         let ended = tokio::select! {
             () = serve(listener, router(state.clone())) => Err(Failure::failed("the HTTP server stopped")),
             failure = supervisor.run(&transport, ring, request_rx) => Err(failure),
-            () = termination_signal() => Ok(()),
+            _ = termination_signal() => Ok(()),
         };
         supervisor.shut_down().await;
         ended
@@ -241,12 +241,12 @@ impl RingSupervisor<'_> {
     }
 
     fn serve_options(&self) -> ServeOptions {
-        let AppState { vocab_size, tokenizer, metrics, .. } = self.state;
+        let AppState { tokenizer, metrics, .. } = self.state;
         let metrics = metrics.clone();
         ServeOptions {
             micro_batch: self.builder.micro_batch,
             draft_tokens: self.builder.draft_tokens,
-            stop_tokens: (0..*vocab_size).filter(|&token| tokenizer.is_eog(token)).collect(),
+            stop_tokens: tokenizer.stop_tokens(),
             on_trace_lines: Some(Arc::new(move |name, lines| {
                 metrics.record_device_activity(name, &lines.records, &lines.readings);
             })),

@@ -93,7 +93,7 @@ impl TransportTask for WorkerTask<'_> {
         };
         let ended = tokio::select! {
             never = worker.serve(listener, report) => match never {},
-            () = termination_signal() => Ok(()),
+            _ = termination_signal() => Ok(()),
         };
         // Announces that the worker is no longer available.
         drop(announcement);

@@ -15,7 +15,7 @@ use crate::chat::write_model_with_template;
 use crate::folder::Folder;
 use crate::processes::{
     assert_rejected, hearth_command, integer_values, model_path, output_texts, run_command, run_json,
-    send_signal, wait_until,
+    run_script, send_signal, wait_until,
 };
 
 const GREEDY: [&str; 2] = ["--temperature", "0"];
@@ -183,7 +183,7 @@ fn chat_in_a_terminal_answers_remembers_and_is_interrupted() {
     let model = chat_model(&folder);
     // A context in which an answer takes longer than the test.
     let mut command = hearth_command(&["run", &model, "--temperature", "0", "--context", "60000"]);
-    command.env("XDG_CACHE_HOME", folder.path());
+    command.env("XDG_STATE_HOME", folder.path());
     let mut session = TerminalSession::start(command);
     session.expect(">>> ", 1);
     session.type_keys("/help\r");
@@ -213,13 +213,48 @@ fn chat_in_a_terminal_answers_remembers_and_is_interrupted() {
 
 #[test]
 fn interrupted_text_keeps_what_was_written() {
-    let mut command = hearth_command(&["run", &model_path("q4_k"), "The Lord is my", "--temperature", "0"]);
+    let arguments =
+        ["run", &model_path("q4_k"), "The Lord is my", "--temperature", "0", "--context", "60000"];
+    let mut command = hearth_command(&arguments);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let mut first = [0; 4];
     child.stdout.as_mut().expect("a pipe").read_exact(&mut first).expect("text");
     send_signal(child.id(), "INT");
     let output = child.wait_with_output().expect("it ends");
-    let (_, stderr) = output_texts(&output);
+    let (stdout, stderr) = output_texts(&output);
     assert_eq!(output.status.code(), Some(130), "{stderr}");
     assert!(stderr.contains("; interrupted]"), "{stderr}");
+    assert!(first == *b" God" && stdout.starts_with(',') && stdout.ends_with('\n'), "{stdout}");
+}
+
+#[test]
+fn chat_ends_at_a_termination_signal_even_during_an_answer() {
+    let folder = Folder::new();
+    let model = chat_model(&folder);
+    for answers in [false, true] {
+        let mut command = hearth_command(&["run", &model, "--context", "60000"]);
+        command.env("XDG_STATE_HOME", folder.path());
+        let mut session = TerminalSession::start(command);
+        session.expect(">>> ", 1);
+        if answers {
+            session.type_keys("Who art thou?\r");
+            session.expect_more_text();
+        }
+        send_signal(session.child.id(), "TERM");
+        let mut status = None;
+        let has_ended = wait_until(Duration::from_secs(10), || {
+            status = session.child.try_wait().expect("a child");
+            status.is_some()
+        });
+        assert!(has_ended, "{}", session.screen());
+        assert_eq!(status.and_then(|status| status.code()), Some(130), "{}", session.screen());
+    }
+}
+
+#[test]
+fn plan_from_a_pipe_is_read() {
+    let (folder, model) = (Folder::new(), model_path("q4_k"));
+    let plan = folder.write_plan(&[8], &[], 128);
+    let script = format!("hearth execute <(cat {plan}) --model {model} --prompt 'The Lord' --tokens 2");
+    run_script(&folder, "a plan from a pipe", 60, &script);
 }

@@ -6,11 +6,15 @@
 //! `quant = round_ties_even(w * (m / max |w|))`, where the largest quant m is 127 or 7.
 //!
 //! One scale per row is coarser than one scale per block, as in GGUF files, and changes the output of a model;
-//! docs/studies/ml-drift measures by how much. Weights are converted only on request.
+//! docs/studies/ml-drift measures by how much. Weights are converted to them only on request.
+//!
+//! Weights in formats without a GPU kernel, such as `Q5_K`, are converted to f16, which takes two to eight times the
+//! GPU memory and keeps 11 bits of each weight.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
+use half::f16;
 use hearth_kernels::{Matrix, dequantise};
 
 use crate::error::GpuError;
@@ -48,15 +52,15 @@ impl WeightConversion {
 
 /// Returns the size in bytes of a row of `matrix` when it is uploaded for the format `packed`.
 pub(crate) fn uploaded_row_bytes(matrix: Matrix<'_>, packed: PackedFormat) -> usize {
-    if packed.has_row_scales() {
-        packed.texels_per_row(matrix.row_length as u32) as usize * 16
-    } else {
+    if packed.stores(matrix.format) {
         matrix.row_bytes()
+    } else {
+        packed.texels_per_row(matrix.row_length as u32) as usize * 16
     }
 }
 
-/// Returns the bytes of the rows `rows` of `matrix` to upload for the format `packed`. If `packed` has one scale per
-/// row, converts the rows and appends their scales to `scales`.
+/// Returns the bytes of the rows `rows` of `matrix` to upload for the format `packed`. If the file does not have them
+/// in this format, converts the rows, and if `packed` has one scale per row, appends the scales to `scales`.
 pub(crate) fn converted_rows<'a>(
     matrix: Matrix<'a>,
     packed: PackedFormat,
@@ -64,7 +68,7 @@ pub(crate) fn converted_rows<'a>(
     scales: &mut Vec<f32>,
 ) -> Result<Cow<'a, [u8]>, GpuError> {
     let bytes = matrix.row_bytes();
-    if !packed.has_row_scales() {
+    if packed.stores(matrix.format) {
         return Ok(Cow::Borrowed(&matrix.bytes[rows.start * bytes..rows.end * bytes]));
     }
     let mut values = vec![0.0; matrix.row_length];
@@ -74,7 +78,11 @@ pub(crate) fn converted_rows<'a>(
             what: "the conversion of weights".into(),
             why: error.to_string(),
         })?;
-        scales.push(quantise_row(packed, &values, &mut all));
+        if packed.has_row_scales() {
+            scales.push(quantise_row(packed, &values, &mut all));
+        } else {
+            all.extend(values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()));
+        }
     }
     Ok(Cow::Owned(all))
 }

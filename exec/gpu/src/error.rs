@@ -34,11 +34,6 @@ pub enum GpuError {
     #[error("a device document cannot describe a GPU with the API `{api}`; use Vulkan, Metal or DX12")]
     UnknownApi { api: String },
     #[error(
-        "there is no GPU kernel for weights of type {format}; use a model file with weights of types {known}, or plan \
-         with `gpu_layers: 0`"
-    )]
-    UnsupportedFormat { format: Format, known: String },
-    #[error(
         "there is no GPU kernel for a KV cache in {format}; plan with `kv_cache: f16`, or with `gpu_layers: 0`"
     )]
     UnsupportedKvFormat { format: Format },

@@ -140,8 +140,8 @@ struct Tile<'a, const T: usize> {
 /// The partial sums of the sixteen rows of a panel for T tokens.
 type Sums<const T: usize> = [[f32; PANEL_ROWS]; T];
 
-/// The packing and the multiplication of panels with one instruction set. A value of an implementation exists only where
-/// the processor has the instructions.
+/// The packing and the multiplication of panels with one instruction set. A value of an implementation exists only
+/// where the processor has the instructions.
 trait PanelKernel: Copy {
     /// Unpacks blocks of 256 weights of each row and interleaves the rows. `blocks` are the indices of the blocks.
     fn pack256<B: Block256>(self, panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>);

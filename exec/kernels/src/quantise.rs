@@ -1,7 +1,7 @@
 //! Quantisation of rows to `Q8_0` and `Q4_0`, for KV caches.
 //!
-//! The formulas are those of the reference Python package `gguf`, so that the blocks are equal byte for byte: the scale is
-//! `max |x| / 127`, or the element x of the largest magnitude divided by -8; an element is rounded to the nearest
+//! The formulas are those of the reference Python package `gguf`, so that the blocks are equal byte for byte: the scale
+//! is `max |x| / 127`, or the element x of the largest magnitude divided by -8; an element is rounded to the nearest
 //! multiple of the scale. The scale is stored in f16, but elements are divided by the f32 scale.
 //!
 //! Not here: the rounding of activations, whose scale is f32 ([`super::activations`]).

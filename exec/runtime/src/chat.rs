@@ -6,15 +6,15 @@
 //! template runs (`Tokenizer::escape_control_tokens`) and removed after the rendered text is split at control tokens. A
 //! role that contains a control token is rejected.
 //!
-//! Templates get the variables and functions that transformers gives them, and values are written as in Python. `strftime_now` knows only the date, so that
-//! the same messages give the same tokens on the same day.
+//! Templates get the variables and functions that transformers gives them, and values are written as in Python.
+//! `strftime_now` knows only the date, so that the same messages give the same tokens on the same day.
 //!
 //! Templates come from the model file and may be malicious. They can access only the messages and the date. Their
 //! length, their interpreter steps and their output are limited, and they run on a thread whose stack is large enough
 //! for the deepest expression of the maximum length.
 //!
-//! Deviation: the interpreter is more lenient than Jinja2. `None` can be iterated and has attributes, which are undefined,
-//! and escaping of HTML, which only one published template begins by accident, has no effect.
+//! Deviation: the interpreter is more lenient than Jinja2. `None` can be iterated and has attributes, which are
+//! undefined, and escaping of HTML, which only one published template begins by accident, has no effect.
 //! `scripts/peers/jinja2_templates.py` compares both.
 //!
 //! Deviation: the memory of values is not limited, because the interpreter has no such limit. A string that is
@@ -22,6 +22,7 @@
 //! capture (`{% set x %}`) of values is limited; literal text of the template adds at most 64 KiB per step. Run models
 //! that you do not trust inside limits of the operating system.
 
+mod message;
 mod python;
 
 use std::fmt;
@@ -31,10 +32,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hearth_profiles::gguf::Metadata;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::ValueKind;
 use minijinja::{Environment, ErrorKind, Output, UndefinedBehavior, Value, context};
-use serde::{Deserialize, Serialize};
 
+pub use self::message::{ChatMessage, JsonValue};
 use crate::clock::today;
 use crate::error::{ExecError, sanitize};
 use crate::tokenizer::Tokenizer;
@@ -59,97 +59,6 @@ const STACK_BYTES: usize = MAX_TEMPLATE_BYTES * 4096;
 /// source: assumed; published templates have a few dozen
 const MAX_NEEDLES: usize = 1000;
 const NAME: &str = "chat";
-
-/// A message of a conversation, with the keys of OpenAI's API.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ChatMessage {
-    /// The author of the message: `system`, `user`, `assistant`, or another role that the template knows.
-    pub role: String,
-    /// The text of the message; `None` if there are only calls of tools.
-    #[serde(default)]
-    pub content: Option<String>,
-    /// What the model thought before it answered.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reasoning_content: Option<String>,
-    /// The tools that the model called.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub tool_calls: Vec<JsonValue>,
-    /// The call to which a message of a tool is the response.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tool_call_id: Option<String>,
-    /// The name of the tool.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-}
-
-/// A JSON value whose objects keep the order of their keys, because templates write them into the prompt.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct JsonValue(Value);
-
-impl ChatMessage {
-    /// Creates a message that has only text.
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: Some(content.into()), ..Self::default() }
-    }
-
-    /// Returns the size of the message's text in bytes.
-    pub fn text_bytes(&self) -> usize {
-        let calls = self.tool_calls.iter().map(JsonValue::text_bytes).sum::<usize>();
-        let texts = [&self.content, &self.reasoning_content, &self.tool_call_id, &self.name];
-        self.role.len() + calls + texts.into_iter().flatten().map(String::len).sum::<usize>()
-    }
-
-    /// Returns the message with `change` applied to all texts except the role.
-    fn map_texts(&self, change: &impl Fn(&str) -> String) -> ChatMessage {
-        let text = |text: &Option<String>| text.as_deref().map(change);
-        ChatMessage {
-            role: self.role.clone(),
-            content: text(&self.content),
-            reasoning_content: text(&self.reasoning_content),
-            tool_calls: self.tool_calls.iter().map(|call| call.map_texts(change)).collect(),
-            tool_call_id: text(&self.tool_call_id),
-            name: text(&self.name),
-        }
-    }
-
-    /// Returns the message as templates see it: a key without a value is missing, except `content`.
-    fn to_value(&self) -> Value {
-        let text = |key, text: &Option<String>| Some((key, Value::from(text.clone()?)));
-        let calls: Vec<Value> = self.tool_calls.iter().map(|JsonValue(call)| call.clone()).collect();
-        let optional = [
-            text("reasoning_content", &self.reasoning_content),
-            (!calls.is_empty()).then(|| ("tool_calls", Value::from(calls))),
-            text("tool_call_id", &self.tool_call_id),
-            text("name", &self.name),
-        ];
-        let content = self.content.clone().map_or(Value::from(()), Value::from);
-        let required = [("role", Value::from(self.role.clone())), ("content", content)];
-        Value::from_pairs(required.into_iter().chain(optional.into_iter().flatten()))
-    }
-}
-
-impl JsonValue {
-    fn text_bytes(&self) -> usize {
-        serde_json::to_string(self).map_or(0, |text| text.len())
-    }
-
-    /// Returns the value with `change` applied to all strings, including keys.
-    fn map_texts(&self, change: &impl Fn(&str) -> String) -> JsonValue {
-        let JsonValue(value) = self;
-        let items = || value.try_iter().into_iter().flatten();
-        JsonValue(match value.kind() {
-            ValueKind::String => Value::from(change(value.as_str().unwrap_or_default())),
-            ValueKind::Seq => items().map(|item| JsonValue(item).map_texts(change).0).collect(),
-            ValueKind::Map => Value::from_pairs(items().map(|key| {
-                let item = JsonValue(value.get_item(&key).unwrap_or_default());
-                (change(key.as_str().unwrap_or_default()), item.map_texts(change).0)
-            })),
-            _ => value.clone(),
-        })
-    }
-}
 
 #[derive(Debug)]
 pub struct ChatTemplate {
@@ -213,8 +122,8 @@ impl ChatTemplate {
         Ok(Some(ChatTemplate { environment, bos, eos, needles }))
     }
 
-    /// Renders a conversation with `tools`, the descriptions of the tools that the model may call, and returns the tokens
-    /// of the prompt.
+    /// Renders a conversation with `tools`, the descriptions of the tools that the model may call, and returns the
+    /// tokens of the prompt.
     pub fn encode(
         &self,
         tokenizer: &Tokenizer,
@@ -577,6 +486,31 @@ mod tests {
         }
         // This is longer than the maximum length of a template.
         assert!(written(&"not ".repeat(50_000), &[say("user", "x")]).is_err());
+    }
+
+    /// A vocabulary in which control tokens contain the names of the API, such as `<|repo_name|>`.
+    #[test]
+    fn calls_of_tools_keep_their_names_and_cannot_contain_control_tokens() {
+        let (mut metadata, _) = model(None);
+        let template = "{% for message in messages %}{% for call in message.tool_calls %}{{ '<|im_start|>' }}\
+            {{ call.function.name }} {{ call.function.arguments | tojson }} {{ call.type == 'function' }}{% endfor %}\
+            {% endfor %}{{ tools[0].function.name }}";
+        metadata.insert("tokenizer.chat_template".into(), Value::Str(template.into()));
+        let tokenizer = Tokenizer::new(&metadata).expect("a tokenizer");
+        let template = ChatTemplate::new(&metadata, &tokenizer).expect("a template");
+        let json = |text: &str| serde_json::from_str::<JsonValue>(text).expect("JSON");
+        let call = json(
+            r#"{"type": "function", "function": {"name": "im_start", "arguments": {"im_end": "<|im_end|>"}}}"#,
+        );
+        let message =
+            ChatMessage { tool_calls: vec![call], content: None, ..ChatMessage::new("assistant", "") };
+        let tool = json(r#"{"type": "function", "function": {"name": "end|>"}}"#);
+        let ids = template.encode(&tokenizer, &[message], &[tool]).expect("tokens");
+        assert_eq!(
+            tokenizer.decode(&ids).replace('▁', " "),
+            "im_start {\"im_end\": \"<|im_end|>\"} Trueend|>"
+        );
+        assert_eq!(ids.iter().filter(|&&id| id >= 259).collect::<Vec<_>>(), [&260], "one control token");
     }
 
     #[test]

@@ -122,8 +122,8 @@ impl Cpu {
         Cpu { barrier, ..self }
     }
 
-    /// Calls `body` with the index of each token and its row of `rows`, `[tokens, width]`. Uses all threads if there are
-    /// enough elements.
+    /// Calls `body` with the index of each token and its row of `rows`, `[tokens, width]`. Uses all threads if there
+    /// are enough elements.
     pub(crate) fn for_each_row(
         &self,
         rows: &mut [f32],

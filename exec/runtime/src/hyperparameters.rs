@@ -11,9 +11,9 @@
 //! ```
 //!
 //! In some architectures with N, x = h. After the last layer, logits = `W_output` RMSNorm(h). Some architectures scale
-//! embeddings and logits, apply the soft cap `c tanh(x / c)` to attention scores and logits, or have layers that attend to
-//! a sliding window.
-//! `hearth_profiles::model::architecture` says which ones, with sources; the keys are those of the GGUF specification.
+//! embeddings and logits, apply the soft cap `c tanh(x / c)` to attention scores and logits, or have layers that attend
+//! to a sliding window. `hearth_profiles::model::architecture` says which ones, with sources; the keys are those of the
+//! GGUF specification.
 //!
 //! This module has the scalar parameters of the forward pass, and `crate::weights::tensors` has the tensors. The
 //! forward pass is implemented twice: simply in [`crate::oracle`], and fast in [`crate::cpu`].
@@ -86,8 +86,8 @@ impl Hyperparameters {
         let (mut ropes, layers) = layers(metadata, shape, rope(factors.short.as_ref())?)?;
         let mut max_short_context = None;
         if factors.long.is_some() {
-            // In the only architecture with such factors, all layers have one rotary embedding.
-            ropes.truncate(1);
+            // `rope_index` counts on it: in architectures with such factors, all layers have one rotary embedding.
+            assert_eq!(ropes.len(), 1, "factors for long contexts beside several rotary embeddings");
             ropes.push(rope(factors.long.as_ref())?);
             let trained = metadata.get_u32(&key("rope.scaling.original_context_length"))?;
             max_short_context = Some(trained.unwrap_or(shape.context_length));

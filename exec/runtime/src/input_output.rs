@@ -3,7 +3,8 @@
 //! Only the first device of a ring (the head device) computes these layers. The input layer looks up a row of the
 //! embedding table for each token. The output layer is RMSNorm and the matmul with the output matrix, which is the
 //! embedding table if embeddings are tied. Gemma and Granite models scale the embedding rows, Granite models scale the
-//! logits, and Gemma 2 applies a soft cap to them. Logits that are not finite are an error, whichever layer caused them.
+//! logits, and Gemma 2 applies a soft cap to them. Logits that are not finite are an error, whichever layer caused
+//! them.
 
 use std::sync::Arc;
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use hearth_hub::{HubError, HubErrorKind, Patience};
+use hearth_hub::{HubError, HubErrorKind, RetryPolicy};
 use serde_json::json;
 
 use crate::server::{LIST_PATH, Repo, Response, Server, sha256};
@@ -85,16 +85,16 @@ fn silent_server_ends_after_a_few_attempts() {
         stall_after: Some(0),
         ..Response::new(200, bytes(1000, 5))
     });
-    let patience = Patience { no_data: Duration::from_millis(500), ..PATIENCE };
+    let retry_policy = RetryPolicy { no_data: Duration::from_millis(500), ..PATIENCE };
     let error = assert_refused(
-        &Fixture::with(&server, &[], patience),
+        &Fixture::with(&server, &[], retry_policy),
         HubErrorKind::Unreachable,
         "run the command again",
     );
     assert_eq!(server.starts(), [0, 0, 0], "{error}");
     let mute = Server::start(|_, _| Response { delay: Duration::from_secs(5), ..Response::new(200, "{}") });
-    let patience = Patience { listing: Duration::from_millis(300), ..PATIENCE };
-    assert_refused(&Fixture::with(&mute, &[], patience), HubErrorKind::Unreachable, "");
+    let retry_policy = RetryPolicy { listing: Duration::from_millis(300), ..PATIENCE };
+    assert_refused(&Fixture::with(&mute, &[], retry_policy), HubErrorKind::Unreachable, "");
 }
 
 #[test]

@@ -10,14 +10,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hearth_hub::{Hub, HubConfig, HubError, Monitor, Patience, Pull};
+use hearth_hub::{Hub, HubConfig, HubError, Monitor, Pull, RetryPolicy};
 use hearth_schema::hub_model::HubModelName;
 use tempfile::TempDir;
 
 use crate::server::{COMMIT, Server};
 
 /// Deadlines of the tests, short enough to wait for them.
-const PATIENCE: Patience = Patience {
+const PATIENCE: RetryPolicy = RetryPolicy {
     connect: Duration::from_secs(10),
     response: Duration::from_secs(10),
     no_data: Duration::from_secs(10),
@@ -39,9 +39,9 @@ impl Fixture {
         Self::with(server, &[], PATIENCE)
     }
 
-    fn with(server: &Server, variables: &[(&str, &str)], patience: Patience) -> Fixture {
+    fn with(server: &Server, variables: &[(&str, &str)], retry_policy: RetryPolicy) -> Fixture {
         let home = tempfile::tempdir().expect("a temporary folder");
-        let hub = hub_at(home.path(), &server.endpoint, variables, patience);
+        let hub = hub_at(home.path(), &server.endpoint, variables, retry_policy);
         Fixture { home, hub }
     }
 
@@ -77,13 +77,13 @@ impl Fixture {
     }
 }
 
-fn hub_at(home: &Path, endpoint: &str, variables: &[(&str, &str)], patience: Patience) -> Hub {
+fn hub_at(home: &Path, endpoint: &str, variables: &[(&str, &str)], retry_policy: RetryPolicy) -> Hub {
     let home = home.to_str().expect("UTF-8");
     let all = [&[("HF_HOME", home), ("HF_ENDPOINT", endpoint)], variables].concat();
     let config = HubConfig::from_variables(|name| {
         all.iter().find(|(other, _)| *other == name).map(|(_, value)| value.into())
     });
-    Hub::new(config.expect("valid variables").with_patience(patience))
+    Hub::new(config.expect("valid variables").with_retry_policy(retry_policy))
 }
 
 /// Returns the name of a model in the test server's repository; without a selector if it is empty.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use hearth_hub::{HubErrorKind, Monitor, Patience, Pull};
+use hearth_hub::{HubErrorKind, Monitor, Pull, RetryPolicy};
 
 use crate::server::{COMMIT, LIST_PATH, Repo, Request, Response, Server, sha256};
 use crate::{Fixture, PATIENCE, bytes, hub_at, name};
@@ -84,7 +84,8 @@ fn stalled_connection_is_replaced() {
         let stall_after = (request.is_for_a_file() && files == 0).then_some(40_000);
         Response { stall_after, ..repo.answer(request) }
     });
-    let fixture = Fixture::with(&server, &[], Patience { no_data: Duration::from_millis(1500), ..PATIENCE });
+    let fixture =
+        Fixture::with(&server, &[], RetryPolicy { no_data: Duration::from_millis(1500), ..PATIENCE });
     let path = fixture.pull("").expect("a download");
     assert!(fs::read(path).expect("a file") == content);
     assert_eq!(server.starts(), [0, 40_000]);
@@ -170,7 +171,7 @@ fn other_process_without_progress_is_not_waited_for() {
     let content = bytes(1000, 14);
     let server = Server::serving(Repo::new(&[(FILE, &content)]));
     let fixture =
-        Fixture::with(&server, &[], Patience { other_process: Duration::from_millis(200), ..PATIENCE });
+        Fixture::with(&server, &[], RetryPolicy { other_process: Duration::from_millis(200), ..PATIENCE });
     let folder = fixture.home.path().join("hub/.locks/models--owner--repo");
     fs::create_dir_all(&folder).expect("it is ours");
     let lock = File::create(folder.join(format!("{}.lock", sha256(&content)))).expect("it is ours");
@@ -218,7 +219,7 @@ fn cancelled_download_keeps_what_was_received() {
         let stall_after = (request.is_for_a_file() && files == 0).then_some(120_000);
         Response { stall_after, ..repo.answer(request) }
     });
-    let fixture = Fixture::with(&server, &[], Patience { no_data: Duration::from_mins(10), ..PATIENCE });
+    let fixture = Fixture::with(&server, &[], RetryPolicy { no_data: Duration::from_mins(10), ..PATIENCE });
     let is_cancelled = AtomicBool::new(false);
     let monitor = Monitor {
         on_progress: &|progress| {

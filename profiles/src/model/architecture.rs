@@ -89,9 +89,10 @@ pub enum LocalRope {
     Base(f32),
 }
 
-/// Divisors of the rotary frequencies that model files can have, one for each pair of dimensions.
+/// The tensors with divisors of the rotary frequencies that model files can have, one divisor for each pair of
+/// dimensions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RopeFactors {
+pub enum RopeFactorTensors {
     /// One tensor (Llama 3.1).
     Single,
     /// Two tensors, for short and for long contexts (Phi 3).
@@ -124,7 +125,8 @@ pub struct ArchitectureSpec {
     pub has_pre_norms: bool,
     /// Whether the output of each block is normalised before it is added to the hidden state.
     pub has_post_norms: bool,
-    /// Whether the file has constant factors of embeddings, block outputs and attention scores, and a divisor of logits.
+    /// Whether the file has constant factors of embeddings, block outputs and attention scores, and a divisor of
+    /// logits.
     pub has_scale_factors: bool,
     /// Whether embeddings are multiplied by `sqrt(embedding_length)`.
     pub scales_embeddings: bool,
@@ -137,8 +139,9 @@ pub struct ArchitectureSpec {
     /// The number of layers of the model whose attention scale is `1 / sqrt(embedding_length / heads)` instead of `1 /
     /// sqrt(key_length)`. Model files do not have the scale, so the number of layers identifies this model.
     pub layers_with_scale_by_width: Option<u32>,
-    pub rope_factors: Option<RopeFactors>,
-    /// Whether synthetic models have a BPE tokenizer instead of `SentencePiece`; for Llama, the tokenizer of Llama 1 and 2.
+    pub rope_factors: Option<RopeFactorTensors>,
+    /// Whether synthetic models have a BPE tokenizer instead of `SentencePiece`; for Llama, the tokenizer of Llama 1
+    /// and 2.
     pub has_bpe_tokenizer: bool,
 }
 
@@ -159,7 +162,7 @@ const LLAMA: ArchitectureSpec = ArchitectureSpec {
     sliding_window: None,
     no_rope_period: None,
     layers_with_scale_by_width: None,
-    rope_factors: Some(RopeFactors::Single),
+    rope_factors: Some(RopeFactorTensors::Single),
     has_bpe_tokenizer: false,
 };
 
@@ -185,8 +188,8 @@ const GEMMA: ArchitectureSpec = ArchitectureSpec {
 };
 
 /// The supported architectures. Sources: Touvron et al. 2023 (Llama); the reports of Qwen 2 and 3, Gemma, Gemma 2
-/// (section 2 and table 1), Gemma 3 (section 2), `InternLM` 2, Phi 3, Granite 3 and OLMo 2; the published configurations of all models (for
-/// example `query_pre_attn_scalar`, `sliding_window_pattern`, `no_rope_layers`).
+/// (section 2 and table 1), Gemma 3 (section 2), `InternLM` 2, Phi 3, Granite 3 and OLMo 2; the published
+/// configurations of all models (for example `query_pre_attn_scalar`, `sliding_window_pattern`, `no_rope_layers`).
 pub const SPECS: &[ArchitectureSpec] = &[
     LLAMA,
     QWEN_2,
@@ -241,7 +244,7 @@ pub const SPECS: &[ArchitectureSpec] = &[
         name: "phi3",
         pair_layout: PairLayout::Halves,
         has_fused_projections: true,
-        rope_factors: Some(RopeFactors::ShortAndLong),
+        rope_factors: Some(RopeFactorTensors::ShortAndLong),
         ..LLAMA
     },
     ArchitectureSpec {

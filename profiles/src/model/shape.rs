@@ -90,7 +90,8 @@ impl ModelShape {
         u64::from(self.kv_heads) * u64::from(self.value_length)
     }
 
-    /// Returns the number of weights in the norm of Q and in the norm of K; `None` if the architecture has no such norms.
+    /// Returns the number of weights in the norm of Q and in the norm of K; `None` if the architecture has no such
+    /// norms.
     pub fn query_key_norm_lengths(&self) -> Option<[u64; 2]> {
         self.architecture.spec().query_key_norm.map(|norm| match norm {
             QueryKeyNorm::Heads => [u64::from(self.key_length); 2],
@@ -99,7 +100,8 @@ impl ModelShape {
     }
 
     /// Returns the size of the KV cache of one layer for `context` tokens, with elements in `format`:
-    /// `kv_heads * (key_length + value_length) * context`, times the size of a block, divided by its number of elements.
+    /// `kv_heads * (key_length + value_length) * context`, times the size of a block, divided by its number of
+    /// elements.
     pub fn kv_bytes_per_layer(&self, context: u32, format: Format) -> Bytes {
         let elements = (self.key_width() + self.value_width()) * u64::from(context);
         Bytes((elements * format.block_bytes()).div_ceil(format.block_len()))

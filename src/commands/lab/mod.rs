@@ -87,7 +87,7 @@ fn run_one(args: &LabArgs, scenario: &Path, json: bool) -> Result<ExitCode, Fail
     for folder in [&args.report, &args.profiles].into_iter().flatten() {
         check_parent_folder(folder)?;
     }
-    let model = args.planning.model.clone().map_or_else(|| loaded.model_file(), |path| Ok(Some(path)))?;
+    let model = args.planning.model_file(&loaded)?;
     let model = model.ok_or_else(|| {
         Failure::invalid("the lab runs a real model, but the scenario has no model file")
             .with_location(scenario.display())

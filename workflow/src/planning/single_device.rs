@@ -5,6 +5,7 @@
 
 use hearth_core::memory::{kv_cache_bytes, process_overhead_bytes};
 use hearth_profiles::Bytes;
+use hearth_profiles::document::Document;
 use hearth_profiles::model::ModelProfile;
 use hearth_schema::digest::digest_text;
 use hearth_schema::plan::{
@@ -55,13 +56,19 @@ pub fn single_device_plan(model: &ModelProfile, options: &SingleDeviceOptions) -
     let available = options.available_memory;
     if unreclaimable > available.0 {
         let tokens = u64::from(context_length) * u64::from(sequences);
-        let what =
-            format!("a KV cache for {tokens} tokens takes {kv_cache}, but only {available} are available");
+        let other = Bytes(unreclaimable - kv_cache.0);
+        let what = format!(
+            "a KV cache for {tokens} tokens takes {kv_cache} and the process {other}, but only {available} are available"
+        );
         return Err(Error::invalid(what).with_hint("set a shorter `--context`"));
     }
-    let fits = unreclaimable.saturating_add(model.total_bytes().0) <= available.0;
-    let policy = if fits { Residency::Os } else { Residency::Managed };
     let gpu_layers = options.gpu_layers.min(layers);
+    let all_on_gpu = gpu_layers == layers;
+    // Uploaded weights are not read from main memory any more.
+    let uploaded: Bytes = (0..gpu_layers).map(|layer| model.layer_bytes(layer)).sum();
+    let weights = model.total_bytes().saturating_sub(uploaded);
+    let fits = unreclaimable.saturating_add(weights.0) <= available.0;
+    let policy = if fits { Residency::Os } else { Residency::Managed };
     let device = PlannedDevice {
         gpu_layers,
         residency: ResidencyOptions { policy, ..ResidencyOptions::default() },
@@ -69,20 +76,20 @@ pub fn single_device_plan(model: &ModelProfile, options: &SingleDeviceOptions) -
     };
     let scenario = ScenarioRecord { name: DEVICE_NAME.to_owned(), digest: digest_text(DEVICE_NAME) };
     let planner = PlannerRecord { strategy: "single".to_owned(), options: Vec::new() };
-    let all_on_gpu = gpu_layers == layers;
-    Ok(Plan {
+    let plan = Plan {
         context_length,
         kv_cache_format: kv_format,
         sequences,
         output_processor: if all_on_gpu { Processor::Gpu } else { Processor::Cpu },
         devices: vec![device],
         ..Plan::empty(scenario, PlannedModel::from_profile(model), planner)
-    })
+    };
+    plan.validate().map_err(Error::invalid)?;
+    Ok(plan)
 }
 
 #[cfg(test)]
 mod tests {
-    use hearth_profiles::Document;
     use hearth_profiles::model::shipped_profile;
 
     use super::*;
@@ -104,12 +111,14 @@ mod tests {
         let model = shipped_profile("llama-8b").expect("a shipped model");
         let policy = |gib: u64| {
             let plan = single_device_plan(&model, &options(Bytes(gib << 30))).expect("a plan");
-            plan.validate().expect("a valid plan");
             plan.devices[0].residency.policy
         };
         // 4.6 GiB of weights, and 0.5 GiB of keys and values of 4096 tokens.
         assert_eq!(policy(6), Residency::Os);
         assert_eq!(policy(4), Residency::Managed);
+        let on_gpu = SingleDeviceOptions { gpu_layers: 32, ..options(Bytes(4 << 30)) };
+        let plan = single_device_plan(&model, &on_gpu).expect("a plan");
+        assert_eq!(plan.devices[0].residency.policy, Residency::Os);
     }
 
     #[test]
@@ -117,7 +126,6 @@ mod tests {
         let model = shipped_profile("llama-8b").expect("a shipped model");
         let many = SingleDeviceOptions { gpu_layers: u32::MAX, ..options(Bytes(1 << 36)) };
         let plan = single_device_plan(&model, &many).expect("a plan");
-        plan.validate().expect("a valid plan");
         assert_eq!((plan.devices[0].gpu_layers, plan.output_processor), (32, Processor::Gpu));
         assert_eq!(plan.context_length, DEFAULT_CONTEXT_LENGTH);
         let small = SingleDeviceOptions { kv_format: KvFormat::Q8_0, ..options(Bytes(1 << 36)) };

@@ -1,9 +1,9 @@
 //! The RMSNorm kernel, which can include the preceding residual addition.
 //!
-//! `out = h / sqrt(mean(h^2) + epsilon) * weight` for a hidden state h. ML Drift paper, section 3.6: the kernel includes
-//! the residual addition `h += change` before the norm, where `change` is the output of a block. It also includes the
-//! norm of the change if the architecture has one. After the last layer of a range there is an addition and no norm.
-//! A workgroup processes one token; the slices of the token are distributed among the threads.
+//! `out = h / sqrt(mean(h^2) + epsilon) * weight` for a hidden state h. ML Drift paper, section 3.6: the kernel
+//! includes the residual addition `h += change` before the norm, where `change` is the output of a block. It also
+//! includes the norm of the change if the architecture has one. After the last layer of a range there is an addition
+//! and no norm. A workgroup processes one token; the slices of the token are distributed among the threads.
 
 use std::fmt::Write;
 

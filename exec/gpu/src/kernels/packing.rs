@@ -68,15 +68,16 @@ impl PackedFormat {
         matches!(self, PackedFormat::Row8 | PackedFormat::Row4)
     }
 
-    /// Returns the GPU format for weights in the file format `format`. Returns an error if there is no kernel for this
-    /// format, or if the kernel does not support rows of `length` weights.
+    /// Returns the GPU format for weights in the file format `format`: f16 if there is no kernel for this format.
+    /// Returns an error if the kernel does not support rows of `length` weights.
     pub fn from_file_format(format: Format, length: usize) -> Result<PackedFormat, GpuError> {
         let found = PackedFormat::FILE_FORMATS.into_iter().find(|&(_, stored)| stored == format);
-        let (packed, _) = found.ok_or_else(|| {
-            let known = PackedFormat::FILE_FORMATS.map(|(_, stored)| stored.to_string()).join(", ");
-            GpuError::UnsupportedFormat { format, known }
-        })?;
-        packed.for_row_length(length)
+        found.map_or(PackedFormat::F16, |(packed, _)| packed).for_row_length(length)
+    }
+
+    /// Whether weights in the file format `format` are stored in this format without conversion.
+    pub(crate) fn stores(self, format: Format) -> bool {
+        PackedFormat::FILE_FORMATS.contains(&(self, format))
     }
 
     /// Returns this format if its kernels support rows of `length` weights, otherwise an error.

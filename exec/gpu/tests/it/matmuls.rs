@@ -197,15 +197,13 @@ fn both_phases_have_the_same_integers() {
 }
 
 #[test]
-fn formats_and_dimensions_without_a_kernel_are_rejected() {
+fn dimensions_without_a_kernel_are_rejected() {
     let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
     let upload = |format: Format, rows: usize, length: usize| {
         let bytes = vec![0; rows * format.row_bytes(length as u64).unwrap().0 as usize];
         GpuMatrix::upload(&gpu, Matrix { format, row_length: length, rows, bytes: &bytes }, Tiling::DEFAULT)
             .unwrap_err()
     };
-    let error = upload(Format::Q2K, 4, 256).to_string();
-    assert!(error.contains("q2_k") && error.contains("q4_k"), "{error}");
     assert!(matches!(upload(Format::F32, 4, 6), GpuError::UnsupportedDimension { found: 6, .. }));
     assert!(matches!(upload(Format::F32, 3, 8), GpuError::UnsupportedDimension { found: 3, .. }));
 }

@@ -23,7 +23,7 @@ use hearth_runtime::sampler::greedy_token;
 use hearth_runtime::synth::{SynthOptions, synthesise};
 use hearth_runtime::{
     Backend, BackendOptions, Cpu, InputOutputLayers, KvCacheOptions, KvFormat, Oracle, Stage, ThreadPool,
-    ThreadPoolOptions, UploadProgressReporter, Weights,
+    ThreadPoolOptions, Tokenizer, UploadProgressReporter, Weights,
 };
 use serde_json::Value;
 
@@ -273,9 +273,10 @@ fn logits_of_every_architecture_equal_those_of_the_oracle() {
     let _lock = lock_gpu();
     let [Some(full), Some(plain)] = [CapabilityMask::default(), plain_mask()].map(open) else { return };
     let (tokens, upload) = (arbitrary_tokens(39, 0), Tiling::DEFAULT.into());
-    let quants = ["f16", "q8_0", "q4_k", "q6_k", "q4_0", "f32"];
+    // There are no GPU kernels for Q5_K and IQ3_S, which become f16.
+    let quants = ["f16", "q8_0", "q4_k", "q6_k", "q4_0", "f32", "q5_k", "iq3_s"];
     for (index, architecture) in Architecture::all().enumerate() {
-        for (gpu, quant) in [(&full, quants[index % 6]), (&plain, quants[(index + 2) % 6])] {
+        for (gpu, quant) in [(&full, quants[index % 8]), (&plain, quants[(index + 2) % 8])] {
             let weights = synthetic(architecture, quant);
             for format in [KvFormat::F16, KvFormat::F32] {
                 let cache = KvCacheOptions { format, ..CACHE };
@@ -290,6 +291,65 @@ fn logits_of_every_architecture_equal_those_of_the_oracle() {
                 assert!(off < bound, "{architecture} {quant} {format:?}: {off}");
             }
         }
+    }
+}
+
+/// Returns the index and the value of the largest logit, and the value of the second largest.
+fn two_largest(logits: &[f32]) -> (usize, f32, f32) {
+    let mut largest = (0, f32::NEG_INFINITY, f32::NEG_INFINITY);
+    for (index, &logit) in logits.iter().enumerate() {
+        if logit > largest.1 {
+            largest = (index, logit, largest.1);
+        } else {
+            largest.2 = largest.2.max(logit);
+        }
+    }
+    largest
+}
+
+/// The choices must be equal where the two largest logits of the CPU differ by more than four times the error.
+#[test]
+fn public_models_choose_the_same_tokens_on_the_gpu() {
+    let folder = std::env::var_os("HEARTH_PUBLIC")
+        .map_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("../public"), PathBuf::from);
+    for name in ["smollm2-135m-instruct-q4_1.gguf", "gemma-3-270m-q4_k_m.gguf"] {
+        let path = folder.join(name);
+        if !path.exists() {
+            let test = "public_models_choose_the_same_tokens_on_the_gpu";
+            eprintln!("SKIPPED {test}: there is no {}; run scripts/public-models.sh", path.display());
+            continue;
+        }
+        let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
+        let weights = Arc::new(Weights::open(path).unwrap());
+        let tokenizer = Tokenizer::new(&weights.model().metadata).unwrap();
+        let tokens =
+            tokenizer.encode("The capital of France is Paris, and that of Italy is Rome.", false).unwrap();
+        let all = 0..weights.shape().layers.0;
+        let layers = std::slice::from_ref(&all);
+        let mut input_output = InputOutputLayers::new(weights.clone(), cpu());
+        let mut hidden = input_output.embed(&tokens).unwrap();
+        let positions: Vec<u32> = (0..tokens.len() as u32).collect();
+        let mut on_cpu = Stage::on_cpu(weights.clone(), layers, CACHE, cpu()).unwrap();
+        on_cpu.forward(all.clone(), &mut hidden, &positions).unwrap();
+        let expected = input_output.logits(&hidden).unwrap();
+        let own = Model::new(&gpu, &weights, layers, layers, CACHE, Tiling::DEFAULT.into()).logits(&tokens);
+        let width = weights.shape().vocab_size as usize;
+        let mut decided = 0;
+        for (own, expected) in own.chunks_exact(width).zip(expected.chunks_exact(width)) {
+            let squares = own.iter().zip(expected).map(|(own, expected)| f64::from(own - expected).powi(2));
+            let error = (squares.sum::<f64>() / width as f64).sqrt();
+            let (choice, first, second) = two_largest(expected);
+            if f64::from(first - second) > 4.0 * error {
+                decided += 1;
+                assert_eq!(two_largest(own).0, choice, "{name}");
+            }
+        }
+        println!(
+            "{name}: {decided} of {} choices, relative RMS {:.1e}",
+            tokens.len(),
+            relative_rms(&own, &expected)
+        );
+        assert!(3 * decided >= tokens.len(), "{name}: {decided}");
     }
 }
 

@@ -13,7 +13,8 @@ const TOKENS: usize = 5;
 const EPSILON: f32 = 1e-5;
 const RESIDUAL_SCALE: f64 = 0.75;
 
-/// Returns the sums of hidden states and normalised change, [TOKENS, width], and the norms of the sums, computed in f64.
+/// Returns the sums of hidden states and normalised change, [TOKENS, width], and the norms of the sums, computed in
+/// f64.
 fn reference(hidden: &[f32], change: &[f32], weights: [&[f32]; 2], width: usize) -> (Vec<f32>, Vec<f32>) {
     let normalised = |row: &[f64], weight: &[f32]| -> Vec<f64> {
         let square: f64 = row.iter().map(|number| number * number).sum::<f64>() / width as f64;

@@ -60,7 +60,8 @@ impl Pair {
         }
     }
 
-    /// Runs a pass of `count` tokens, which depend on the seed, on both stages and compares the resulting hidden states.
+    /// Runs a pass of `count` tokens, which depend on the seed, on both stages and compares the resulting hidden
+    /// states.
     fn check(&mut self, sequence: u32, first: u32, count: u32, seed: u32) {
         let rows = embeddings(&self.weights, count, seed);
         let positions: Vec<u32> = (first..first + count).collect();

@@ -1,12 +1,14 @@
 //! Values as Python writes them, because chat templates are made for Jinja2 in Python.
 //!
-//! `to_json` is transformers' filter `tojson`: `json.dumps` without escaping of characters outside ASCII. `write_text` is
-//! `str`, which `{{ value }}` uses: `True`, `None`, and lists and dictionaries with the `repr` of their items.
+//! `to_json` is transformers' filter `tojson`: `json.dumps` without escaping of characters outside ASCII. `write_text`
+//! is `str`, which `{{ value }}` uses: `True`, `None`, and lists and dictionaries with the `repr` of their items.
 
 use std::fmt::{self, Write};
 
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
+
+use crate::tokenizer::ESCAPE;
 
 /// The layout of JSON text.
 struct JsonStyle {
@@ -21,7 +23,12 @@ struct JsonStyle {
 
 /// The filter `tojson`, with the arguments of `json.dumps` that templates use.
 #[allow(clippy::needless_pass_by_value)] // the signature of a filter
-pub(super) fn to_json(value: &Value, indent: Option<Value>, arguments: Kwargs) -> Result<Value, Error> {
+pub(super) fn to_json(
+    value: &Value,
+    ensure_ascii: Option<Value>,
+    indent: Option<Value>,
+    arguments: Kwargs,
+) -> Result<Value, Error> {
     let indent = match indent {
         Some(indent) => Some(indent),
         None => arguments.get::<Option<Value>>("indent")?,
@@ -33,7 +40,8 @@ pub(super) fn to_json(value: &Value, indent: Option<Value>, arguments: Kwargs) -
         _ => Err(Error::new(ErrorKind::InvalidOperation, "`indent` must be a small number or a string")),
     });
     let separators: Option<Vec<String>> = arguments.get("separators")?;
-    let ascii_only = arguments.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
+    let ensure_ascii = ensure_ascii.or(arguments.get::<Option<Value>>("ensure_ascii")?);
+    let ascii_only = ensure_ascii.is_some_and(|value| value.is_true());
     let sort_keys = arguments.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     arguments.assert_all_used()?;
     let indent = indent.transpose()?;
@@ -135,7 +143,8 @@ fn write_json_string(out: &mut BoundedString, text: &str, ascii_only: bool) -> f
             '\u{8}' => out.write_str("\\b")?,
             '\u{c}' => out.write_str("\\f")?,
             c if c < ' ' => write!(out, "\\u{:04x}", u32::from(c))?,
-            c if ascii_only && !c.is_ascii() => {
+            // The escape character of messages must stay one character, so that it is found and removed.
+            c if ascii_only && !c.is_ascii() && c != ESCAPE => {
                 for unit in c.encode_utf16(&mut [0; 2]) {
                     write!(out, "\\u{unit:04x}")?;
                 }
@@ -149,7 +158,18 @@ fn write_json_string(out: &mut BoundedString, text: &str, ascii_only: bool) -> f
 /// Writes a number as Python does: floats have a decimal point.
 fn write_number(out: &mut impl Write, value: &Value) -> fmt::Result {
     match f64::try_from(value.clone()) {
-        Ok(number) if !value.is_integer() => write!(out, "{number:?}"),
+        Ok(number) if !value.is_integer() => {
+            let text = format!("{number:?}");
+            match text.split_once('e') {
+                // Python writes at least two digits and always a sign.
+                Some((digits, exponent)) => {
+                    let (sign, exponent) =
+                        exponent.strip_prefix('-').map_or(('+', exponent), |rest| ('-', rest));
+                    write!(out, "{digits}e{sign}{exponent:0>2}")
+                }
+                None => out.write_str(&text),
+            }
+        }
         _ => write!(out, "{value}"),
     }
 }
@@ -223,7 +243,7 @@ mod tests {
 
     fn dumped(json: &str, arguments: &[(&str, Value)]) -> String {
         let arguments: Kwargs = arguments.iter().cloned().collect();
-        to_json(&value(json), None, arguments).expect("JSON").to_string()
+        to_json(&value(json), None, None, arguments).expect("JSON").to_string()
     }
 
     #[test]
@@ -245,7 +265,7 @@ mod tests {
     #[test]
     fn json_of_a_value_that_contains_itself_many_times_is_refused() {
         let doubled = (0..40).fold(Value::from("x"), |value, _| Value::from(vec![value.clone(), value]));
-        assert!(to_json(&doubled, None, Kwargs::from_iter([("indent", Value::from(()))])).is_err());
+        assert!(to_json(&doubled, None, None, Kwargs::from_iter([("indent", Value::from(()))])).is_err());
     }
 
     #[test]
@@ -254,6 +274,8 @@ mod tests {
             ("true", "True"),
             ("null", "None"),
             ("1.0", "1.0"),
+            ("1e-7", "1e-07"),
+            ("1e300", "1e+300"),
             (r#""it's""#, "it's"),
             (r#"{"a":"it's","b":[true,null,"x\n"]}"#, r#"{'a': "it's", 'b': [True, None, 'x\n']}"#),
         ] {

@@ -5,7 +5,7 @@
 
 use hearth_profiles::Format;
 use hearth_profiles::gguf::{FileLayout, HeaderWriter, Value};
-use hearth_profiles::model::architecture::RopeFactors;
+use hearth_profiles::model::architecture::RopeFactorTensors;
 use hearth_profiles::model::{ArchitectureSpec, TensorKind, TensorSpec, layout};
 
 use super::blocks::Distribution;
@@ -45,8 +45,10 @@ pub(super) fn plan_file(options: &SynthOptions) -> Result<SynthPlan, SynthError>
         writer.add_tensor(&tensor.name, &tensor.dims, format)?;
         distributions.push(distribution(&tensor, options.gain, spec));
         let names: &[&str] = match spec.rope_factors {
-            Some(RopeFactors::Single) => &["rope_freqs.weight"],
-            Some(RopeFactors::ShortAndLong) => &["rope_factors_long.weight", "rope_factors_short.weight"],
+            Some(RopeFactorTensors::Single) => &["rope_freqs.weight"],
+            Some(RopeFactorTensors::ShortAndLong) => {
+                &["rope_factors_long.weight", "rope_factors_short.weight"]
+            }
             None => &[],
         };
         for name in names {
@@ -118,7 +120,7 @@ fn keys(options: &SynthOptions) -> Result<Vec<(String, Value)>, SynthError> {
         add("attention.scale", Value::F32(0.1));
         add("logit_scale", Value::F32(2.0));
     }
-    if spec.rope_factors == Some(RopeFactors::ShortAndLong) && options.add_rope_factors {
+    if spec.rope_factors == Some(RopeFactorTensors::ShortAndLong) && options.add_rope_factors {
         add("rope.scaling.original_context_length", Value::U32((shape.context_length / 2).max(1)));
         add("rope.scaling.attn_factor", Value::F32(1.1));
     }

@@ -48,7 +48,8 @@ pub struct SynthOptions {
     pub tokenizer: TokenizerKind,
     /// The base of the rotary frequencies (metadata key `rope.freq_base`).
     pub rope_base: f32,
-    /// Whether to add factors of the rotary frequencies, with elements of about two; only for architectures that have them.
+    /// Whether to add factors of the rotary frequencies, with elements of about two; only for architectures that have
+    /// them.
     pub add_rope_factors: bool,
     /// Number of threads that write the file.
     pub threads: usize,

@@ -51,7 +51,7 @@ enum Kind {
 
 /// The character that is inserted into the text of a user where a control token could begin. It is a Unicode
 /// noncharacter, so it does not occur in valid text.
-const ESCAPE: char = '\u{fdd0}';
+pub(crate) const ESCAPE: char = '\u{fdd0}';
 
 /// The control tokens that end a turn or the text in the supported model families. Not all model files declare them as
 /// control tokens.
@@ -66,8 +66,8 @@ const END_TOKENS: &[&str] = &[
     "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
 ];
 
-/// The control tokens that begin a turn or the text, or name a role, in the supported model families. `<s>` is not among
-/// them: where it begins the text, it is the BOS token, and in Gemma it is a tag of HTML.
+/// The control tokens that begin a turn or the text, or name a role, in the supported model families. `<s>` is not
+/// among them: where it begins the text, it is the BOS token, and in Gemma it is a tag of HTML.
 const START_TOKENS: &[&str] = &[
     "<bos>",
     "<start_of_turn>",
@@ -196,6 +196,11 @@ impl Tokenizer {
     /// Returns whether a token ends a turn or the text (end of generation).
     pub fn is_eog(&self, token: u32) -> bool {
         self.ends.contains(&token)
+    }
+
+    /// Returns the tokens that end a turn or the text.
+    pub fn stop_tokens(&self) -> Vec<u32> {
+        self.ends.iter().copied().collect()
     }
 
     /// Encodes a complete text, with BOS and EOS if the model adds them. With `parse_special`, control tokens in the

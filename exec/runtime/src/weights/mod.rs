@@ -66,9 +66,11 @@ pub struct LayerParameters<M, V> {
     pub attention_norm: Option<V>,
     /// The weights of the norm before the feed-forward block, if any, `[embedding]`.
     pub feed_forward_norm: Option<V>,
-    /// The weights of the norm of each query head, `[key_length]`, or of all query heads, `[heads * key_length]`, if any.
+    /// The weights of the norm of each query head, `[key_length]`, or of all query heads, `[heads * key_length]`, if
+    /// any.
     pub query_norm: Option<V>,
-    /// The weights of the norm of each key head, `[key_length]`, or of all key heads, `[kv_heads * key_length]`, if any.
+    /// The weights of the norm of each key head, `[key_length]`, or of all key heads, `[kv_heads * key_length]`, if
+    /// any.
     pub key_norm: Option<V>,
     /// The weights of the norm of the attention output, before the residual connection, if any, `[embedding]`.
     pub post_attention_norm: Option<V>,

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::weights::mapped_file::MappedFile;
 use hearth_profiles::Format;
 use hearth_profiles::gguf::{GgufModel, TensorInfo};
+use hearth_profiles::model::architecture::RopeFactorTensors;
 use hearth_profiles::model::{Architecture, ModelShape};
 
 use super::LayerParameters;
@@ -188,8 +189,14 @@ impl<'a> TensorTable<'a> {
     /// contexts (Phi 3).
     pub(crate) fn rope_factors(&self, rotated_dimensions: u32) -> Result<RopeFactors, ExecError> {
         let read = |name| self.rope_factor_list(name, rotated_dimensions);
-        let (short, long) = (read("rope_factors_short.weight")?, read("rope_factors_long.weight")?);
-        Ok(RopeFactors { short: read("rope_freqs.weight")?.or(short), long })
+        Ok(match self.architecture.spec().rope_factors {
+            Some(RopeFactorTensors::Single) => RopeFactors { short: read("rope_freqs.weight")?, long: None },
+            Some(RopeFactorTensors::ShortAndLong) => RopeFactors {
+                short: read("rope_factors_short.weight")?,
+                long: read("rope_factors_long.weight")?,
+            },
+            None => RopeFactors::default(),
+        })
     }
 
     fn rope_factor_list(&self, name: &str, rotated_dimensions: u32) -> Result<Option<Vec<f32>>, ExecError> {

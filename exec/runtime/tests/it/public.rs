@@ -1,7 +1,7 @@
 //! Tests with public models and with the test data of llama.cpp.
 //!
-//! `scripts/public-models.sh` downloads the files. Without them, each test prints `SKIPPED`. `data/public` has texts, and
-//! llama.cpp's tokens of each text (`scripts/peers/llama_cpp_public.py`).
+//! `scripts/public-models.sh` downloads the files. Without them, each test prints `SKIPPED`. `data/public` has texts,
+//! and llama.cpp's tokens of each text (`scripts/peers/llama_cpp_public.py`).
 
 use std::fmt::Write;
 use std::fs;
@@ -12,8 +12,11 @@ use hearth_runtime::{ChatMessage, ChatTemplate, Tokenizer};
 
 use crate::models;
 
+/// The public models, without the ending of their files.
+pub const MODELS: [&str; 2] = ["smollm2-135m-instruct-q4_1", "gemma-3-270m-q4_k_m"];
+
 /// Returns the path of a public file; `None` if it was not downloaded.
-fn public(test: &str, name: &str) -> Option<PathBuf> {
+pub fn public(test: &str, name: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("HEARTH_PUBLIC")
         .map_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).join("../public"), PathBuf::from);
     let path = folder.join(name);
@@ -70,8 +73,8 @@ fn tokens_of_published_vocabularies_equal_those_of_llama_cpp() {
     assert!(wrong.is_empty() && count >= 13, "{count} vocabularies\n{wrong}");
 }
 
-/// The models and parts of texts for which llama.cpp differs from the published tokenizer: it takes `</s>` for the end of
-/// the text, although in Gemma it is a tag of HTML.
+/// The models and parts of texts for which llama.cpp differs from the published tokenizer: it takes `</s>` for the end
+/// of the text, although in Gemma it is a tag of HTML.
 const DIFFERENCES: [(&str, &str); 1] = [("gemma-3-270m-q4_k_m", "</s>")];
 
 #[test]
@@ -79,7 +82,7 @@ fn tokens_of_1000_texts_equal_those_of_llama_cpp() {
     let data = models::data("public");
     let texts: Vec<String> = models::json(&data.join("texts.json"));
     assert_eq!(texts.len(), 1000);
-    for name in ["smollm2-135m-instruct-q4_1", "gemma-3-270m-q4_k_m"] {
+    for name in MODELS {
         let test = "tokens_of_1000_texts_equal_those_of_llama_cpp";
         let Some(model) = public(test, &format!("{name}.gguf")) else { continue };
         let tokenizer = Tokenizer::new(&GgufModel::open(model).unwrap().metadata).unwrap();

@@ -6,15 +6,17 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use hearth_kernels::InstructionSet;
 use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::synth::SynthOptions;
 use hearth_runtime::{
     Cpu, ExecError, InputOutputLayers, KvCacheOptions, KvFormat, Oracle, Stage, ThreadPool,
-    ThreadPoolOptions, Weights,
+    ThreadPoolOptions, Tokenizer, Weights,
 };
 use proptest::prelude::*;
 
 use crate::models;
+use crate::public::{MODELS, public};
 
 const FILES: [&str; 3] = ["psalm-7m-f16.gguf", "psalm-7m-q4_k.gguf", "psalm-7m-q8_0.gguf"];
 
@@ -136,6 +138,32 @@ fn every_architecture_has_the_bits_of_the_oracle() {
             let first = stage(&weights, &[0..1, 2..3], options, cpu(3));
             let second = stage(&weights, &[1..2, 3..4], options, cpu(1));
             assert!(expected == run(&input_output, &mut [first, second], &tokens, &[33]), "{name}: windows");
+        }
+    }
+}
+
+#[test]
+fn public_models_have_the_same_bits_with_every_instruction_set_and_in_unequal_windows() {
+    let test = "public_models_have_the_same_bits_with_every_instruction_set_and_in_unequal_windows";
+    for name in MODELS {
+        let Some(path) = public(test, &format!("{name}.gguf")) else { continue };
+        let weights = Arc::new(Weights::open(path).unwrap());
+        let tokenizer = Tokenizer::new(&weights.model().metadata).unwrap();
+        let tokens =
+            tokenizer.encode("The capital of France is Paris, and that of Italy is Rome.", false).unwrap();
+        let input_output = InputOutputLayers::new(Arc::clone(&weights), cpu(2));
+        let (layers, options) = (weights.shape().layers.0, cache(KvFormat::F16));
+        let with = |instruction_set, threads| Cpu { instruction_set, ..cpu(threads) };
+        let whole = 0..layers;
+        let whole = std::slice::from_ref(&whole);
+        let scalar = stage(&weights, whole, options, with(InstructionSet::SCALAR, 3));
+        let expected = run(&input_output, &mut [scalar], &tokens, &[3, 1, 20]);
+        let (first, second) = (layers / 2, layers - 2);
+        for instructions in InstructionSet::detect_all() {
+            let mut devices = [0..first, first..second, second..layers]
+                .map(|window| stage(&weights, &[window], options, with(instructions, 2)));
+            let bits = run(&input_output, &mut devices, &tokens, &[20]);
+            assert!(expected == bits, "{name} with {}", instructions.name());
         }
     }
 }

@@ -173,7 +173,7 @@ fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
             let what = format!("the scenario name `{name}` cannot be the name of a folder");
             return Err(Failure::invalid(what).with_location(path.display()).with_hint(FILE_NAME_HINT));
         }
-        let model = args.planning.model.clone().map_or_else(|| loaded.model_file(), |path| Ok(Some(path)))?;
+        let model = args.planning.model_file(&loaded)?;
         let files = [model.as_deref().map(file_stamp), loaded.draft_model_file()?.as_deref().map(file_stamp)];
         let input_digest =
             hearth_schema::digest::digest_text(&format!("{} {files:?} {environment}", loaded.record.digest));
