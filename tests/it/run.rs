@@ -224,7 +224,9 @@ fn interrupted_text_keeps_what_was_written() {
     let (stdout, stderr) = output_texts(&output);
     assert_eq!(output.status.code(), Some(130), "{stderr}");
     assert!(stderr.contains("; interrupted]"), "{stderr}");
-    assert!(first == *b" God" && stdout.starts_with(',') && stdout.ends_with('\n'), "{stdout}");
+    // The signal may arrive before the second token.
+    let continues = stdout == "\n" || stdout.starts_with(',') && stdout.ends_with('\n');
+    assert!(first == *b" God" && continues, "{stdout}");
 }
 
 #[test]
