@@ -107,17 +107,21 @@ pub fn read_scenario_with_overrides(
 
 /// Returns the folder for files that hearth can make again; `None` if the user has no cache folder.
 pub fn cache_folder() -> Option<PathBuf> {
-    let folder = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
-    let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
-    Some(cache.join("hearth"))
+    user_folder("XDG_CACHE_HOME", ".cache")
 }
 
 /// Returns the folder for files that a user may want to keep, but that matter only to this machine; `None` if the user
 /// has no home folder.
 pub fn state_folder() -> Option<PathBuf> {
+    user_folder("XDG_STATE_HOME", ".local/state")
+}
+
+/// Returns the folder `hearth` in the folder that an environment variable names, by default the folder `default` of the
+/// home folder.
+fn user_folder(variable: &str, default: &str) -> Option<PathBuf> {
     let folder = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
-    let state = folder("XDG_STATE_HOME").or_else(|| Some(folder("HOME")?.join(".local/state")))?;
-    Some(state.join("hearth"))
+    let parent = folder(variable).or_else(|| Some(folder("HOME")?.join(default)))?;
+    Some(parent.join("hearth"))
 }
 
 fn digest_cache() -> Option<DigestCache> {

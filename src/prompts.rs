@@ -14,9 +14,9 @@ use serde::Deserialize;
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
 
-/// Maximum size of a file with prompts or messages, in bytes.
+/// Maximum size of a file with text, prompts or messages, in bytes.
 /// source: assumed, far beyond the longest context of a model
-const MAX_FILE_LEN: u64 = 16 << 20;
+pub const MAX_FILE_LEN: u64 = 16 << 20;
 
 /// Text of the prompt of `--prompt-tokens`, repeated until it has the given number of tokens.
 const FIXED_TEXT: &str =

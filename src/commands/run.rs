@@ -19,24 +19,20 @@ use crate::diagnostics::{ExitCode, Failure};
 use crate::interruption::{EXIT_INTERRUPTED, termination_signal};
 use crate::machine::open_model;
 use crate::output::{say, say_stderr};
+use crate::prompts::MAX_FILE_LEN;
 use crate::repl::{self, Entry, LineReader};
 use crate::ring::{RingBuilder, TransportTask, plan_for_this_device, run_on_this_device};
-
-/// Maximum size of a text from standard input, in bytes. source: assumed, far beyond the longest context of a model
-const MAX_TEXT_BYTES: u64 = 16 << 20;
 
 /// The default sampling temperature. source: the default of llama.cpp
 const DEFAULT_TEMPERATURE: f32 = 0.8;
 
 pub fn run(args: &RunArgs, json: bool) -> Result<ExitCode, Failure> {
     let sampling = args.sampling.options(DEFAULT_TEMPERATURE);
-    // Wrong options are an error before the model is read.
-    Sampler::new(sampling)?;
     let stdin = io::stdin();
     let text = match &args.text {
         Some(text) => Some(text.clone()),
         None if stdin.is_terminal() => None,
-        None => Some(read_text_from(stdin, Path::new("standard input"), MAX_TEXT_BYTES)?),
+        None => Some(read_text_from(stdin, Path::new("standard input"), MAX_FILE_LEN)?),
     };
     if json && text.is_none() {
         return Err(Failure::invalid("`--json` needs a text").with_hint("give the text as the last argument"));
@@ -56,7 +52,8 @@ pub fn run(args: &RunArgs, json: bool) -> Result<ExitCode, Failure> {
         conversation.restart_with_system(system);
         if !conversation.has_template() {
             let what = "the model has no chat template, so it cannot take a system message";
-            return Err(located_invalid(what, args).with_hint("put the instructions into the text"));
+            let failure = Failure::invalid(what).with_location(args.model.display());
+            return Err(failure.with_hint("put the instructions into the text"));
         }
     }
     let plan = plan_for_this_device(&model, &args.single_device, 1)?;
@@ -74,10 +71,6 @@ pub fn run(args: &RunArgs, json: bool) -> Result<ExitCode, Failure> {
     let builder = RingBuilder::single_device(plan, model, args.threads.unwrap_or(0));
     let front_end = FrontEnd { conversation, generator, text, json };
     run_on_this_device(RunTask { builder, front_end, request_rx, stop_tokens })?
-}
-
-fn located_invalid(what: &str, args: &RunArgs) -> Failure {
-    Failure::invalid(what).with_location(args.model.display())
 }
 
 struct RunTask {

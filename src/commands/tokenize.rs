@@ -13,9 +13,7 @@ use super::print_result;
 use crate::cli::TokenizeArgs;
 use crate::diagnostics::{ExitCode, Failure};
 use crate::output::escape_line;
-
-/// Maximum size of a file with text, in bytes. source: assumed, far beyond the longest context of a model
-const MAX_FILE_BYTES: u64 = 16 << 20;
+use crate::prompts::MAX_FILE_LEN;
 
 #[derive(Serialize)]
 struct Output {
@@ -37,8 +35,8 @@ pub fn run(args: &TokenizeArgs, json: bool) -> Result<ExitCode, Failure> {
     let metadata = GgufModel::open(&args.model).map_err(|error| located(error.into()))?.metadata;
     let tokenizer = Tokenizer::new(&metadata).map_err(located)?;
     let text = match (&args.text, &args.file) {
-        (_, Some(path)) if path.as_os_str() == "-" => read_text_from(io::stdin(), path, MAX_FILE_BYTES)?,
-        (_, Some(path)) => read_text_at_most(path, MAX_FILE_BYTES)?,
+        (_, Some(path)) if path.as_os_str() == "-" => read_text_from(io::stdin(), path, MAX_FILE_LEN)?,
+        (_, Some(path)) => read_text_at_most(path, MAX_FILE_LEN)?,
         (text, None) => text.clone().unwrap_or_default(),
     };
     let ids = if args.chat {

@@ -2,7 +2,6 @@
 //!
 //! The equations are those of `hearth_runtime::hyperparameters`, with one operation per node.
 
-use hearth_profiles::model::architecture::QueryKeyNorm;
 use hearth_profiles::model::{ArchitectureSpec, ModelShape};
 
 use super::{Graph, LayerMatrix, Norm, Operation};
@@ -76,10 +75,7 @@ impl Builder<'_> {
         }
         let [mut q, mut k, mut v] = results;
         if let Some(norm) = self.spec().query_key_norm {
-            let [query, key] = match norm {
-                QueryKeyNorm::Heads => [Norm::QueryHeads, Norm::KeyHeads],
-                QueryKeyNorm::Rows => [Norm::QueryRow, Norm::KeyRow],
-            };
+            let [query, key] = Norm::of_queries_and_keys(norm);
             q = self.graph.add_node(Operation::Norm(query), &[q], "q", widths[0]);
             k = self.graph.add_node(Operation::Norm(key), &[k], "k", widths[1]);
         }

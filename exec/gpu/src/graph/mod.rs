@@ -13,6 +13,8 @@ pub mod fusion;
 pub use decoder::{PassSize, decoder_graph};
 pub use fusion::{FusionOptions, ResidualFusion, fuse};
 
+use hearth_profiles::model::architecture::QueryKeyNorm;
+
 use crate::memory::TensorUsageRecord;
 
 /// One of the weight matrices of a layer.
@@ -51,6 +53,16 @@ pub enum Norm {
     PostFeedForward,
     /// The norm between the last layer and the output matrix.
     Output,
+}
+
+impl Norm {
+    /// Returns the norm of the queries and that of the keys.
+    pub(crate) fn of_queries_and_keys(norm: QueryKeyNorm) -> [Norm; 2] {
+        match norm {
+            QueryKeyNorm::Heads => [Norm::QueryHeads, Norm::KeyHeads],
+            QueryKeyNorm::Rows => [Norm::QueryRow, Norm::KeyRow],
+        }
+    }
 }
 
 /// One operation of the forward pass.

@@ -97,10 +97,9 @@ impl GpuLayer {
             let format = upload.conversion.layer_format(role);
             GpuMatrix::upload_converted(gpu, matrix, format, upload.tiling, report)
         });
-        let [query_norm, key_norm] = match model.shape().architecture.spec().query_key_norm {
-            Some(QueryKeyNorm::Rows) => [Norm::QueryRow, Norm::KeyRow],
-            _ => [Norm::QueryHeads, Norm::KeyHeads],
-        };
+        // Without these norms, no weights are uploaded for them.
+        let query_key_norm = model.shape().architecture.spec().query_key_norm.unwrap_or(QueryKeyNorm::Heads);
+        let [query_norm, key_norm] = Norm::of_queries_and_keys(query_key_norm);
         let norms = [
             (Norm::Attention, own.attention_norm),
             (Norm::FeedForward, own.feed_forward_norm),
