@@ -11,7 +11,7 @@
 //! Not here: waiting for weights and contention for the cores (`hearth_sim`).
 
 use hearth_profiles::device::{Cpu, DeviceProfile, Disk, Gpu, TransferCost, nearest_format_rate};
-use hearth_profiles::model::{FormatTotals, ModelProfile, TensorGroup};
+use hearth_profiles::model::{FormatTotals, ModelProfile, TensorGroup, TokenMixer};
 use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, FormatMap, Seconds, Sourced};
 
 use crate::soc::SocLatencyModel;
@@ -73,9 +73,11 @@ pub struct ComputeCost<'a> {
 }
 
 impl<'a> ComputeCost<'a> {
-    /// Creates the cost of a device with weights in main memory: of its SoC, or of its CPU if the profile has no SoC.
+    /// Creates the cost of a device with weights in main memory: of its SoC, or of its CPU if the profile
+    /// has no SoC or the layers of the model differ, which the latency model of a SoC does not know.
     pub fn for_main_memory(device: &'a DeviceProfile, model: &'a ModelProfile, kv_format: Format) -> Self {
-        let soc_model = device.soc.as_ref().map(|soc| SocLatencyModel::new(soc, model, kv_format));
+        let soc = device.soc.as_ref().filter(|_| model.shape.hybrid.is_none());
+        let soc_model = soc.map(|soc| SocLatencyModel::new(soc, model, kv_format));
         Self { soc_model, ..Self::for_cpu(&device.cpu, model, kv_format) }
     }
 
@@ -114,10 +116,14 @@ impl<'a> ComputeCost<'a> {
         if let Some(soc_model) = &self.soc_model {
             return soc_model.layer_time(pass);
         }
-        let shape = &self.model.shape;
-        let new = shape.kv_bytes_per_layer(pass.tokens, self.kv_format);
+        let mixer = self.model.shape.mixer(layer);
+        let new = match mixer {
+            TokenMixer::Attention(_) => mixer.cache_bytes(pass.tokens, self.kv_format),
+            // The state is updated in place.
+            TokenMixer::DeltaNet(_) => Bytes::ZERO,
+        };
         self.matmul_time(&self.model.layers[layer as usize], pass.tokens)
-            + self.attention_time(pass)
+            + self.mixer_time(mixer, pass)
             + self.kv_copy.transfer_time(new)
             + self.layer_overhead
     }
@@ -149,16 +155,21 @@ impl<'a> ComputeCost<'a> {
         group.totals_by_format().map(time).sum()
     }
 
-    /// Returns the time of attention in one layer for all tokens of a pass. Each token attends to one position more
-    /// than the token before it.
-    fn attention_time(&self, pass: Pass) -> Seconds {
-        let shape = &self.model.shape;
+    /// Returns the time of a layer's token mixer for all tokens of a pass. In attention, each token attends to one
+    /// position more than the token before it. A pass reads and writes the state of a delta net once; the arithmetic
+    /// rate of attention is assumed for it.
+    fn mixer_time(&self, mixer: TokenMixer, pass: Pass) -> Seconds {
         let (first, tokens) = (f64::from(pass.first_position), f64::from(pass.tokens));
-        let positions = tokens * first + tokens * (tokens + 1.0) / 2.0;
-        let work = Flops(shape.attention_flops_per_layer(1).0 * positions);
+        let seen = mixer.cache_bytes(pass.first_position + pass.tokens, self.kv_format);
+        let (work, moved) = match mixer {
+            TokenMixer::Attention(_) => {
+                let positions = tokens * first + tokens * (tokens + 1.0) / 2.0;
+                (Flops(mixer.flops(1).0 * positions), seen)
+            }
+            TokenMixer::DeltaNet(_) => (Flops(mixer.flops(1).0 * tokens), seen * 2),
+        };
         let rate = self.attention.unwrap_or_else(|| self.rate(Format::F16, pass.tokens));
-        let seen = shape.kv_bytes_per_layer(pass.first_position + pass.tokens, self.kv_format);
-        longer(work / rate, seen / self.bandwidth)
+        longer(work / rate, moved / self.bandwidth)
     }
 
     /// Returns the arithmetic rate for a weight format; infinite if the profile has no rate for any format.

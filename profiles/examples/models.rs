@@ -9,7 +9,7 @@ use hearth_profiles::model::{ModelProfile, shipped_names, shipped_profile};
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!(
         "{:<12} {:>6} {:>15} {:>12} {:>12} {:>12} {:>12} {:>12}",
-        "model", "layers", "bytes", "mean layer", "max layer", "input", "output", "kv at 4096"
+        "model", "layers", "bytes", "mean layer", "max layer", "input", "output", "KV at 4096"
     );
     if let Some(path) = std::env::args().nth(1) {
         let profile = ModelProfile::from_gguf(&GgufModel::open(path)?)?;
@@ -33,6 +33,6 @@ fn show(profile: &ModelProfile) {
         profile.max_layer_bytes().to_string(),
         profile.input_embedding_bytes().to_string(),
         profile.output_head_bytes().to_string(),
-        profile.shape.kv_bytes_per_layer(4096, Format::F16).to_string(),
+        profile.shape.cache_bytes(4096, Format::F16).to_string(),
     );
 }

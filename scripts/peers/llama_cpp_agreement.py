@@ -32,7 +32,7 @@ import numpy as np
 
 TOKENS, STEPS, VOCABULARY, CONTEXT = 80, 64, 512, 48
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "internlm2", "smollm3", "phi3", "granite",
-                 "olmo2"]
+                 "olmo2", "gemma4", "qwen35"]
 TYPES = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq1_s",
          "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs", "mxfp4", "q4_k_m",
          "q5_k_m", "q3_k_m", "q2_k_m", "iq1_s_m"]
@@ -44,7 +44,8 @@ FIXTURES = [("llama", "f16"), ("llama", "q4_k_m"), ("qwen2", "f16"), ("qwen2", "
             ("qwen3", "q4_k"), ("gemma", "f16"), ("gemma", "q8_0"), ("gemma2", "f16"), ("gemma2", "q6_k"),
             ("internlm2", "f16"), ("internlm2", "q8_0"), ("gemma3", "f16"), ("gemma3", "q4_k_m"),
             ("smollm3", "f16"), ("smollm3", "q8_0"), ("phi3", "f16"), ("phi3", "q4_k_m"), ("granite", "f16"),
-            ("granite", "q8_0"), ("olmo2", "f16"), ("olmo2", "q8_0")]
+            ("granite", "q8_0"), ("olmo2", "f16"), ("olmo2", "q8_0"),
+            ("gemma4", "f16"), ("gemma4", "q8_0"), ("qwen35", "f32"), ("qwen35", "q8_0")]
 
 
 def tokens():
@@ -54,10 +55,10 @@ def tokens():
 def synth(hearth, arch, quant, path, gain=None):
     """Generates a small model. Returns None if `hearth synth` does not support the type."""
     gain = gain or (1.0 if quant in ("f32", "f16") else 0.5)
-    command = [hearth, "synth", "--arch", arch, "--layers", "7" if arch == "gemma3" else "4", "--dim", "256", "--ffn", "512", "--heads", "4",
-               "--kv-heads", "2", "--head-length", "128" if arch == "qwen3" else "64", "--context", str(CONTEXT),
+    command = [hearth, "synth", "--arch", arch, "--layers", "7" if arch in ("gemma3", "gemma4") else "4", "--dim", "256", "--ffn", "512", "--heads", "4",
+               "--kv-heads", "2", "--head-length", "128" if arch in ("qwen3", "gemma4", "qwen35") else "64", "--context", str(CONTEXT),
                "--vocab", str(VOCABULARY), "--quant", quant, "--gain", str(gain), "-o", str(path)]
-    if arch in ("llama", "phi3"):
+    if arch in ("llama", "phi3", "gemma4"):
         command.append("--rope-factors")
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     return path if made.returncode == 0 else None
@@ -127,13 +128,14 @@ class Plain:
         return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
 
     def has_window(self, layer):
-        period = {"gemma2": 2, "gemma3": 6, "olmo2": 4}.get(self.arch, 1)
+        period = {"gemma2": 2, "gemma3": 6, "gemma4": 6, "olmo2": 4}.get(self.arch, 1)
         return layer % period + 1 < period
 
     def angles(self, count, size, layer):
         pairs = np.arange(size // 2, dtype=np.float64)
         base, factor = float(self.key("rope.freq_base")), float(self.key("rope.scaling.factor", 1.0))
-        if self.arch == "gemma3" and self.has_window(layer):
+        is_local = self.arch in ("gemma3", "gemma4") and self.has_window(layer)
+        if is_local:
             base, factor = 10000.0, 1.0
         frequency = base ** (-2 * pairs / size)
         magnitude = 1.0
@@ -147,7 +149,7 @@ class Plain:
         else:
             frequency = frequency / factor
         # Both programs have a context longer than the one in training.
-        for name in ("rope_freqs.weight", "rope_factors_long.weight"):
+        for name in ("rope_freqs.weight", "rope_factors_long.weight") if not is_local else ():
             frequency = frequency / self.weights.get(name, 1.0)
         magnitude *= self.key("rope.scaling.attn_factor", 1.0)
         angle = np.arange(count)[:, None] * frequency
@@ -156,29 +158,42 @@ class Plain:
     def rotate(self, x, layer):
         if self.arch == "smollm3" and layer % 4 == 3:
             return x
+        if self.arch == "qwen35":
+            size = self.key("rope.dimension_count")
+            x, rest = x[..., :size], x[..., size:]
         cos, sin = (part[:, None] for part in self.angles(x.shape[0], x.shape[-1], layer))
         if self.arch in ("llama", "internlm2", "smollm3", "granite"):
             a, b = x[..., 0::2], x[..., 1::2]
             return np.stack([a * cos - b * sin, a * sin + b * cos], -1).reshape(x.shape)
         a, b = np.split(x, 2, -1)
-        return np.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
+        rotated = [a * cos - b * sin, a * sin + b * cos]
+        return np.concatenate(rotated + [rest] if self.arch == "qwen35" else rotated, -1)
 
     def attention(self, x, layer):
         name = f"blk.{layer}."
+        if self.arch == "qwen35" and layer % 4 != 3:
+            return self.delta_net(x, name)
         count, heads, groups = len(x), self.key("attention.head_count"), self.key("attention.head_count_kv")
+        groups = groups[layer] if isinstance(groups, list) else groups
         if f"{name}attn_qkv.weight" in self.weights:
             fused, head = self.product(x, name + "attn_qkv"), self.key("attention.key_length")
             q, k, v = np.split(fused, [heads * head, (heads + groups) * head], -1)
         else:
-            q, k, v = (self.product(x, name + part) for part in ("attn_q", "attn_k", "attn_v"))
+            v = "attn_v" if f"{name}attn_v.weight" in self.weights else "attn_k"
+            q, k, v = (self.product(x, name + part) for part in ("attn_q", "attn_k", v))
         if self.arch == "olmo2":
             q, k = self.norm(q, name + "attn_q_norm.weight"), self.norm(k, name + "attn_k_norm.weight")
         q, k, v = (part.reshape(count, of, -1) for part, of in ((q, heads), (k, groups), (v, groups)))
-        if self.arch in ("qwen3", "gemma3"):
+        if self.arch == "qwen35":
+            q, gate = np.split(q, 2, -1)
+        if self.arch == "gemma4":
+            v = v / np.sqrt((v * v).mean(-1, keepdims=True) + np.float32(1e-5))
+        if self.arch in ("qwen3", "gemma3", "gemma4", "qwen35"):
             q, k = self.norm(q, name + "attn_q_norm.weight"), self.norm(k, name + "attn_k_norm.weight")
         q, k = self.rotate(q, layer), self.rotate(k, layer)
         k, v = (np.repeat(part, heads // groups, 1) for part in (k, v))
-        scores = np.einsum("qhd,khd->hqk", q, k) * np.float32(self.key("attention.scale", q.shape[-1] ** -0.5))
+        scores = np.einsum("qhd,khd->hqk", q, k) * np.float32(
+            1.0 if self.arch == "gemma4" else self.key("attention.scale", q.shape[-1] ** -0.5))
         if self.arch == "gemma2":
             cap = np.float32(self.key("attn_logit_softcapping"))
             scores = cap * np.tanh(scores / cap)
@@ -189,7 +204,34 @@ class Plain:
         scores = np.where(hidden, np.float32(-np.inf), scores)
         scores = np.exp(scores - scores.max(-1, keepdims=True))
         scores /= scores.sum(-1, keepdims=True)
-        return self.product(np.einsum("hqk,khd->qhd", scores, v).reshape(count, -1), name + "attn_output")
+        mixed = np.einsum("hqk,khd->qhd", scores, v)
+        if self.arch == "qwen35":
+            mixed = mixed / (1 + np.exp(-gate))
+        return self.product(mixed.reshape(count, -1), name + "attn_output")
+
+    def delta_net(self, x, name):
+        count, epsilon = len(x), np.float32(self.key("attention.layer_norm_rms_epsilon"))
+        size, groups, heads = (self.key(f"ssm.{part}") for part in ("state_size", "group_count", "time_step_rank"))
+        silu = lambda value: value / (1 + np.exp(-value))
+        u, kernels = self.product(x, name + "attn_qkv"), self.weights[name + "ssm_conv1d.weight"]
+        length = kernels.shape[1]
+        u = np.concatenate([np.zeros((length - 1, u.shape[1]), np.float32), u])
+        u = silu(sum(u[at:at + count] * kernels[:, at] for at in range(length)))
+        q, k, v = np.split(u, [groups * size, 2 * groups * size], -1)
+        q, k, v = (part.reshape(count, -1, size) for part in (q, k, v))
+        q, k = (part / np.sqrt((part * part).sum(-1, keepdims=True) + epsilon) for part in (q, k))
+        q, k = (np.tile(part, (1, heads // groups, 1)) for part in (q, k))
+        step = np.log1p(np.exp(self.product(x, name + "ssm_alpha") + self.weights[name + "ssm_dt.bias"]))
+        decay = np.exp(self.weights[name + "ssm_a"] * step)
+        strength = 1 / (1 + np.exp(-self.product(x, name + "ssm_beta")))
+        state, out = np.zeros((heads, size, size), np.float32), []
+        for t in range(count):
+            state = state * decay[t][:, None, None]
+            change = strength[t][:, None] * (v[t] - np.einsum("hvk,hk->hv", state, k[t]))
+            state = state + change[:, :, None] * k[t][:, None]
+            out.append(np.einsum("hvk,hk->hv", state, q[t]) * np.float32(size ** -0.5))
+        out = self.norm(np.stack(out), name + "ssm_norm.weight").reshape(count, -1)
+        return self.product(out * silu(self.product(x, name + "attn_gate")), name + "ssm_out")
 
     def feed_forward(self, x, layer):
         name = f"blk.{layer}."
@@ -212,16 +254,18 @@ class Plain:
         scale = np.float32(self.key("residual_scale", 1.0))
         for layer in range(self.key("block_count")):
             name = f"blk.{layer}."
+            ffn_norm = "post_attention_norm" if self.arch == "qwen35" else "ffn_norm"
             for block, before, after in ((self.attention, "attn_norm", "post_attention_norm"),
-                                         (self.feed_forward, "ffn_norm", "post_ffw_norm")):
+                                         (self.feed_forward, ffn_norm, "post_ffw_norm")):
                 x = h if self.arch == "olmo2" else self.norm(h, f"{name}{before}.weight")
                 change = block(x, layer)
-                if self.arch in ("gemma2", "gemma3", "olmo2"):
+                if self.arch in ("gemma2", "gemma3", "gemma4", "olmo2"):
                     change = self.norm(change, f"{name}{after}.weight")
                 h = h + scale * change
+            h = h * self.weights.get(f"{name}layer_output_scale.weight", np.float32(1.0))
         head = self.weights.get("output.weight", self.weights["token_embd.weight"])
         logits = self.norm(h, "output_norm.weight") @ head.T
-        if self.arch == "gemma2":
+        if self.arch in ("gemma2", "gemma4"):
             cap = np.float32(self.key("final_logit_softcapping"))
             logits = cap * np.tanh(logits / cap)
         return logits.astype(np.float64) / self.key("logit_scale", 1.0)
@@ -283,7 +327,7 @@ def table(rows):
 
 REPORT = """# Logits compared with llama.cpp, for every architecture and weight type
 
-Models of random weights (4 layers, 7 of `gemma3`, width 256, vocabulary {vocabulary}; `gemma2` and `gemma3` with a
+Models of random weights (4 layers, 7 of `gemma3` and `gemma4`, width 256, vocabulary {vocabulary}; `gemma2` and `gemma3` with a
 window of {window} positions, as `olmo2`, `llama` and `phi3` with factors of rotary frequencies), {tokens} tokens, KV caches in f32,
 llama-cpp-python {version}. Made by
 

@@ -46,10 +46,14 @@ pub struct MeasuredSpeeds {
 /// Returns the numbers of weights in attention, in the feed-forward blocks and in the embedding.
 fn weight_counts(shape: &ModelShape) -> [f64; 3] {
     let (layers, wide) = (f64::from(shape.layers.0), f64::from(shape.embedding_length));
-    let mixed = f64::from(shape.heads) * f64::from(shape.value_length);
-    let rows = (shape.query_width() + shape.key_width() + shape.value_width()) as f64;
+    let attention = shape.attention();
+    let rows = (attention.query_width() + attention.key_width() + attention.value_width()) as f64;
     let feed_forward = layers * 3.0 * wide * f64::from(shape.feed_forward_length);
-    [layers * wide * (rows + mixed), feed_forward, f64::from(shape.vocab_size) * wide]
+    [
+        layers * wide * (rows + attention.output_width() as f64),
+        feed_forward,
+        f64::from(shape.vocab_size) * wide,
+    ]
 }
 
 /// Returns the bytes of weights that a GPU reads for a token: W in the equations of this module.
@@ -65,13 +69,12 @@ pub fn weight_bytes(shape: &ModelShape, weights: WeightFormat) -> f64 {
 pub fn prefill_flops(shape: &ModelShape, prompt_tokens: u32) -> Flops {
     let [attention, feed_forward, embedding] = weight_counts(shape);
     let (layers, prompt) = (f64::from(shape.layers.0), f64::from(prompt_tokens));
-    let scores = 4.0 * layers * shape.query_width() as f64 * prompt * prompt;
+    let scores = 4.0 * layers * shape.attention().query_width() as f64 * prompt * prompt;
     Flops(2.0 * (attention + feed_forward) * prompt + 2.0 * embedding + scores)
 }
 
 fn cache_bytes(shape: &ModelShape, position: u32) -> f64 {
-    let layer = shape.kv_bytes_per_layer(position, Format::F16);
-    layer.as_f64() * f64::from(shape.layers.0)
+    shape.cache_bytes(position, Format::F16).as_f64()
 }
 
 impl MobileGpu {

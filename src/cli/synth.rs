@@ -10,8 +10,8 @@ pub struct SynthArgs {
     /// hearth, such as `llama-8b`. Flags such as --layers change this shape.
     #[arg(long, default_value = "tiny")]
     pub preset: String,
-    /// Set the model architecture: llama, qwen2, qwen3, gemma, gemma2, gemma3, internlm2, smollm3, phi3, granite or
-    /// olmo2.
+    /// Set the model architecture: llama, qwen2, qwen3, gemma, gemma2, gemma3, internlm2, smollm3, phi3, granite,
+    /// olmo2, gemma4 or qwen35.
     #[arg(long)]
     pub arch: Option<String>,
     /// Set the number of layers.
@@ -32,7 +32,8 @@ pub struct SynthArgs {
     /// Set the head dimension of keys and values [default: embedding length / heads].
     #[arg(id = "head_length", long = "head-length", value_name = "ELEMENTS")]
     pub head_dim: Option<u32>,
-    /// Set the context length in tokens; the sliding window of gemma2, gemma3 and olmo2 is half as long.
+    /// Set the context length in tokens; the sliding window of gemma2, gemma3, gemma4 and olmo2 is half
+    /// as long.
     #[arg(long)]
     pub context: Option<u32>,
     /// Set the number of tokens in the vocabulary.

@@ -85,6 +85,10 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
         (shape.key_length, shape.value_length) = (length, length);
     }
     shape.has_tied_embeddings |= args.tied_embeddings;
+    let changes_heads = [args.dim, args.heads, args.kv_heads, args.head_dim].iter().any(Option::is_some);
+    if args.arch.is_some() || changes_heads {
+        options.shape = options.shape.with_default_hybrid();
+    }
     if options != preset {
         options.name = format!("{}-custom", args.preset);
     }

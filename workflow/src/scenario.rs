@@ -261,7 +261,7 @@ impl LoadedScenario {
             checked.map_err(|error| Error::invalid(error).with_location(&model.name).with_hint(hint))?;
         }
         if let Some(draft) = &cluster.draft_model {
-            hearth_core::memory::draft::check_vocab_size(draft, &cluster.model).map_err(Error::invalid)?;
+            hearth_core::memory::draft::check_models(draft, &cluster.model).map_err(Error::invalid)?;
         }
         limits::apply_throttles(scenario, &mut cluster);
         Ok(cluster)

@@ -44,16 +44,16 @@ impl MemoryBudget {
     pub fn new(plan: &Plan, index: usize, model: &ModelProfile, device: &DeviceProfile) -> Self {
         let bytes = |layers: Range<u32>| layers.map(|layer| model.layer_bytes(layer)).sum::<Bytes>();
         let mapped = |bytes: Bytes| if device.gpu_maps_weights() { bytes } else { Bytes::ZERO };
-        let kv = |layers: usize| plan_kv_cache_bytes(plan, &model.shape, layers as u32);
+        let kv = |layers: Range<u32>| plan_kv_cache_bytes(plan, &model.shape, layers);
         let [mut kv_cache, mut gpu_needed, mut gpu_mapped, mut weights, mut largest_window] =
             [Bytes::ZERO; 5];
         for round in 0..plan.rounds {
             let (window, gpu) = (plan.window(index, round), plan.gpu_window(index, round));
             let cpu = gpu.end.max(window.start)..window.end;
             let on_gpu = bytes(gpu.clone());
-            gpu_needed += kv(gpu.len()) + on_gpu;
+            gpu_needed += kv(gpu) + on_gpu;
             gpu_mapped += mapped(on_gpu);
-            kv_cache += kv(cpu.len());
+            kv_cache += kv(cpu.clone());
             let read = bytes(cpu) + mapped(on_gpu);
             weights += read;
             largest_window = largest_window.max(read);

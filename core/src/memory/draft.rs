@@ -35,6 +35,11 @@ pub enum DraftError {
     )]
     VocabularyMismatch { draft: String, draft_tokens: u32, model: String, model_tokens: u32 },
     #[error(
+        "rejected drafts cannot be removed from the recurrent state of `{model}`; run without a draft model, or use \
+         models without recurrent layers"
+    )]
+    Recurrent { model: String },
+    #[error(
         "the plan runs the draft model on the GPU of `{device}`, but the profile of this device has no GPU with a \
          known speed; set `workload.speculation.processor: cpu`, or complete the profile"
     )]
@@ -78,7 +83,7 @@ pub fn check_planned_draft(plan: &Plan, cluster: &Cluster) -> Result<(), DraftEr
         let (planned, given) = (planned.model.name.clone(), draft.name.clone());
         return Err(DraftError::DifferentModel { planned, given });
     }
-    check_vocab_size(draft, &cluster.model)?;
+    check_models(draft, &cluster.model)?;
     let device = plan.devices[0].name.clone();
     let head = cluster.member(&device);
     if planned.processor == Processor::Gpu && !head.is_some_and(|head| has_gpu(&head.device)) {
@@ -87,8 +92,17 @@ pub fn check_planned_draft(plan: &Plan, cluster: &Cluster) -> Result<(), DraftEr
     Ok(())
 }
 
-/// Checks that the draft model and the target model have vocabularies of the same size.
-pub fn check_vocab_size(draft: &ModelProfile, model: &ModelProfile) -> Result<(), DraftError> {
+/// Checks that rejected drafts can be removed from the caches of the draft model and of the target model.
+pub fn check_caches(draft: &ModelProfile, model: &ModelProfile) -> Result<(), DraftError> {
+    match [draft, model].into_iter().find(|model| model.shape.is_recurrent()) {
+        Some(ModelProfile { name, .. }) => Err(DraftError::Recurrent { model: name.clone() }),
+        None => Ok(()),
+    }
+}
+
+/// Checks that the draft model suits the target model: its caches ([`check_caches`]) and the size of its vocabulary.
+pub fn check_models(draft: &ModelProfile, model: &ModelProfile) -> Result<(), DraftError> {
+    check_caches(draft, model)?;
     let (draft_tokens, model_tokens) = (draft.shape.vocab_size, model.shape.vocab_size);
     if draft_tokens == model_tokens {
         return Ok(());
@@ -133,7 +147,7 @@ pub fn cluster_without_draft(cluster: &Cluster) -> Cow<'_, Cluster> {
 }
 
 fn draft_bytes(draft: &ModelProfile, context: u32, format: KvFormat, sequences: u32) -> Bytes {
-    let layers = draft.layers.len() as u32;
+    let layers = 0..draft.shape.layers.0;
     draft.total_bytes() + kv_cache_bytes(&draft.shape, layers, context, format, sequences)
 }
 

@@ -3,7 +3,7 @@
 //! Planner, `lint`, simulator and executor all use these equations:
 //!
 //! ```text
-//! kv cache      = layers * sequences * context * (key width + value width) * element
+//! kv cache      = layers * sequences * context * (key width + value width) * element    (`TokenMixer::cache_bytes`)
 //! unreclaimable = kv cache + compute buffers                     weights are mapped    ([`MemoryBudget`])
 //!               = weights + kv cache + compute buffers + loading  weights are copied    ([`PinnedMemory`])
 //! weight cache  = available - unreclaimable
@@ -46,21 +46,22 @@ const HEAD_PROCESS: Bytes = Bytes(3_650_000);
 /// source: measured in the lab, 4.6 MB for 128256 tokens
 const VOCABULARY_ENTRY: Bytes = Bytes(36);
 
-/// Returns the size of the KV cache of `layers` layers for the whole context of every sequence, `u64::MAX`
-/// bytes if it overflows.
+/// Returns the size of the KV cache of the layers `layers` for the whole context of every sequence, `u64::MAX`
+/// bytes if it overflows. For layers without attention, it is the size of their state.
 pub fn kv_cache_bytes(
     shape: &ModelShape,
-    layers: u32,
+    layers: impl IntoIterator<Item = u32>,
     context: u32,
     format: KvFormat,
     sequences: u32,
 ) -> Bytes {
-    let layer = shape.kv_bytes_per_layer(context, format.format()).0;
-    Bytes(layer.saturating_mul(u64::from(layers)).saturating_mul(u64::from(sequences)))
+    let of_layer = |layer| shape.mixer(layer).cache_bytes(context, format.format()).0;
+    let sequence = layers.into_iter().map(of_layer).fold(0, u64::saturating_add);
+    Bytes(sequence.saturating_mul(u64::from(sequences)))
 }
 
-/// Returns the size of the KV cache of `layers` layers of a plan's model, for all sequences of the plan.
-fn plan_kv_cache_bytes(plan: &Plan, shape: &ModelShape, layers: u32) -> Bytes {
+/// Returns the size of the KV cache of some layers of a plan's model, for all sequences of the plan.
+fn plan_kv_cache_bytes(plan: &Plan, shape: &ModelShape, layers: impl IntoIterator<Item = u32>) -> Bytes {
     kv_cache_bytes(shape, layers, plan.context_length, plan.kv_cache_format, plan.sequences)
 }
 

@@ -130,7 +130,7 @@ impl<'a> Account<'a> {
 
     fn add_ring_layers(&mut self, plan: &Plan, index: usize) {
         let residency = plan.devices[index].residency;
-        let cache = plan_kv_cache_bytes(plan, &self.model.shape, 1);
+        let cache = |layer| plan_kv_cache_bytes(plan, &self.model.shape, [layer]);
         for round in 0..plan.rounds {
             let (window, gpu) = (plan.window(index, round), plan.gpu_window(index, round));
             for layer in window {
@@ -139,10 +139,10 @@ impl<'a> Account<'a> {
                 if gpu.contains(&layer) {
                     let on_gpu = converted_group(group, residency.weight_format(true)).bytes();
                     let copy = residency.gpu_conversion_format.map(|_| on_cpu);
-                    self.add_gpu_layer(layer, on_gpu, cache, copy);
+                    self.add_gpu_layer(layer, on_gpu, cache(layer), copy);
                 } else {
                     self.memory.cpu_weights += on_cpu;
-                    self.memory.kv_cache += cache;
+                    self.memory.kv_cache += cache(layer);
                 }
             }
         }
@@ -166,7 +166,7 @@ impl<'a> Account<'a> {
         let (planned, model) = (&plan.devices[index], self.model);
         let residency = planned.residency;
         let sliced = SlicedModel::new(plan, tensor, index, model);
-        let cache = plan_kv_cache_bytes(plan, &sliced.attention.shape, 1);
+        let cache = plan_kv_cache_bytes(plan, &sliced.attention.shape, [0]);
         if planned.gpu_layers > 0 {
             for layer in 0..model.shape.layers.0 {
                 let weights =

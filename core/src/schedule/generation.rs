@@ -35,6 +35,8 @@ pub struct Generation {
     finished: u32,
     /// The number of passes that have begun, which is the index of the next pass.
     begun: u32,
+    /// Whether the cache of a sequence can be truncated to fewer tokens. A recurrent state can only be cleared.
+    can_truncate: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,19 +95,22 @@ impl Generation {
             ready: VecDeque::new(),
             finished: 0,
             begun: 0,
+            can_truncate: true,
         }
     }
 
-    /// Creates the generation of a server with `sequences` vacant slots.
-    pub fn with_vacant_slots(sequences: u32, micro_batch: u32, drafts: u32) -> Self {
+    /// Creates the generation of a server with `sequences` vacant slots. `can_truncate` says whether a cache can be
+    /// truncated to the tokens that a request has in common with the request before it in the same slot.
+    pub fn with_vacant_slots(sequences: u32, micro_batch: u32, drafts: u32, can_truncate: bool) -> Self {
         let slots = vec![Sequence::new(0, 0, 0); sequences as usize];
         let empty = Self::from_prompt_lengths(&[], 0, micro_batch, drafts);
-        Self { sequences: slots, finished: sequences, ..empty }
+        Self { sequences: slots, finished: sequences, can_truncate, ..empty }
     }
 
     /// Admits a request with `prompt` tokens (at least 1) to a vacant slot, to generate `wanted` tokens (at least 1).
     /// The slot's cache has the keys and values of the first `cached` tokens of the prompt, which are not computed
-    /// again, except the last token of the prompt. Returns the number of prompt tokens that are not computed.
+    /// again, except the last token of the prompt. If the cache cannot be truncated, a prompt that does not continue all
+    /// of it is computed from the beginning. Returns the number of prompt tokens that are not computed.
     pub fn admit_request(
         &mut self,
         sequence: u32,
@@ -115,7 +120,10 @@ impl Generation {
     ) -> Result<u32, GenerationError> {
         let vacant = self.sequences.get_mut(sequence as usize).filter(|it| it.is_over());
         let Some(slot) = vacant else { return Err(GenerationError::NotVacant { sequence }) };
-        let position = cached.min(slot.position).min(prompt.saturating_sub(1));
+        let mut position = cached.min(slot.position).min(prompt.saturating_sub(1));
+        if position < slot.position && !self.can_truncate {
+            position = 0;
+        }
         *slot = Sequence::new(prompt, wanted, position);
         self.finished -= 1;
         self.entering.push_back(sequence);

@@ -126,7 +126,8 @@ impl<'a> SocLatencyModel<'a> {
 
     fn decode_layer(&self, strategy: SocStrategy, pass: Pass) -> Vec<SyncInterval> {
         let shape = &self.model.shape;
-        let seen = shape.kv_bytes_per_layer(pass.first_position.saturating_add(pass.tokens), self.kv_format);
+        let seen =
+            shape.mixer(0).cache_bytes(pass.first_position.saturating_add(pass.tokens), self.kv_format);
         let decode = self.decode(u64::from(pass.tokens), seen.as_f64());
         match strategy {
             SocStrategy::HeteroTensor => {

@@ -36,10 +36,11 @@ impl Matmul {
 pub fn matmul_groups(shape: &ModelShape) -> [Vec<Matmul>; 4] {
     let (width, inner) = (u64::from(shape.embedding_length), u64::from(shape.feed_forward_length));
     let matmul = |inputs, outputs| Matmul { inputs, outputs };
-    let qkv = [shape.query_width(), shape.key_width(), shape.value_width()];
+    let attention = shape.attention();
+    let qkv = [attention.query_width(), attention.key_width(), attention.value_width()];
     [
         qkv.map(|outputs| matmul(width, outputs)).to_vec(),
-        vec![matmul(u64::from(shape.heads) * u64::from(shape.value_length), width)],
+        vec![matmul(attention.output_width(), width)],
         vec![matmul(width, inner); 2],
         vec![matmul(inner, width)],
     ]

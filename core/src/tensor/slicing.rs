@@ -90,9 +90,9 @@ impl SlicedModel {
 
 /// Divides a layer into its attention and its feed-forward block.
 fn blocks(layer: &TensorGroup, shape: &ModelShape) -> (TensorGroup, TensorGroup) {
-    let (embedding, output) =
-        (u64::from(shape.embedding_length), u64::from(shape.heads) * u64::from(shape.value_length));
-    let attention = embedding * (shape.query_width() + shape.key_width() + shape.value_width() + output);
+    let (embedding, own) = (u64::from(shape.embedding_length), shape.attention());
+    let attention =
+        embedding * (own.query_width() + own.key_width() + own.value_width() + own.output_width());
     let whole = attention + 3 * embedding * u64::from(shape.feed_forward_length);
     let first = Part { before: 0, own: attention, whole };
     let second = Part { before: attention, own: whole - attention, whole };

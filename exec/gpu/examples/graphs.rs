@@ -45,7 +45,7 @@ fn main() {
         "", "launches", "naive", "offsets", "objects", "improved"
     );
     println!("{:28} {:>8} {:>39}", "", "", "MiB");
-    for architecture in Architecture::all() {
+    for architecture in Architecture::all_with_gpu_kernels() {
         let graph = decoder_graph(&shape(architecture), SIZE);
         print_row(&format!("{architecture}, no fusion"), &graph);
         print_row(&format!("{architecture}, all"), &fuse(graph, FusionOptions::ALL));

@@ -3,6 +3,7 @@
 //! A run does not end when its GPU is lost or out of memory: `crate::backend` continues on the CPU.
 
 use hearth_profiles::Format;
+use hearth_profiles::model::Architecture;
 
 use crate::virtual_tensor::ShapeError;
 
@@ -37,6 +38,8 @@ pub enum GpuError {
         "there is no GPU kernel for a KV cache in {format}; plan with `kv_cache: f16`, or with `gpu_layers: 0`"
     )]
     UnsupportedKvFormat { format: Format },
+    #[error("there are no GPU kernels for {architecture} models; plan with `gpu_layers: 0`")]
+    UnsupportedArchitecture { architecture: Architecture },
     #[error("{what} is {found}, but GPU kernels need {need}; plan with `gpu_layers: 0`")]
     UnsupportedDimension { what: &'static str, found: usize, need: &'static str },
     #[error(transparent)]

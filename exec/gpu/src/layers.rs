@@ -117,8 +117,7 @@ pub fn compute_buffer_bytes(shape: &ModelShape) -> u64 {
 
 /// Returns the maximum length of an input row of a matmul in a layer.
 fn max_input_length(shape: &ModelShape) -> u64 {
-    let mixed = u64::from(shape.heads) * u64::from(shape.value_length);
-    u64::from(shape.embedding_length.max(shape.feed_forward_length)).max(mixed)
+    u64::from(shape.embedding_length.max(shape.feed_forward_length)).max(shape.attention().output_width())
 }
 
 impl GpuLayers {
@@ -126,6 +125,10 @@ impl GpuLayers {
     pub fn new(gpu: Arc<Gpu>, backend: &BackendOptions, upload: UploadOptions) -> Result<Self, GpuError> {
         let (model, options, output) =
             (backend.weights.clone(), backend.kv_cache_options, backend.output_on_gpu);
+        let architecture = model.shape().architecture;
+        if !architecture.spec().has_gpu_kernels {
+            return Err(GpuError::UnsupportedArchitecture { architecture });
+        }
         weights::check_dimensions(model.shape(), model.hyperparameters())?;
         if !options.format.is_supported_on_gpus() {
             return Err(GpuError::UnsupportedKvFormat { format: options.format.format() });

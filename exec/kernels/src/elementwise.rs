@@ -45,6 +45,21 @@ super::multiversion! {
         }
     }
 
+    /// Computes RMSNorm in place with weights of one.
+    pub fn rms_norm_without_weights(row: &mut [f32], epsilon: f32) {
+        let scale = rms_scale(row, epsilon);
+        for value in row {
+            *value *= scale;
+        }
+    }
+
+    /// Multiplies values by the sigmoid of gates in place: `values *= sigmoid(gates)`.
+    pub fn apply_sigmoid_gate(values: &mut [f32], gates: &[f32]) {
+        for (value, gate) in values.iter_mut().zip(gates) {
+            *value /= 1.0 + exponential(-gate);
+        }
+    }
+
     /// Replaces attention scores by their softmax.
     pub fn softmax(scores: &mut [f32]) {
         let mut largest = [f32::NEG_INFINITY; 8];

@@ -86,6 +86,7 @@ pub(crate) use multiversion;
 pub(crate) mod activations;
 pub mod attention;
 pub(crate) mod blocks;
+pub mod delta_net;
 pub mod elementwise;
 mod exponential;
 pub mod matmul;

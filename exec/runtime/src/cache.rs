@@ -1,11 +1,12 @@
-//! The KV cache of a layer.
+//! The cache of a layer: the keys and values of attention, or the state of a gated delta net.
 //!
 //! Keys and values are stored as `[kv_heads, context, head length]` each, so that the rows of a head are contiguous.
 //! The default format, f16, needs half the memory of f32; the golden texts of the tests were generated with f32. The
 //! formats `Q8_0` and `Q4_0` need about a half and a quarter of the memory of f16; their blocks are parts of a row.
 //!
 //! A pass writes each of its positions once; this pass and later passes read them. Truncation to fewer positions needs
-//! no work here, because the rows after the new end are overwritten before they are read.
+//! no work here, because the rows after the new end are overwritten before they are read. A state can only be cleared,
+//! which happens in a pass that begins at position 0.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,7 +15,7 @@ use half::f16;
 use hearth_kernels::attention::CachedRows;
 use hearth_kernels::quantise_row;
 use hearth_profiles::Format;
-use hearth_profiles::model::ModelShape;
+use hearth_profiles::model::{AttentionShape, DeltaNetShape, ModelShape, TokenMixer};
 use hearth_schema::scenario::KvFormat;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,14 +42,67 @@ enum Store {
     Blocks(Format, Vec<u8>),
 }
 
+/// What a layer keeps of the earlier tokens of a sequence.
+#[derive(Debug, Clone)]
+pub(crate) enum LayerCache {
+    Attention(KvCache),
+    DeltaNet(DeltaNetState),
+}
+
+impl LayerCache {
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            LayerCache::Attention(cache) => cache.keys.bytes() + cache.values.bytes(),
+            LayerCache::DeltaNet(state) => state.bytes(),
+        }
+    }
+}
+
+/// The state of a gated delta net. It cannot be truncated to fewer tokens, only cleared.
+#[derive(Debug, Clone)]
+pub(crate) struct DeltaNetState {
+    /// The matrices of the value heads, `[value heads, values, keys]`.
+    pub(crate) matrices: Vec<f32>,
+    /// The last queries, keys and values before the convolution, `[convolution length - 1, width]` each.
+    pub(crate) history: [Vec<f32>; 3],
+}
+
+impl DeltaNetState {
+    fn new(shape: &DeltaNetShape) -> DeltaNetState {
+        let earlier = shape.convolution_length as usize - 1;
+        let widths = [shape.key_width(), shape.key_width(), shape.value_width()];
+        DeltaNetState {
+            matrices: vec![0.0; shape.state_elements() as usize],
+            history: widths.map(|width| vec![0.0; earlier * width as usize]),
+        }
+    }
+
+    /// Clears the state, so that a sequence can begin.
+    pub(crate) fn clear(&mut self) {
+        self.matrices.fill(0.0);
+        self.history.iter_mut().for_each(|rows| rows.fill(0.0));
+    }
+
+    fn bytes(&self) -> u64 {
+        let elements = self.matrices.len() + self.history.iter().map(Vec::len).sum::<usize>();
+        (elements * size_of::<f32>()) as u64
+    }
+}
+
 /// The KV cache of one layer and sequence.
 #[derive(Debug, Clone)]
-pub(crate) struct LayerCache {
+pub(crate) struct KvCache {
     pub(crate) keys: HeadRows,
     pub(crate) values: HeadRows,
 }
 
-impl LayerCache {
+impl KvCache {
+    fn new(shape: &AttentionShape, options: KvCacheOptions) -> KvCache {
+        let (heads, context) = (shape.kv_heads as usize, options.context as usize);
+        let rows = |length| HeadRows::new(options.format, heads, context, length as usize);
+        KvCache { keys: rows(shape.key_length), values: rows(shape.value_length) }
+    }
+
     /// Writes the keys `[kv_heads, key_length]` and values `[kv_heads, value_length]` of the token at `position`.
     pub(crate) fn write(&mut self, position: usize, keys: &[f32], values: &[f32]) {
         for (rows, heads) in [(&mut self.keys, keys), (&mut self.values, values)] {
@@ -57,23 +111,20 @@ impl LayerCache {
             }
         }
     }
-
-    pub(crate) fn bytes(&self) -> u64 {
-        self.keys.bytes() + self.values.bytes()
-    }
 }
 
-/// Creates the KV caches of the layers `layers` of a model, keyed by sequence and layer.
+/// Creates the caches of the layers `layers` of a model, keyed by sequence and layer.
 pub(crate) fn create_kv_caches(
     layers: impl IntoIterator<Item = u32>,
     options: KvCacheOptions,
     model: &ModelShape,
 ) -> BTreeMap<(u32, u32), LayerCache> {
-    let (heads, context) = (model.kv_heads as usize, options.context as usize);
-    let rows = |length| HeadRows::new(options.format, heads, context, length as usize);
-    let cache = || LayerCache { keys: rows(model.key_length), values: rows(model.value_length) };
+    let cache = |layer| match model.mixer(layer) {
+        TokenMixer::Attention(shape) => LayerCache::Attention(KvCache::new(&shape, options)),
+        TokenMixer::DeltaNet(shape) => LayerCache::DeltaNet(DeltaNetState::new(&shape)),
+    };
     let of_layer = |layer| (0..options.sequences).map(move |sequence| (sequence, layer));
-    layers.into_iter().flat_map(of_layer).map(|key| (key, cache())).collect()
+    layers.into_iter().flat_map(of_layer).map(|key| (key, cache(key.1))).collect()
 }
 
 impl HeadRows {
@@ -164,7 +215,7 @@ mod tests {
         assert!(blocks.len() == 72 && blocks[..36].iter().any(|byte| *byte != 0));
         assert_eq!((&blocks[36..], small.bytes()), (&[0; 36][..], 2 * 3 * 36));
         // 2 heads * 3 positions * 2 dimensions * 2 bytes, for keys and for values.
-        let cache = LayerCache { keys: keys.clone(), values: keys };
+        let cache = LayerCache::Attention(KvCache { keys: keys.clone(), values: keys });
         assert_eq!(cache.bytes(), 48);
     }
 }

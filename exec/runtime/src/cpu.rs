@@ -8,16 +8,19 @@
 //! A chunk of weight rows has about 32 KiB. It stays in the L2 cache while it is multiplied by all tiles of a batch, so
 //! that a batch reads the weights from memory only once.
 
+mod delta_net;
+mod layer_pass;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use hearth_profiles::model::{GateActivation, ModelShape, PairLayout};
+use hearth_profiles::model::{GateActivation, ModelShape, TokenMixer};
+use layer_pass::{Buffers, LayerPass};
 
-use crate::cache::{LayerCache, create_kv_caches};
+use crate::cache::{KvCache, LayerCache, create_kv_caches};
 use crate::residency::ResidencyBarrier;
-use crate::weights::LayerWeights;
 use crate::{Backend, CriticalPathCost, KvCacheOptions, ThreadPool, Weights};
 use hearth_kernels::attention::{AttentionScratch, ScoreOptions};
 use hearth_kernels::matmul::{MatmulOutput, Matrix, matmul_rows};
@@ -57,7 +60,7 @@ pub(crate) struct Matmul<'a> {
 
 /// The queries of some tokens, and the KV cache to which they attend.
 pub(crate) struct Attention<'a> {
-    pub(crate) cache: &'a LayerCache,
+    pub(crate) cache: &'a KvCache,
     /// The queries, `[tokens, heads, key_length]`.
     pub(crate) query: &'a [f32],
     pub(crate) heads: usize,
@@ -259,21 +262,6 @@ pub struct CpuBackend {
     buffers: Buffers,
 }
 
-/// The buffers of a pass, which are reused so that computing a token allocates no memory.
-#[derive(Debug, Default)]
-struct Buffers {
-    input: Activations,    // [tokens, embedding]
-    attended: Activations, // [tokens, heads * value_length]
-    gated: Activations,    // [tokens, feed_forward], first only the gate
-    query: Vec<f32>,       // [tokens, heads * key_length]
-    key: Vec<f32>,         // [tokens, kv_heads * key_length]
-    value: Vec<f32>,       // [tokens, kv_heads * value_length]
-    up: Vec<f32>,          // [tokens, feed_forward]
-    change: Vec<f32>,      // [tokens, embedding]
-    /// Cosine and sine for each rotary embedding of the model, [tokens of the batch, pairs].
-    angles: Vec<Vec<[f32; 2]>>,
-}
-
 impl CpuBackend {
     pub fn new(
         weights: Arc<Weights>,
@@ -310,11 +298,9 @@ impl Backend for CpuBackend {
                 let tensors = weights.layer_weights(layer);
                 for (index, hidden) in hidden.chunks_mut(part * embedding).enumerate() {
                     let (tokens, before) = (hidden.len() / embedding, index * part);
-                    buffers.resize(weights.shape(), tokens);
                     let first = first as usize + before;
                     let pass = LayerPass { weights, cpu, layer, tensors, tokens, before, first };
-                    pass.attention_block(cache, buffers, hidden);
-                    pass.feed_forward_block(buffers, hidden);
+                    pass.run(cache, buffers, hidden);
                 }
             }
         });
@@ -330,175 +316,15 @@ impl Backend for CpuBackend {
 /// is an upper bound if the pass is computed in parts.
 pub fn buffer_bytes(shape: &ModelShape, tokens: u32, threads: usize) -> u64 {
     let (embedding, feed_forward) = (u64::from(shape.embedding_length), u64::from(shape.feed_forward_length));
-    let (heads, keys) = (shape.query_width() * 2, shape.key_width() + shape.value_width());
-    let values = u64::from(tokens) * (3 * embedding + heads + keys + 5 * feed_forward / 2)
+    let attention = shape.largest_attention();
+    let gate = if shape.architecture.spec().has_attention_gate { 2 * attention.query_width() } else { 0 };
+    let of_attention = 2 * attention.query_width() + gate + attention.key_width() + attention.value_width();
+    let of_delta_net = match shape.hybrid.map(|hybrid| hybrid.other) {
+        Some(TokenMixer::DeltaNet(net)) => 2 * net.channels() + 2 * net.value_width(),
+        _ => 0,
+    };
+    let values = u64::from(tokens) * (3 * embedding + of_attention + of_delta_net + 5 * feed_forward / 2)
         + threads as u64 * u64::from(shape.context_length.min(4096))
         + u64::from(shape.vocab_size);
     4 * values
-}
-
-impl Buffers {
-    fn resize(&mut self, shape: &ModelShape, tokens: usize) {
-        let feed_forward = shape.feed_forward_length as usize;
-        self.query.resize(tokens * shape.query_width() as usize, 0.0);
-        self.key.resize(tokens * shape.key_width() as usize, 0.0);
-        self.value.resize(tokens * shape.value_width() as usize, 0.0);
-        self.gated.resize(tokens, feed_forward);
-        self.up.resize(tokens * feed_forward, 0.0);
-        self.change.resize(tokens * shape.embedding_length as usize, 0.0);
-    }
-
-    /// Computes the cosine and sine of the rotation angles of `tokens` tokens from the position `first` on.
-    fn fill_angles(&mut self, weights: &Weights, tokens: usize, first: u32) {
-        let ropes = &weights.hyperparameters().ropes;
-        self.angles.resize(ropes.len(), Vec::new());
-        for (rope, angles) in ropes.iter().zip(&mut self.angles) {
-            let pairs = rope.frequencies.len();
-            angles.resize(tokens * pairs, [0.0; 2]);
-            for (position, angles) in (first..).zip(angles.chunks_exact_mut(pairs)) {
-                rope.write_cosines_and_sines(position, angles);
-            }
-        }
-    }
-}
-
-/// The computation of one layer for one part of a batch.
-struct LayerPass<'a> {
-    weights: &'a Weights,
-    cpu: &'a Cpu,
-    layer: u32,
-    tensors: LayerWeights<'a>,
-    tokens: usize,
-    /// Number of tokens of the batch that precede this part.
-    before: usize,
-    /// Position in the sequence of the first token of this part.
-    first: usize,
-}
-
-impl LayerPass<'_> {
-    fn attention_block(&self, cache: &mut LayerCache, buffers: &mut Buffers, hidden: &mut [f32]) {
-        let (cpu, tensors) = (self.cpu, &self.tensors);
-        let Buffers { input, query, key, value, .. } = &mut *buffers;
-        self.write_block_input(hidden, tensors.attention_norm, input);
-        let [query_matrix, key_matrix, value_matrix, matrix, ..] = tensors.matrices;
-        let [query_bias, key_bias, value_bias, bias, ..] = tensors.biases;
-        let mut matmuls = [
-            Matmul { matrix: query_matrix, out: query },
-            Matmul { matrix: key_matrix, out: key },
-            Matmul { matrix: value_matrix, out: value },
-        ];
-        cpu.multiply(input, &mut matmuls);
-        self.add_bias_and_norm(query, query_bias, tensors.query_norm);
-        self.add_bias_and_norm(key, key_bias, tensors.key_norm);
-        self.add_bias_and_norm(value, value_bias, None);
-        self.rotate_and_store(cache, buffers);
-        self.attend(cache, buffers);
-        let Buffers { attended, change, .. } = buffers;
-        cpu.multiply(attended, &mut [Matmul { matrix, out: change }]);
-        self.add_bias_and_norm(change, bias, tensors.post_attention_norm);
-        self.add_to_hidden(hidden, change);
-    }
-
-    fn feed_forward_block(&self, buffers: &mut Buffers, hidden: &mut [f32]) {
-        let (parameters, cpu, tensors) = (self.weights.hyperparameters(), self.cpu, &self.tensors);
-        let Buffers { input, gated, up, change, .. } = buffers;
-        self.write_block_input(hidden, tensors.feed_forward_norm, input);
-        let [.., gate_matrix, up_matrix, matrix] = tensors.matrices;
-        let [.., gate_bias, up_bias, bias] = tensors.biases;
-        let mut matmuls =
-            [Matmul { matrix: gate_matrix, out: gated.rows_mut() }, Matmul { matrix: up_matrix, out: up }];
-        cpu.multiply(input, &mut matmuls);
-        self.add_bias_and_norm(gated.rows_mut(), gate_bias, None);
-        self.add_bias_and_norm(up, up_bias, None);
-        cpu.gated(parameters.gate_activation, gated.rows_mut(), up, matrix.row_length);
-        cpu.multiply(gated, &mut [Matmul { matrix, out: change }]);
-        self.add_bias_and_norm(change, bias, tensors.post_feed_forward_norm);
-        self.add_to_hidden(hidden, change);
-    }
-
-    /// Writes the input of a block: the hidden states, normalised if the architecture has a norm there.
-    fn write_block_input(&self, hidden: &[f32], norm: Option<&[f32]>, input: &mut Activations) {
-        if let Some(weight) = norm {
-            let epsilon = self.weights.hyperparameters().rms_norm_epsilon;
-            self.cpu.rms_norm_rows(hidden, weight, epsilon, input);
-        } else {
-            input.resize(self.tokens, hidden.len() / self.tokens);
-            input.rows_mut().copy_from_slice(hidden);
-        }
-    }
-
-    /// Adds the output of a block to the hidden states: the residual connection.
-    fn add_to_hidden(&self, hidden: &mut [f32], change: &mut [f32]) {
-        let width = hidden.len() / self.tokens;
-        if let Some(factor) = self.weights.hyperparameters().residual_scale {
-            self.cpu.for_each_row(change, width, |_, row| {
-                elementwise::scale(self.cpu.instruction_set, row, factor);
-            });
-        }
-        self.cpu.add(hidden, change, width);
-    }
-
-    /// Adds `bias` to each of the `rows`, and then applies RMSNorm with the weights `norm` to every part of a row that
-    /// has the length of these weights (a head, or the whole row).
-    fn add_bias_and_norm(&self, rows: &mut [f32], bias: Option<&[f32]>, norm: Option<&[f32]>) {
-        if bias.is_none() && norm.is_none() {
-            return;
-        }
-        let (instructions, epsilon) =
-            (self.cpu.instruction_set, self.weights.hyperparameters().rms_norm_epsilon);
-        self.cpu.for_each_row(rows, rows.len() / self.tokens, |_, row| {
-            if let Some(bias) = bias {
-                elementwise::add(instructions, row, bias);
-            }
-            let Some(weight) = norm else { return };
-            for part in row.chunks_exact_mut(weight.len()) {
-                elementwise::rms_norm_in_place(instructions, part, weight, epsilon);
-            }
-        });
-    }
-
-    /// Applies the rotary embedding to queries and keys, and writes keys and values to the KV cache.
-    fn rotate_and_store(&self, cache: &mut LayerCache, buffers: &mut Buffers) {
-        let Buffers { query, key, value, angles, .. } = buffers;
-        let shape = self.weights.shape();
-        let key_length = shape.key_length as usize;
-        let (query_width, key_width) = (shape.query_width() as usize, shape.key_width() as usize);
-        let parameters = self.weights.hyperparameters();
-        let rope_index = parameters.rope_index(self.layer, cache.keys.capacity() as u32);
-        let rope = &parameters.ropes[rope_index];
-        let rotate = match rope.pair_layout {
-            PairLayout::Interleaved => elementwise::apply_rope_interleaved,
-            PairLayout::Halves => elementwise::apply_rope_neox,
-        };
-        let pairs = rope.frequencies.len();
-        let angles = &angles[rope_index][self.before * pairs..][..self.tokens * pairs];
-        for (rows, width) in [(query, query_width), (&mut *key, key_width)] {
-            self.cpu.for_each_row(rows, width, |token, row| {
-                for head in row.chunks_exact_mut(key_length) {
-                    rotate(self.cpu.instruction_set, head, &angles[token * pairs..][..pairs]);
-                }
-            });
-        }
-        for (token, (keys, values)) in
-            key.chunks_exact(key_width).zip(value.chunks_exact(shape.value_width() as usize)).enumerate()
-        {
-            cache.write(self.first + token, keys, values);
-        }
-    }
-
-    fn attend(&self, cache: &LayerCache, buffers: &mut Buffers) {
-        let Buffers { query, attended, .. } = buffers;
-        let (shape, parameters) = (self.weights.shape(), self.weights.hyperparameters());
-        let (tokens, heads) = (self.tokens, shape.heads as usize);
-        let group_size = heads / shape.kv_heads as usize;
-        let scoring =
-            ScoreOptions { scale: parameters.attention_scale, softcap: parameters.attention_softcap };
-        attended.resize(tokens, heads * shape.value_length as usize);
-        let positions = |token: usize| {
-            let position = self.first + token;
-            parameters.first_attended_position(self.layer, position)..position + 1
-        };
-        let attention = Attention { cache, query, heads, group_size, scoring };
-        self.cpu.attend(attention, positions, attended.rows_mut());
-    }
 }

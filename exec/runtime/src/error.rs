@@ -60,6 +60,11 @@ pub enum ExecError {
          increase `context` for longer texts"
     )]
     Positions { first: u32, end: u32, count: usize, filled: u32, context: u32 },
+    #[error(
+        "the recurrent state after {filled} positions cannot be rolled back to position {first}; compute the sequence \
+         again from its first position"
+    )]
+    RolledBackState { first: u32, filled: u32 },
     #[error("sequence {sequence} (counted from 0) has no KV cache; increase `sequences` in the plan")]
     Sequence { sequence: u32 },
     #[error(

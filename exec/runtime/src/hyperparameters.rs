@@ -6,8 +6,21 @@
 //! q, k, v = W_q x + b_q, W_k x + b_k, W_v x + b_v           biases if the file has them; always in qwen2
 //! q, k = RMSNorm of each head, or of all heads              in some architectures
 //! rotate each head of q and k by the token's position       crate::rope; not in all layers
-//! h += r N(W_o attention(q, K, V))                          K, V: this and earlier positions; N: RMSNorm in some
+//! h += r N(W_o (attention(q, K, V) * sigmoid(g)))           K, V: this and earlier positions; N: RMSNorm in some;
+//!                                                           g = W_g x in qwen35, whose rows are in W_q; else no gate
 //! x = RMSNorm(h);  h += r N(W_down (f(W_gate x) * W_up x))  f = silu or gelu (tanh); r = 1 except in granite
+//! h = s h                                                   s: a constant of the layer, in gemma4
+//! ```
+//!
+//! In gemma4, v is normalised too, without weights; if W_v is missing, v is k before its norm. In three of four layers
+//! of qwen35, a gated delta net replaces attention. For each value head, with u = silu(convolution of W_qkv x over
+//! tokens):
+//!
+//! ```text
+//! q, k, v = u                                               q and k divided by their lengths
+//! a = e^(A softplus(W_a x + d)), b = sigmoid(W_b x)         A < 0; one a and b for each head
+//! S = a S;  S += b (v - S k) k^T                            the state S is zero before the first token
+//! h += W_o (RMSNorm(S q / sqrt(length)) * silu(W_z x))
 //! ```
 //!
 //! In some architectures with N, x = h. After the last layer, logits = `W_output` RMSNorm(h). Some architectures scale
@@ -20,17 +33,18 @@
 
 use hearth_profiles::gguf::{Array, GgufError, Metadata, Value};
 use hearth_profiles::model::architecture::{LocalRope, SlidingWindow};
-use hearth_profiles::model::{GateActivation, ModelShape};
+use hearth_profiles::model::{GateActivation, ModelShape, TokenMixer};
 
 use crate::error::ExecError;
-use crate::rope::{Rope, check_positive, read_positive};
+use crate::rope::{Rope, check_positive, read_positive, rotated_dimensions};
 use crate::weights::RopeFactors;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hyperparameters {
     /// The constant that RMSNorm adds to the mean square.
     pub rms_norm_epsilon: f32,
-    /// The different rotary embeddings of the layers, which have equal numbers of pairs and equal layouts.
+    /// The different rotary embeddings of the layers, which have equal layouts and, except in Gemma 4, equal numbers of
+    /// pairs.
     pub ropes: Vec<Rope>,
     layers: Vec<LayerHyperparameters>,
     /// The context length above which each layer has the rotary embedding that follows its own in `ropes`, if any.
@@ -106,7 +120,9 @@ impl Hyperparameters {
             max_short_context,
             embedding_scale: embedding_scale.or(scale("embedding_scale")?),
             residual_scale: scale("residual_scale")?,
-            attention_scale: scale("attention.scale")?.unwrap_or(1.0 / (divisor as f32).sqrt()),
+            attention_scale: scale("attention.scale")?
+                .or(spec.attention_scale)
+                .unwrap_or(1.0 / (divisor as f32).sqrt()),
             attention_softcap,
             logit_scale: scale("logit_scale")?.map(|divisor| 1.0 / divisor),
             logit_softcap,
@@ -161,7 +177,13 @@ fn layers(
             && let Some(base) = base
         {
             let base = read_positive(metadata, &format!("{}.rope.freq_base_swa", spec.name), base)?;
-            ropes.push(ropes[0].with_base(base));
+            let pairs = match shape.hybrid.map(|hybrid| hybrid.other) {
+                Some(TokenMixer::Attention(local)) => {
+                    rotated_dimensions(metadata, shape, "dimension_count_swa", local.key_length)? / 2
+                }
+                _ => ropes[0].frequencies.len() as u32,
+            };
+            ropes.push(ropes[0].with_base(base, pairs));
         }
         for layer in all.iter_mut().zip(is_local).filter_map(|(layer, is_local)| is_local.then_some(layer)) {
             *layer = LayerHyperparameters { attention_window: window, rope_index: ropes.len() - 1 };

@@ -7,13 +7,14 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::cache::{LayerCache, create_kv_caches};
+use crate::cache::{DeltaNetState, KvCache, LayerCache, create_kv_caches};
 use crate::weights::LayerWeights;
 use crate::{Backend, CriticalPathCost, KvCacheOptions, ThreadPool, ThreadPoolOptions, Weights};
 use hearth_kernels::attention::{AttentionScratch, ScoreOptions};
+use hearth_kernels::delta_net::{convolve, delta_rule, gates, normalise_length};
 use hearth_kernels::matmul::{Matrix, scalar_dot};
 use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
-use hearth_profiles::model::{GateActivation, PairLayout};
+use hearth_profiles::model::{AttentionShape, DeltaNetShape, GateActivation, PairLayout, TokenMixer};
 
 const SCALAR: InstructionSet = InstructionSet::SCALAR;
 
@@ -58,7 +59,7 @@ impl Backend for Oracle {
                 let cache =
                     caches.get_mut(&(sequence, layer)).expect("a stage sends a backend its own layers");
                 for (position, row) in (first..).zip(hidden.chunks_exact_mut(width)) {
-                    attention_block(weights, layer, cache, row, position);
+                    mixer_block(weights, layer, cache, row, position);
                     feed_forward_block(weights, layer, row);
                 }
             }
@@ -106,14 +107,53 @@ fn normalise_each(rows: &mut [f32], weight: Option<&[f32]>, epsilon: f32) {
     }
 }
 
-fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &mut [f32], position: u32) {
-    let (shape, parameters) = (weights.shape(), weights.hyperparameters());
+fn mixer_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &mut [f32], position: u32) {
+    let (tensors, epsilon) = (&weights.layer_weights(layer), weights.hyperparameters().rms_norm_epsilon);
+    let input = normalised(row, tensors.attention_norm, epsilon);
+    let mixed = match (cache, weights.shape().mixer(layer)) {
+        (LayerCache::Attention(cache), TokenMixer::Attention(shape)) => {
+            attention(weights, layer, &shape, cache, &input, position)
+        }
+        (LayerCache::DeltaNet(state), TokenMixer::DeltaNet(shape)) => {
+            if position == 0 {
+                state.clear();
+            }
+            delta_net(tensors, &shape, state, &input, epsilon)
+        }
+        _ => unreachable!("a cache is created for the token mixer of its layer"),
+    };
+    let mut change = linear(tensors, 3, &mixed);
+    normalise_each(&mut change, tensors.post_attention_norm, epsilon);
+    add_to_hidden(weights, row, change);
+}
+
+/// Returns the attention output, `[heads * value_length]`.
+fn attention(
+    weights: &Weights,
+    layer: u32,
+    shape: &AttentionShape,
+    cache: &mut KvCache,
+    input: &[f32],
+    position: u32,
+) -> Vec<f32> {
+    let (parameters, spec) = (weights.hyperparameters(), weights.shape().architecture.spec());
     let (tensors, epsilon) = (&weights.layer_weights(layer), parameters.rms_norm_epsilon);
     let (key_length, value_length) = (shape.key_length as usize, shape.value_length as usize);
-    let input = normalised(row, tensors.attention_norm, epsilon);
-    let [mut query, mut key, value] = [0, 1, 2].map(|index| linear(tensors, index, &input));
+    let [mut query, mut key, mut value] = [0, 1, 2].map(|index| linear(tensors, index, input));
+    let mut gate = Vec::new();
+    if spec.has_attention_gate {
+        let (queries, gates): (Vec<_>, Vec<_>) =
+            query.chunks_exact(2 * key_length).map(|pair| pair.split_at(key_length)).unzip();
+        gate = gates.concat();
+        query = queries.concat();
+    }
     normalise_each(&mut query, tensors.query_norm, epsilon);
     normalise_each(&mut key, tensors.key_norm, epsilon);
+    if spec.has_value_norm {
+        for head in value.chunks_exact_mut(value_length) {
+            elementwise::rms_norm_without_weights(SCALAR, head, epsilon);
+        }
+    }
 
     let rope = &parameters.ropes[parameters.rope_index(layer, cache.keys.capacity() as u32)];
     let mut angles = vec![[0.0; 2]; rope.frequencies.len()];
@@ -138,9 +178,50 @@ fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &
         let values = cache.values.rows(head / group, seen.clone());
         attention::attend(SCALAR, query, scoring, keys, values, &mut scratch, out);
     }
-    let mut change = linear(tensors, 3, &mixed);
-    normalise_each(&mut change, tensors.post_attention_norm, epsilon);
-    add_to_hidden(weights, row, change);
+    elementwise::apply_sigmoid_gate(SCALAR, &mut mixed, &gate);
+    mixed
+}
+
+/// Returns the output of a gated delta net, `[value heads * head length]`, and updates its state.
+fn delta_net(
+    tensors: &LayerWeights<'_>,
+    shape: &DeltaNetShape,
+    state: &mut DeltaNetState,
+    input: &[f32],
+    epsilon: f32,
+) -> Vec<f32> {
+    let net = tensors.delta_net.expect("the tensors of a delta net were checked");
+    let head = shape.head_length as usize;
+    let mut kernels = net.convolution;
+    let [mut query, mut key, value] = [0, 1, 2].map(|index| {
+        let row = linear(tensors, index, input);
+        let history = &mut state.history[index];
+        let window = [&history[..], &row].concat();
+        history.copy_from_slice(&window[row.len()..]);
+        let (own, rest) = kernels.split_at(row.len() * shape.convolution_length as usize);
+        kernels = rest;
+        let mut out = vec![0.0; row.len()];
+        convolve(SCALAR, &window, own, &mut out);
+        out
+    });
+    for row in query.chunks_exact_mut(head).chain(key.chunks_exact_mut(head)) {
+        normalise_length(SCALAR, row, epsilon);
+    }
+    let mut gate = matvec(net.gate, input);
+    let (steps, strengths) = (matvec(net.time_step, input), matvec(net.strength, input));
+    let matrices = state.matrices.chunks_exact_mut(head * head);
+    for (index, (matrix, gate)) in matrices.zip(gate.chunks_exact_mut(head)).enumerate() {
+        let group = index % shape.key_heads as usize * head;
+        let step = steps[index] + net.time_step_bias[index];
+        let factors = gates(step, net.decay[index], strengths[index]);
+        let mut out = vec![0.0; head];
+        let (query, key, value) =
+            (&query[group..][..head], &key[group..][..head], &value[index * head..][..head]);
+        delta_rule(SCALAR, matrix, query, key, value, factors, &mut out);
+        elementwise::rms_norm_in_place(SCALAR, &mut out, net.norm, epsilon);
+        elementwise::swiglu(SCALAR, gate, &out);
+    }
+    gate
 }
 
 fn feed_forward_block(weights: &Weights, layer: u32, row: &mut [f32]) {
@@ -154,6 +235,9 @@ fn feed_forward_block(weights: &Weights, layer: u32, row: &mut [f32]) {
     let mut change = linear(tensors, 6, &gate);
     normalise_each(&mut change, tensors.post_feed_forward_norm, parameters.rms_norm_epsilon);
     add_to_hidden(weights, row, change);
+    if let Some(&[scale]) = tensors.output_scale {
+        elementwise::scale(SCALAR, row, scale);
+    }
 }
 
 fn add_to_hidden(weights: &Weights, row: &mut [f32], mut change: Vec<f32>) {

@@ -59,7 +59,7 @@ impl Rope {
         let key = |name: &str| format!("{}.rope.{name}", shape.architecture);
         let base_key = key("freq_base");
         let base = f64::from(Rope::base(metadata, shape)?);
-        let dimensions = rotated_dimensions(metadata, shape)?;
+        let dimensions = rotated_dimensions(metadata, shape, "dimension_count", shape.key_length)?;
         let scaling = scaling(metadata, shape, base, dimensions)?;
         let factor = |pair: u32| factors.map_or(1.0, |all| f64::from(all[pair as usize]));
         let frequency =
@@ -79,9 +79,8 @@ impl Rope {
         read_positive(metadata, &format!("{}.rope.freq_base", shape.architecture), 10_000.0)
     }
 
-    /// Returns this rotary embedding with the frequencies of `base`, without factors and scaling.
-    pub(crate) fn with_base(&self, base: f32) -> Rope {
-        let pairs = self.frequencies.len() as u32;
+    /// Returns this rotary embedding with the frequencies of `base` for `pairs` pairs, without factors and scaling.
+    pub(crate) fn with_base(&self, base: f32, pairs: u32) -> Rope {
         let frequencies = (0..pairs).map(|pair| plain_frequency(base.into(), pair, 2 * pairs)).collect();
         Rope { pair_layout: self.pair_layout, frequencies, magnitude: 1.0 }
     }
@@ -107,10 +106,16 @@ fn plain_frequency(base: f64, pair: u32, dimensions: u32) -> f64 {
     libm::pow(base, -2.0 * f64::from(pair) / f64::from(dimensions))
 }
 
-pub(crate) fn rotated_dimensions(metadata: &Metadata, shape: &ModelShape) -> Result<u32, ExecError> {
-    let key = format!("{}.rope.dimension_count", shape.architecture);
-    let dimensions = metadata.get_u32(&key)?.unwrap_or(shape.key_length);
-    if dimensions == 0 || dimensions % 2 == 1 || dimensions > shape.key_length {
+/// Reads the number of rotated dimensions of heads of length `key_length` from the key `rope.NAME`.
+pub(crate) fn rotated_dimensions(
+    metadata: &Metadata,
+    shape: &ModelShape,
+    name: &str,
+    key_length: u32,
+) -> Result<u32, ExecError> {
+    let key = format!("{}.rope.{name}", shape.architecture);
+    let dimensions = metadata.get_u32(&key)?.unwrap_or(key_length);
+    if dimensions == 0 || dimensions % 2 == 1 || dimensions > key_length {
         let hint = "it must be an even number from 2 to the key length; convert the model again";
         return Err(ExecError::Metadata { key, found: dimensions.to_string(), hint });
     }
@@ -235,6 +240,8 @@ pub(crate) mod tests {
             kv_heads: 1,
             key_length: 4,
             value_length: 4,
+            shares_keys: false,
+            hybrid: None,
             vocab_size: 10,
             has_tied_embeddings: true,
             context_length: 16,

@@ -5,8 +5,10 @@
 //! stage checks all arguments that come from other devices.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
+
+use hearth_profiles::model::TokenMixer;
 
 use crate::{Backend, Cpu, CpuBackend, CriticalPathCost, ExecError, KvCacheOptions, Weights};
 
@@ -69,7 +71,8 @@ impl Stage {
     /// layers must be inside one range of this stage.
     ///
     /// `positions`, one for each token, must be consecutive and leave no gap after the cached positions. If they start
-    /// before the end of the cached positions, the KV cache is truncated first, as after a rejected draft.
+    /// before the end of the cached positions, the KV cache is truncated first, as after a rejected draft; with layers
+    /// that have a state instead, they must then start at 0.
     pub fn forward_sequence(
         &mut self,
         sequence: u32,
@@ -112,16 +115,34 @@ impl Stage {
 
     /// Truncates the KV caches of all sequences to `length` positions.
     pub fn truncate_kv_caches(&mut self, length: u32) {
-        for filled in self.filled.values_mut() {
-            *filled = (*filled).min(length);
-        }
+        self.truncate(length, (0, 0)..=(u32::MAX, u32::MAX));
     }
 
     /// Truncates the KV cache of one sequence to `length` positions.
     pub fn roll_back(&mut self, sequence: u32, length: u32) {
-        for (_, filled) in self.filled.range_mut((sequence, 0)..=(sequence, u32::MAX)) {
-            *filled = (*filled).min(length);
-        }
+        self.truncate(length, (sequence, 0)..=(sequence, u32::MAX));
+    }
+
+    /// Returns the number of positions in a recurrent state that a pass from position `first` on could only continue if
+    /// the state were rolled back, if there is such a state.
+    fn state_to_roll_back(&self, sequence: u32, layers: &Range<u32>, first: u32) -> Option<u32> {
+        let recurrent = layers.clone().filter(|layer| self.has_state(*layer));
+        let mut filled = recurrent.filter_map(|layer| self.filled.get(&(sequence, layer)).copied());
+        filled.find(|filled| first != 0 && first != *filled)
+    }
+
+    fn has_state(&self, layer: u32) -> bool {
+        matches!(self.weights.shape().mixer(layer), TokenMixer::DeltaNet(_))
+    }
+
+    /// Truncates the caches of these sequences and layers. The state of a layer without attention can only be cleared.
+    fn truncate(&mut self, length: u32, caches: RangeInclusive<(u32, u32)>) {
+        let too_long: Vec<_> = self.filled.range(caches).filter(|(_, filled)| length < **filled).collect();
+        let new: Vec<_> = too_long
+            .into_iter()
+            .map(|(&key, _)| (key, if self.has_state(key.1) { 0 } else { length }))
+            .collect();
+        self.filled.extend(new);
     }
 
     pub fn layer_ranges(&self) -> &[Range<u32>] {
@@ -160,6 +181,9 @@ impl Stage {
         if !consecutive || first > filled || end > u64::from(self.context) {
             let (end, count) = (u32::try_from(end).unwrap_or(u32::MAX), positions.len());
             return Err(ExecError::Positions { first, end, count, filled, context: self.context });
+        }
+        if let Some(filled) = self.state_to_roll_back(sequence, layers, first) {
+            return Err(ExecError::RolledBackState { first, filled });
         }
         Ok(Some((first, end as u32)))
     }

@@ -1,7 +1,7 @@
 //! Findings about a scenario that do not depend on a plan, and about the run events of a scenario.
 
-use hearth_core::Cluster;
 use hearth_core::cluster::Connection;
+use hearth_core::{Cluster, Member};
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::scenario::DeviceEntry;
 use hearth_schema::{Plan, Scenario};
@@ -36,17 +36,22 @@ pub fn check_scenario(scenario: &Scenario, cluster: &Cluster) -> Vec<Finding> {
     found
 }
 
-/// Reports GPUs that planners do not use, because of the format of the KV cache.
+/// Reports GPUs that planners do not use, because of the format of the KV cache or the architecture of the model.
 fn unused_gpus(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
-    if scenario.kv_cache_format.is_supported_on_gpus() {
+    let architecture = cluster.model.shape.architecture;
+    let (code, location, cause, fix) = if !architecture.spec().has_gpu_kernels {
+        let cause = format!("GPUs do not support {architecture} models");
+        let fix = "remove the GPU from the device's profile, or use a model of another architecture";
+        ("gpu-without-architecture", "scenario model", cause, fix)
+    } else if !scenario.kv_cache_format.is_supported_on_gpus() {
+        let cause = format!("GPUs do not support a KV cache in {}", scenario.kv_cache_format.format());
+        ("gpu-without-kv-format", "scenario kv_cache", cause, "use `kv_cache: f16`")
+    } else {
         return;
-    }
-    for member in cluster.members.iter().filter(|member| member.device.gpu.is_some()) {
-        let (name, format) = (&member.name, scenario.kv_cache_format.format());
-        let what =
-            format!("the GPU of `{name}` is not used, because GPUs do not support a KV cache in {format}");
-        let fix = "use `kv_cache: f16`";
-        found.push(Finding::warning("gpu-without-kv-format", "scenario kv_cache", what, fix));
+    };
+    for Member { name, .. } in cluster.members.iter().filter(|member| member.device.gpu.is_some()) {
+        let what = format!("the GPU of `{name}` is not used, because {cause}");
+        found.push(Finding::warning(code, location, what, fix));
     }
 }
 

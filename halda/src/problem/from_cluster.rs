@@ -29,8 +29,8 @@ use hearth_core::compute_cost::{ComputeCost, os_read_ahead_rate, stream_rate};
 use hearth_core::memory::draft;
 use hearth_core::{Cluster, Member};
 use hearth_profiles::device::{Gpu, GpuKind, Os, PageCachePolicy};
-use hearth_profiles::model::{ModelProfile, TensorGroup};
-use hearth_profiles::{BytesPerSecond, FlopsPerSecond, Format, Seconds};
+use hearth_profiles::model::{ModelProfile, TensorGroup, TokenMixer};
+use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, Seconds};
 use hearth_schema::pass::Pass;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
@@ -89,10 +89,12 @@ fn hop(cluster: &Cluster, from: usize, to: usize) -> Option<Seconds> {
 fn model(cluster: &Cluster) -> Model {
     let profile = &cluster.model;
     let shape = &profile.shape;
-    // The cache size is counted in tokens with f16 elements of two bytes.
+    // The cache size of the mean layer is counted in tokens with f16 elements of two bytes.
     let format = cluster.kv_cache_format.format();
-    let tokens = u64::from(cluster.context_length) * u64::from(cluster.workload.sequences);
-    let f16_tokens = (tokens * format.block_bytes()).div_ceil(2 * format.block_len());
+    let cache = shape.cache_bytes(cluster.context_length, format).0;
+    let cache = cache.saturating_mul(u64::from(cluster.workload.sequences));
+    let token = 2 * (shape.attention().key_width() + shape.attention().value_width());
+    let f16_tokens = cache.div_ceil(token * u64::from(shape.layers.0));
     Model {
         name: profile.name.clone(),
         model_layers: shape.layers.0,
@@ -117,9 +119,11 @@ fn work(group: &TensorGroup) -> ValuesByFormat {
     group.totals_by_format().map(|(format, share)| (format.name().to_owned(), share.flops.0)).collect()
 }
 
-/// Returns the GPU of a device; `None` if layers on a GPU cannot have the KV cache of the scenario.
+/// Returns the GPU of a device; `None` if GPUs support neither the KV cache of the scenario nor the architecture.
 fn usable_gpu<'a>(cluster: &Cluster, member: &'a Member) -> Option<&'a Gpu> {
-    member.device.gpu.as_ref().filter(|_| cluster.kv_cache_format.is_supported_on_gpus())
+    let is_supported = cluster.kv_cache_format.is_supported_on_gpus()
+        && cluster.model.shape.architecture.spec().has_gpu_kernels;
+    member.device.gpu.as_ref().filter(|_| is_supported)
 }
 
 fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
@@ -133,7 +137,7 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
         Some(_) => GpuApi::Cuda,
     };
     let activation = model.shape.hidden_state_bytes();
-    let new_cache = model.shape.kv_bytes_per_layer(1, cluster.kv_cache_format.format());
+    let new_cache = new_cache_bytes(cluster);
     let gpu_bytes = gpu.map_or(0, |gpu| gpu.memory_available.value.0);
     let shared = kind == GpuApi::Cuda && gpu.is_some_and(|gpu| gpu.unified_memory);
     let soc = soc_rates(cluster, member);
@@ -229,9 +233,19 @@ fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, Byte
 fn layer_extras(cluster: &Cluster, member: &Member) -> Seconds {
     let cpu = &member.device.cpu;
     let length = mean_length(cluster);
-    let work = cluster.model.shape.attention_flops_per_layer(length);
-    let attention = cpu.attention_rate.as_ref().map_or(Seconds(0.0), |rate| work / rate.value);
+    let shape = &cluster.model.shape;
+    let work: Flops = shape.mixers().map(|mixer| mixer.flops(length)).sum();
+    let mean = work / f64::from(shape.layers.0);
+    let attention = cpu.attention_rate.as_ref().map_or(Seconds(0.0), |rate| mean / rate.value);
     attention + cpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value)
+}
+
+/// Returns the size of the keys and values of one token in the mean layer.
+fn new_cache_bytes(cluster: &Cluster) -> Bytes {
+    let (shape, format) = (&cluster.model.shape, cluster.kv_cache_format.format());
+    let attention = shape.mixers().filter(|mixer| matches!(mixer, TokenMixer::Attention(_)));
+    let all: Bytes = attention.map(|mixer| mixer.cache_bytes(1, format)).sum();
+    Bytes(all.0.div_ceil(u64::from(shape.layers.0)))
 }
 
 fn mean_length(cluster: &Cluster) -> u32 {

@@ -80,7 +80,7 @@ impl Case {
     /// Sets the memory of a device so that `left` bytes remain beside buffers and the KV cache of `layers` layers.
     fn set_memory_left(&mut self, device: usize, layers: u32, left: Bytes) {
         let member = &mut self.cluster.members[device].device;
-        let cache = self.cluster.model.shape.kv_bytes_per_layer(512, Format::F16).0 * u64::from(layers);
+        let cache = self.cluster.model.shape.mixer(0).cache_bytes(512, Format::F16).0 * u64::from(layers);
         member.memory.available_memory.value = left + Bytes(cache) + member.cpu.compute_buffer.value;
         (member.memory.can_swap, member.memory.swap_available) = (None, None);
     }

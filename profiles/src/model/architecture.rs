@@ -39,6 +39,11 @@ pub enum Architecture {
     Granite,
     /// OLMo 2 and 3: norms after blocks instead of before, and norms of whole rows of Q and K.
     Olmo2,
+    /// Gemma 4: Gemma 3 with normalised values, unscaled attention, other heads in layers with full attention, and
+    /// scaled layer outputs.
+    Gemma4,
+    /// Qwen 3.5 and 3.6: gated delta nets in three of four layers, and gated attention in the others.
+    Qwen35,
 }
 
 /// The dimensions of a head that the rotary embedding rotates together.
@@ -121,10 +126,19 @@ pub struct ArchitectureSpec {
     /// Whether the tensors of Q, K and V are one, and those of the gate and the up projection.
     pub has_fused_projections: bool,
     pub query_key_norm: Option<QueryKeyNorm>,
+    /// Whether each head of V is normalised, without weights.
+    pub has_value_norm: bool,
+    /// Whether the attention output is multiplied by the sigmoid of a gate. The rows of the gate of each head follow
+    /// those of its query.
+    pub has_attention_gate: bool,
     /// Whether the input of each block is normalised.
     pub has_pre_norms: bool,
     /// Whether the output of each block is normalised before it is added to the hidden state.
     pub has_post_norms: bool,
+    /// The name of the norm before the feed-forward block, without `blk.N.`.
+    pub feed_forward_norm: &'static str,
+    /// Whether the output of a layer can be multiplied by a constant.
+    pub has_layer_scale: bool,
     /// Whether the file has constant factors of embeddings, block outputs and attention scores, and a divisor of
     /// logits.
     pub has_scale_factors: bool,
@@ -134,12 +148,20 @@ pub struct ArchitectureSpec {
     pub always_ties_embeddings: bool,
     pub soft_caps: Option<SoftCaps>,
     pub sliding_window: Option<SlidingWindow>,
+    /// Whether layers with a sliding window have dimensions of their own, and others can use their keys as values.
+    pub has_local_dimensions: bool,
+    /// Every n-th layer has attention, and all others have a gated delta net; the value if the model file has none.
+    pub default_attention_interval: Option<u32>,
+    /// The factor of attention scores, if it does not depend on dimensions.
+    pub attention_scale: Option<f32>,
     /// Every n-th layer has no rotary embedding.
     pub no_rope_period: Option<u32>,
     /// The number of layers of the model whose attention scale is `1 / sqrt(embedding_length / heads)` instead of `1 /
     /// sqrt(key_length)`. Model files do not have the scale, so the number of layers identifies this model.
     pub layers_with_scale_by_width: Option<u32>,
     pub rope_factors: Option<RopeFactorTensors>,
+    /// Whether the GPU backend computes layers of the architecture.
+    pub has_gpu_kernels: bool,
     /// Whether synthetic models have a BPE tokenizer instead of `SentencePiece`; for Llama, the tokenizer of Llama 1
     /// and 2.
     pub has_bpe_tokenizer: bool,
@@ -153,16 +175,24 @@ const LLAMA: ArchitectureSpec = ArchitectureSpec {
     has_projection_biases: false,
     has_fused_projections: false,
     query_key_norm: None,
+    has_value_norm: false,
+    has_attention_gate: false,
     has_pre_norms: true,
     has_post_norms: false,
+    feed_forward_norm: "ffn_norm",
+    has_layer_scale: false,
     has_scale_factors: false,
     scales_embeddings: false,
     always_ties_embeddings: false,
     soft_caps: None,
     sliding_window: None,
+    has_local_dimensions: false,
+    default_attention_interval: None,
+    attention_scale: None,
     no_rope_period: None,
     layers_with_scale_by_width: None,
     rope_factors: Some(RopeFactorTensors::Single),
+    has_gpu_kernels: true,
     has_bpe_tokenizer: false,
 };
 
@@ -187,8 +217,20 @@ const GEMMA: ArchitectureSpec = ArchitectureSpec {
     ..LLAMA
 };
 
+const GEMMA_3: ArchitectureSpec = ArchitectureSpec {
+    architecture: Architecture::Gemma3,
+    name: "gemma3",
+    query_key_norm: Some(QueryKeyNorm::Heads),
+    has_post_norms: true,
+    soft_caps: Some(SoftCaps { default_attention: None, default_logits: None }),
+    sliding_window: Some(SlidingWindow { period: 6, default_window: None, rope: LocalRope::Base(10_000.0) }),
+    layers_with_scale_by_width: Some(62), // 27B
+    ..GEMMA
+};
+
 /// The supported architectures. Sources: Touvron et al. 2023 (Llama); the reports of Qwen 2 and 3, Gemma, Gemma 2
-/// (section 2 and table 1), Gemma 3 (section 2), `InternLM` 2, Phi 3, Granite 3 and OLMo 2; the published
+/// (section 2 and table 1), Gemma 3 (section 2), `InternLM` 2, Phi 3, Granite 3 and OLMo 2; Yang et al. 2025
+/// (gated delta nets of Qwen 3.5); the published
 /// configurations of all models (for example `query_pre_attn_scalar`, `sliding_window_pattern`, `no_rope_layers`).
 pub const SPECS: &[ArchitectureSpec] = &[
     LLAMA,
@@ -210,20 +252,7 @@ pub const SPECS: &[ArchitectureSpec] = &[
         layers_with_scale_by_width: Some(46), // 27B
         ..GEMMA
     },
-    ArchitectureSpec {
-        architecture: Architecture::Gemma3,
-        name: "gemma3",
-        query_key_norm: Some(QueryKeyNorm::Heads),
-        has_post_norms: true,
-        soft_caps: Some(SoftCaps { default_attention: None, default_logits: None }),
-        sliding_window: Some(SlidingWindow {
-            period: 6,
-            default_window: None,
-            rope: LocalRope::Base(10_000.0),
-        }),
-        layers_with_scale_by_width: Some(62), // 27B
-        ..GEMMA
-    },
+    GEMMA_3,
     ArchitectureSpec {
         architecture: Architecture::InternLm2,
         name: "internlm2",
@@ -267,12 +296,41 @@ pub const SPECS: &[ArchitectureSpec] = &[
         has_bpe_tokenizer: true,
         ..LLAMA
     },
+    ArchitectureSpec {
+        architecture: Architecture::Gemma4,
+        name: "gemma4",
+        has_value_norm: true,
+        has_layer_scale: true,
+        has_local_dimensions: true,
+        soft_caps: Some(SoftCaps { default_attention: None, default_logits: Some(30.0) }),
+        attention_scale: Some(1.0),
+        layers_with_scale_by_width: None,
+        rope_factors: Some(RopeFactorTensors::Single),
+        has_gpu_kernels: false,
+        ..GEMMA_3
+    },
+    ArchitectureSpec {
+        architecture: Architecture::Qwen35,
+        name: "qwen35",
+        has_projection_biases: false,
+        query_key_norm: Some(QueryKeyNorm::Heads),
+        has_attention_gate: true,
+        feed_forward_norm: "post_attention_norm",
+        default_attention_interval: Some(4),
+        has_gpu_kernels: false,
+        ..QWEN_2
+    },
 ];
 
 impl Architecture {
     /// Returns all architectures.
     pub fn all() -> impl Iterator<Item = Architecture> {
         SPECS.iter().map(|spec| spec.architecture)
+    }
+
+    /// Returns the architectures whose layers the GPU backend computes.
+    pub fn all_with_gpu_kernels() -> impl Iterator<Item = Architecture> {
+        SPECS.iter().filter(|spec| spec.has_gpu_kernels).map(|spec| spec.architecture)
     }
 
     pub fn spec(self) -> &'static ArchitectureSpec {

@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 
 use sha2::{Digest, Sha256};
 
-use super::shape::ModelShape;
+use super::shape::{AttentionShape, DeltaNetShape, Hybrid, ModelShape, TokenMixer};
 use crate::gguf::{GgufError, GgufModel};
 
 /// Number of bytes that are hashed at the start of each tensor.
@@ -46,7 +46,7 @@ fn feed(hash: &mut Sha256, file: &mut File, from: u64, count: u64) -> io::Result
 pub(super) fn shape_digest(shape: &ModelShape, quant: &str) -> String {
     let text = format!(
         "shape/1\narchitecture {}\nlayers {}\nembedding {}\nfeed_forward {}\nheads {}\nkv_heads {}\nkey_length {}\n\
-         value_length {}\nvocabulary {}\ntied_embeddings {}\nquant {quant}\n",
+         value_length {}\nvocabulary {}\ntied_embeddings {}\nquant {quant}\n{}",
         shape.architecture,
         shape.layers.0,
         shape.embedding_length,
@@ -57,13 +57,31 @@ pub(super) fn shape_digest(shape: &ModelShape, quant: &str) -> String {
         shape.value_length,
         shape.vocab_size,
         shape.has_tied_embeddings,
+        shape.hybrid.map_or_else(String::new, |hybrid| hybrid_lines(shape, hybrid)),
     );
     format!("shape:{:x}", Sha256::digest(text))
+}
+
+/// Returns the lines that only models with different layers have.
+fn hybrid_lines(shape: &ModelShape, hybrid: Hybrid) -> String {
+    let other = match hybrid.other {
+        TokenMixer::Attention(local) => {
+            let AttentionShape { heads, kv_heads, key_length, value_length, shares_keys } = local;
+            format!("attention {heads} {kv_heads} {key_length} {value_length} {shares_keys}")
+        }
+        TokenMixer::DeltaNet(net) => {
+            let DeltaNetShape { key_heads, value_heads, head_length, convolution_length } = net;
+            format!("delta_net {key_heads} {value_heads} {head_length} {convolution_length}")
+        }
+    };
+    let interval = hybrid.full_attention_interval;
+    format!("shares_keys {}\nfull_attention_interval {interval}\nother {other}\n", shape.shares_keys)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Architecture;
     use crate::model::shape::tests::llama_8b;
 
     #[test]
@@ -75,5 +93,8 @@ mod tests {
         assert_ne!(shape_digest(&shape, "q4_k_m"), shape_digest(&deeper, "q4_k_m"));
         assert_ne!(shape_digest(&shape, "q4_k_m"), shape_digest(&shape, "q8_0"));
         assert_eq!(shape_digest(&shape, "q8_0").len(), "shape:".len() + 64);
+        let hybrid = ModelShape { architecture: Architecture::Qwen35, ..shape }.with_default_hybrid();
+        let plain = ModelShape { hybrid: None, ..hybrid.clone() };
+        assert_ne!(shape_digest(&hybrid, "q8_0"), shape_digest(&plain, "q8_0"));
     }
 }

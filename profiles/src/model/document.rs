@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::architecture::Architecture;
 use super::profile::ModelProfile;
 use super::quant::{Quant, UnknownQuant};
-use super::shape::{ModelShape, ModelShapeError};
+use super::shape::{AttentionShape, DeltaNetShape, Hybrid, ModelShape, ModelShapeError, TokenMixer};
 use crate::document::{Document, DocumentError};
 use crate::units::Layers;
 
@@ -52,6 +52,18 @@ pub struct ModelDocument {
     /// Head dimension of values; `embedding / heads` if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value_length: Option<u32>,
+    /// Whether the values of full attention are its keys before their norm and rotary embedding.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shares_keys: bool,
+    /// Of each group of this many layers, only the last has the attention described above, if not all layers have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub full_attention_interval: Option<u32>,
+    /// The attention of the other layers of a group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local_attention: Option<LocalAttention>,
+    /// The gated delta net that the other layers of a group have instead of attention.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delta_net: Option<DeltaNet>,
     /// Number of tokens in the vocabulary.
     #[serde(rename = "vocabulary")]
     pub vocab_size: u32,
@@ -64,7 +76,57 @@ pub struct ModelDocument {
     pub quant: String,
 }
 
+/// The attention of layers with a sliding window, with the number of query heads of the other layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LocalAttention {
+    /// Number of key and value heads.
+    pub kv_heads: u32,
+    /// Head dimension of queries and keys.
+    pub key_length: u32,
+    /// Head dimension of values.
+    pub value_length: u32,
+}
+
+/// A gated delta net.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeltaNet {
+    /// Number of query heads, and of key heads.
+    pub key_heads: u32,
+    /// Number of value heads, a multiple of `key_heads`.
+    pub value_heads: u32,
+    /// Dimension of all heads.
+    pub head_length: u32,
+    /// Number of tokens that the convolution covers.
+    pub convolution_length: u32,
+}
+
 impl ModelDocument {
+    /// Returns the layers without full attention, if any.
+    fn hybrid(&self) -> Result<Option<Hybrid>, ModelShapeError> {
+        let heads = self.heads;
+        let local = self.local_attention.map(|LocalAttention { kv_heads, key_length, value_length }| {
+            let shares_keys = false;
+            TokenMixer::Attention(AttentionShape { heads, kv_heads, key_length, value_length, shares_keys })
+        });
+        let delta = self.delta_net.map(|net| {
+            let DeltaNet { key_heads, value_heads, head_length, convolution_length } = net;
+            TokenMixer::DeltaNet(DeltaNetShape { key_heads, value_heads, head_length, convolution_length })
+        });
+        match (self.full_attention_interval, local, delta) {
+            (None, None, None) => Ok(None),
+            (Some(full_attention_interval), Some(other), None)
+            | (Some(full_attention_interval), None, Some(other)) => {
+                Ok(Some(Hybrid { full_attention_interval, other }))
+            }
+            _ => {
+                let what = "`full_attention_interval` needs either `local_attention` or `delta_net`, and they need it";
+                Err(ModelShapeError { field: "full_attention_interval", what: what.into() })
+            }
+        }
+    }
+
     pub fn to_shape(&self) -> ModelShape {
         let head = self.embedding_length.checked_div(self.heads).unwrap_or(0);
         ModelShape {
@@ -76,6 +138,9 @@ impl ModelDocument {
             kv_heads: self.kv_heads,
             key_length: self.key_length.unwrap_or(head),
             value_length: self.value_length.unwrap_or(head),
+            shares_keys: self.shares_keys,
+            // `to_profile` reports an error.
+            hybrid: self.hybrid().unwrap_or_default(),
             vocab_size: self.vocab_size,
             has_tied_embeddings: self.has_tied_embeddings,
             context_length: self.context_length,
@@ -91,7 +156,7 @@ impl ModelDocument {
             }
         }
         let invalid = |error: ModelShapeError| DocumentError::invalid_value(error.field, error.what);
-        self.to_shape().check().map_err(invalid)?;
+        self.hybrid().and_then(|_| self.to_shape().check()).map_err(invalid)?;
         let quant: Quant = self
             .quant
             .parse()

@@ -5,8 +5,8 @@
 //! In a file without `output.weight`, the output head is tied to the input embedding.
 
 use super::architecture::Architecture;
-use super::shape::ModelShape;
-use crate::gguf::{Array, GgufError, GgufModel, Value};
+use super::shape::{AttentionShape, DeltaNetShape, Hybrid, ModelShape, TokenMixer};
+use crate::gguf::{Array, GgufError, GgufModel, Value, layer_of_tensor};
 use crate::units::Layers;
 
 impl GgufModel {
@@ -18,24 +18,38 @@ impl GgufModel {
             known: Architecture::known_names(),
         })?;
         let keys = Keys { model: self, architecture };
+        keys.check_supported()?;
         let embedding = keys.required("embedding_length")?;
         let heads = keys.required("attention.head_count")?;
         let head = embedding.checked_div(heads).unwrap_or(0);
+        let layers = keys.required("block_count")?.saturating_sub(keys.draft_layers());
+        let hybrid = keys.hybrid(layers, heads)?;
+        // The layer whose dimensions are those of all layers with full attention.
+        let full = hybrid.map_or(0, |hybrid| hybrid.full_attention_interval.saturating_sub(1));
+        let has_values = self.tensor(&format!("blk.{full}.attn_v.weight")).is_some();
         let shape = ModelShape {
             architecture,
-            layers: Layers(keys.required("block_count")?),
+            layers: Layers(layers),
             embedding_length: embedding,
             feed_forward_length: keys.required("feed_forward_length")?,
             heads,
-            kv_heads: keys.number("attention.head_count_kv")?.unwrap_or(heads),
+            kv_heads: keys.of_layer("attention.head_count_kv", full)?.unwrap_or(heads),
             key_length: keys.number("attention.key_length")?.unwrap_or(head),
             value_length: keys.number("attention.value_length")?.unwrap_or(head),
+            shares_keys: architecture.spec().has_local_dimensions && !has_values,
+            hybrid,
             vocab_size: vocab_size(self, embedding)?,
             has_tied_embeddings: self.tensor("output.weight").is_none(),
             context_length: keys.required("context_length")?,
         };
         shape.check().map_err(|error| GgufError::Shape { what: error.to_string() })?;
         Ok(shape)
+    }
+
+    /// Returns whether a tensor belongs to the layers after those of `shape`, which draft tokens and are not used.
+    pub fn is_draft_tensor(&self, name: &str, shape: &ModelShape) -> bool {
+        let drafts = Keys { model: self, architecture: shape.architecture }.draft_layers();
+        layer_of_tensor(name).is_some_and(|layer| (shape.layers.0..shape.layers.0 + drafts).contains(&layer))
     }
 }
 
@@ -57,20 +71,130 @@ struct Keys<'a> {
 }
 
 impl Keys<'_> {
+    /// Fails for models of the architecture that have parts which the forward pass does not have.
+    fn check_supported(&self) -> Result<(), GgufError> {
+        for (name, part) in [
+            ("embedding_length_per_layer_input", "embeddings of each layer (Gemma 4 E2B and E4B)"),
+            (
+                "attention.shared_kv_layers",
+                "layers that use the keys and values of others (Gemma 4 E2B and E4B)",
+            ),
+            ("expert_count", "experts"),
+        ] {
+            if self.number(name)?.is_some_and(|count| count > 0) {
+                let what = format!("the model has {part}, which are not supported: use a model without them");
+                return Err(GgufError::Shape { what });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the number of layers after the others that draft tokens (multi-token prediction).
+    fn draft_layers(&self) -> u32 {
+        self.number("nextn_predict_layers").ok().flatten().filter(|count| *count < 1 << 12).unwrap_or(0)
+    }
+
+    /// Reads the layers without full attention, if any.
+    fn hybrid(&self, layers: u32, heads: u32) -> Result<Option<Hybrid>, GgufError> {
+        let spec = self.architecture.spec();
+        if let Some(default) = spec.default_attention_interval {
+            let interval = self.number("full_attention_interval")?.unwrap_or(default);
+            let net = DeltaNetShape {
+                key_heads: self.required("ssm.group_count")?,
+                value_heads: self.required("ssm.time_step_rank")?,
+                head_length: self.required("ssm.state_size")?,
+                convolution_length: self.required("ssm.conv_kernel")?,
+            };
+            let (width, found) = (net.value_width(), self.required("ssm.inner_size")?);
+            if width != u64::from(found) {
+                let what = format!(
+                    "key `{spec}.ssm.inner_size` is {found}, but the value heads have {width}",
+                    spec = spec.name
+                );
+                return Err(GgufError::Shape { what });
+            }
+            self.check_interval("attention.recurrent_layers", interval, layers)?;
+            return Ok(Some(Hybrid { full_attention_interval: interval, other: TokenMixer::DeltaNet(net) }));
+        }
+        if !spec.has_local_dimensions {
+            return Ok(None);
+        }
+        let pattern = "attention.sliding_window_pattern";
+        let interval = match self.model.metadata.get(&self.key(pattern)) {
+            Some(Value::Array(Array::Bool(is_local))) => {
+                let full = is_local.iter().position(|is_local| !is_local);
+                full.map_or(0, |full| full as u32 + 1)
+            }
+            _ => spec.sliding_window.map_or(0, |window| window.period),
+        };
+        self.check_interval(pattern, interval, layers)?;
+        let local = AttentionShape {
+            heads,
+            kv_heads: self.of_layer("attention.head_count_kv", 0)?.unwrap_or(heads),
+            key_length: self.required("attention.key_length_swa")?,
+            value_length: self.required("attention.value_length_swa")?,
+            shares_keys: false,
+        };
+        Ok(Some(Hybrid { full_attention_interval: interval, other: TokenMixer::Attention(local) }))
+    }
+
+    /// Checks that the array `name`, if the file has it, is true for all layers but the last of each group of
+    /// `interval`.
+    fn check_interval(&self, name: &str, interval: u32, layers: u32) -> Result<(), GgufError> {
+        let Some(Value::Array(Array::Bool(found))) = self.model.metadata.get(&self.key(name)) else {
+            return Ok(());
+        };
+        let is_last = |layer: u32| (layer + 1).is_multiple_of(interval);
+        let expected = (0..layers).map(|layer| !is_last(layer));
+        if interval > 0 && found.len() >= layers as usize && expected.zip(found).all(|(a, b)| a == *b) {
+            return Ok(());
+        }
+        let what = format!(
+            "key `{}` does not describe groups of equal layers: convert the model again",
+            self.key(name)
+        );
+        Err(GgufError::Shape { what })
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.architecture)
+    }
+
+    /// Reads a dimension of the layer with the index `layer`, from an array with a value for each layer or a value for
+    /// all layers.
+    fn of_layer(&self, name: &str, layer: u32) -> Result<Option<u32>, GgufError> {
+        match self.array(name) {
+            Some(items) if self.architecture.spec().has_local_dimensions => {
+                let item = items.get(layer as usize).and_then(|item| u32::try_from(*item).ok());
+                let missing = || GgufError::Shape {
+                    what: format!(
+                        "key `{}` has no value for layer {layer}: convert the model again",
+                        self.key(name)
+                    ),
+                };
+                item.map(Some).ok_or_else(missing)
+            }
+            _ => self.number(name),
+        }
+    }
+
+    fn array(&self, name: &str) -> Option<Vec<i64>> {
+        match self.model.metadata.get(&self.key(name)) {
+            Some(Value::Array(Array::U32(items))) => Some(items.iter().map(|&item| item.into()).collect()),
+            Some(Value::Array(Array::I32(items))) => Some(items.iter().map(|&item| item.into()).collect()),
+            _ => None,
+        }
+    }
+
     fn required(&self, name: &str) -> Result<u32, GgufError> {
-        let missing = || GgufError::MissingKey { key: format!("{}.{name}", self.architecture) };
+        let missing = || GgufError::MissingKey { key: self.key(name) };
         self.number(name)?.ok_or_else(missing)
     }
 
     /// Reads a dimension of the model. Some converters write an array with the same value for each layer.
     fn number(&self, name: &str) -> Result<Option<u32>, GgufError> {
-        let key = format!("{}.{name}", self.architecture);
-        let per_layer: Option<Vec<i64>> = match self.model.metadata.get(&key) {
-            Some(Value::Array(Array::U32(items))) => Some(items.iter().map(|&item| item.into()).collect()),
-            Some(Value::Array(Array::I32(items))) => Some(items.iter().map(|&item| item.into()).collect()),
-            _ => None,
-        };
-        let Some(items) = per_layer else { return self.model.metadata.get_u32(&key) };
+        let key = self.key(name);
+        let Some(items) = self.array(name) else { return self.model.metadata.get_u32(&key) };
         let uneven =
             || GgufError::Shape { what: format!("key `{key}` does not have the same value for all layers") };
         let first = items.first().copied().ok_or_else(uneven)?;

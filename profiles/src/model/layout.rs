@@ -6,7 +6,7 @@
 //!
 //! Not here: the format of each tensor (`model::quant`).
 
-use super::shape::ModelShape;
+use super::shape::{AttentionShape, DeltaNetShape, ModelShape, TokenMixer};
 
 /// The kind of a tensor, which determines its arithmetic and, in a synthetic model, its random values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +18,12 @@ pub enum TensorKind {
     Norm,
     /// A bias, which is added to the result of a matmul.
     Bias,
+    /// The kernels of a convolution over time, which are not quantised.
+    Convolution,
+    /// The negative factors of the logarithm of a state's decay.
+    Decay,
+    /// A positive factor.
+    Scale,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +49,7 @@ pub fn tensor_specs(shape: &ModelShape) -> Vec<TensorSpec> {
     let outside = |name: &str, dims, kind| TensorSpec { name: name.into(), dims, kind, layer_index: None };
     let mut list = vec![outside("token_embd.weight", vec![embedding, vocabulary], TensorKind::Embedding)];
     for layer in 0..shape.layers.0 {
-        list.extend(layer_tensors(shape).into_iter().map(|(name, dims, kind)| TensorSpec {
+        list.extend(layer_tensors(shape, layer).into_iter().map(|(name, dims, kind)| TensorSpec {
             name: format!("blk.{layer}.{name}"),
             dims,
             kind,
@@ -57,51 +63,81 @@ pub fn tensor_specs(shape: &ModelShape) -> Vec<TensorSpec> {
     list
 }
 
-/// Returns the name (without `blk.N.`), the dimensions and the kind of each tensor of one layer.
-fn layer_tensors(shape: &ModelShape) -> Vec<(&'static str, Vec<u64>, TensorKind)> {
-    use TensorKind::{Bias, Matrix, Norm};
+/// The name (without `blk.N.`), the dimensions and the kind of a tensor of a layer.
+type LayerTensor = (String, Vec<u64>, TensorKind);
+
+/// Returns the tensors of the layer with the index `layer`.
+fn layer_tensors(shape: &ModelShape, layer: u32) -> Vec<LayerTensor> {
+    use TensorKind::{Matrix, Norm, Scale};
     let (embedding, feed_forward) = (u64::from(shape.embedding_length), u64::from(shape.feed_forward_length));
-    let (query, key, value) = (shape.query_width(), shape.key_width(), shape.value_width());
     let spec = shape.architecture.spec();
-    let attended = u64::from(shape.heads) * u64::from(shape.value_length);
+    let tensor = |name: &str, dims: &[u64], kind| (format!("{name}.weight"), dims.to_vec(), kind);
+    let norm = |name: &str| tensor(name, &[embedding], Norm);
     let mut list = Vec::new();
-    if spec.has_pre_norms {
-        list.push(("attn_norm.weight", vec![embedding], Norm));
-    }
+    list.extend(spec.has_pre_norms.then(|| norm("attn_norm")));
+    list.extend(match shape.mixer(layer) {
+        TokenMixer::Attention(attention) => attention_tensors(shape, &attention),
+        TokenMixer::DeltaNet(net) => delta_net_tensors(shape, &net),
+    });
+    list.extend(spec.has_post_norms.then(|| norm("post_attention_norm")));
+    list.extend(spec.has_pre_norms.then(|| norm(spec.feed_forward_norm)));
     if spec.has_fused_projections {
-        list.push(("attn_qkv.weight", vec![embedding, query + key + value], Matrix));
+        list.push(tensor("ffn_up", &[embedding, 2 * feed_forward], Matrix));
     } else {
-        list.push(("attn_q.weight", vec![embedding, query], Matrix));
-        list.push(("attn_k.weight", vec![embedding, key], Matrix));
-        list.push(("attn_v.weight", vec![embedding, value], Matrix));
+        list.push(tensor("ffn_gate", &[embedding, feed_forward], Matrix));
+        list.push(tensor("ffn_up", &[embedding, feed_forward], Matrix));
+    }
+    list.push(tensor("ffn_down", &[feed_forward, embedding], Matrix));
+    list.extend(spec.has_post_norms.then(|| norm("post_ffw_norm")));
+    list.extend(spec.has_layer_scale.then(|| tensor("layer_output_scale", &[1], Scale)));
+    list
+}
+
+fn attention_tensors(shape: &ModelShape, attention: &AttentionShape) -> Vec<LayerTensor> {
+    use TensorKind::{Bias, Matrix, Norm};
+    let (spec, embedding) = (shape.architecture.spec(), u64::from(shape.embedding_length));
+    let (query, key, value) = (attention.query_width(), attention.key_width(), attention.value_width());
+    let tensor = |name: &str, dims: &[u64], kind| (name.to_owned(), dims.to_vec(), kind);
+    let mut list = Vec::new();
+    if spec.has_fused_projections {
+        list.push(tensor("attn_qkv.weight", &[embedding, query + key + value], Matrix));
+    } else {
+        let query = if spec.has_attention_gate { 2 * query } else { query };
+        list.push(tensor("attn_q.weight", &[embedding, query], Matrix));
+        list.push(tensor("attn_k.weight", &[embedding, key], Matrix));
+        if !attention.shares_keys {
+            list.push(tensor("attn_v.weight", &[embedding, value], Matrix));
+        }
     }
     if spec.has_projection_biases {
-        list.push(("attn_q.bias", vec![query], Bias));
-        list.push(("attn_k.bias", vec![key], Bias));
-        list.push(("attn_v.bias", vec![value], Bias));
+        list.push(tensor("attn_q.bias", &[query], Bias));
+        list.push(tensor("attn_k.bias", &[key], Bias));
+        list.push(tensor("attn_v.bias", &[value], Bias));
     }
-    if let Some([query_norm, key_norm]) = shape.query_key_norm_lengths() {
-        list.push(("attn_q_norm.weight", vec![query_norm], Norm));
-        list.push(("attn_k_norm.weight", vec![key_norm], Norm));
+    if let Some([query_norm, key_norm]) = shape.query_key_norm_lengths(attention) {
+        list.push(tensor("attn_q_norm.weight", &[query_norm], Norm));
+        list.push(tensor("attn_k_norm.weight", &[key_norm], Norm));
     }
-    list.push(("attn_output.weight", vec![attended, embedding], Matrix));
-    if spec.has_post_norms {
-        list.push(("post_attention_norm.weight", vec![embedding], Norm));
-    }
-    if spec.has_pre_norms {
-        list.push(("ffn_norm.weight", vec![embedding], Norm));
-    }
-    if spec.has_fused_projections {
-        list.push(("ffn_up.weight", vec![embedding, 2 * feed_forward], Matrix));
-    } else {
-        list.push(("ffn_gate.weight", vec![embedding, feed_forward], Matrix));
-        list.push(("ffn_up.weight", vec![embedding, feed_forward], Matrix));
-    }
-    list.push(("ffn_down.weight", vec![feed_forward, embedding], Matrix));
-    if spec.has_post_norms {
-        list.push(("post_ffw_norm.weight", vec![embedding], Norm));
-    }
+    list.push(tensor("attn_output.weight", &[attention.output_width(), embedding], Matrix));
     list
+}
+
+fn delta_net_tensors(shape: &ModelShape, net: &DeltaNetShape) -> Vec<LayerTensor> {
+    use TensorKind::{Bias, Convolution, Decay, Matrix, Norm};
+    let (embedding, heads, values) =
+        (u64::from(shape.embedding_length), u64::from(net.value_heads), net.value_width());
+    let tensor = |name: &str, dims: &[u64], kind| (name.to_owned(), dims.to_vec(), kind);
+    vec![
+        tensor("attn_qkv.weight", &[embedding, net.channels()], Matrix),
+        tensor("attn_gate.weight", &[embedding, values], Matrix),
+        tensor("ssm_conv1d.weight", &[u64::from(net.convolution_length), net.channels()], Convolution),
+        tensor("ssm_dt.bias", &[heads], Bias),
+        tensor("ssm_a", &[heads], Decay),
+        tensor("ssm_beta.weight", &[embedding, heads], Matrix),
+        tensor("ssm_alpha.weight", &[embedding, heads], Matrix),
+        tensor("ssm_norm.weight", &[u64::from(net.head_length)], Norm),
+        tensor("ssm_out.weight", &[values, embedding], Matrix),
+    ]
 }
 
 #[cfg(test)]
@@ -127,6 +163,14 @@ mod tests {
         assert_eq!(count(Architecture::Gemma3), 32 * 13);
         assert_eq!(count(Architecture::Phi3), 32 * 6);
         assert_eq!(count(Architecture::Olmo2), 32 * 11);
+        let hybrid = |architecture| {
+            let shape = ModelShape { architecture, ..llama_8b() }.with_default_hybrid();
+            tensor_specs(&shape).len() - 3
+        };
+        // 24 layers with a delta net, and 8 with attention and norms of Q and K.
+        assert_eq!(hybrid(Architecture::Qwen35), 24 * 14 + 8 * 11);
+        // 27 layers with a window, and 5 without values.
+        assert_eq!(hybrid(Architecture::Gemma4), 27 * 14 + 5 * 13);
         assert_eq!(tensor_specs(&ModelShape { has_tied_embeddings: true, ..llama_8b() }).len(), 2 + 9 * 32);
     }
 }

@@ -12,7 +12,7 @@ use super::quant::{Quant, file_type_name};
 use super::shape::{ModelShape, ModelShapeError};
 use super::tensor_group::{TensorGroup, tensor_flops};
 use crate::format::Format;
-use crate::gguf::{GgufError, GgufModel, layer_of_tensor};
+use crate::gguf::{GgufError, GgufModel, TensorInfo, layer_of_tensor};
 use crate::units::{Bytes, Flops};
 
 /// The bytes and the floating-point operations of a model, for planners and the simulator.
@@ -69,6 +69,9 @@ impl ModelProfile {
         check_complete(model, &shape)?;
         let mut profile = ModelProfile::empty(name(model)?, shape, quant_name(model)?);
         for tensor in &model.tensors {
+            if model.is_draft_tensor(&tensor.name, &profile.shape) {
+                continue;
+            }
             let layer = layer_of(&tensor.name, &profile.shape)?;
             profile.add(&tensor.name, layer, tensor.element_count(), tensor.format, tensor.bytes);
         }
@@ -193,7 +196,10 @@ fn layer_of(name: &str, shape: &ModelShape) -> Result<Option<u32>, GgufError> {
 /// name of `general.file_type`, otherwise the format with the most bytes followed by `-mixed`.
 fn quant_name(model: &GgufModel) -> Result<String, GgufError> {
     let mut matrices = TensorGroup::default();
-    for tensor in model.tensors.iter().filter(|tensor| tensor.dims.len() > 1) {
+    // The kernels of convolutions are never quantised.
+    let is_matrix =
+        |tensor: &&TensorInfo| tensor.dims.len() > 1 && !tensor.name.ends_with("ssm_conv1d.weight");
+    for tensor in model.tensors.iter().filter(is_matrix) {
         matrices.add(tensor.format, tensor.bytes, Flops(0.0));
     }
     let largest = matrices.totals_by_format().max_by_key(|(_, share)| share.bytes).map(|(format, _)| format);
@@ -205,12 +211,15 @@ fn quant_name(model: &GgufModel) -> Result<String, GgufError> {
     Ok(named.map_or_else(|| format!("{largest}-mixed"), str::to_owned))
 }
 
-/// Checks that a file has every tensor of the shape, with the expected dimensions. Biases are optional.
+/// Checks that a file has every tensor of the shape, with the expected dimensions. The biases of matrices and the
+/// scales of layers are optional.
 fn check_complete(model: &GgufModel, shape: &ModelShape) -> Result<(), GgufError> {
     let dims: BTreeMap<&String, &Vec<u64>> = model.tensors.iter().map(|it| (&it.name, &it.dims)).collect();
     for TensorSpec { name, dims: must, kind, .. } in layout::tensor_specs(shape) {
         match dims.get(&name) {
-            None if kind != TensorKind::Bias => return Err(GgufError::MissingTensor { tensor: name }),
+            None if !matches!(kind, TensorKind::Bias | TensorKind::Scale) => {
+                return Err(GgufError::MissingTensor { tensor: name });
+            }
             Some(&is) if *is != must => {
                 let what =
                     format!("tensor `{name}` has dimensions {is:?}, but the metadata require {must:?}");

@@ -63,7 +63,7 @@ impl Quant {
 
     /// Returns the format of one tensor of a model with this shape.
     pub fn tensor_format(self, tensor: &TensorSpec, shape: &ModelShape) -> Result<Format, PartialBlockError> {
-        if tensor.dims.len() == 1 {
+        if tensor.dims.len() == 1 || tensor.kind == TensorKind::Convolution {
             return Ok(Format::F32);
         }
         let row = tensor.dims[0];

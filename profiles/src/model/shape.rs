@@ -10,7 +10,7 @@ use super::architecture::{Architecture, QueryKeyNorm};
 use crate::format::Format;
 use crate::units::{Bytes, Flops, Layers};
 
-/// The dimensions of a decoder-only transformer.
+/// The dimensions of a decoder-only transformer. Heads and their lengths are those of layers with full attention.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelShape {
     pub architecture: Architecture,
@@ -28,6 +28,10 @@ pub struct ModelShape {
     pub key_length: u32,
     /// Head dimension of V (`e_v` of the prima.cpp paper).
     pub value_length: u32,
+    /// Whether the values of full attention are its keys before their norm and rotary embedding.
+    pub shares_keys: bool,
+    /// The layers without full attention, if they have other dimensions; `None` if all layers are alike.
+    pub hybrid: Option<Hybrid>,
     /// Number of tokens in the vocabulary (V of the prima.cpp paper).
     pub vocab_size: u32,
     /// Whether the output head uses the tensor of the input embedding.
@@ -36,46 +40,52 @@ pub struct ModelShape {
     pub context_length: u32,
 }
 
-/// The error for an invalid dimension, or for a quantisation that does not fit the dimensions.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{what}")]
-pub struct ModelShapeError {
-    /// The key of the invalid value in a `model/1` document.
-    pub field: &'static str,
-    pub what: String,
+/// Layers without full attention. Of each group of `full_attention_interval` layers, only the last has full attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hybrid {
+    pub full_attention_interval: u32,
+    /// What the other layers of a group have instead.
+    pub other: TokenMixer,
 }
 
-impl ModelShape {
-    /// Checks that no dimension is zero or so large that products could overflow.
-    pub fn check(&self) -> Result<(), ModelShapeError> {
-        for (field, found, limit) in [
-            ("layers", self.layers.0, 1 << 12),
-            ("embedding", self.embedding_length, 1 << 18),
-            ("feed_forward", self.feed_forward_length, 1 << 20),
-            ("heads", self.heads, 1 << 12),
-            ("kv_heads", self.kv_heads, 1 << 12),
-            ("key_length", self.key_length, 1 << 14),
-            ("value_length", self.value_length, 1 << 14),
-            ("vocabulary", self.vocab_size, 1 << 22),
-            ("context_length", self.context_length, 1 << 27),
-        ] {
-            if found == 0 || found > limit {
-                let what = format!("`{field}` is {found}: it must be from 1 to {limit}");
-                return Err(ModelShapeError { field, what });
-            }
-        }
-        let (heads, kv_heads) = (self.heads, self.kv_heads);
-        if !heads.is_multiple_of(kv_heads) {
-            let what = format!(
-                "`heads` is {heads}, which is not a multiple of `kv_heads` ({kv_heads}): every KV head must \
-                 have the same number of query heads"
-            );
-            return Err(ModelShapeError { field: "kv_heads", what });
-        }
-        Ok(())
-    }
+/// The part of a layer in which tokens affect each other, with its dimensions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenMixer {
+    Attention(AttentionShape),
+    DeltaNet(DeltaNetShape),
+}
 
-    /// Returns the width of the Q projection (the number of rows of `attn_q`): `heads * key_length`.
+/// The dimensions of attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// Number of query heads.
+    pub heads: u32,
+    /// Number of key and value heads.
+    pub kv_heads: u32,
+    /// Head dimension of Q and K.
+    pub key_length: u32,
+    /// Head dimension of V.
+    pub value_length: u32,
+    /// Whether the values are the keys before their norm and rotary embedding, so that `attn_v` is missing.
+    pub shares_keys: bool,
+}
+
+/// The dimensions of a gated delta net (Yang et al. 2025, "Gated Delta Networks"): a layer with a state of fixed size,
+/// a matrix for each value head, instead of the keys and values of all tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeltaNetShape {
+    /// Number of query heads, and of key heads.
+    pub key_heads: u32,
+    /// Number of value heads, a multiple of `key_heads`.
+    pub value_heads: u32,
+    /// Dimension of all heads.
+    pub head_length: u32,
+    /// Number of tokens that the convolution of queries, keys and values covers.
+    pub convolution_length: u32,
+}
+
+impl AttentionShape {
+    /// Returns the width of the queries (without a gate, the number of rows of `attn_q`): `heads * key_length`.
     pub fn query_width(&self) -> u64 {
         u64::from(self.heads) * u64::from(self.key_length)
     }
@@ -90,28 +100,206 @@ impl ModelShape {
         u64::from(self.kv_heads) * u64::from(self.value_length)
     }
 
-    /// Returns the number of weights in the norm of Q and in the norm of K; `None` if the architecture has no such
-    /// norms.
-    pub fn query_key_norm_lengths(&self) -> Option<[u64; 2]> {
+    /// Returns the width of the attention output (the row length of `attn_output`): `heads * value_length`.
+    pub fn output_width(&self) -> u64 {
+        u64::from(self.heads) * u64::from(self.value_length)
+    }
+}
+
+impl DeltaNetShape {
+    /// Returns the width of the queries, and of the keys: `key_heads * head_length`.
+    pub fn key_width(&self) -> u64 {
+        u64::from(self.key_heads) * u64::from(self.head_length)
+    }
+
+    /// Returns the width of the values, of their gate and of the output: `value_heads * head_length`.
+    pub fn value_width(&self) -> u64 {
+        u64::from(self.value_heads) * u64::from(self.head_length)
+    }
+
+    /// Returns the number of queries, keys and values of a token, which the convolution mixes over time.
+    pub fn channels(&self) -> u64 {
+        2 * self.key_width() + self.value_width()
+    }
+
+    /// Returns the number of elements of the state: the matrices of all value heads.
+    pub fn state_elements(&self) -> u64 {
+        self.value_width() * u64::from(self.head_length)
+    }
+
+    /// Returns the number of earlier queries, keys and values that the convolution needs.
+    pub fn history_elements(&self) -> u64 {
+        self.channels() * u64::from(self.convolution_length - 1)
+    }
+}
+
+impl TokenMixer {
+    /// Returns the size of a layer's memory of `context` tokens: for attention the KV cache, with elements in `format`,
+    /// `(key width + value width) * context` times the size of a block, divided by its number of elements; for a
+    /// delta net its state in f32, which does not depend on the context.
+    pub fn cache_bytes(&self, context: u32, format: Format) -> Bytes {
+        match self {
+            Self::Attention(shape) => {
+                let elements = (shape.key_width() + shape.value_width()) * u64::from(context);
+                Bytes((elements * format.block_bytes()).div_ceil(format.block_len()))
+            }
+            Self::DeltaNet(shape) => Bytes(4 * (shape.state_elements() + shape.history_elements())),
+        }
+    }
+
+    /// Returns the operations for one token that attends to `kv_length` tokens, including itself, without the
+    /// projections, which are matrices of weights. Attention computes a dot product with each key, a softmax with about
+    /// 5 operations per score, and a weighted sum of the values. A delta net decays its state, multiplies it by the key
+    /// and the query, and adds an outer product, which are 7 operations per element.
+    pub fn flops(&self, kv_length: u32) -> Flops {
+        Flops(match self {
+            Self::Attention(shape) => {
+                let per_score = 2 * u64::from(shape.key_length) + 2 * u64::from(shape.value_length) + 5;
+                (u64::from(shape.heads) * u64::from(kv_length) * per_score) as f64
+            }
+            Self::DeltaNet(shape) => (7 * shape.state_elements()) as f64,
+        })
+    }
+}
+
+/// The error for an invalid dimension, or for a quantisation that does not fit the dimensions.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what}")]
+pub struct ModelShapeError {
+    /// The key of the invalid value in a `model/1` document.
+    pub field: &'static str,
+    pub what: String,
+}
+
+impl ModelShape {
+    /// Checks that no dimension is zero or so large that products could overflow.
+    pub fn check(&self) -> Result<(), ModelShapeError> {
+        check_ranges(&[
+            ("layers", self.layers.0, 1 << 12),
+            ("embedding", self.embedding_length, 1 << 18),
+            ("feed_forward", self.feed_forward_length, 1 << 20),
+            ("heads", self.heads, 1 << 12),
+            ("kv_heads", self.kv_heads, 1 << 12),
+            ("key_length", self.key_length, 1 << 14),
+            ("value_length", self.value_length, 1 << 14),
+            ("vocabulary", self.vocab_size, 1 << 22),
+            ("context_length", self.context_length, 1 << 27),
+        ])?;
+        let (heads, kv_heads) = (self.heads, self.kv_heads);
+        if !heads.is_multiple_of(kv_heads) {
+            let what = format!(
+                "`heads` is {heads}, which is not a multiple of `kv_heads` ({kv_heads}): every KV head must \
+                 have the same number of query heads"
+            );
+            return Err(ModelShapeError { field: "kv_heads", what });
+        }
+        if self.shares_keys && self.key_length != self.value_length {
+            let (key, value) = (self.key_length, self.value_length);
+            let what = format!("`value_length` is {value}, but the values are keys, whose length is {key}");
+            return Err(ModelShapeError { field: "value_length", what });
+        }
+        self.hybrid.map_or(Ok(()), |hybrid| hybrid.check(self))
+    }
+
+    /// Returns the dimensions of full attention.
+    pub fn attention(&self) -> AttentionShape {
+        AttentionShape {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            key_length: self.key_length,
+            value_length: self.value_length,
+            shares_keys: self.shares_keys,
+        }
+    }
+
+    /// Returns this shape with the layers without full attention that the architecture has, in the proportions of
+    /// published models: for Gemma 4 those of 31B, for Qwen 3.5 those of 27B except that all heads are twice as many.
+    #[must_use]
+    pub fn with_default_hybrid(self) -> ModelShape {
+        let (spec, half) = (self.architecture.spec(), (self.key_length / 2).max(1));
+        let other = if spec.default_attention_interval.is_some() {
+            Some(TokenMixer::DeltaNet(DeltaNetShape {
+                key_heads: self.heads,
+                value_heads: self.heads.saturating_mul(2),
+                head_length: half,
+                convolution_length: 4,
+            }))
+        } else if spec.has_local_dimensions {
+            let kv_heads = if self.heads.is_multiple_of(4) { self.heads / 2 } else { self.heads };
+            let (heads, lengths) = (self.heads, half);
+            let (key_length, value_length, shares_keys) = (lengths, lengths, false);
+            Some(TokenMixer::Attention(AttentionShape {
+                heads,
+                kv_heads,
+                key_length,
+                value_length,
+                shares_keys,
+            }))
+        } else {
+            None
+        };
+        let interval = spec.default_attention_interval.or(spec.sliding_window.map(|window| window.period));
+        let full_attention_interval = interval.unwrap_or(1).min(self.layers.0.max(1));
+        let hybrid = other.map(|other| Hybrid { full_attention_interval, other });
+        ModelShape { shares_keys: spec.has_local_dimensions, hybrid, ..self }
+    }
+
+    /// Returns the token mixer of the layer with the index `layer`.
+    pub fn mixer(&self, layer: u32) -> TokenMixer {
+        let other = self.hybrid.filter(|hybrid| !(layer + 1).is_multiple_of(hybrid.full_attention_interval));
+        other.map_or(TokenMixer::Attention(self.attention()), |hybrid| hybrid.other)
+    }
+
+    /// Returns the token mixers of all layers.
+    pub fn mixers(&self) -> impl Iterator<Item = TokenMixer> {
+        (0..self.layers.0).map(|layer| self.mixer(layer))
+    }
+
+    /// Returns whether a layer has a state that cannot be truncated to fewer tokens.
+    pub fn is_recurrent(&self) -> bool {
+        self.hybrid.is_some_and(|hybrid| matches!(hybrid.other, TokenMixer::DeltaNet(_)))
+    }
+
+    /// Returns the largest attention of the model in each dimension.
+    pub fn largest_attention(&self) -> AttentionShape {
+        let full = self.attention();
+        match self.hybrid.map(|hybrid| hybrid.other) {
+            Some(TokenMixer::Attention(other)) => AttentionShape {
+                heads: full.heads.max(other.heads),
+                kv_heads: full.kv_heads.max(other.kv_heads),
+                key_length: full.key_length.max(other.key_length),
+                value_length: full.value_length.max(other.value_length),
+                shares_keys: full.shares_keys,
+            },
+            _ => full,
+        }
+    }
+
+    /// Returns the number of weights in the norms of Q and K of a layer with the attention `shape`; `None` if the
+    /// architecture has no such norms.
+    pub fn query_key_norm_lengths(&self, shape: &AttentionShape) -> Option<[u64; 2]> {
         self.architecture.spec().query_key_norm.map(|norm| match norm {
-            QueryKeyNorm::Heads => [u64::from(self.key_length); 2],
-            QueryKeyNorm::Rows => [self.query_width(), self.key_width()],
+            QueryKeyNorm::Heads => [u64::from(shape.key_length); 2],
+            QueryKeyNorm::Rows => [shape.query_width(), shape.key_width()],
         })
     }
 
-    /// Returns the size of the KV cache of one layer for `context` tokens, with elements in `format`:
-    /// `kv_heads * (key_length + value_length) * context`, times the size of a block, divided by its number of
-    /// elements.
-    pub fn kv_bytes_per_layer(&self, context: u32, format: Format) -> Bytes {
-        let elements = (self.key_width() + self.value_width()) * u64::from(context);
-        Bytes((elements * format.block_bytes()).div_ceil(format.block_len()))
+    /// Returns the size of the KV cache of all layers for `context` tokens, with elements in `format`.
+    pub fn cache_bytes(&self, context: u32, format: Format) -> Bytes {
+        let layers = self.mixers().map(|mixer| mixer.cache_bytes(context, format).0);
+        Bytes(layers.fold(0, u64::saturating_add))
     }
 
     /// Checks that the keys and the values of a head are whole blocks of the format of a KV cache.
     pub fn check_kv_format(&self, format: Format) -> Result<(), ModelShapeError> {
-        let lengths = [("key_length", self.key_length), ("value_length", self.value_length)];
+        let other = match self.hybrid.map(|hybrid| hybrid.other) {
+            Some(TokenMixer::Attention(other)) => other,
+            _ => self.attention(),
+        };
+        let lengths = [self.attention(), other]
+            .map(|shape| [("key_length", shape.key_length), ("value_length", shape.value_length)]);
         let block = format.block_len();
-        match lengths.into_iter().find(|(_, length)| !u64::from(*length).is_multiple_of(block)) {
+        match lengths.into_iter().flatten().find(|(_, length)| !u64::from(*length).is_multiple_of(block)) {
             None => Ok(()),
             Some((field, length)) => {
                 let what = format!(
@@ -122,17 +310,58 @@ impl ModelShape {
         }
     }
 
-    /// Returns the operations of attention in one layer for one token that attends to `kv_length` tokens, including
-    /// itself: a dot product with each key, a softmax with about 5 operations per score, and a weighted sum of the
-    /// values. The projections are not included, because they are matrices of weights.
-    pub fn attention_flops_per_layer(&self, kv_length: u32) -> Flops {
-        let per_score = 2 * u64::from(self.key_length) + 2 * u64::from(self.value_length) + 5;
-        Flops((u64::from(self.heads) * u64::from(kv_length) * per_score) as f64)
-    }
-
     /// Returns the size of the activations of one token that devices send to each other: the residual stream in f32.
     pub fn hidden_state_bytes(&self) -> Bytes {
         Bytes(4 * u64::from(self.embedding_length))
+    }
+}
+
+impl Hybrid {
+    /// Checks the dimensions of the layers without full attention.
+    fn check(&self, model: &ModelShape) -> Result<(), ModelShapeError> {
+        let interval = ("full_attention_interval", self.full_attention_interval, 1 << 12);
+        let ranges = match self.other {
+            TokenMixer::Attention(shape) => vec![
+                interval,
+                ("heads", shape.heads, 1 << 12),
+                ("kv_heads", shape.kv_heads, 1 << 12),
+                ("key_length", shape.key_length, 1 << 14),
+                ("value_length", shape.value_length, 1 << 14),
+            ],
+            TokenMixer::DeltaNet(shape) => vec![
+                interval,
+                ("key_heads", shape.key_heads, 1 << 12),
+                ("value_heads", shape.value_heads, 1 << 12),
+                ("head_length", shape.head_length, 1 << 12),
+                ("convolution_length", shape.convolution_length, 64),
+            ],
+        };
+        check_ranges(&ranges)?;
+        let (field, of, heads, groups) = match self.other {
+            TokenMixer::Attention(shape) => ("kv_heads", "heads", shape.heads, shape.kv_heads),
+            TokenMixer::DeltaNet(shape) => ("key_heads", "value_heads", shape.value_heads, shape.key_heads),
+        };
+        if !heads.is_multiple_of(groups) {
+            let what = format!("`{of}` is {heads}, which is not a multiple of `{field}` ({groups})");
+            return Err(ModelShapeError { field, what });
+        }
+        if self.full_attention_interval > model.layers.0 {
+            let (found, layers) = (self.full_attention_interval, model.layers);
+            let what = format!("`full_attention_interval` is {found}, but the model has only {layers}");
+            return Err(ModelShapeError { field: "full_attention_interval", what });
+        }
+        Ok(())
+    }
+}
+
+/// Checks that each value is from 1 to its limit.
+fn check_ranges(values: &[(&'static str, u32, u32)]) -> Result<(), ModelShapeError> {
+    match values.iter().find(|(_, found, limit)| !(1..=*limit).contains(found)) {
+        None => Ok(()),
+        Some((field, found, limit)) => {
+            let what = format!("`{field}` is {found}: it must be from 1 to {limit}");
+            Err(ModelShapeError { field, what })
+        }
     }
 }
 
@@ -150,6 +379,8 @@ pub(crate) mod tests {
             kv_heads: 8,
             key_length: 128,
             value_length: 128,
+            shares_keys: false,
+            hybrid: None,
             vocab_size: 128_256,
             has_tied_embeddings: false,
             context_length: 8192,
@@ -160,12 +391,43 @@ pub(crate) mod tests {
     fn kv_cache_and_activations_of_llama_8b() {
         // 8 heads of dimension 128, keys and values, 2 bytes per element, 1024 tokens: 2 * 8 * 128 * 2 * 1024 = 4
         // MiB.
-        assert_eq!(llama_8b().kv_bytes_per_layer(1024, Format::F16), Bytes::from_mib(4));
+        let mixer = llama_8b().mixer(0);
+        assert_eq!(mixer.cache_bytes(1024, Format::F16), Bytes::from_mib(4));
+        assert_eq!(llama_8b().cache_bytes(1024, Format::F16), Bytes::from_mib(4 * 32));
         // 34 bytes for 32 elements instead of 64.
-        assert_eq!(llama_8b().kv_bytes_per_layer(1024, Format::Q8_0), Bytes((4 << 20) * 34 / 64));
+        assert_eq!(mixer.cache_bytes(1024, Format::Q8_0), Bytes((4 << 20) * 34 / 64));
         assert_eq!(llama_8b().hidden_state_bytes(), Bytes(16384));
         // 32 heads, 10 keys: 32 * 10 * (256 + 256 + 5).
-        assert_eq!(llama_8b().attention_flops_per_layer(10), Flops(165_440.0));
+        assert_eq!(mixer.flops(10), Flops(165_440.0));
+    }
+
+    #[test]
+    fn state_of_a_delta_net_does_not_grow() {
+        let delta = DeltaNetShape { key_heads: 2, value_heads: 4, head_length: 8, convolution_length: 4 };
+        let hybrid = Hybrid { full_attention_interval: 4, other: TokenMixer::DeltaNet(delta) };
+        let shape = ModelShape { hybrid: Some(hybrid), ..llama_8b() };
+        assert_eq!(shape.check(), Ok(()));
+        let full = TokenMixer::Attention(shape.attention());
+        assert_eq!(
+            [0, 2, 3, 4, 31].map(|layer| shape.mixer(layer) == full),
+            [false, false, true, false, true]
+        );
+        // Four matrices of 8 by 8, and three tokens with 2 * 16 + 32 channels, in f32.
+        for context in [1, 1000] {
+            assert_eq!(shape.mixer(0).cache_bytes(context, Format::F16), Bytes(4 * (256 + 3 * 64)));
+        }
+        assert_eq!(shape.mixer(0).flops(10), Flops(7.0 * 256.0));
+        for (changed, field) in [
+            (Hybrid { full_attention_interval: 0, ..hybrid }, "full_attention_interval"),
+            (Hybrid { full_attention_interval: 33, ..hybrid }, "full_attention_interval"),
+            (
+                Hybrid { other: TokenMixer::DeltaNet(DeltaNetShape { value_heads: 3, ..delta }), ..hybrid },
+                "key_heads",
+            ),
+        ] {
+            let error = ModelShape { hybrid: Some(changed), ..llama_8b() }.check().unwrap_err();
+            assert_eq!(error.field, field, "{error}");
+        }
     }
 
     #[test]

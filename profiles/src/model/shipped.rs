@@ -1,8 +1,8 @@
 //! Shipped models: the documents of `profiles/models/`, which are compiled into the program.
 //!
 //! The shipped models are the seven sizes in Table 4 of the prima.cpp paper, the sizes of Qwen 2.5 (QwQ and distilled
-//! models have the same shapes), draft models for some of these sizes, and the presets of synthetic models that
-//! `runtime::synth` can write.
+//! models have the same shapes), draft models for some of these sizes, two models with layers of different kinds, and the
+//! presets of synthetic models that `runtime::synth` can write.
 
 use super::document::ModelDocument;
 use super::profile::ModelProfile;
@@ -14,6 +14,7 @@ shipped!(
     "tiny", "120m", "1b", "llama-1b", "3b",
     "llama-8b", "llama-14b", "llama-30b", "llama-45b", "llama-60b", "llama-65b", "llama-70b",
     "qwen-0.5b", "qwen-1.5b", "qwen-7b", "qwen-14b", "qwen-32b", "qwen-72b",
+    "qwen3.5-27b", "gemma-4-31b",
 );
 
 pub fn shipped_document(name: &str) -> Result<ModelDocument, UnknownDocument> {

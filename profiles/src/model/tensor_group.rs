@@ -4,13 +4,13 @@
 //! paper). The operations for one token are two per weight of a matrix (multiply and add), four per element of a
 //! normalisation (square, add, scale, multiply by the weight), and one per element of a bias.
 //!
-//! Not here: attention, whose operations depend on the context (`ModelShape::attention_flops_per_layer`), and the other
+//! Not here: attention, whose operations depend on the context (`TokenMixer::flops`), and the other
 //! elementwise operations (RoPE, activation function, residual), which are less than a thousandth of the operations of
 //! the matrices.
 
 use std::collections::BTreeMap;
 
-use super::shape::ModelShape;
+use super::shape::{ModelShape, TokenMixer};
 use crate::format::Format;
 use crate::units::{Bytes, Flops};
 
@@ -74,9 +74,14 @@ pub(crate) fn tensor_flops(name: &str, elements: u64, shape: &ModelShape) -> Flo
         4 * u64::from(shape.heads)
     } else if name.ends_with("attn_k_norm.weight") {
         4 * u64::from(shape.kv_heads)
+    } else if name.ends_with("ssm_norm.weight") {
+        4 * match shape.hybrid.map(|hybrid| hybrid.other) {
+            Some(TokenMixer::DeltaNet(net)) => u64::from(net.value_heads),
+            _ => 1,
+        }
     } else if name.ends_with("norm.weight") {
         4
-    } else if name.rsplit('.').next() == Some("bias") {
+    } else if matches!(name.rsplit('.').next(), Some("bias" | "ssm_a")) {
         1
     } else {
         2

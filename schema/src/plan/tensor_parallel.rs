@@ -152,6 +152,11 @@ impl TensorParallelPlan {
 
     /// Checks that the slices cover a model with the shape `shape` completely.
     pub fn validate_coverage(&self, plan: &Plan, shape: &ModelShape) -> Result<(), DocumentError> {
+        if shape.hybrid.is_some() {
+            let what = "the layers of the model have different dimensions, so that they cannot be sliced: use a plan \
+                        whose devices compute whole layers";
+            return Err(DocumentError::invalid_document(what.to_owned()));
+        }
         for (what, found, whole) in [
             ("kv_heads", self.total(|slice| slice.kv_heads), shape.kv_heads),
             ("feed_forward", self.total(|slice| slice.feed_forward_rows), shape.feed_forward_length),

@@ -74,7 +74,7 @@ impl DeviceRun {
 
 /// Returns the bytes that the plan reserves for keys and values. The memory of the measured processes includes them.
 fn kv(model: &ModelProfile, layers: u32) -> u64 {
-    model.shape.kv_bytes_per_layer(256, Format::F16).0 * u64::from(layers)
+    model.shape.mixer(0).cache_bytes(256, Format::F16).0 * u64::from(layers)
 }
 
 fn tokens(trace: &Trace, devices: usize) -> Vec<(f64, f64)> {

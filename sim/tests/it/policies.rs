@@ -21,7 +21,7 @@ fn traced(part: f64, policy: PageCachePolicy, change: impl Fn(&mut DeviceProfile
     let model = llama_8b();
     let plan = plan(&model, &[32], OS);
     let share = model.all_layers_bytes() + model.output_head_bytes();
-    let kv = model.shape.kv_bytes_per_layer(plan.context_length, Format::F16).0 * 32;
+    let kv = model.shape.mixer(0).cache_bytes(plan.context_length, Format::F16).0 * 32;
     let cache = (share.as_f64() * part) as u64;
     let mut cluster = cluster(&model.name, &[Bytes(cache + kv)], 5);
     let memory = &mut cluster.members[0].device.memory;

@@ -64,7 +64,7 @@ impl SmallLastDevice {
         let layers = plan.windows(last).iter().map(|window| window.len() as u64).sum::<u64>();
         let kv_format = plan.kv_cache_format.format();
         let mut memories = vec![PLENTY; windows.len()];
-        memories[last] = memory_budget + model.shape.kv_bytes_per_layer(context, kv_format) * layers;
+        memories[last] = memory_budget + model.shape.mixer(0).cache_bytes(context, kv_format) * layers;
         let cluster = cluster(&model.name, &memories, 6);
         Self { cluster, plan, share: share.as_f64(), streamed: share.as_f64() - kept as f64 }
     }

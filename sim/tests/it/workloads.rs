@@ -144,7 +144,7 @@ fn draft_model_uses_the_heads_memory() {
     let base = with_drafts(quick("1b", 2, Workload::new(4, 8)), 3, 0.5);
     let plan = planned(&base, &[8, 8]);
     let own = base.draft_model.clone().expect("a draft");
-    let cache = own.shape.kv_bytes_per_layer(plan.context_length, Format::F16).0 * own.layers.len() as u64;
+    let cache = own.shape.mixer(0).cache_bytes(plan.context_length, Format::F16).0 * own.layers.len() as u64;
     let unreclaimable = |trace: &Trace, device| readings(trace, device, Counter::Unreclaimable)[0];
     let plain = quick("1b", 2, Workload::new(4, 8));
     let (with, without) = (warm(&base, &plan), warm(&plain, &planned(&plain, &[8, 8])));

@@ -45,13 +45,17 @@ pub fn single_device_plan(model: &ModelProfile, options: &SingleDeviceOptions) -
     shape
         .check_kv_format(kv_format.format())
         .map_err(|error| Error::invalid(error).with_hint("use `--kv-cache f16`"))?;
+    if options.gpu_layers > 0 && !shape.architecture.spec().has_gpu_kernels {
+        let what = format!("a GPU cannot compute layers of {} models", shape.architecture);
+        return Err(Error::invalid(what).with_hint("run without `--gpu-layers`"));
+    }
     if options.gpu_layers > 0 && !kv_format.is_supported_on_gpus() {
         let what = format!("layers on a GPU cannot have a KV cache in {}", kv_format.format());
         return Err(Error::invalid(what).with_hint("use `--kv-cache f16`, or no `--gpu-layers`"));
     }
     let default = shape.context_length.min(DEFAULT_CONTEXT_LENGTH);
     let context_length = options.context_length.unwrap_or(default);
-    let kv_cache = kv_cache_bytes(shape, layers, context_length, kv_format, sequences);
+    let kv_cache = kv_cache_bytes(shape, 0..layers, context_length, kv_format, sequences);
     let unreclaimable = kv_cache.0.saturating_add(process_overhead_bytes(shape, true, Bytes::ZERO).0);
     let available = options.available_memory;
     if unreclaimable > available.0 {

@@ -99,7 +99,7 @@ fn prompts_may_differ_in_length_and_sequences_can_be_cancelled() {
 
 #[test]
 fn request_reuses_the_cached_prefix_of_its_slot() {
-    let mut generation = Generation::with_vacant_slots(2, 4, 0);
+    let mut generation = Generation::with_vacant_slots(2, 4, 0, true);
     assert!(generation.is_finished() && generation.begin_pass().is_none());
     assert_eq!(generation.admit_request(0, 6, 0, 2), Ok(0));
     assert_eq!(generation.admit_request(0, 6, 0, 2), Err(GenerationError::NotVacant { sequence: 0 }));
@@ -126,8 +126,25 @@ fn request_reuses_the_cached_prefix_of_its_slot() {
 }
 
 #[test]
+fn recurrent_state_is_kept_or_cleared() {
+    let mut generation = Generation::with_vacant_slots(1, 8, 0, false);
+    assert_eq!(generation.admit_request(0, 6, 0, 1), Ok(0));
+    assert_eq!(enter(&mut generation), ["0:0+6/0!"]);
+    assert_eq!(generation.complete_pass(0, 0), Ok(1));
+    // All six cached tokens are a prefix of the next prompt.
+    assert_eq!(generation.admit_request(0, 8, 6, 1), Ok(6));
+    assert_eq!(enter(&mut generation), ["0:6+2/0!"]);
+    assert_eq!(generation.complete_pass(1, 0), Ok(1));
+    // Five of eight are, then all of them, but the last token has to be computed again.
+    assert_eq!(generation.admit_request(0, 8, 5, 1), Ok(0));
+    assert_eq!(enter(&mut generation), ["0:0+8/0!"]);
+    assert_eq!(generation.complete_pass(2, 0), Ok(1));
+    assert_eq!(generation.admit_request(0, 8, 8, 1), Ok(0));
+}
+
+#[test]
 fn cancelled_slot_is_vacant_when_no_output_is_in_flight() {
-    let mut generation = Generation::with_vacant_slots(3, 4, 0);
+    let mut generation = Generation::with_vacant_slots(3, 4, 0, true);
     for sequence in 0..3 {
         assert_eq!(generation.admit_request(sequence, 6, 0, 9), Ok(0));
     }
@@ -153,7 +170,7 @@ proptest! {
         drafts in 0u32..3,
         actions in prop::collection::vec((0u8..16, any::<u32>(), any::<u32>()), 1..200),
     ) {
-        let mut generation = Generation::with_vacant_slots(sequences, micro_batch, drafts);
+        let mut generation = Generation::with_vacant_slots(sequences, micro_batch, drafts, true);
         let mut cached = vec![0u32; sequences as usize];
         let mut in_flight: Vec<Pass> = Vec::new();
         for (action, which, amount) in actions {

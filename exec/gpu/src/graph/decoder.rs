@@ -58,8 +58,8 @@ impl Builder<'_> {
     }
 
     fn attention(&mut self, hidden: usize) -> usize {
-        let shape = self.shape;
-        let wide = self.rows(u64::from(shape.embedding_length));
+        let shape = self.shape.attention();
+        let wide = self.rows(u64::from(self.shape.embedding_length));
         let widths =
             [shape.query_width(), shape.key_width(), shape.value_width()].map(|width| self.rows(width));
         let x = self.block_input(hidden, Norm::Attention);
@@ -88,7 +88,7 @@ impl Builder<'_> {
             s = self.graph.add_node(Operation::SoftCap, &[s], "qk", scores);
         }
         let p = self.graph.add_node(Operation::Softmax, &[s], "softmax", scores);
-        let mixed = self.rows(u64::from(shape.heads) * u64::from(shape.value_length));
+        let mixed = self.rows(shape.output_width());
         let m = self.graph.add_node(Operation::WeightedValues, &[p, v], "pv", mixed);
         let o = self.graph.add_node(Operation::Matmul(LayerMatrix::AttentionOutput), &[m], "o", wide);
         self.add(o, hidden, Norm::PostAttention, "o+add")

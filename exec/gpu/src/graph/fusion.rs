@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn fused_graphs_read_only_written_tensors_and_need_less_memory() {
-        for architecture in Architecture::all() {
+        for architecture in Architecture::all_with_gpu_kernels() {
             let graph = decoder_graph(&shape(architecture), size(1024));
             let fused = fuse(graph.clone(), FusionOptions::ALL);
             let mut written = std::collections::BTreeSet::new();

@@ -157,7 +157,7 @@ impl Assembly<'_> {
 
     /// Adds the norm of all query or key heads of a token together.
     fn row_norm(&mut self, norm: Norm, node: &Node) -> Result<(), GpuError> {
-        let shape = self.own.model.shape();
+        let shape = self.own.model.shape().attention();
         let width = if norm == Norm::QueryRow { shape.query_width() } else { shape.key_width() };
         let kernel = NormKernel {
             width: width as u32,

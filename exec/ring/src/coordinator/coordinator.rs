@@ -65,6 +65,11 @@ pub(super) struct Coordinator<T: Transport> {
 }
 
 impl<T: Transport> Coordinator<T> {
+    /// Returns whether KV caches can be truncated to fewer tokens. A recurrent state can only be cleared.
+    pub(super) fn can_truncate_caches(&self) -> bool {
+        !self.model.profile.shape.is_recurrent()
+    }
+
     pub(super) async fn connect(
         transport: T,
         plan: Plan,

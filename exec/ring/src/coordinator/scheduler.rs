@@ -65,8 +65,9 @@ pub struct ServeOptions {
 }
 
 impl ServeOptions {
-    fn empty_pipeline(&self, slots: u32) -> PassPipeline {
-        let generation = Generation::with_vacant_slots(slots, self.micro_batch, self.draft_tokens);
+    fn empty_pipeline(&self, slots: u32, can_truncate: bool) -> PassPipeline {
+        let generation =
+            Generation::with_vacant_slots(slots, self.micro_batch, self.draft_tokens, can_truncate);
         let sequences = vec![SequenceTokens::default(); slots as usize];
         let mut pipeline = PassPipeline::new(generation, sequences, self.stop_tokens.clone());
         pipeline.trace_lines = Some(Vec::new());
@@ -102,9 +103,10 @@ pub(super) async fn serve<T: Transport>(
 ) -> Result<()> {
     let slots = coordinator.plan().sequences;
     let now = Instant::now();
+    let pipeline = options.empty_pipeline(slots, coordinator.can_truncate_caches());
     let mut scheduler = Scheduler {
         coordinator,
-        pipeline: options.empty_pipeline(slots),
+        pipeline,
         options,
         active: vec![None; slots as usize],
         last_used: vec![0; slots as usize],
@@ -251,7 +253,9 @@ impl<T: Transport> Scheduler<'_, T> {
             return Ok(());
         }
         self.rejoin_at = Instant::now() + REJOIN_INTERVAL;
-        self.pipeline = self.options.empty_pipeline(self.coordinator.plan().sequences);
+        let (slots, can_truncate) =
+            (self.coordinator.plan().sequences, self.coordinator.can_truncate_caches());
+        self.pipeline = self.options.empty_pipeline(slots, can_truncate);
         self.coordinator.start_request(self.options.no_samplers()).await
     }
 

@@ -9,6 +9,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use hearth_core::memory::draft::check_caches;
 use hearth_core::schedule::ModelPart;
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::plan::{Plan, PlannedDevice, PlannedDraftModel, PlannedModel, Processor};
@@ -144,6 +145,8 @@ pub fn check_draft_model(plan: &Plan, model: &LocalModel, draft: Option<&LocalMo
 }
 
 fn check_vocabulary(model: &LocalModel, draft: &LocalModel) -> Result<()> {
+    check_caches(&draft.profile, &model.profile)
+        .map_err(|error| RingError::invalid_plan_with_hint(error.to_string(), "omit `--draft-model`"))?;
     let [large, small] = [model, draft].map(|model| &model.weights.model().metadata);
     let [expected, found] = [model, draft].map(|model| model.weights.shape().vocab_size);
     let reason = if expected != found {

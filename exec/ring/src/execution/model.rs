@@ -83,9 +83,10 @@ impl LocalModel {
         self.profile.shape.check_kv_format(plan.kv_cache_format.format()).map_err(|error| {
             RingError::invalid_plan_with_hint(error.to_string(), "plan with `kv_cache: f16`")
         })?;
-        let layers: u32 = plan.windows(device_index).iter().map(|window| window.len() as u32).sum();
+        let own: Vec<u32> = plan.windows(device_index).into_iter().flatten().collect();
+        let layers = own.len();
         let (shape, sequences, context) = (&self.profile.shape, plan.sequences, plan.context_length);
-        let cache = kv_cache_bytes(shape, layers, context, plan.kv_cache_format, sequences);
+        let cache = kv_cache_bytes(shape, own, context, plan.kv_cache_format, sequences);
         let gpu_windows = gpu_windows(plan, device_index).len();
         let kept =
             BackendOptions::max_saved_hidden_bytes(gpu_windows, cache_options(plan), shape.embedding_length);

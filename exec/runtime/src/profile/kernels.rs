@@ -7,7 +7,7 @@ use hearth_profiles::measure::{Kernels, memory};
 use hearth_profiles::{Bytes, Flops, Format};
 
 use crate::KvFormat;
-use crate::cache::{HeadRows, LayerCache};
+use crate::cache::{HeadRows, KvCache};
 use crate::cpu::{Attention, Cpu, Matmul};
 use hearth_kernels::Activations;
 use hearth_kernels::attention::ScoreOptions;
@@ -29,7 +29,7 @@ pub struct CpuKernels {
     cpu: Cpu,
     input: Activations, // [tokens, columns]
     out: Vec<f32>,      // [repeats, tokens, rows]
-    caches: Vec<LayerCache>,
+    caches: Vec<KvCache>,
     current: usize,
     query: Vec<f32>, // [HEADS, LENGTH]
     mixed: Vec<f32>, // [HEADS, LENGTH]
@@ -61,9 +61,9 @@ impl CpuKernels {
     }
 }
 
-fn filled_cache() -> LayerCache {
+fn filled_cache() -> KvCache {
     let rows = HeadRows::new(KvFormat::F16, KV_HEADS, POSITIONS, LENGTH);
-    let mut cache = LayerCache { keys: rows.clone(), values: rows };
+    let mut cache = KvCache { keys: rows.clone(), values: rows };
     let heads: Vec<f32> = (0..KV_HEADS * LENGTH).map(|at| 0.01 * (at % LENGTH) as f32).collect();
     for position in 0..POSITIONS {
         cache.write(position, &heads, &heads);

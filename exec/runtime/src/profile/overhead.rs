@@ -41,6 +41,8 @@ fn small_model() -> SynthOptions {
         kv_heads: 2,
         key_length: 64,
         value_length: 64,
+        shares_keys: false,
+        hybrid: None,
         vocab_size: 4096,
         has_tied_embeddings: true,
         context_length: CONTEXT,
@@ -86,7 +88,7 @@ pub(super) fn measure_overheads(
     let rate = hearth_profiles::device::nearest_format_rate(&rates.matvec, Format::Q4K);
     let arithmetic = |weights: u64| rate.map_or(0.0, |rate| 2.0 * weights as f64 / rate.0);
     let (embedding, feed_forward) = (u64::from(shape.embedding_length), u64::from(shape.feed_forward_length));
-    let key_value = shape.key_width() + shape.value_width();
+    let key_value = shape.attention().key_width() + shape.attention().value_width();
     let layer_weights = embedding * (2 * embedding + key_value + 3 * feed_forward);
     let layers = shape.layers.0;
 

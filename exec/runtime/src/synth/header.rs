@@ -4,9 +4,10 @@
 //! `hearth_profiles::model::layout`, so that a synthetic file and a `model/1` document of the same shape agree.
 
 use hearth_profiles::Format;
-use hearth_profiles::gguf::{FileLayout, HeaderWriter, Value};
+use hearth_profiles::gguf::{Array, FileLayout, HeaderWriter, Value};
 use hearth_profiles::model::architecture::RopeFactorTensors;
-use hearth_profiles::model::{ArchitectureSpec, TensorKind, TensorSpec, layout};
+use hearth_profiles::model::shape::Hybrid;
+use hearth_profiles::model::{ArchitectureSpec, ModelShape, TensorKind, TensorSpec, TokenMixer, layout};
 
 use super::blocks::Distribution;
 use super::{GAIN_RANGE, SynthError, SynthOptions};
@@ -73,10 +74,17 @@ fn distribution(tensor: &TensorSpec, gain: f32, spec: &ArchitectureSpec) -> Dist
         TensorKind::Norm if !spec.has_pre_norms && tensor.name.contains(".post_") => {
             (0.25 * gain, 0.01 * gain)
         }
-        TensorKind::Embedding => (0.0, 0.5),
+        // source: assumed; convolved values are about as large as the values
+        TensorKind::Embedding | TensorKind::Convolution => (0.0, 0.5),
         TensorKind::Matrix => (0.0, gain / (tensor.dims[0] as f32).sqrt()),
-        TensorKind::Norm => (1.0, 0.05),
+        // Without a scale of attention scores, the norm of queries has the scale, as in trained models.
+        TensorKind::Norm if spec.attention_scale.is_some() && tensor.name.ends_with("attn_q_norm.weight") => {
+            (1.0 / (tensor.dims[0] as f32).sqrt(), 0.05 / (tensor.dims[0] as f32).sqrt())
+        }
+        TensorKind::Norm | TensorKind::Scale => (1.0, 0.05),
         TensorKind::Bias => (0.0, 0.02),
+        // source: assumed; a token keeps three quarters of the state
+        TensorKind::Decay => (-0.4, 0.1),
     };
     Distribution { mean, standard_deviation }
 }
@@ -94,11 +102,23 @@ fn keys(options: &SynthOptions) -> Result<Vec<(String, Value)>, SynthError> {
     add("block_count", Value::U32(shape.layers.0));
     add("feed_forward_length", Value::U32(shape.feed_forward_length));
     add("attention.head_count", Value::U32(shape.heads));
-    add("attention.head_count_kv", Value::U32(shape.kv_heads));
+    if shape.hybrid.is_none() {
+        add("attention.head_count_kv", Value::U32(shape.kv_heads));
+    }
     add("attention.key_length", Value::U32(shape.key_length));
     add("attention.value_length", Value::U32(shape.value_length));
     add("attention.layer_norm_rms_epsilon", Value::F32(1e-5));
-    add("rope.dimension_count", Value::U32(shape.key_length));
+    if shape.is_recurrent() {
+        // source: Qwen 3.5, a quarter of the dimensions in three sections
+        let pairs = (shape.key_length / 8).max(1);
+        let sections = [pairs.div_ceil(3), pairs.div_ceil(3).min(pairs / 2), 0];
+        let last = pairs - sections[0] - sections[1];
+        add("rope.dimension_count", Value::U32(2 * pairs));
+        let sections = [sections[0], sections[1], last, 0].map(|section| section as i32).to_vec();
+        add("rope.dimension_sections", Value::Array(Array::I32(sections)));
+    } else {
+        add("rope.dimension_count", Value::U32(shape.key_length));
+    }
     add("rope.freq_base", Value::F32(options.rope_base));
     add("vocab_size", Value::U32(shape.vocab_size));
     let spec = shape.architecture.spec();
@@ -124,6 +144,9 @@ fn keys(options: &SynthOptions) -> Result<Vec<(String, Value)>, SynthError> {
         add("rope.scaling.original_context_length", Value::U32((shape.context_length / 2).max(1)));
         add("rope.scaling.attn_factor", Value::F32(1.1));
     }
+    if let Some(hybrid) = shape.hybrid {
+        add_hybrid_keys(shape, hybrid, &mut add);
+    }
     if spec.sliding_window.is_some() {
         // The window of Gemma 2 is half of its context, and those of other models are shorter.
         add("attention.sliding_window", Value::U32((shape.context_length / 2).max(1)));
@@ -135,4 +158,35 @@ fn keys(options: &SynthOptions) -> Result<Vec<(String, Value)>, SynthError> {
     let tokenizer = options.tokenizer.metadata_keys(shape.vocab_size, shape.architecture)?;
     keys.extend(tokenizer.into_iter().map(|(key, value)| (key.to_owned(), value)));
     Ok(keys)
+}
+
+/// Adds the keys of a model whose layers do not all have full attention.
+fn add_hybrid_keys(shape: &ModelShape, hybrid: Hybrid, add: &mut impl FnMut(&str, Value)) {
+    let is_full = |layer: u32| (layer + 1).is_multiple_of(hybrid.full_attention_interval);
+    match hybrid.other {
+        TokenMixer::DeltaNet(net) => {
+            add("attention.head_count_kv", Value::U32(shape.kv_heads));
+            add("full_attention_interval", Value::U32(hybrid.full_attention_interval));
+            add("ssm.conv_kernel", Value::U32(net.convolution_length));
+            add("ssm.state_size", Value::U32(net.head_length));
+            add("ssm.group_count", Value::U32(net.key_heads));
+            add("ssm.time_step_rank", Value::U32(net.value_heads));
+            add("ssm.inner_size", Value::U32(net.value_heads * net.head_length));
+        }
+        TokenMixer::Attention(local) => {
+            let layers = 0..shape.layers.0;
+            let kv_heads =
+                layers.clone().map(|layer| if is_full(layer) { shape.kv_heads } else { local.kv_heads });
+            let kv_heads = kv_heads.map(|heads| heads as i32).collect();
+            add("attention.head_count_kv", Value::Array(Array::I32(kv_heads)));
+            add("attention.key_length_swa", Value::U32(local.key_length));
+            add("attention.value_length_swa", Value::U32(local.value_length));
+            add("rope.dimension_count_swa", Value::U32(local.key_length));
+            add("rope.freq_base_swa", Value::F32(10_000.0));
+            let is_local = layers.map(|layer| !is_full(layer)).collect();
+            add("attention.sliding_window_pattern", Value::Array(Array::Bool(is_local)));
+            add("attention.shared_kv_layers", Value::U32(0));
+            add("embedding_length_per_layer_input", Value::U32(0));
+        }
+    }
 }

@@ -21,6 +21,7 @@ use crate::error::ExecError;
 use crate::fetched_file::is_partial;
 use crate::hyperparameters::Hyperparameters;
 use crate::pages;
+use crate::rope::rotated_dimensions;
 use crate::weights::mapped_file::MappedFile;
 pub(crate) use crate::weights::tensors::RopeFactors;
 use crate::weights::tensors::{LayerTensors, Tensor, TensorTable};
@@ -55,11 +56,14 @@ pub struct Weights {
     fetched_layers: Option<BTreeSet<u32>>,
 }
 
-/// The weights of a layer. Matrices and biases are in the order query, key, value, attention output, gate, up, down.
+/// The weights of a layer. Matrices and biases are in the order query, key, value, attention output, gate, up, down. In
+/// a gated delta net, the first four are those of its queries, keys, values and output.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerParameters<M, V> {
-    /// The weight matrices, `[rows, columns]` each.
+    /// The weight matrices, `[rows, columns]` each. If values are keys, these two matrices are the same.
     pub matrices: [M; 7],
+    /// The other weights of a gated delta net; `None` in a layer with attention.
+    pub delta_net: Option<DeltaNetParameters<M, V>>,
     /// The biases that are added to the outputs of the matrices, if any, `[rows]` each.
     pub biases: [Option<V>; 7],
     /// The weights of the norm before attention, if any, `[embedding]`.
@@ -76,6 +80,42 @@ pub struct LayerParameters<M, V> {
     pub post_attention_norm: Option<V>,
     /// The weights of the norm of the feed-forward output, before the residual connection, if any, `[embedding]`.
     pub post_feed_forward_norm: Option<V>,
+    /// The factor of the hidden state after the layer, if any, `[1]`.
+    pub output_scale: Option<V>,
+}
+
+/// The weights of a gated delta net, except the matrices that attention has too.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaNetParameters<M, V> {
+    /// The matrix of the output's gate, `[value width, embedding]`.
+    pub gate: M,
+    /// The matrix of the write strengths, `[value heads, embedding]`.
+    pub strength: M,
+    /// The matrix of the time steps, which determine the decays, `[value heads, embedding]`.
+    pub time_step: M,
+    /// The biases of the time steps, `[value heads]`.
+    pub time_step_bias: V,
+    /// The factors of the time steps, which are negative, `[value heads]`.
+    pub decay: V,
+    /// The kernels of the convolution of queries, keys and values, `[channels, convolution length]`.
+    pub convolution: V,
+    /// The weights of the norm of the output of each head, `[head length]`.
+    pub norm: V,
+}
+
+impl<M, V> DeltaNetParameters<M, V> {
+    /// Converts the matrices with `matrix` and the vectors with `vector`.
+    fn map<N, W>(self, matrix: impl Fn(M) -> N, vector: impl Fn(V) -> W) -> DeltaNetParameters<N, W> {
+        DeltaNetParameters {
+            gate: matrix(self.gate),
+            strength: matrix(self.strength),
+            time_step: matrix(self.time_step),
+            time_step_bias: vector(self.time_step_bias),
+            decay: vector(self.decay),
+            convolution: vector(self.convolution),
+            norm: vector(self.norm),
+        }
+    }
 }
 
 /// The weights of a layer in the memory-mapped files.
@@ -130,8 +170,9 @@ impl Weights {
         };
         let output_norm = table.vector("output_norm.weight", width)?;
         let output_bias = table.optional_vector("output.bias", vocabulary)?;
-        let factors = table.rope_factors(crate::rope::rotated_dimensions(&model.metadata, &shape)?)?;
-        table.check_all_used()?;
+        let rotated = rotated_dimensions(&model.metadata, &shape, "dimension_count", shape.key_length)?;
+        let factors = table.rope_factors(rotated)?;
+        table.check_all_used(&model, &shape)?;
         let hyperparameters = Hyperparameters::read(&model.metadata, &shape, &factors)?;
         let output = OutputTensors { norm: output_norm, matrix: output, bias: output_bias };
         Ok(Weights { model, shape, hyperparameters, files, layers, embedding, output, fetched_layers })
@@ -183,7 +224,7 @@ impl Weights {
             ModelPart::Layers(layers) => {
                 let own = || layers.clone().filter_map(|layer| self.layers.get(layer as usize));
                 let vectors = own().flat_map(LayerTensors::vectors).collect();
-                [own().flat_map(|layer| layer.matrices).collect(), vectors]
+                [own().flat_map(LayerTensors::matrices_in_order).collect(), vectors]
             }
             ModelPart::Output => {
                 let OutputTensors { norm, matrix, bias } = self.output;
@@ -256,6 +297,9 @@ impl Weights {
         let vector = |tensor: Option<Tensor>| tensor.map(|tensor| self.vector(tensor));
         LayerWeights {
             matrices: tensors.matrices.map(|tensor| self.matrix(tensor)),
+            delta_net: tensors
+                .delta_net
+                .map(|net| net.map(|tensor| self.matrix(tensor), |tensor| self.vector(tensor))),
             biases: tensors.biases.map(vector),
             attention_norm: vector(tensors.attention_norm),
             feed_forward_norm: vector(tensors.feed_forward_norm),
@@ -263,6 +307,7 @@ impl Weights {
             key_norm: vector(tensors.key_norm),
             post_attention_norm: vector(tensors.post_attention_norm),
             post_feed_forward_norm: vector(tensors.post_feed_forward_norm),
+            output_scale: vector(tensors.output_scale),
         }
     }
 

@@ -1,8 +1,8 @@
 //! Checks the tensors of a model file that the forward pass uses.
 //!
 //! In all architectures, a layer has seven matrices, of which some can be parts of one tensor, and norms before or
-//! after the attention and feed-forward blocks; in some architectures, it also has biases, or norms of queries and
-//! keys. Every required tensor must be inside its file and have the dimensions that follow from the metadata. A tensor
+//! after the attention and feed-forward blocks; in some architectures, it also has biases, norms of queries and keys, or
+//! the other weights of a gated delta net. Every required tensor must be inside its file and have the dimensions that follow from the metadata. A tensor
 //! that the forward pass would not use is an error too.
 //!
 //! Tensor names are those of `hearth_profiles::model::layout`, which defines the sizes of models without files.
@@ -14,9 +14,9 @@ use crate::weights::mapped_file::MappedFile;
 use hearth_profiles::Format;
 use hearth_profiles::gguf::{GgufModel, TensorInfo};
 use hearth_profiles::model::architecture::RopeFactorTensors;
-use hearth_profiles::model::{Architecture, ModelShape};
+use hearth_profiles::model::{Architecture, AttentionShape, DeltaNetShape, ModelShape, TokenMixer};
 
-use super::LayerParameters;
+use super::{DeltaNetParameters, LayerParameters};
 use crate::{ExecError, Extent};
 
 /// A tensor in the memory-mapped files, whose dimensions and extent have been checked.
@@ -53,10 +53,21 @@ pub(crate) struct RopeFactors {
 pub(crate) type LayerTensors = LayerParameters<Tensor, Tensor>;
 
 impl LayerTensors {
-    /// Returns the norms and biases of the layer.
+    /// Returns the norms and biases of the layer, and its other small tensors.
     pub(crate) fn vectors(&self) -> impl Iterator<Item = Tensor> + use<> {
         let norms = [self.query_norm, self.key_norm, self.post_attention_norm, self.post_feed_forward_norm];
-        [self.attention_norm, self.feed_forward_norm].into_iter().chain(self.biases).chain(norms).flatten()
+        let net = self.delta_net.map(|net| [net.convolution, net.time_step_bias, net.decay, net.norm]);
+        let own = [self.attention_norm, self.feed_forward_norm, self.output_scale];
+        own.into_iter().chain(self.biases).chain(norms).flatten().chain(net.into_iter().flatten())
+    }
+
+    /// Returns the matrices of the layer in the order of use, each once.
+    pub(crate) fn matrices_in_order(&self) -> impl Iterator<Item = Tensor> + use<> {
+        let [query, key, value, output, gate, up, down] = self.matrices;
+        let value = Some(value).filter(|value| value.extent != key.extent);
+        let net = self.delta_net.map(|net| [net.gate, net.strength, net.time_step]);
+        let inputs = [query, key].into_iter().chain(value).chain(net.into_iter().flatten());
+        inputs.chain([output, gate, up, down])
     }
 }
 
@@ -90,40 +101,86 @@ impl<'a> TensorTable<'a> {
         let norm_if = |expected: bool, at: &str, length| expected.then(|| norm(at, length)).transpose();
         let (embedding, feed_forward) =
             (u64::from(shape.embedding_length), u64::from(shape.feed_forward_length));
-        let heads_width = u64::from(shape.heads) * u64::from(shape.value_length);
         let spec = shape.architecture.spec();
-        let [query_norm, key_norm] = shape.query_key_norm_lengths().map_or([None; 2], |both| both.map(Some));
         // In this order, so that the first defect of a file is reported.
         let attention_norm = norm_if(spec.has_pre_norms, "attn_norm", embedding)?;
-        let widths = [shape.query_width(), shape.key_width(), shape.value_width()];
-        let [query, key, value] = if spec.has_fused_projections {
-            matrix("attn_qkv", embedding, widths.iter().sum())?.split_rows(widths)
-        } else {
-            let [query, key, value] = widths;
-            [
-                matrix("attn_q", embedding, query)?,
-                matrix("attn_k", embedding, key)?,
-                matrix("attn_v", embedding, value)?,
-            ]
+        let mixer = shape.mixer(layer);
+        let [query_norm, key_norm] = match &mixer {
+            TokenMixer::Attention(attention) => shape.query_key_norm_lengths(attention),
+            TokenMixer::DeltaNet(_) => None,
+        }
+        .map_or([None; 2], |both| both.map(Some));
+        let ([query, key, value, output], delta_net) = match mixer {
+            TokenMixer::Attention(attention) => (self.attention_matrices(layer, shape, &attention)?, None),
+            TokenMixer::DeltaNet(net) => {
+                let widths = [net.key_width(), net.key_width(), net.value_width()];
+                let [query, key, value] = matrix("attn_qkv", embedding, net.channels())?.split_rows(widths);
+                let output = matrix("ssm_out", net.value_width(), embedding)?;
+                ([query, key, value, output], Some(self.delta_net(layer, embedding, &net)?))
+            }
         };
-        let attention_output = matrix("attn_output", heads_width, embedding)?;
-        let feed_forward_norm = norm_if(spec.has_pre_norms, "ffn_norm", embedding)?;
+        let feed_forward_norm = norm_if(spec.has_pre_norms, spec.feed_forward_norm, embedding)?;
         let [gate, up] = if spec.has_fused_projections {
             matrix("ffn_up", embedding, 2 * feed_forward)?.split_rows([feed_forward; 2])
         } else {
             [matrix("ffn_gate", embedding, feed_forward)?, matrix("ffn_up", embedding, feed_forward)?]
         };
         let down = matrix("ffn_down", feed_forward, embedding)?;
-        let matrices = [query, key, value, attention_output, gate, up, down];
+        let matrices = [query, key, value, output, gate, up, down];
+        let scale = format!("blk.{layer}.layer_output_scale.weight");
+        let has_scale = spec.has_layer_scale && self.find(&scale).is_some();
         Ok(LayerTensors {
             matrices,
             biases: self.biases(layer, &matrices)?,
+            delta_net,
+            output_scale: has_scale.then(|| self.vector(&scale, 1)).transpose()?,
             attention_norm,
             feed_forward_norm,
             query_norm: query_norm.map(|length| norm("attn_q_norm", length)).transpose()?,
             key_norm: key_norm.map(|length| norm("attn_k_norm", length)).transpose()?,
             post_attention_norm: norm_if(spec.has_post_norms, "post_attention_norm", embedding)?,
             post_feed_forward_norm: norm_if(spec.has_post_norms, "post_ffw_norm", embedding)?,
+        })
+    }
+
+    /// Returns the matrices of queries, keys, values and output.
+    fn attention_matrices(
+        &self,
+        layer: u32,
+        shape: &ModelShape,
+        attention: &AttentionShape,
+    ) -> Result<[Tensor; 4], ExecError> {
+        let (spec, embedding) = (shape.architecture.spec(), u64::from(shape.embedding_length));
+        let matrix = |at: &str, length, rows| self.matrix(&format!("blk.{layer}.{at}.weight"), length, rows);
+        let widths = [attention.query_width(), attention.key_width(), attention.value_width()];
+        let [query, key, value] = if spec.has_fused_projections {
+            matrix("attn_qkv", embedding, widths.iter().sum())?.split_rows(widths)
+        } else {
+            let [query, key, value] = widths;
+            let with_gate = if spec.has_attention_gate { 2 * query } else { query };
+            let (query, key) = (matrix("attn_q", embedding, with_gate)?, matrix("attn_k", embedding, key)?);
+            let value = if attention.shares_keys { key } else { matrix("attn_v", embedding, value)? };
+            [query, key, value]
+        };
+        Ok([query, key, value, matrix("attn_output", attention.output_width(), embedding)?])
+    }
+
+    fn delta_net(
+        &self,
+        layer: u32,
+        embedding: u64,
+        net: &DeltaNetShape,
+    ) -> Result<DeltaNetParameters<Tensor, Tensor>, ExecError> {
+        let name = |name: &str| format!("blk.{layer}.{name}");
+        let (heads, length) = (u64::from(net.value_heads), u64::from(net.convolution_length));
+        Ok(DeltaNetParameters {
+            gate: self.matrix(&name("attn_gate.weight"), embedding, net.value_width())?,
+            strength: self.matrix(&name("ssm_beta.weight"), embedding, heads)?,
+            time_step: self.matrix(&name("ssm_alpha.weight"), embedding, heads)?,
+            time_step_bias: self.vector(&name("ssm_dt.bias"), heads)?,
+            decay: self.vector(&name("ssm_a"), heads)?,
+            convolution: self.f32_tensor(&name("ssm_conv1d.weight"), &[length, net.channels()])?,
+            norm: self.vector(&name("ssm_norm.weight"), u64::from(net.head_length))?,
         })
     }
 
@@ -151,7 +208,11 @@ impl<'a> TensorTable<'a> {
 
     /// Returns the vector `name` after checking that it has `length` elements in F32.
     pub(crate) fn vector(&self, name: &str, length: u64) -> Result<Tensor, ExecError> {
-        let tensor = self.checked(name, &[length])?;
+        self.f32_tensor(name, &[length])
+    }
+
+    fn f32_tensor(&self, name: &str, dims: &[u64]) -> Result<Tensor, ExecError> {
+        let tensor = self.checked(name, dims)?;
         if tensor.format != Format::F32 {
             let problem = format!("has type {}, but must be f32", tensor.format);
             return Err(rejected(name, problem, "convert the model again"));
@@ -217,9 +278,10 @@ impl<'a> TensorTable<'a> {
     }
 
     /// Fails if the file has a tensor that the forward pass does not use.
-    pub(crate) fn check_all_used(&self) -> Result<(), ExecError> {
+    pub(crate) fn check_all_used(&self, model: &GgufModel, shape: &ModelShape) -> Result<(), ExecError> {
         let used = self.used.borrow();
-        let Some(name) = self.by_name.keys().find(|name| !used.contains(*name)) else { return Ok(()) };
+        let is_unused = |name: &&&str| !used.contains(**name) && !model.is_draft_tensor(name, shape);
+        let Some(name) = self.by_name.keys().find(is_unused) else { return Ok(()) };
         let problem = format!("is not part of the {} architecture", self.architecture);
         let hint = "models with experts or adapters are not supported; use a model without them";
         Err(rejected(name, problem, hint))

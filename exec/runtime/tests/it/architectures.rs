@@ -49,16 +49,22 @@ fn model(fixture: &Fixture, architecture: Architecture, quant: &str, path: &Path
     options.gain = if is_rounded(quant) { 0.5 } else { 1.0 };
     options.tokenizer = TokenizerKind::for_architecture(architecture);
     options.add_rope_factors = architecture.spec().rope_factors.is_some();
-    let head_length = if architecture == Architecture::Qwen3 { 128 } else { 64 };
-    options.shape = ModelShape {
-        // Gemma 3 attends to all positions in every sixth layer.
-        layers: Layers(if architecture == Architecture::Gemma3 { 7 } else { 4 }),
+    let is_wide = matches!(architecture, Architecture::Qwen3 | Architecture::Gemma4 | Architecture::Qwen35);
+    let head_length = if is_wide { 128 } else { 64 };
+    let shape = ModelShape {
+        // Gemma 3 and 4 attend to all positions in every sixth layer.
+        layers: Layers(if matches!(architecture, Architecture::Gemma3 | Architecture::Gemma4) {
+            7
+        } else {
+            4
+        }),
         key_length: head_length,
         value_length: head_length,
         vocab_size: fixture.vocabulary,
         context_length: fixture.context,
         ..models::shape(architecture)
     };
+    options.shape = shape.with_default_hybrid();
     synthesise(&options, path, &mut |_, _| ()).unwrap();
 }
 

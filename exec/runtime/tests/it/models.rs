@@ -32,10 +32,13 @@ pub fn shape(architecture: Architecture) -> ModelShape {
         kv_heads: 2,
         key_length: 64,
         value_length: 64,
+        shares_keys: false,
+        hybrid: None,
         vocab_size: 512,
         context_length: 20,
         has_tied_embeddings: architecture.spec().always_ties_embeddings,
     }
+    .with_default_hybrid()
 }
 
 /// Synthesises a model with random weights in a temporary file.

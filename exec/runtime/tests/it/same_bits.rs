@@ -118,7 +118,11 @@ fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
     options.add_rope_factors = architecture == Architecture::Llama;
     // Architectures with a sliding window have one of 10 positions, half of the context.
     let shape = models::shape(architecture);
-    options.shape = ModelShape { heads: 6, kv_heads: 3, value_length: 128, ..shape };
+    // Values of hybrid models can be keys, and the heads of their other layers are half as long.
+    let (key_length, value_length) =
+        if shape.hybrid.is_some() { (256, 256) } else { (shape.key_length, 128) };
+    let shape = ModelShape { heads: 6, kv_heads: 3, key_length, value_length, ..shape };
+    options.shape = shape.with_default_hybrid();
     // The rows of matrices must be whole blocks: 6 heads with values of 128 are 768.
     Arc::new(Weights::open(models::synthetic(&options).path()).unwrap())
 }
@@ -166,6 +170,28 @@ fn public_models_have_the_same_bits_with_every_instruction_set_and_in_unequal_wi
             assert!(expected == bits, "{name} with {}", instructions.name());
         }
     }
+}
+
+#[test]
+fn recurrent_state_is_continued_or_cleared_but_not_rolled_back() {
+    let weights = synthetic(Architecture::Qwen35, "f16");
+    let input_output = InputOutputLayers::new(Arc::clone(&weights), cpu(2));
+    let mut stage = stage(&weights, std::slice::from_ref(&(0..4)), cache(KvFormat::F16), cpu(2));
+    let forward = |stage: &mut Stage, tokens: &[u32], first: u32| {
+        let mut hidden = input_output.embed(tokens).unwrap();
+        let positions: Vec<u32> = (first..).take(tokens.len()).collect();
+        stage.forward(0..4, &mut hidden, &positions).map(|_| hidden)
+    };
+    forward(&mut stage, &[1, 297, 68], 0).unwrap();
+    let straight = forward(&mut stage, &[389, 322], 3).unwrap();
+    assert!(matches!(
+        forward(&mut stage, &[389, 322], 3),
+        Err(ExecError::RolledBackState { first: 3, filled: 5 })
+    ));
+    stage.roll_back(0, 4);
+    assert!(matches!(forward(&mut stage, &[5], 4), Err(ExecError::Positions { filled: 0, .. })));
+    forward(&mut stage, &[1, 297, 68], 0).unwrap();
+    assert_eq!(straight, forward(&mut stage, &[389, 322], 3).unwrap());
 }
 
 #[test]

@@ -130,7 +130,7 @@ impl Costs {
         let attention: f64 = (0..layers).map(|layer| work.layer_time(layer, pass).0).sum();
         let feed_forward: f64 = whole.feed_forward.iter().map(|group| work.matmul_time(group, 1).0).sum();
         let (heads, rows) = (u64::from(shape.kv_heads), u64::from(shape.feed_forward_length));
-        let cache = kv_cache_bytes(shape, layers, cluster.context_length, cluster.kv_cache_format, 1);
+        let cache = kv_cache_bytes(shape, 0..layers, cluster.context_length, cluster.kv_cache_format, 1);
         let each = |bytes: Bytes, count: u64| Bytes(bytes.0.div_ceil(count.max(1)));
         Self {
             head_time: attention / heads.max(1) as f64,

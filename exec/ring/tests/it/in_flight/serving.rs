@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hearth_profiles::model::Architecture;
 use hearth_ring::{
     LocalModel, MemoryTransport, ModelSource, Request, ResponseEvent, Ring, RingError, RingOptions,
     ServeOptions, plan_for_sequences, plan_with_draft_model,
 };
+use hearth_runtime::synth::{SynthOptions, synthesise};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -109,6 +111,30 @@ async fn concurrent_requests_get_the_tokens_of_each_alone() {
         }
         server.close().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn recurrent_state_is_used_only_for_its_own_continuation() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("model.gguf");
+    let mut options = SynthOptions::from_preset("tiny").expect("shipped");
+    options.shape.architecture = Architecture::Qwen35;
+    options.shape = options.shape.with_default_hybrid();
+    synthesise(&options, &path, &mut |_, _| ()).expect("a tiny model");
+    let model = Arc::new(LocalModel::open(&path).expect("a sound model"));
+    let layers = model.profile.shape.layers.0;
+    let server = Server::start(&workers(&model, 2).await, &model, &[layers - 1, 1], 1, None).await;
+    let all = prompts();
+    let ask = async |prompt: &[u32]| collect(server.send(prompt, 8, 0.0, 0)).await;
+    let first = ask(&all[0]).await;
+    let conversation = [&all[0][..], &first.tokens].concat();
+    let longer = [&conversation[..], &all[2][..4]].concat();
+    let second = ask(&longer).await;
+    assert_eq!(second.cached_tokens, Some(conversation.len() as u32 - 1));
+    // The same prompt again begins with an empty state.
+    assert_eq!(ask(&longer).await, Response { cached_tokens: Some(0), ..second });
+    assert_eq!(ask(&all[0]).await, Response { cached_tokens: Some(0), ..first });
+    server.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

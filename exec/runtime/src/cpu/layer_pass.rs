@@ -1,0 +1,254 @@
+//! The pass of some tokens through one layer on the CPU.
+
+use hearth_kernels::attention::ScoreOptions;
+use hearth_kernels::{Activations, elementwise};
+use hearth_profiles::model::{AttentionShape, ModelShape, PairLayout, TokenMixer};
+
+use super::{Attention, Cpu, Matmul};
+use crate::Weights;
+use crate::cache::{KvCache, LayerCache};
+use crate::weights::LayerWeights;
+
+/// The buffers of a pass, which are reused so that computing a token allocates no memory.
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    pub(super) input: Activations,    // [tokens, embedding]
+    pub(super) attended: Activations, // [tokens, heads * value_length]
+    pub(super) gated: Activations,    // [tokens, feed_forward], first only the gate
+    pub(super) query: Vec<f32>,       // [tokens, heads * key_length]
+    pub(super) key: Vec<f32>,         // [tokens, kv_heads * key_length]
+    pub(super) value: Vec<f32>,       // [tokens, kv_heads * value_length]
+    /// Queries and gates as they are projected, `[tokens, heads, 2, key_length]`; in a delta net, the convolved
+    /// queries, keys and values, `[tokens, channels]`.
+    pub(super) mixed: Vec<f32>,
+    pub(super) up: Vec<f32>,        // [tokens, feed_forward]
+    pub(super) change: Vec<f32>,    // [tokens, embedding]
+    pub(super) strength: Vec<f32>,  // [tokens, value heads of a delta net]
+    pub(super) time_step: Vec<f32>, // [tokens, value heads of a delta net]
+    /// Cosine and sine for each rotary embedding of the model, [tokens of the batch, pairs].
+    pub(super) angles: Vec<Vec<[f32; 2]>>,
+}
+
+impl Buffers {
+    fn resize(&mut self, shape: &ModelShape, tokens: usize) {
+        let feed_forward = shape.feed_forward_length as usize;
+        self.gated.resize(tokens, feed_forward);
+        self.up.resize(tokens * feed_forward, 0.0);
+        self.change.resize(tokens * shape.embedding_length as usize, 0.0);
+    }
+
+    /// Resizes the queries, keys and values to `tokens` rows with these widths.
+    pub(super) fn resize_projections(&mut self, tokens: usize, [query, key, value]: [u64; 3]) {
+        self.query.resize(tokens * query as usize, 0.0);
+        self.key.resize(tokens * key as usize, 0.0);
+        self.value.resize(tokens * value as usize, 0.0);
+    }
+
+    /// Computes the cosine and sine of the rotation angles of `tokens` tokens from the position `first` on.
+    pub(super) fn fill_angles(&mut self, weights: &Weights, tokens: usize, first: u32) {
+        let ropes = &weights.hyperparameters().ropes;
+        self.angles.resize(ropes.len(), Vec::new());
+        for (rope, angles) in ropes.iter().zip(&mut self.angles) {
+            let pairs = rope.frequencies.len();
+            angles.resize(tokens * pairs, [0.0; 2]);
+            for (position, angles) in (first..).zip(angles.chunks_exact_mut(pairs)) {
+                rope.write_cosines_and_sines(position, angles);
+            }
+        }
+    }
+}
+
+/// The computation of one layer for one part of a batch.
+pub(super) struct LayerPass<'a> {
+    pub(super) weights: &'a Weights,
+    pub(super) cpu: &'a Cpu,
+    pub(super) layer: u32,
+    pub(super) tensors: LayerWeights<'a>,
+    pub(super) tokens: usize,
+    /// Number of tokens of the batch that precede this part.
+    pub(super) before: usize,
+    /// Position in the sequence of the first token of this part.
+    pub(super) first: usize,
+}
+
+impl LayerPass<'_> {
+    /// Computes the layer for the hidden states `[tokens, embedding]`, in place.
+    pub(super) fn run(&self, cache: &mut LayerCache, buffers: &mut Buffers, hidden: &mut [f32]) {
+        buffers.resize(self.weights.shape(), self.tokens);
+        self.mixer_block(cache, buffers, hidden);
+        self.feed_forward_block(buffers, hidden);
+        if let Some(&[scale]) = self.tensors.output_scale {
+            self.scale(hidden, scale);
+        }
+    }
+
+    fn mixer_block(&self, cache: &mut LayerCache, buffers: &mut Buffers, hidden: &mut [f32]) {
+        self.write_block_input(hidden, self.tensors.attention_norm, &mut buffers.input);
+        match (cache, self.weights.shape().mixer(self.layer)) {
+            (LayerCache::Attention(cache), TokenMixer::Attention(shape)) => {
+                self.attention(&shape, cache, buffers);
+            }
+            (LayerCache::DeltaNet(state), TokenMixer::DeltaNet(shape)) => {
+                self.delta_net(&shape, state, buffers);
+            }
+            _ => unreachable!("a cache is created for the token mixer of its layer"),
+        }
+        let Buffers { attended, change, .. } = buffers;
+        let ([_, _, _, matrix, ..], [_, _, _, bias, ..]) = (self.tensors.matrices, self.tensors.biases);
+        self.cpu.multiply(attended, &mut [Matmul { matrix, out: change }]);
+        self.add_bias_and_norm(change, bias, self.tensors.post_attention_norm);
+        self.add_to_hidden(hidden, change);
+    }
+
+    /// Computes the attention of the block's input, up to the output matrix.
+    fn attention(&self, shape: &AttentionShape, cache: &mut KvCache, buffers: &mut Buffers) {
+        let (cpu, tensors) = (self.cpu, &self.tensors);
+        let has_gate = self.weights.shape().architecture.spec().has_attention_gate;
+        buffers
+            .resize_projections(self.tokens, [shape.query_width(), shape.key_width(), shape.value_width()]);
+        let Buffers { input, query, key, value, mixed, .. } = &mut *buffers;
+        let [query_matrix, key_matrix, value_matrix, ..] = tensors.matrices;
+        let [query_bias, key_bias, value_bias, ..] = tensors.biases;
+        mixed.resize(if has_gate { 2 * query.len() } else { 0 }, 0.0);
+        let projected = if has_gate { &mut *mixed } else { &mut *query };
+        let mut matmuls =
+            vec![Matmul { matrix: query_matrix, out: projected }, Matmul { matrix: key_matrix, out: key }];
+        if shape.shares_keys {
+            cpu.multiply(input, &mut matmuls);
+            value.copy_from_slice(key);
+        } else {
+            matmuls.push(Matmul { matrix: value_matrix, out: value });
+            cpu.multiply(input, &mut matmuls);
+        }
+        if has_gate {
+            let head = shape.key_length as usize;
+            for (query, pair) in query.chunks_exact_mut(head).zip(mixed.chunks_exact(2 * head)) {
+                query.copy_from_slice(&pair[..head]);
+            }
+        }
+        self.add_bias_and_norm(query, query_bias, tensors.query_norm);
+        self.add_bias_and_norm(key, key_bias, tensors.key_norm);
+        self.add_bias_and_norm(value, value_bias, None);
+        if self.weights.shape().architecture.spec().has_value_norm {
+            let (run, epsilon) = (cpu.instruction_set, self.weights.hyperparameters().rms_norm_epsilon);
+            cpu.for_each_row(value, shape.value_length as usize, |_, head| {
+                elementwise::rms_norm_without_weights(run, head, epsilon);
+            });
+        }
+        self.rotate_and_store(shape, cache, buffers);
+        self.attend(shape, cache, buffers);
+        if has_gate {
+            let (Buffers { attended, mixed, .. }, head) = (buffers, shape.key_length as usize);
+            cpu.for_each_row(attended.rows_mut(), head, |index, out| {
+                let gate = &mixed[(2 * index + 1) * head..][..head];
+                elementwise::apply_sigmoid_gate(cpu.instruction_set, out, gate);
+            });
+        }
+    }
+
+    fn feed_forward_block(&self, buffers: &mut Buffers, hidden: &mut [f32]) {
+        let (parameters, cpu, tensors) = (self.weights.hyperparameters(), self.cpu, &self.tensors);
+        let Buffers { input, gated, up, change, .. } = buffers;
+        self.write_block_input(hidden, tensors.feed_forward_norm, input);
+        let [.., gate_matrix, up_matrix, matrix] = tensors.matrices;
+        let [.., gate_bias, up_bias, bias] = tensors.biases;
+        let mut matmuls =
+            [Matmul { matrix: gate_matrix, out: gated.rows_mut() }, Matmul { matrix: up_matrix, out: up }];
+        cpu.multiply(input, &mut matmuls);
+        self.add_bias_and_norm(gated.rows_mut(), gate_bias, None);
+        self.add_bias_and_norm(up, up_bias, None);
+        cpu.gated(parameters.gate_activation, gated.rows_mut(), up, matrix.row_length);
+        cpu.multiply(gated, &mut [Matmul { matrix, out: change }]);
+        self.add_bias_and_norm(change, bias, tensors.post_feed_forward_norm);
+        self.add_to_hidden(hidden, change);
+    }
+
+    /// Writes the input of a block: the hidden states, normalised if the architecture has a norm there.
+    fn write_block_input(&self, hidden: &[f32], norm: Option<&[f32]>, input: &mut Activations) {
+        if let Some(weight) = norm {
+            let epsilon = self.weights.hyperparameters().rms_norm_epsilon;
+            self.cpu.rms_norm_rows(hidden, weight, epsilon, input);
+        } else {
+            input.resize(self.tokens, hidden.len() / self.tokens);
+            input.rows_mut().copy_from_slice(hidden);
+        }
+    }
+
+    /// Adds the output of a block to the hidden states: the residual connection.
+    fn add_to_hidden(&self, hidden: &mut [f32], change: &mut [f32]) {
+        if let Some(factor) = self.weights.hyperparameters().residual_scale {
+            self.scale(change, factor);
+        }
+        self.cpu.add(hidden, change, hidden.len() / self.tokens);
+    }
+
+    /// Multiplies rows by a factor.
+    fn scale(&self, rows: &mut [f32], factor: f32) {
+        self.cpu.for_each_row(rows, rows.len() / self.tokens, |_, row| {
+            elementwise::scale(self.cpu.instruction_set, row, factor);
+        });
+    }
+
+    /// Adds `bias` to each of the `rows`, and then applies RMSNorm with the weights `norm` to every part of a row that
+    /// has the length of these weights (a head, or the whole row).
+    fn add_bias_and_norm(&self, rows: &mut [f32], bias: Option<&[f32]>, norm: Option<&[f32]>) {
+        if bias.is_none() && norm.is_none() {
+            return;
+        }
+        let (instructions, epsilon) =
+            (self.cpu.instruction_set, self.weights.hyperparameters().rms_norm_epsilon);
+        self.cpu.for_each_row(rows, rows.len() / self.tokens, |_, row| {
+            if let Some(bias) = bias {
+                elementwise::add(instructions, row, bias);
+            }
+            let Some(weight) = norm else { return };
+            for part in row.chunks_exact_mut(weight.len()) {
+                elementwise::rms_norm_in_place(instructions, part, weight, epsilon);
+            }
+        });
+    }
+
+    /// Applies the rotary embedding to queries and keys, and writes keys and values to the KV cache.
+    fn rotate_and_store(&self, shape: &AttentionShape, cache: &mut KvCache, buffers: &mut Buffers) {
+        let Buffers { query, key, value, angles, .. } = buffers;
+        let key_length = shape.key_length as usize;
+        let (query_width, key_width) = (shape.query_width() as usize, shape.key_width() as usize);
+        let parameters = self.weights.hyperparameters();
+        let rope_index = parameters.rope_index(self.layer, cache.keys.capacity() as u32);
+        let rope = &parameters.ropes[rope_index];
+        let rotate = match rope.pair_layout {
+            PairLayout::Interleaved => elementwise::apply_rope_interleaved,
+            PairLayout::Halves => elementwise::apply_rope_neox,
+        };
+        let pairs = rope.frequencies.len();
+        let angles = &angles[rope_index][self.before * pairs..][..self.tokens * pairs];
+        for (rows, width) in [(query, query_width), (&mut *key, key_width)] {
+            self.cpu.for_each_row(rows, width, |token, row| {
+                for head in row.chunks_exact_mut(key_length) {
+                    rotate(self.cpu.instruction_set, head, &angles[token * pairs..][..pairs]);
+                }
+            });
+        }
+        for (token, (keys, values)) in
+            key.chunks_exact(key_width).zip(value.chunks_exact(shape.value_width() as usize)).enumerate()
+        {
+            cache.write(self.first + token, keys, values);
+        }
+    }
+
+    fn attend(&self, shape: &AttentionShape, cache: &KvCache, buffers: &mut Buffers) {
+        let Buffers { query, attended, .. } = buffers;
+        let parameters = self.weights.hyperparameters();
+        let (tokens, heads) = (self.tokens, shape.heads as usize);
+        let group_size = heads / shape.kv_heads as usize;
+        let scoring =
+            ScoreOptions { scale: parameters.attention_scale, softcap: parameters.attention_softcap };
+        attended.resize(tokens, shape.output_width() as usize);
+        let positions = |token: usize| {
+            let position = self.first + token;
+            parameters.first_attended_position(self.layer, position)..position + 1
+        };
+        let attention = Attention { cache, query, heads, group_size, scoring };
+        self.cpu.attend(attention, positions, attended.rows_mut());
+    }
+}
