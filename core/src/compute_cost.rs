@@ -118,9 +118,11 @@ impl<'a> ComputeCost<'a> {
         }
         let mixer = self.model.shape.mixer(layer);
         let new = match mixer {
-            TokenMixer::Attention(_) => mixer.cache_bytes(pass.tokens, self.kv_format),
-            // The state is updated in place.
-            TokenMixer::DeltaNet(_) => Bytes::ZERO,
+            TokenMixer::Attention(_) if self.model.shape.kv_layer(layer) == layer => {
+                mixer.cache_bytes(pass.tokens, self.kv_format)
+            }
+            // The layer uses the keys and values of another layer, or updates its state in place.
+            _ => Bytes::ZERO,
         };
         self.matmul_time(&self.model.layers[layer as usize], pass.tokens)
             + self.mixer_time(mixer, pass)

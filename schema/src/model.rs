@@ -95,7 +95,7 @@ pub enum ActivationFormat {
 impl ActivationFormat {
     /// Returns the size in bytes of the activations of one token in a message.
     pub fn bytes_per_token(self, shape: &ModelShape) -> Bytes {
-        let wide = shape.hidden_state_bytes();
+        let wide = Bytes(4 * shape.activation_length());
         match self {
             ActivationFormat::F16 => Bytes(wide.0 / 2),
             ActivationFormat::F32 => wide,

@@ -31,8 +31,10 @@ import llama_cpp
 import numpy as np
 
 TOKENS, STEPS, VOCABULARY, CONTEXT = 80, 64, 512, 48
+# Options of `hearth synth` for variants of an architecture.
+VARIANTS = {"gemma4-shared": ["--shared-kv", "6", "--layer-input", "32"]}
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "internlm2", "smollm3", "phi3", "granite",
-                 "olmo2", "gemma4", "qwen35"]
+                 "olmo2", "gemma4", "gemma4-shared", "qwen35"]
 TYPES = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq1_s",
          "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs", "mxfp4", "q4_k_m",
          "q5_k_m", "q3_k_m", "q2_k_m", "iq1_s_m"]
@@ -45,7 +47,8 @@ FIXTURES = [("llama", "f16"), ("llama", "q4_k_m"), ("qwen2", "f16"), ("qwen2", "
             ("internlm2", "f16"), ("internlm2", "q8_0"), ("gemma3", "f16"), ("gemma3", "q4_k_m"),
             ("smollm3", "f16"), ("smollm3", "q8_0"), ("phi3", "f16"), ("phi3", "q4_k_m"), ("granite", "f16"),
             ("granite", "q8_0"), ("olmo2", "f16"), ("olmo2", "q8_0"),
-            ("gemma4", "f16"), ("gemma4", "q8_0"), ("qwen35", "f32"), ("qwen35", "q8_0")]
+            ("gemma4", "f16"), ("gemma4", "q8_0"), ("gemma4-shared", "f16"), ("gemma4-shared", "q8_0"), ("qwen35", "f32"),
+            ("qwen35", "q8_0")]
 
 
 def tokens():
@@ -54,10 +57,12 @@ def tokens():
 
 def synth(hearth, arch, quant, path, gain=None):
     """Generates a small model. Returns None if `hearth synth` does not support the type."""
+    variant, arch = VARIANTS.get(arch, []), arch.split("-")[0]
+    layers = "12" if variant else "7" if arch in ("gemma3", "gemma4") else "4"
     gain = gain or (1.0 if quant in ("f32", "f16") else 0.5)
-    command = [hearth, "synth", "--arch", arch, "--layers", "7" if arch in ("gemma3", "gemma4") else "4", "--dim", "256", "--ffn", "512", "--heads", "4",
+    command = [hearth, "synth", "--arch", arch, "--layers", layers, "--dim", "256", "--ffn", "512", "--heads", "4",
                "--kv-heads", "2", "--head-length", "128" if arch in ("qwen3", "gemma4", "qwen35") else "64", "--context", str(CONTEXT),
-               "--vocab", str(VOCABULARY), "--quant", quant, "--gain", str(gain), "-o", str(path)]
+               "--vocab", str(VOCABULARY), "--quant", quant, "--gain", str(gain), *variant, "-o", str(path)]
     if arch in ("llama", "phi3", "gemma4"):
         command.append("--rope-factors")
     made = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -179,8 +184,14 @@ class Plain:
             fused, head = self.product(x, name + "attn_qkv"), self.key("attention.key_length")
             q, k, v = np.split(fused, [heads * head, (heads + groups) * head], -1)
         else:
-            v = "attn_v" if f"{name}attn_v.weight" in self.weights else "attn_k"
-            q, k, v = (self.product(x, name + part) for part in ("attn_q", "attn_k", v))
+            # Layers without keys use those of the last layer of their kind that has keys.
+            kind = self.has_window(layer)
+            if f"{name}attn_k.weight" in self.weights:
+                v = "attn_v" if f"{name}attn_v.weight" in self.weights else "attn_k"
+                self.sources[kind] = name, x, v
+            source, before, v = self.sources[kind]
+            q = self.product(x, name + "attn_q")
+            k, v = (self.product(before, source + part) for part in ("attn_k", v))
         if self.arch == "olmo2":
             q, k = self.norm(q, name + "attn_q_norm.weight"), self.norm(k, name + "attn_k_norm.weight")
         q, k, v = (part.reshape(count, of, -1) for part, of in ((q, heads), (k, groups), (v, groups)))
@@ -189,7 +200,7 @@ class Plain:
         if self.arch == "gemma4":
             v = v / np.sqrt((v * v).mean(-1, keepdims=True) + np.float32(1e-5))
         if self.arch in ("qwen3", "gemma3", "gemma4", "qwen35"):
-            q, k = self.norm(q, name + "attn_q_norm.weight"), self.norm(k, name + "attn_k_norm.weight")
+            q, k = self.norm(q, name + "attn_q_norm.weight"), self.norm(k, source + "attn_k_norm.weight")
         q, k = self.rotate(q, layer), self.rotate(k, layer)
         k, v = (np.repeat(part, heads // groups, 1) for part in (k, v))
         scores = np.einsum("qhd,khd->hqk", q, k) * np.float32(
@@ -233,6 +244,11 @@ class Plain:
         out = self.norm(np.stack(out), name + "ssm_norm.weight").reshape(count, -1)
         return self.product(out * silu(self.product(x, name + "attn_gate")), name + "ssm_out")
 
+    @staticmethod
+    def gelu(x):
+        z = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x ** 3)
+        return np.float32(0.5) * x * (1 + np.tanh(z))
+
     def feed_forward(self, x, layer):
         name = f"blk.{layer}."
         if f"{name}ffn_gate.weight" in self.weights:
@@ -240,8 +256,7 @@ class Plain:
         else:
             gate, up = np.split(self.product(x, name + "ffn_up"), 2, -1)
         if self.arch.startswith("gemma"):
-            z = np.float32(np.sqrt(2 / np.pi)) * (gate + np.float32(0.044715) * gate ** 3)
-            gate = np.float32(0.5) * gate * (1 + np.tanh(z))
+            gate = self.gelu(gate)
         else:
             gate = gate / (1 + np.exp(-gate))
         return self.product(gate * up, name + "ffn_down")
@@ -251,6 +266,14 @@ class Plain:
         if self.arch.startswith("gemma"):
             h = h * np.float32(np.sqrt(h.shape[-1]))
         h = h * np.float32(self.key("embedding_scale", 1.0))
+        self.sources = {}
+        inputs = None
+        if "per_layer_token_embd.weight" in self.weights:
+            count, layers = len(h), self.key("block_count")
+            own = self.weights["per_layer_token_embd.weight"][tokens()].reshape(count, layers, -1)
+            inputs = (self.product(h, "per_layer_model_proj") / np.float32(np.sqrt(h.shape[-1]))).reshape(own.shape)
+            inputs = self.norm(inputs, "per_layer_proj_norm.weight") + own * np.float32(np.sqrt(own.shape[-1]))
+            inputs = inputs / np.float32(np.sqrt(2))
         scale = np.float32(self.key("residual_scale", 1.0))
         for layer in range(self.key("block_count")):
             name = f"blk.{layer}."
@@ -262,6 +285,9 @@ class Plain:
                 if self.arch in ("gemma2", "gemma3", "gemma4", "olmo2"):
                     change = self.norm(change, f"{name}{after}.weight")
                 h = h + scale * change
+            if inputs is not None:
+                change = self.product(self.gelu(self.product(h, name + "inp_gate")) * inputs[:, layer], name + "proj")
+                h = h + self.norm(change, f"{name}post_norm.weight")
             h = h * self.weights.get(f"{name}layer_output_scale.weight", np.float32(1.0))
         head = self.weights.get("output.weight", self.weights["token_embd.weight"])
         logits = self.norm(h, "output_norm.weight") @ head.T
@@ -327,7 +353,7 @@ def table(rows):
 
 REPORT = """# Logits compared with llama.cpp, for every architecture and weight type
 
-Models of random weights (4 layers, 7 of `gemma3` and `gemma4`, width 256, vocabulary {vocabulary}; `gemma2` and `gemma3` with a
+Models of random weights (4 layers, 7 of `gemma3` and `gemma4`, 12 of `gemma4-shared`, width 256, vocabulary {vocabulary}; `gemma2` and `gemma3` with a
 window of {window} positions, as `olmo2`, `llama` and `phi3` with factors of rotary frequencies), {tokens} tokens, KV caches in f32,
 llama-cpp-python {version}. Made by
 
@@ -408,7 +434,8 @@ def main():
         for arch, quant, digest, peer, row in kept:
             file = f"{arch}-{quant}.f32"
             (options.fixtures / file).write_bytes(peer[FIXTURE_ROWS].astype("<f4").tobytes())
-            cases.append({"architecture": arch, "quant": quant, "sha256": digest, "logits": file,
+            arch, _, variant = arch.partition("-")
+            cases.append({"architecture": arch, "variant": variant, "quant": quant, "sha256": digest, "logits": file,
                           "relative_rms": round(row["relative_rms"], 7)})
         text = json.dumps({"tokens": tokens(), "rows": FIXTURE_ROWS, "vocabulary": VOCABULARY, "context": CONTEXT,
                            "llama_cpp_python": llama_cpp.__version__, "cases": cases}, indent=1)

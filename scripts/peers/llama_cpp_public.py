@@ -4,13 +4,15 @@
     python3 scripts/peers/llama_cpp_public.py MODEL.gguf [--logits target/release/examples/logits]
     python3 scripts/peers/llama_cpp_public.py --tokens exec/runtime/tests/data/public MODEL.gguf...
 
-Needs the packages llama-cpp-python and numpy, and the files of scripts/public-models.sh. The first form runs the first
+Needs the packages llama-cpp-python, gguf and numpy, and the files of scripts/public-models.sh. The first form runs the first
 512 tokens of a text (LICENSE-APACHE) in both programs and prints
 
 - the relative RMS of the differences of the logits, and the mean KL divergence,
 - the positions at which the largest logits differ, and how many of them llama.cpp decides by more than four times the
   RMS of the differences at this position,
-- the perplexity of both, with a KV cache in f32, and with the KV caches of `--kv-cache`.
+- the perplexity of both, with a KV cache in f32, and with the KV caches of `--kv-cache`,
+- the perplexity of a longer text, compared with that of llama.cpp with a copy of the weights in F16, which `gguf`
+  dequantises, and without rounded activations.
 
 The second form writes 1000 texts (code, prose, chat templates, random characters of all scripts) to texts.json, and
 llama.cpp's tokens of each text and model to MODEL.json, for the test `public` of hearth-runtime.
@@ -22,7 +24,9 @@ import os
 import pathlib
 import random
 import subprocess
+import tempfile
 
+import gguf
 import llama_cpp
 import numpy as np
 
@@ -30,6 +34,8 @@ import llama_cpp_tokens
 
 FOLDER = pathlib.Path(os.environ.get("HEARTH_PUBLIC", "target/public")) / "llama.cpp"
 COUNT, LENGTH = 1000, 512
+LONG_TEXT = ["LICENSE-APACHE", "README.md", "docs/concepts/simulator.md", "docs/concepts/residency.md",
+             "docs/concepts/planners.md", "docs/guides/serving.md"]
 # Blocks of Unicode with the scripts that most people write, and some that hardly anybody writes.
 BLOCKS = [(0x20, 0x7E), (0xA0, 0xFF), (0x100, 0x24F), (0x370, 0x3FF), (0x400, 0x4FF), (0x590, 0x5F4), (0x600, 0x6FF),
           (0x900, 0x97F), (0xE01, 0xE5B), (0x1100, 0x11FF), (0x2000, 0x206F), (0x2190, 0x21FF), (0x3040, 0x30FF),
@@ -88,6 +94,47 @@ def perplexity(logits, ids):
     return np.exp(-np.mean([log[at, ids[at + 1]] for at in range(len(ids) - 1)]))
 
 
+def write_f16(path, out):
+    """Writes a copy of the model whose quantised matrices are dequantised to F16."""
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(out, reader.get_field("general.architecture").contents())
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            kind = field.types[0]
+            sub = field.types[1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), kind, sub_type=sub)
+    for tensor in reader.tensors:
+        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        writer.add_tensor(tensor.name, values.astype(np.float16 if len(tensor.shape) > 1 else np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def compare_perplexities(path, program, model):
+    """Prints the perplexities of parts of a longer text, of 512 tokens each, compared with those of weights in F16."""
+    ids = model.tokenize("".join(pathlib.Path(name).read_text() for name in LONG_TEXT).encode(), add_bos=False)
+    first = model.tokenize(b"")
+    parts = [first + ids[at:at + LENGTH - len(first)] for at in range(0, len(ids) - LENGTH, LENGTH - len(first))]
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder) / "f16.gguf"
+        write_f16(path, copy)
+        exact_model = open_model(copy, LENGTH)
+        losses = []
+        for part in parts:
+            row = []
+            for peer in (exact_model, model):
+                peer.reset()
+                peer.eval(part)
+                row.append(np.log(perplexity(np.array(peer.scores[:len(part)], dtype=np.float64), part)))
+            own = own_logits(program, path, part, (len(part), model.n_vocab()))
+            losses.append([*row, np.log(perplexity(own, part))])
+    exact, peer, own = np.exp(np.mean(losses, 0))
+    print(f"  {len(parts)} parts of {LENGTH} tokens: perplexity with weights in F16 {exact:.4f}; hearth "
+          f"{own / exact - 1:+.2%}, llama.cpp {peer / exact - 1:+.2%}")
+
+
 def compare(path, program, kv_caches):
     text = pathlib.Path("LICENSE-APACHE").read_text()
     model = open_model(path, LENGTH)
@@ -105,6 +152,7 @@ def compare(path, program, kv_caches):
     print(f"{path.name}: {len(ids)} tokens; relative RMS {rms(own - peer) / rms(peer):.1e}, mean KL {divergence:.1e}; "
           f"{differs.sum()} other choices, {(differs & decided).sum()} of them decided by llama.cpp; perplexity "
           f"{perplexity(own, ids):.4f}, llama.cpp {perplexity(peer, ids):.4f}")
+    compare_perplexities(path, program, model)
     for kv_cache in kv_caches:
         logits = own_logits(program, path, ids, peer.shape, kv_cache)
         llama_type = {"f16": 1, "q8_0": 8, "q4_0": 2}[kv_cache]

@@ -32,6 +32,13 @@ pub struct SynthArgs {
     /// Set the head dimension of keys and values [default: embedding length / heads].
     #[arg(id = "head_length", long = "head-length", value_name = "ELEMENTS")]
     pub head_dim: Option<u32>,
+    /// Let the last LAYERS layers use the keys and values of earlier layers, with feed-forward blocks of twice the
+    /// width; only for gemma4.
+    #[arg(long, value_name = "LAYERS")]
+    pub shared_kv: Option<u32>,
+    /// Give each token an input for each layer, of ELEMENTS elements; only for gemma4.
+    #[arg(long, value_name = "ELEMENTS")]
+    pub layer_input: Option<u32>,
     /// Set the context length in tokens; the sliding window of gemma2, gemma3, gemma4 and olmo2 is half
     /// as long.
     #[arg(long)]

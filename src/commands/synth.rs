@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use hearth_profiles::Layers;
+use hearth_profiles::model::SharedKv;
 use hearth_runtime::synth::{SynthError, SynthOptions, TokenizerKind, synthesise};
 use hearth_workflow::files::PartialFile;
 use serde::Serialize;
@@ -89,6 +90,20 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
     if args.arch.is_some() || changes_heads {
         options.shape = options.shape.with_default_hybrid();
     }
+    let shape = &mut options.shape;
+    for (flag, value) in [("--shared-kv", args.shared_kv), ("--layer-input", args.layer_input)] {
+        if value.is_some() && !shape.architecture.spec().has_local_dimensions {
+            let what = format!("`{flag}`: {} models have no such layers", shape.architecture);
+            return Err(Failure::invalid(what).with_hint("omit this flag, or use `--arch gemma4`"));
+        }
+    }
+    if let Some(layers) = args.shared_kv {
+        let feed_forward_length = shape.feed_forward_length.saturating_mul(2);
+        shape.shared_kv = Some(SharedKv { layers, feed_forward_length });
+        // As in the published models with shared keys, which have values of their own in all other layers.
+        shape.shares_keys = false;
+    }
+    shape.layer_input_length = args.layer_input.unwrap_or(shape.layer_input_length);
     if options != preset {
         options.name = format!("{}-custom", args.preset);
     }

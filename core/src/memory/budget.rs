@@ -44,20 +44,22 @@ impl MemoryBudget {
     pub fn new(plan: &Plan, index: usize, model: &ModelProfile, device: &DeviceProfile) -> Self {
         let bytes = |layers: Range<u32>| layers.map(|layer| model.layer_bytes(layer)).sum::<Bytes>();
         let mapped = |bytes: Bytes| if device.gpu_maps_weights() { bytes } else { Bytes::ZERO };
-        let kv = |layers: Range<u32>| plan_kv_cache_bytes(plan, &model.shape, layers);
-        let [mut kv_cache, mut gpu_needed, mut gpu_mapped, mut weights, mut largest_window] =
-            [Bytes::ZERO; 5];
+        let [mut gpu_needed, mut gpu_mapped, mut weights, mut largest_window] = [Bytes::ZERO; 4];
+        let (mut cpu_layers, mut gpu_layers) = (Vec::new(), Vec::new());
         for round in 0..plan.rounds {
             let (window, gpu) = (plan.window(index, round), plan.gpu_window(index, round));
             let cpu = gpu.end.max(window.start)..window.end;
             let on_gpu = bytes(gpu.clone());
-            gpu_needed += kv(gpu) + on_gpu;
+            gpu_needed += on_gpu;
+            gpu_layers.extend(gpu);
             gpu_mapped += mapped(on_gpu);
-            kv_cache += kv(cpu.clone());
+            cpu_layers.extend(cpu.clone());
             let read = bytes(cpu) + mapped(on_gpu);
             weights += read;
             largest_window = largest_window.max(read);
         }
+        let kv_cache = plan_kv_cache_bytes(plan, &model.shape, cpu_layers);
+        gpu_needed += plan_kv_cache_bytes(plan, &model.shape, gpu_layers);
         let output_on_gpu = index == 0 && plan.output_processor == Processor::Gpu;
         if output_on_gpu {
             gpu_needed += model.output_head_bytes();

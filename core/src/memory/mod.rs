@@ -55,9 +55,8 @@ pub fn kv_cache_bytes(
     format: KvFormat,
     sequences: u32,
 ) -> Bytes {
-    let of_layer = |layer| shape.mixer(layer).cache_bytes(context, format.format()).0;
-    let sequence = layers.into_iter().map(of_layer).fold(0, u64::saturating_add);
-    Bytes(sequence.saturating_mul(u64::from(sequences)))
+    let sequence = shape.layers_cache_bytes(layers, context, format.format());
+    Bytes(sequence.0.saturating_mul(u64::from(sequences)))
 }
 
 /// Returns the size of the KV cache of some layers of a plan's model, for all sequences of the plan.

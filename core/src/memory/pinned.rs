@@ -130,7 +130,9 @@ impl<'a> Account<'a> {
 
     fn add_ring_layers(&mut self, plan: &Plan, index: usize) {
         let residency = plan.devices[index].residency;
-        let cache = |layer| plan_kv_cache_bytes(plan, &self.model.shape, [layer]);
+        // Deviation: layers that use keys and values of layers on another device need no copy of them.
+        let own = |layer: &u32| self.model.shape.kv_layer(*layer) == *layer;
+        let cache = |layer| plan_kv_cache_bytes(plan, &self.model.shape, Some(layer).filter(own));
         for round in 0..plan.rounds {
             let (window, gpu) = (plan.window(index, round), plan.gpu_window(index, round));
             for layer in window {

@@ -135,7 +135,7 @@ impl GpuLayers {
         }
         let layers: BTreeSet<u32> = backend.gpu_layers.iter().cloned().flatten().collect();
         let stored = |matrix: Matrix<'_>| matrix.rows as u64 * matrix.row_bytes() as u64;
-        let in_layers = layers.iter().flat_map(|&layer| model.layer_weights(layer).matrices);
+        let in_layers = layers.iter().flat_map(|&layer| model.layer_weights(layer).matrices).flatten();
         let total = in_layers.chain(output.then(|| model.output_weights().1)).map(stored).sum();
         let mut done = 0;
         let mut report = |bytes: u64| {

@@ -8,7 +8,7 @@
 //! no work here, because the rows after the new end are overwritten before they are read. A state can only be cleared,
 //! which happens in a pass that begins at position 0.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use half::f16;
@@ -113,6 +113,12 @@ impl KvCache {
     }
 }
 
+/// Returns the layers that are not in `own`, but whose keys and values some of `own` use.
+pub(crate) fn copied_kv_layers(model: &ModelShape, own: &BTreeSet<u32>) -> Vec<u32> {
+    let used: BTreeSet<u32> = own.iter().map(|&layer| model.kv_layer(layer)).collect();
+    used.difference(own).copied().collect()
+}
+
 /// Creates the caches of the layers `layers` of a model, keyed by sequence and layer.
 pub(crate) fn create_kv_caches(
     layers: impl IntoIterator<Item = u32>,
@@ -124,7 +130,8 @@ pub(crate) fn create_kv_caches(
         TokenMixer::DeltaNet(shape) => LayerCache::DeltaNet(DeltaNetState::new(&shape)),
     };
     let of_layer = |layer| (0..options.sequences).map(move |sequence| (sequence, layer));
-    layers.into_iter().flat_map(of_layer).map(|key| (key, cache(key.1))).collect()
+    let stored = layers.into_iter().filter(|&layer| model.kv_layer(layer) == layer);
+    stored.flat_map(of_layer).map(|key| (key, cache(key.1))).collect()
 }
 
 impl HeadRows {

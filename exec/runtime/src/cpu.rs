@@ -12,15 +12,16 @@ mod delta_net;
 mod layer_pass;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
 use hearth_profiles::model::{GateActivation, ModelShape, TokenMixer};
 use layer_pass::{Buffers, LayerPass};
 
-use crate::cache::{KvCache, LayerCache, create_kv_caches};
+use crate::cache::{KvCache, LayerCache, copied_kv_layers, create_kv_caches};
 use crate::residency::ResidencyBarrier;
+use crate::token_inputs::TokenInputs;
 use crate::{Backend, CriticalPathCost, KvCacheOptions, ThreadPool, Weights};
 use hearth_kernels::attention::{AttentionScratch, ScoreOptions};
 use hearth_kernels::matmul::{MatmulOutput, Matrix, matmul_rows};
@@ -259,6 +260,8 @@ pub struct CpuBackend {
     cpu: Cpu,
     /// The KV caches, keyed by sequence and layer.
     caches: BTreeMap<(u32, u32), LayerCache>,
+    /// The layers of other devices whose keys and values layers of this backend use.
+    copied_kv_layers: Vec<u32>,
     buffers: Buffers,
 }
 
@@ -269,8 +272,11 @@ impl CpuBackend {
         cache: KvCacheOptions,
         cpu: Cpu,
     ) -> CpuBackend {
-        let caches = create_kv_caches(layers, cache, weights.shape());
-        CpuBackend { weights, cpu, caches, buffers: Buffers::default() }
+        let own: BTreeSet<u32> = layers.into_iter().collect();
+        let copied_kv_layers = copied_kv_layers(weights.shape(), &own);
+        let caches =
+            create_kv_caches(own.into_iter().chain(copied_kv_layers.clone()), cache, weights.shape());
+        CpuBackend { weights, cpu, caches, copied_kv_layers, buffers: Buffers::default() }
     }
 }
 
@@ -286,21 +292,29 @@ impl Backend for CpuBackend {
         hidden: &mut [f32],
         first: u32,
     ) -> CriticalPathCost {
-        let CpuBackend { weights, cpu, caches, buffers } = self;
-        let embedding = weights.shape().embedding_length as usize;
+        let CpuBackend { weights, cpu, caches, copied_kv_layers, buffers } = self;
+        let shape = weights.shape();
+        let embedding = shape.embedding_length as usize;
+        let (hidden, mut shared) = TokenInputs::split(shape, hidden);
         // With a barrier, weights are evicted as soon as they have been used, so a second part would read them again.
         let part = if cpu.barrier.is_open() { MAX_PART_TOKENS } else { usize::MAX / embedding };
         let ((), cost) = cpu.thread_pool.measure(|| {
             buffers.fill_angles(weights, hidden.len() / embedding, first);
+            let is_used = |source: &&u32| layers.clone().any(|layer| shape.kv_layer(layer) == **source);
+            for layer in copied_kv_layers.iter().filter(is_used) {
+                let cache = caches.get_mut(&(sequence, *layer)).expect("created with the backend");
+                shared.copy_keys_and_values(*layer, cache, first as usize);
+            }
             for layer in layers {
-                let cache =
-                    caches.get_mut(&(sequence, layer)).expect("a stage sends a backend its own layers");
+                let cache = caches
+                    .get_mut(&(sequence, shape.kv_layer(layer)))
+                    .expect("a stage sends a backend its own layers");
                 let tensors = weights.layer_weights(layer);
                 for (index, hidden) in hidden.chunks_mut(part * embedding).enumerate() {
                     let (tokens, before) = (hidden.len() / embedding, index * part);
                     let first = first as usize + before;
                     let pass = LayerPass { weights, cpu, layer, tensors, tokens, before, first };
-                    pass.run(cache, buffers, hidden);
+                    pass.run(cache, buffers, hidden, &mut shared);
                 }
             }
         });
@@ -315,7 +329,8 @@ impl Backend for CpuBackend {
 /// Returns the size in bytes of the buffers, the hidden states and one row of logits of a pass of `tokens` tokens. This
 /// is an upper bound if the pass is computed in parts.
 pub fn buffer_bytes(shape: &ModelShape, tokens: u32, threads: usize) -> u64 {
-    let (embedding, feed_forward) = (u64::from(shape.embedding_length), u64::from(shape.feed_forward_length));
+    let embedding = shape.activation_length().max(u64::from(shape.embedding_length));
+    let feed_forward = u64::from(shape.largest_feed_forward_length());
     let attention = shape.largest_attention();
     let gate = if shape.architecture.spec().has_attention_gate { 2 * attention.query_width() } else { 0 };
     let of_attention = 2 * attention.query_width() + gate + attention.key_width() + attention.value_width();

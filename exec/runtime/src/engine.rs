@@ -10,7 +10,7 @@
 //! let mut engine = Engine::new(weights, Cpu::new(Arc::new(pool)), 2048, KvFormat::F16)?;
 //!
 //! let hidden = engine.forward(&[1, 15043])?; // [tokens, embedding]
-//! let logits = engine.input_output_layers.logits_of_last_row(&hidden)?; // [vocabulary]
+//! let logits = engine.input_output_layers.logits(&hidden)?; // [tokens, vocabulary]
 //! # Ok(())
 //! # }
 //! ```
@@ -43,13 +43,15 @@ impl Engine {
         let positions: Vec<u32> = (self.length..).take(tokens.len()).collect();
         self.stage.forward(0..self.layers, &mut hidden, &positions)?;
         self.length += tokens.len() as u32;
+        hidden.truncate(self.input_output_layers.hidden_states(&hidden).len());
         Ok(hidden)
     }
 
     /// Appends `tokens` to the sequence and returns the logits `[vocabulary]` of the next token.
     pub fn next_logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ExecError> {
         let hidden = self.forward(tokens)?;
-        self.input_output_layers.logits_of_last_row(&hidden)
+        let last = hidden.len() - hidden.len() / tokens.len().max(1);
+        self.input_output_layers.logits(&hidden[last..])
     }
 
     /// Clears the KV cache, so that a new sequence can begin.

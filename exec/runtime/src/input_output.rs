@@ -9,7 +9,10 @@
 use std::sync::Arc;
 
 use crate::cpu::Matmul;
+use crate::token_inputs::TokenInputs;
+use crate::weights::InputTable;
 use crate::{Cpu, CriticalPathCost, ExecError, Weights};
+use hearth_kernels::matmul::Matrix;
 use hearth_kernels::{Activations, dequantise, elementwise};
 
 /// The input layer (token embedding) and the output layer (norm and output matrix) of a model.
@@ -26,22 +29,62 @@ impl InputOutputLayers {
         InputOutputLayers { weights, cpu, input: Activations::default(), cost: CriticalPathCost::default() }
     }
 
-    /// Returns the input embeddings `[tokens, embedding]` of `tokens`. Fails if a token is not in the vocabulary.
+    /// Returns the activations of `tokens` before the first layer: their embeddings `[tokens, embedding]`, followed in
+    /// some models by the inputs of layers (`ModelShape::activation_length`). Fails if a token is not in the vocabulary.
     pub fn embed(&self, tokens: &[u32]) -> Result<Vec<f32>, ExecError> {
-        let matrix = self.weights.embedding_matrix();
-        let mut hidden = vec![0.0; tokens.len() * matrix.row_length];
+        let (matrix, shape) = (self.weights.embedding_matrix(), self.weights.shape());
+        if let Some(&token) = tokens.iter().find(|token| **token as usize >= matrix.rows) {
+            return Err(ExecError::Token { token, vocab_size: matrix.rows as u32 });
+        }
+        let mut activations = vec![0.0; tokens.len() * shape.activation_length() as usize];
+        let (hidden, mut inputs) = TokenInputs::split(shape, &mut activations);
         for (&token, row) in tokens.iter().zip(hidden.chunks_exact_mut(matrix.row_length)) {
-            if token as usize >= matrix.rows {
-                return Err(ExecError::Token { token, vocab_size: matrix.rows as u32 });
-            }
             // This cannot fail: the tensor table was checked when the file was opened.
             let _ = dequantise(matrix.format, matrix.row(token as usize), row);
         }
         if let Some(factor) = self.weights.hyperparameters().embedding_scale {
-            elementwise::scale(self.cpu.instruction_set, &mut hidden, factor);
+            elementwise::scale(self.cpu.instruction_set, hidden, factor);
+        }
+        if let Some(weights) = self.weights.layer_inputs() {
+            self.compute_layer_inputs(&weights, tokens, hidden, inputs.layer_inputs_mut());
         }
         self.weights.check_unchanged()?;
-        Ok(hidden)
+        Ok(activations)
+    }
+
+    /// Computes the inputs of all layers, `[layers, tokens, layer input]`: a row of the table for each token, plus a
+    /// projection of its embedding in `hidden`, normalised for each layer. Both parts have unit variance, and so has the
+    /// result.
+    fn compute_layer_inputs(
+        &self,
+        weights: &InputTable<Matrix<'_>, &[f32]>,
+        tokens: &[u32],
+        hidden: &[f32],
+        out: &mut [f32],
+    ) {
+        let (table, length, run) = (weights.table, weights.norm.len(), self.cpu.instruction_set);
+        let epsilon = self.weights.hyperparameters().rms_norm_epsilon;
+        let mut embedded = Activations::default();
+        embedded.resize(tokens.len(), hidden.len() / tokens.len().max(1));
+        embedded.rows_mut().copy_from_slice(hidden);
+        let mut projected = vec![0.0; tokens.len() * weights.projection.rows];
+        self.cpu.multiply(&mut embedded, &mut [Matmul { matrix: weights.projection, out: &mut projected }]);
+        let width = (weights.projection.row_length as f32).sqrt();
+        let mut row = vec![0.0; table.row_length];
+        for (index, (&token, projected)) in
+            tokens.iter().zip(projected.chunks_exact_mut(table.row_length)).enumerate()
+        {
+            let _ = dequantise(table.format, table.row(token as usize), &mut row);
+            elementwise::scale(run, &mut row, (length as f32).sqrt());
+            elementwise::scale(run, projected, 1.0 / width);
+            let layers = row.chunks_exact(length).zip(projected.chunks_exact_mut(length));
+            for (layer, (own, sum)) in layers.enumerate() {
+                elementwise::rms_norm_in_place(run, sum, weights.norm, epsilon);
+                elementwise::add(run, sum, own);
+                elementwise::scale(run, sum, std::f32::consts::FRAC_1_SQRT_2);
+                out[(layer * tokens.len() + index) * length..][..length].copy_from_slice(sum);
+            }
+        }
     }
 
     /// Returns the logits `[tokens, vocabulary]` of final hidden states `[tokens, embedding]`. Fails if a logit is not
@@ -85,9 +128,17 @@ impl InputOutputLayers {
         Err(ExecError::NotFinite { what, found: logits[at] })
     }
 
-    /// Returns the logits `[vocabulary]` of the last token of `hidden`, `[tokens, embedding]`.
-    pub fn logits_of_last_row(&mut self, hidden: &[f32]) -> Result<Vec<f32>, ExecError> {
+    /// Returns the hidden states, `[tokens, embedding]`, of `activations`.
+    pub fn hidden_states<'a>(&self, activations: &'a [f32]) -> &'a [f32] {
+        let shape = self.weights.shape();
+        let tokens = activations.len() / shape.activation_length() as usize;
+        &activations[..tokens * shape.embedding_length as usize]
+    }
+
+    /// Returns the logits `[vocabulary]` of the last token of `activations`, which the last layer has computed.
+    pub fn logits_of_last_row(&mut self, activations: &[f32]) -> Result<Vec<f32>, ExecError> {
         let embedding = self.weights.shape().embedding_length as usize;
+        let hidden = self.hidden_states(activations);
         let found = hidden.len();
         let last = found.checked_sub(embedding).ok_or(ExecError::Hidden { found, tokens: 1, embedding })?;
         self.logits(&hidden[last..])

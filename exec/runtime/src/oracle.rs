@@ -3,11 +3,12 @@
 //! The oracle computes the equations of [`crate::hyperparameters`] in their order, with scalar kernels on one thread,
 //! one token and one row at a time. The fast CPU backend must give the same bits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::cache::{DeltaNetState, KvCache, LayerCache, create_kv_caches};
+use crate::cache::{DeltaNetState, KvCache, LayerCache, copied_kv_layers, create_kv_caches};
+use crate::token_inputs::TokenInputs;
 use crate::weights::LayerWeights;
 use crate::{Backend, CriticalPathCost, KvCacheOptions, ThreadPool, ThreadPoolOptions, Weights};
 use hearth_kernels::attention::{AttentionScratch, ScoreOptions};
@@ -24,6 +25,8 @@ pub struct Oracle {
     weights: Arc<Weights>,
     /// The KV caches, keyed by sequence and layer.
     caches: BTreeMap<(u32, u32), LayerCache>,
+    /// The layers of other devices whose keys and values layers of this backend use.
+    copied_kv_layers: Vec<u32>,
     /// A pool of one thread, used only to measure the cost of a pass.
     pool: ThreadPool,
 }
@@ -34,9 +37,12 @@ impl Oracle {
         layers: impl IntoIterator<Item = u32>,
         cache: KvCacheOptions,
     ) -> std::io::Result<Oracle> {
-        let caches = create_kv_caches(layers, cache, weights.shape());
+        let own: BTreeSet<u32> = layers.into_iter().collect();
+        let copied_kv_layers = copied_kv_layers(weights.shape(), &own);
+        let caches =
+            create_kv_caches(own.into_iter().chain(copied_kv_layers.clone()), cache, weights.shape());
         let pool = ThreadPool::new(ThreadPoolOptions { threads: 1, pin_workers: false, spin_ns: 0 })?;
-        Ok(Oracle { weights, caches, pool })
+        Ok(Oracle { weights, caches, copied_kv_layers, pool })
     }
 }
 
@@ -52,15 +58,27 @@ impl Backend for Oracle {
         hidden: &mut [f32],
         first: u32,
     ) -> CriticalPathCost {
-        let Oracle { weights, caches, pool } = self;
-        let width = weights.shape().embedding_length as usize;
+        let Oracle { weights, caches, copied_kv_layers, pool } = self;
+        let shape = weights.shape();
+        let (hidden, mut inputs) = TokenInputs::split(shape, hidden);
         let ((), cost) = pool.measure(|| {
+            let is_used = |source: &&u32| layers.clone().any(|layer| shape.kv_layer(layer) == **source);
+            for layer in copied_kv_layers.iter().filter(is_used) {
+                let cache = caches.get_mut(&(sequence, *layer)).expect("created with the backend");
+                inputs.copy_keys_and_values(*layer, cache, first as usize);
+            }
             for layer in layers {
-                let cache =
-                    caches.get_mut(&(sequence, layer)).expect("a stage sends a backend its own layers");
-                for (position, row) in (first..).zip(hidden.chunks_exact_mut(width)) {
-                    mixer_block(weights, layer, cache, row, position);
+                let cache = caches
+                    .get_mut(&(sequence, shape.kv_layer(layer)))
+                    .expect("a stage sends a backend its own layers");
+                for (token, row) in hidden.chunks_exact_mut(shape.embedding_length as usize).enumerate() {
+                    let at = Place { layer, token, position: first + token as u32 };
+                    mixer_block(weights, at, cache, row, &mut inputs);
                     feed_forward_block(weights, layer, row);
+                    add_layer_input(weights, at, row, &inputs);
+                    if let Some(&[scale]) = weights.layer_weights(layer).output_scale {
+                        elementwise::scale(SCALAR, row, scale);
+                    }
                 }
             }
         });
@@ -92,7 +110,8 @@ fn normalised(row: &[f32], weight: Option<&[f32]>, epsilon: f32) -> Vec<f32> {
 
 /// Returns the product of the matrix `index` of a layer and `input`, plus the bias of the matrix, if any.
 fn linear(tensors: &LayerWeights<'_>, index: usize, input: &[f32]) -> Vec<f32> {
-    let mut out = matvec(tensors.matrices[index], input);
+    let matrix = tensors.matrices[index].expect("the tensors of a layer were checked");
+    let mut out = matvec(matrix, input);
     if let Some(bias) = tensors.biases[index] {
         elementwise::add(SCALAR, &mut out, bias);
     }
@@ -107,12 +126,27 @@ fn normalise_each(rows: &mut [f32], weight: Option<&[f32]>, epsilon: f32) {
     }
 }
 
-fn mixer_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &mut [f32], position: u32) {
+/// The layer and the token that are computed. `token` is the index in the pass.
+#[derive(Clone, Copy)]
+struct Place {
+    layer: u32,
+    token: usize,
+    position: u32,
+}
+
+fn mixer_block(
+    weights: &Weights,
+    at: Place,
+    cache: &mut LayerCache,
+    row: &mut [f32],
+    inputs: &mut TokenInputs<'_>,
+) {
+    let Place { layer, position, .. } = at;
     let (tensors, epsilon) = (&weights.layer_weights(layer), weights.hyperparameters().rms_norm_epsilon);
     let input = normalised(row, tensors.attention_norm, epsilon);
     let mixed = match (cache, weights.shape().mixer(layer)) {
         (LayerCache::Attention(cache), TokenMixer::Attention(shape)) => {
-            attention(weights, layer, &shape, cache, &input, position)
+            attention(weights, at, &shape, cache, &input, inputs)
         }
         (LayerCache::DeltaNet(state), TokenMixer::DeltaNet(shape)) => {
             if position == 0 {
@@ -130,16 +164,17 @@ fn mixer_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &mut 
 /// Returns the attention output, `[heads * value_length]`.
 fn attention(
     weights: &Weights,
-    layer: u32,
+    at: Place,
     shape: &AttentionShape,
     cache: &mut KvCache,
     input: &[f32],
-    position: u32,
+    inputs: &mut TokenInputs<'_>,
 ) -> Vec<f32> {
+    let Place { layer, token, position } = at;
     let (parameters, spec) = (weights.hyperparameters(), weights.shape().architecture.spec());
     let (tensors, epsilon) = (&weights.layer_weights(layer), parameters.rms_norm_epsilon);
     let (key_length, value_length) = (shape.key_length as usize, shape.value_length as usize);
-    let [mut query, mut key, mut value] = [0, 1, 2].map(|index| linear(tensors, index, input));
+    let mut query = linear(tensors, 0, input);
     let mut gate = Vec::new();
     if spec.has_attention_gate {
         let (queries, gates): (Vec<_>, Vec<_>) =
@@ -148,23 +183,32 @@ fn attention(
         query = queries.concat();
     }
     normalise_each(&mut query, tensors.query_norm, epsilon);
-    normalise_each(&mut key, tensors.key_norm, epsilon);
-    if spec.has_value_norm {
-        for head in value.chunks_exact_mut(value_length) {
-            elementwise::rms_norm_without_weights(SCALAR, head, epsilon);
-        }
-    }
-
     let rope = &parameters.ropes[parameters.rope_index(layer, cache.keys.capacity() as u32)];
     let mut angles = vec![[0.0; 2]; rope.frequencies.len()];
     rope.write_cosines_and_sines(position, &mut angles);
-    for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
-        match rope.pair_layout {
-            PairLayout::Interleaved => elementwise::apply_rope_interleaved(SCALAR, head, &angles),
-            PairLayout::Halves => elementwise::apply_rope_neox(SCALAR, head, &angles),
+    let rotate = |row: &mut [f32]| {
+        for head in row.chunks_exact_mut(key_length) {
+            match rope.pair_layout {
+                PairLayout::Interleaved => elementwise::apply_rope_interleaved(SCALAR, head, &angles),
+                PairLayout::Halves => elementwise::apply_rope_neox(SCALAR, head, &angles),
+            }
         }
+    };
+    rotate(&mut query);
+    // A layer without matrices of keys and values uses those of an earlier layer.
+    if tensors.matrices[1].is_some() {
+        let mut key = linear(tensors, 1, input);
+        let mut value = if tensors.matrices[2].is_some() { linear(tensors, 2, input) } else { key.clone() };
+        normalise_each(&mut key, tensors.key_norm, epsilon);
+        if spec.has_value_norm {
+            for head in value.chunks_exact_mut(value_length) {
+                elementwise::rms_norm_without_weights(SCALAR, head, epsilon);
+            }
+        }
+        rotate(&mut key);
+        cache.write(position as usize, &key, &value);
+        inputs.store_keys_and_values(layer, token, &key, &value);
     }
-    cache.write(position as usize, &key, &value);
 
     let seen = parameters.first_attended_position(layer, position as usize)..position as usize + 1;
     let group = (shape.heads / shape.kv_heads) as usize;
@@ -224,6 +268,16 @@ fn delta_net(
     gate
 }
 
+/// Adds the input of the layer to the hidden state, if the token has such an input.
+fn add_layer_input(weights: &Weights, at: Place, row: &mut [f32], inputs: &TokenInputs<'_>) {
+    let Some(own) = weights.layer_weights(at.layer).layer_input else { return };
+    let mut gated = matvec(own.gate, row);
+    elementwise::geglu(SCALAR, &mut gated, inputs.layer_input(at.layer, at.token..at.token + 1));
+    let mut change = matvec(own.projection, &gated);
+    normalise_each(&mut change, Some(own.norm), weights.hyperparameters().rms_norm_epsilon);
+    add_to_hidden(weights, row, change);
+}
+
 fn feed_forward_block(weights: &Weights, layer: u32, row: &mut [f32]) {
     let (tensors, parameters) = (&weights.layer_weights(layer), weights.hyperparameters());
     let input = normalised(row, tensors.feed_forward_norm, parameters.rms_norm_epsilon);
@@ -235,9 +289,6 @@ fn feed_forward_block(weights: &Weights, layer: u32, row: &mut [f32]) {
     let mut change = linear(tensors, 6, &gate);
     normalise_each(&mut change, tensors.post_feed_forward_norm, parameters.rms_norm_epsilon);
     add_to_hidden(weights, row, change);
-    if let Some(&[scale]) = tensors.output_scale {
-        elementwise::scale(SCALAR, row, scale);
-    }
 }
 
 fn add_to_hidden(weights: &Weights, row: &mut [f32], mut change: Vec<f32>) {

@@ -242,6 +242,8 @@ pub(crate) mod tests {
             value_length: 4,
             shares_keys: false,
             hybrid: None,
+            shared_kv: None,
+            layer_input_length: 0,
             vocab_size: 10,
             has_tied_embeddings: true,
             context_length: 16,

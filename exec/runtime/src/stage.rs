@@ -67,7 +67,8 @@ impl Stage {
         self.forward_sequence(0, layers, hidden, positions)
     }
 
-    /// Runs `layers` in place over `hidden`, `[tokens, embedding]`, the hidden states of tokens of one sequence. The
+    /// Runs `layers` in place over `hidden`, the activations of tokens of one sequence: hidden states `[tokens,
+    /// embedding]`, followed in some models by inputs of layers, keys and values (`ModelShape::activation_length`). The
     /// layers must be inside one range of this stage.
     ///
     /// `positions`, one for each token, must be consecutive and leave no gap after the cached positions. If they start
@@ -83,9 +84,9 @@ impl Stage {
         if !self.owned.iter().any(|own| own.start <= layers.start && layers.end <= own.end) {
             return Err(ExecError::Layers { requested: layers, owned: self.owned.clone() });
         }
-        let embedding = self.weights.shape().embedding_length as usize;
-        if hidden.len() != positions.len() * embedding {
-            let (found, tokens) = (hidden.len(), positions.len());
+        let width = self.weights.shape().activation_length() as usize;
+        if hidden.len() != positions.len() * width {
+            let (found, tokens, embedding) = (hidden.len(), positions.len(), width);
             return Err(ExecError::Hidden { found, tokens, embedding });
         }
         let Some((first, end)) = self.check_positions(sequence, &layers, positions)? else {

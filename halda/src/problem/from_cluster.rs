@@ -243,9 +243,11 @@ fn layer_extras(cluster: &Cluster, member: &Member) -> Seconds {
 /// Returns the size of the keys and values of one token in the mean layer.
 fn new_cache_bytes(cluster: &Cluster) -> Bytes {
     let (shape, format) = (&cluster.model.shape, cluster.kv_cache_format.format());
-    let attention = shape.mixers().filter(|mixer| matches!(mixer, TokenMixer::Attention(_)));
-    let all: Bytes = attention.map(|mixer| mixer.cache_bytes(1, format)).sum();
-    Bytes(all.0.div_ceil(u64::from(shape.layers.0)))
+    let layers = 0..shape.layers.0;
+    let with_cache = layers.filter(|&layer| {
+        shape.kv_layer(layer) == layer && matches!(shape.mixer(layer), TokenMixer::Attention(_))
+    });
+    Bytes(shape.layers_cache_bytes(with_cache, 1, format).0.div_ceil(u64::from(shape.layers.0)))
 }
 
 fn mean_length(cluster: &Cluster) -> u32 {

@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 
 use sha2::{Digest, Sha256};
 
-use super::shape::{AttentionShape, DeltaNetShape, Hybrid, ModelShape, TokenMixer};
+use super::shape::{AttentionShape, DeltaNetShape, Hybrid, ModelShape, SharedKv, TokenMixer};
 use crate::gguf::{GgufError, GgufModel};
 
 /// Number of bytes that are hashed at the start of each tensor.
@@ -57,7 +57,8 @@ pub(super) fn shape_digest(shape: &ModelShape, quant: &str) -> String {
         shape.value_length,
         shape.vocab_size,
         shape.has_tied_embeddings,
-        shape.hybrid.map_or_else(String::new, |hybrid| hybrid_lines(shape, hybrid)),
+        shape.hybrid.map_or_else(String::new, |hybrid| hybrid_lines(shape, hybrid))
+            + &shape.shared_kv.map_or_else(String::new, |shared| shared_lines(shape, shared)),
     );
     format!("shape:{:x}", Sha256::digest(text))
 }
@@ -76,6 +77,11 @@ fn hybrid_lines(shape: &ModelShape, hybrid: Hybrid) -> String {
     };
     let interval = hybrid.full_attention_interval;
     format!("shares_keys {}\nfull_attention_interval {interval}\nother {other}\n", shape.shares_keys)
+}
+
+/// Returns the lines that only models with shared keys and values, or inputs of layers, have.
+fn shared_lines(shape: &ModelShape, SharedKv { layers, feed_forward_length }: SharedKv) -> String {
+    format!("shared_kv {layers} {feed_forward_length}\nlayer_input {}\n", shape.layer_input_length)
 }
 
 #[cfg(test)]

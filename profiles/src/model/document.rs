@@ -18,7 +18,9 @@ use serde::{Deserialize, Serialize};
 use super::architecture::Architecture;
 use super::profile::ModelProfile;
 use super::quant::{Quant, UnknownQuant};
-use super::shape::{AttentionShape, DeltaNetShape, Hybrid, ModelShape, ModelShapeError, TokenMixer};
+use super::shape::{
+    AttentionShape, DeltaNetShape, Hybrid, ModelShape, ModelShapeError, SharedKv, TokenMixer,
+};
 use crate::document::{Document, DocumentError};
 use crate::units::Layers;
 
@@ -64,6 +66,12 @@ pub struct ModelDocument {
     /// The gated delta net that the other layers of a group have instead of attention.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta_net: Option<DeltaNet>,
+    /// The layers at the end of the model that use the keys and values of earlier layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_kv: Option<SharedKvLayers>,
+    /// Number of elements of the input that a token has for each layer, besides its embedding; 0 if absent.
+    #[serde(rename = "layer_input", default, skip_serializing_if = "is_zero")]
+    pub layer_input_length: u32,
     /// Number of tokens in the vocabulary.
     #[serde(rename = "vocabulary")]
     pub vocab_size: u32,
@@ -74,6 +82,22 @@ pub struct ModelDocument {
     pub context_length: u32,
     /// Quantisation: the weight format of all matrices, such as `q8_0`, or a mix of formats, such as `q4_k_m`.
     pub quant: String,
+}
+
+/// Layers that use the keys and values of the last earlier layer of the same kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SharedKvLayers {
+    /// Number of layers.
+    pub layers: u32,
+    /// Width of the feed-forward block of these layers, in elements.
+    #[serde(rename = "feed_forward")]
+    pub feed_forward_length: u32,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // the signature that serde needs
+fn is_zero(value: &u32) -> bool {
+    *value == 0
 }
 
 /// The attention of layers with a sliding window, with the number of query heads of the other layers.
@@ -141,6 +165,11 @@ impl ModelDocument {
             shares_keys: self.shares_keys,
             // `to_profile` reports an error.
             hybrid: self.hybrid().unwrap_or_default(),
+            shared_kv: self.shared_kv.map(|SharedKvLayers { layers, feed_forward_length }| SharedKv {
+                layers,
+                feed_forward_length,
+            }),
+            layer_input_length: self.layer_input_length,
             vocab_size: self.vocab_size,
             has_tied_embeddings: self.has_tied_embeddings,
             context_length: self.context_length,

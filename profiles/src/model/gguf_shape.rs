@@ -5,7 +5,7 @@
 //! In a file without `output.weight`, the output head is tied to the input embedding.
 
 use super::architecture::Architecture;
-use super::shape::{AttentionShape, DeltaNetShape, Hybrid, ModelShape, TokenMixer};
+use super::shape::{AttentionShape, DeltaNetShape, Hybrid, ModelShape, SharedKv, TokenMixer};
 use crate::gguf::{Array, GgufError, GgufModel, Value, layer_of_tensor};
 use crate::units::Layers;
 
@@ -24,6 +24,7 @@ impl GgufModel {
         let head = embedding.checked_div(heads).unwrap_or(0);
         let layers = keys.required("block_count")?.saturating_sub(keys.draft_layers());
         let hybrid = keys.hybrid(layers, heads)?;
+        let shared_kv = keys.shared_kv(layers)?;
         // The layer whose dimensions are those of all layers with full attention.
         let full = hybrid.map_or(0, |hybrid| hybrid.full_attention_interval.saturating_sub(1));
         let has_values = self.tensor(&format!("blk.{full}.attn_v.weight")).is_some();
@@ -31,13 +32,19 @@ impl GgufModel {
             architecture,
             layers: Layers(layers),
             embedding_length: embedding,
-            feed_forward_length: keys.required("feed_forward_length")?,
+            feed_forward_length: keys.feed_forward_length(layers, shared_kv)?,
             heads,
             kv_heads: keys.of_layer("attention.head_count_kv", full)?.unwrap_or(heads),
             key_length: keys.number("attention.key_length")?.unwrap_or(head),
             value_length: keys.number("attention.value_length")?.unwrap_or(head),
             shares_keys: architecture.spec().has_local_dimensions && !has_values,
             hybrid,
+            shared_kv,
+            layer_input_length: if architecture.spec().has_local_dimensions {
+                keys.number("embedding_length_per_layer_input")?.unwrap_or(0)
+            } else {
+                0
+            },
             vocab_size: vocab_size(self, embedding)?,
             has_tied_embeddings: self.tensor("output.weight").is_none(),
             context_length: keys.required("context_length")?,
@@ -46,10 +53,15 @@ impl GgufModel {
         Ok(shape)
     }
 
-    /// Returns whether a tensor belongs to the layers after those of `shape`, which draft tokens and are not used.
-    pub fn is_draft_tensor(&self, name: &str, shape: &ModelShape) -> bool {
+    /// Returns whether the forward pass does not use a tensor that files of the architecture can have: tensors of the
+    /// layers after those of `shape`, which draft tokens, and keys and values of layers that use those of others.
+    pub fn is_unused_tensor(&self, name: &str, shape: &ModelShape) -> bool {
+        let Some(layer) = layer_of_tensor(name) else { return false };
         let drafts = Keys { model: self, architecture: shape.architecture }.draft_layers();
-        layer_of_tensor(name).is_some_and(|layer| (shape.layers.0..shape.layers.0 + drafts).contains(&layer))
+        let is_key =
+            ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"].iter().any(|key| name.ends_with(key));
+        (shape.layers.0..shape.layers.0 + drafts).contains(&layer)
+            || (is_key && shape.kv_layer(layer) != layer)
     }
 }
 
@@ -73,20 +85,21 @@ struct Keys<'a> {
 impl Keys<'_> {
     /// Fails for models of the architecture that have parts which the forward pass does not have.
     fn check_supported(&self) -> Result<(), GgufError> {
-        for (name, part) in [
-            ("embedding_length_per_layer_input", "embeddings of each layer (Gemma 4 E2B and E4B)"),
-            (
-                "attention.shared_kv_layers",
-                "layers that use the keys and values of others (Gemma 4 E2B and E4B)",
-            ),
-            ("expert_count", "experts"),
-        ] {
-            if self.number(name)?.is_some_and(|count| count > 0) {
-                let what = format!("the model has {part}, which are not supported: use a model without them");
-                return Err(GgufError::Shape { what });
-            }
+        if self.number("expert_count")?.is_some_and(|count| count > 0) {
+            let what = "the model has experts, which are not supported: use a model without them".into();
+            return Err(GgufError::Shape { what });
         }
         Ok(())
+    }
+
+    /// Reads the layers that use the keys and values of earlier layers, if any.
+    fn shared_kv(&self, layers: u32) -> Result<Option<SharedKv>, GgufError> {
+        let has_own = self.architecture.spec().has_local_dimensions;
+        let found = if has_own { self.number("attention.shared_kv_layers")? } else { None };
+        let Some(shared) = found.filter(|shared| *shared > 0) else { return Ok(None) };
+        let feed_forward = self.of_layer("feed_forward_length", layers.saturating_sub(1))?;
+        let missing = || GgufError::MissingKey { key: self.key("feed_forward_length") };
+        Ok(Some(SharedKv { layers: shared, feed_forward_length: feed_forward.ok_or_else(missing)? }))
     }
 
     /// Returns the number of layers after the others that draft tokens (multi-token prediction).
@@ -154,6 +167,20 @@ impl Keys<'_> {
             self.key(name)
         );
         Err(GgufError::Shape { what })
+    }
+
+    /// Reads the width of the feed-forward block of the layers that have keys and values of their own. Checks that the
+    /// layers of both kinds are alike.
+    fn feed_forward_length(&self, layers: u32, shared_kv: Option<SharedKv>) -> Result<u32, GgufError> {
+        let name = "feed_forward_length";
+        let (Some(shared), Some(items)) = (shared_kv, self.array(name)) else { return self.required(name) };
+        let own = layers.saturating_sub(shared.layers) as usize;
+        let first = items.first().copied().unwrap_or(0);
+        let expected = (0..layers as usize)
+            .map(|layer| if layer < own { first } else { i64::from(shared.feed_forward_length) });
+        let what = format!("key `{}` does not have equal values for equal layers", self.key(name));
+        let is_valid = items.iter().copied().eq(expected);
+        u32::try_from(first).ok().filter(|_| is_valid).ok_or(GgufError::Shape { what })
     }
 
     fn key(&self, name: &str) -> String {

@@ -48,6 +48,14 @@ pub fn tensor_specs(shape: &ModelShape) -> Vec<TensorSpec> {
     let (embedding, vocabulary) = (u64::from(shape.embedding_length), u64::from(shape.vocab_size));
     let outside = |name: &str, dims, kind| TensorSpec { name: name.into(), dims, kind, layer_index: None };
     let mut list = vec![outside("token_embd.weight", vec![embedding, vocabulary], TensorKind::Embedding)];
+    if shape.layer_input_length > 0 {
+        let (length, layers) = (u64::from(shape.layer_input_length), u64::from(shape.layers.0));
+        list.extend([
+            outside("per_layer_token_embd.weight", vec![length * layers, vocabulary], TensorKind::Embedding),
+            outside("per_layer_model_proj.weight", vec![embedding, length * layers], TensorKind::Matrix),
+            outside("per_layer_proj_norm.weight", vec![length], TensorKind::Norm),
+        ]);
+    }
     for layer in 0..shape.layers.0 {
         list.extend(layer_tensors(shape, layer).into_iter().map(|(name, dims, kind)| TensorSpec {
             name: format!("blk.{layer}.{name}"),
@@ -69,14 +77,17 @@ type LayerTensor = (String, Vec<u64>, TensorKind);
 /// Returns the tensors of the layer with the index `layer`.
 fn layer_tensors(shape: &ModelShape, layer: u32) -> Vec<LayerTensor> {
     use TensorKind::{Matrix, Norm, Scale};
-    let (embedding, feed_forward) = (u64::from(shape.embedding_length), u64::from(shape.feed_forward_length));
+    let embedding = u64::from(shape.embedding_length);
+    let feed_forward = u64::from(shape.layer_feed_forward_length(layer));
     let spec = shape.architecture.spec();
     let tensor = |name: &str, dims: &[u64], kind| (format!("{name}.weight"), dims.to_vec(), kind);
     let norm = |name: &str| tensor(name, &[embedding], Norm);
     let mut list = Vec::new();
     list.extend(spec.has_pre_norms.then(|| norm("attn_norm")));
     list.extend(match shape.mixer(layer) {
-        TokenMixer::Attention(attention) => attention_tensors(shape, &attention),
+        TokenMixer::Attention(attention) => {
+            attention_tensors(shape, &attention, shape.kv_layer(layer) == layer)
+        }
         TokenMixer::DeltaNet(net) => delta_net_tensors(shape, &net),
     });
     list.extend(spec.has_post_norms.then(|| norm("post_attention_norm")));
@@ -89,11 +100,18 @@ fn layer_tensors(shape: &ModelShape, layer: u32) -> Vec<LayerTensor> {
     }
     list.push(tensor("ffn_down", &[feed_forward, embedding], Matrix));
     list.extend(spec.has_post_norms.then(|| norm("post_ffw_norm")));
+    if shape.layer_input_length > 0 {
+        let length = u64::from(shape.layer_input_length);
+        list.push(tensor("inp_gate", &[embedding, length], Matrix));
+        list.push(tensor("proj", &[length, embedding], Matrix));
+        list.push(norm("post_norm"));
+    }
     list.extend(spec.has_layer_scale.then(|| tensor("layer_output_scale", &[1], Scale)));
     list
 }
 
-fn attention_tensors(shape: &ModelShape, attention: &AttentionShape) -> Vec<LayerTensor> {
+/// Returns the tensors of attention; `has_keys` is whether the layer has keys and values of its own.
+fn attention_tensors(shape: &ModelShape, attention: &AttentionShape, has_keys: bool) -> Vec<LayerTensor> {
     use TensorKind::{Bias, Matrix, Norm};
     let (spec, embedding) = (shape.architecture.spec(), u64::from(shape.embedding_length));
     let (query, key, value) = (attention.query_width(), attention.key_width(), attention.value_width());
@@ -104,8 +122,10 @@ fn attention_tensors(shape: &ModelShape, attention: &AttentionShape) -> Vec<Laye
     } else {
         let query = if spec.has_attention_gate { 2 * query } else { query };
         list.push(tensor("attn_q.weight", &[embedding, query], Matrix));
-        list.push(tensor("attn_k.weight", &[embedding, key], Matrix));
-        if !attention.shares_keys {
+        if has_keys {
+            list.push(tensor("attn_k.weight", &[embedding, key], Matrix));
+        }
+        if has_keys && !attention.shares_keys {
             list.push(tensor("attn_v.weight", &[embedding, value], Matrix));
         }
     }
@@ -116,7 +136,9 @@ fn attention_tensors(shape: &ModelShape, attention: &AttentionShape) -> Vec<Laye
     }
     if let Some([query_norm, key_norm]) = shape.query_key_norm_lengths(attention) {
         list.push(tensor("attn_q_norm.weight", &[query_norm], Norm));
-        list.push(tensor("attn_k_norm.weight", &[key_norm], Norm));
+        if has_keys {
+            list.push(tensor("attn_k_norm.weight", &[key_norm], Norm));
+        }
     }
     list.push(tensor("attn_output.weight", &[attention.output_width(), embedding], Matrix));
     list

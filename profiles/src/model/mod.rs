@@ -25,6 +25,6 @@ pub use document::ModelDocument;
 pub use layout::{TensorKind, TensorSpec};
 pub use profile::{DigestMatch, ModelProfile};
 pub use quant::{PartialBlockError, Quant, UnknownQuant};
-pub use shape::{AttentionShape, DeltaNetShape, Hybrid, ModelShape, ModelShapeError, TokenMixer};
+pub use shape::{AttentionShape, DeltaNetShape, Hybrid, ModelShape, ModelShapeError, SharedKv, TokenMixer};
 pub use shipped::{shipped_document, shipped_names, shipped_profile, shipped_yaml};
 pub use tensor_group::{FormatTotals, TensorGroup};

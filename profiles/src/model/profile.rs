@@ -28,6 +28,8 @@ pub struct ModelProfile {
     pub input_embedding: TensorGroup,
     /// The output norm and the output head. A tied embedding is counted here and in `input_embedding`.
     pub output_head: TensorGroup,
+    /// The size of the tied embedding, which is a part of `input_embedding`; 0 without one.
+    pub tied_embedding_bytes: Bytes,
     /// Small tensors that every layer uses, such as RoPE factors. Every device has a copy of them.
     pub shared_tensors: TensorGroup,
     /// Digest of the model: 64 hex digits after `sha256:` for a file, or after `shape:` for a model without a file.
@@ -69,7 +71,7 @@ impl ModelProfile {
         check_complete(model, &shape)?;
         let mut profile = ModelProfile::empty(name(model)?, shape, quant_name(model)?);
         for tensor in &model.tensors {
-            if model.is_draft_tensor(&tensor.name, &profile.shape) {
+            if model.is_unused_tensor(&tensor.name, &profile.shape) {
                 continue;
             }
             let layer = layer_of(&tensor.name, &profile.shape)?;
@@ -88,6 +90,7 @@ impl ModelProfile {
             layers,
             input_embedding: TensorGroup::default(),
             output_head: TensorGroup::default(),
+            tied_embedding_bytes: Bytes::ZERO,
             shared_tensors: TensorGroup::default(),
             digest: String::new(),
         }
@@ -101,9 +104,14 @@ impl ModelProfile {
                 self.input_embedding.add(format, bytes, Flops(0.0));
                 if self.shape.has_tied_embeddings {
                     self.output_head.add(format, bytes, flops);
+                    self.tied_embedding_bytes = bytes;
                 }
             }
-            (None, _) if name.starts_with("output") => self.output_head.add(format, bytes, flops),
+            (None, "per_layer_token_embd.weight") => self.input_embedding.add(format, bytes, Flops(0.0)),
+            // The head device uses the projection of the inputs of layers for every token, as its output matrix.
+            (None, _) if name.starts_with("output") || name.starts_with("per_layer_") => {
+                self.output_head.add(format, bytes, flops);
+            }
             (None, _) => self.shared_tensors.add(format, bytes, Flops(0.0)),
         }
     }
@@ -149,7 +157,7 @@ impl ModelProfile {
 
     /// Returns the size of all weights. A tied embedding is counted once.
     pub fn total_bytes(&self) -> Bytes {
-        let tied = if self.shape.has_tied_embeddings { self.input_embedding.bytes() } else { Bytes::ZERO };
+        let tied = self.tied_embedding_bytes;
         self.all_layers_bytes()
             + self.input_embedding.bytes()
             + self.output_head.bytes()

@@ -142,7 +142,7 @@ enum Role {
 
 fn role(tensor: &TensorSpec, shape: &ModelShape) -> Role {
     let embedding = tensor.kind == TensorKind::Embedding;
-    if tensor.name == "output.weight" || (shape.has_tied_embeddings && embedding) {
+    if tensor.name == "output.weight" || (shape.has_tied_embeddings && tensor.name == "token_embd.weight") {
         return Role::Head;
     }
     match tensor.layer_index {

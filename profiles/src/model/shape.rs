@@ -6,6 +6,8 @@
 //! Not here: formats and bytes of tensors (`model::profile`), and constants of the arithmetic (epsilon, rope base,
 //! soft caps), which only the executor needs.
 
+use std::collections::BTreeSet;
+
 use super::architecture::{Architecture, QueryKeyNorm};
 use crate::format::Format;
 use crate::units::{Bytes, Flops, Layers};
@@ -32,6 +34,10 @@ pub struct ModelShape {
     pub shares_keys: bool,
     /// The layers without full attention, if they have other dimensions; `None` if all layers are alike.
     pub hybrid: Option<Hybrid>,
+    /// The layers at the end that use keys and values of earlier layers, if any.
+    pub shared_kv: Option<SharedKv>,
+    /// Number of elements of the input that a token has for each layer, besides its embedding; 0 if it has none.
+    pub layer_input_length: u32,
     /// Number of tokens in the vocabulary (V of the prima.cpp paper).
     pub vocab_size: u32,
     /// Whether the output head uses the tensor of the input embedding.
@@ -46,6 +52,15 @@ pub struct Hybrid {
     pub full_attention_interval: u32,
     /// What the other layers of a group have instead.
     pub other: TokenMixer,
+}
+
+/// Layers that use the keys and values of earlier layers: those of the last earlier layer of the same kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedKv {
+    /// Number of layers, at the end of the model.
+    pub layers: u32,
+    /// Width of the feed-forward block of these layers, in elements.
+    pub feed_forward_length: u32,
 }
 
 /// The part of a layer in which tokens affect each other, with its dimensions.
@@ -184,6 +199,7 @@ impl ModelShape {
             ("value_length", self.value_length, 1 << 14),
             ("vocabulary", self.vocab_size, 1 << 22),
             ("context_length", self.context_length, 1 << 27),
+            ("layer_input", self.layer_input_length.max(1), 1 << 16),
         ])?;
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         if !heads.is_multiple_of(kv_heads) {
@@ -198,7 +214,8 @@ impl ModelShape {
             let what = format!("`value_length` is {value}, but the values are keys, whose length is {key}");
             return Err(ModelShapeError { field: "value_length", what });
         }
-        self.hybrid.map_or(Ok(()), |hybrid| hybrid.check(self))
+        self.hybrid.map_or(Ok(()), |hybrid| hybrid.check(self))?;
+        self.shared_kv.map_or(Ok(()), |shared| shared.check(self))
     }
 
     /// Returns the dimensions of full attention.
@@ -255,6 +272,47 @@ impl ModelShape {
         (0..self.layers.0).map(|layer| self.mixer(layer))
     }
 
+    /// Returns the width of the feed-forward block of the layer with the index `layer`, in elements.
+    pub fn layer_feed_forward_length(&self, layer: u32) -> u32 {
+        let shared = self.shared_kv.filter(|shared| layer >= self.layers.0.saturating_sub(shared.layers));
+        shared.map_or(self.feed_forward_length, |shared| shared.feed_forward_length)
+    }
+
+    /// Returns the largest width of a feed-forward block, in elements.
+    pub fn largest_feed_forward_length(&self) -> u32 {
+        self.feed_forward_length.max(self.shared_kv.map_or(0, |shared| shared.feed_forward_length))
+    }
+
+    /// Returns the index of the layer whose keys and values the layer with the index `layer` uses: its own, or that of
+    /// the last layer of the same kind before all layers that share.
+    pub fn kv_layer(&self, layer: u32) -> u32 {
+        let Some(shared) = self.shared_kv else { return layer };
+        let own = self.layers.0.saturating_sub(shared.layers);
+        let is_source = |source: &u32| self.mixer(*source) == self.mixer(layer);
+        if layer < own { layer } else { (0..own).rev().find(is_source).unwrap_or(layer) }
+    }
+
+    /// Returns the layers whose keys and values later layers use, in ascending order.
+    pub fn shared_kv_layers(&self) -> Vec<u32> {
+        let mut sources: Vec<u32> = (0..self.layers.0)
+            .filter_map(|layer| Some(self.kv_layer(layer)).filter(|from| *from != layer))
+            .collect();
+        sources.sort_unstable();
+        sources.dedup();
+        sources
+    }
+
+    /// Returns the number of elements that devices send to each other for a token: the hidden state, the inputs of all
+    /// layers, and the keys and values that later layers use.
+    pub fn activation_length(&self) -> u64 {
+        let shared = self.shared_kv_layers().into_iter().map(|layer| match self.mixer(layer) {
+            TokenMixer::Attention(shape) => shape.key_width() + shape.value_width(),
+            TokenMixer::DeltaNet(_) => 0,
+        });
+        let inputs = u64::from(self.layers.0) * u64::from(self.layer_input_length);
+        u64::from(self.embedding_length) + inputs + shared.sum::<u64>()
+    }
+
     /// Returns whether a layer has a state that cannot be truncated to fewer tokens.
     pub fn is_recurrent(&self) -> bool {
         self.hybrid.is_some_and(|hybrid| matches!(hybrid.other, TokenMixer::DeltaNet(_)))
@@ -286,8 +344,20 @@ impl ModelShape {
 
     /// Returns the size of the KV cache of all layers for `context` tokens, with elements in `format`.
     pub fn cache_bytes(&self, context: u32, format: Format) -> Bytes {
-        let layers = self.mixers().map(|mixer| mixer.cache_bytes(context, format).0);
-        Bytes(layers.fold(0, u64::saturating_add))
+        self.layers_cache_bytes(0..self.layers.0, context, format)
+    }
+
+    /// Returns the size of the KV cache of a device with the layers `layers` for `context` tokens, with elements in
+    /// `format`. Several layers may use the same keys and values, which the device stores once.
+    pub fn layers_cache_bytes(
+        &self,
+        layers: impl IntoIterator<Item = u32>,
+        context: u32,
+        format: Format,
+    ) -> Bytes {
+        let stored: BTreeSet<u32> = layers.into_iter().map(|layer| self.kv_layer(layer)).collect();
+        let bytes = stored.into_iter().map(|layer| self.mixer(layer).cache_bytes(context, format).0);
+        Bytes(bytes.fold(0, u64::saturating_add))
     }
 
     /// Checks that the keys and the values of a head are whole blocks of the format of a KV cache.
@@ -310,9 +380,29 @@ impl ModelShape {
         }
     }
 
-    /// Returns the size of the activations of one token that devices send to each other: the residual stream in f32.
+    /// Returns the size of the hidden state of one token in f32.
     pub fn hidden_state_bytes(&self) -> Bytes {
         Bytes(4 * u64::from(self.embedding_length))
+    }
+}
+
+impl SharedKv {
+    /// Checks that each of these layers has an earlier layer of its kind, which has keys and values of its own.
+    fn check(self, model: &ModelShape) -> Result<(), ModelShapeError> {
+        check_ranges(&[
+            ("shared_kv_layers", self.layers, model.layers.0 - 1),
+            ("shared_feed_forward", self.feed_forward_length, 1 << 20),
+        ])?;
+        let own = model.layers.0 - self.layers;
+        match (own..model.layers.0).find(|&layer| model.kv_layer(layer) == layer || model.is_recurrent()) {
+            None => Ok(()),
+            Some(layer) => {
+                let what = format!(
+                    "layer {layer} should use the keys and values of an earlier layer of its kind, but there is none"
+                );
+                Err(ModelShapeError { field: "shared_kv_layers", what })
+            }
+        }
     }
 }
 
@@ -381,6 +471,8 @@ pub(crate) mod tests {
             value_length: 128,
             shares_keys: false,
             hybrid: None,
+            shared_kv: None,
+            layer_input_length: 0,
             vocab_size: 128_256,
             has_tied_embeddings: false,
             context_length: 8192,

@@ -238,6 +238,8 @@ pub fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
         value_length: 128,
         shares_keys: false,
         hybrid: None,
+        shared_kv: None,
+        layer_input_length: 0,
         vocab_size: 512,
         context_length: 40,
         has_tied_embeddings: architecture.spec().always_ties_embeddings,

@@ -283,7 +283,7 @@ impl StageRunner {
         if is_f16 && !self.sends_f16() {
             return Err("they are in f16, but the plan has f32".into());
         }
-        let count = pass.tokens as usize * self.embedding();
+        let count = pass.tokens as usize * self.weights.shape().activation_length() as usize;
         let format = if is_f16 { "f16" } else { "f32" };
         let hidden = activations::decode(bytes, is_f16, count)
             .ok_or_else(|| format!("{} bytes for {count} values in {format}", bytes.len()))?;
@@ -410,7 +410,8 @@ impl StageRunner {
         }
         let drafts = self.drafts.remove(&pass.index).unwrap_or_default();
         let (tokens, measured) = self.measure(|runner| {
-            let hidden = std::mem::take(&mut runner.hidden);
+            let activations = std::mem::take(&mut runner.hidden);
+            let hidden = runner.input_output()?.hidden_states(&activations);
             let wanted = pass.output_count() as usize * runner.embedding();
             let (logits, mut cost) =
                 runner.logits(&hidden[hidden.len().saturating_sub(wanted)..], processor)?;

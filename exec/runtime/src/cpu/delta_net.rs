@@ -45,7 +45,9 @@ impl LayerPass<'_> {
         }
         let projections = rows.iter_mut().zip(&state.history).zip(tensors.matrices);
         let mut matmuls: Vec<_> = projections
-            .map(|((rows, history), matrix)| Matmul { matrix, out: &mut rows[history.len()..] })
+            .filter_map(|((rows, history), matrix)| {
+                Some(Matmul { matrix: matrix?, out: &mut rows[history.len()..] })
+            })
             .collect();
         matmuls.extend([
             Matmul { matrix: net.gate, out: attended.rows_mut() },

@@ -1,12 +1,14 @@
 //! The pass of some tokens through one layer on the CPU.
 
 use hearth_kernels::attention::ScoreOptions;
+use hearth_kernels::matmul::Matrix;
 use hearth_kernels::{Activations, elementwise};
-use hearth_profiles::model::{AttentionShape, ModelShape, PairLayout, TokenMixer};
+use hearth_profiles::model::{AttentionShape, GateActivation, ModelShape, PairLayout, TokenMixer};
 
 use super::{Attention, Cpu, Matmul};
 use crate::Weights;
 use crate::cache::{KvCache, LayerCache};
+use crate::token_inputs::TokenInputs;
 use crate::weights::LayerWeights;
 
 /// The buffers of a pass, which are reused so that computing a token allocates no memory.
@@ -30,8 +32,8 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    fn resize(&mut self, shape: &ModelShape, tokens: usize) {
-        let feed_forward = shape.feed_forward_length as usize;
+    fn resize(&mut self, shape: &ModelShape, layer: u32, tokens: usize) {
+        let feed_forward = shape.layer_feed_forward_length(layer) as usize;
         self.gated.resize(tokens, feed_forward);
         self.up.resize(tokens * feed_forward, 0.0);
         self.change.resize(tokens * shape.embedding_length as usize, 0.0);
@@ -73,20 +75,34 @@ pub(super) struct LayerPass<'a> {
 
 impl LayerPass<'_> {
     /// Computes the layer for the hidden states `[tokens, embedding]`, in place.
-    pub(super) fn run(&self, cache: &mut LayerCache, buffers: &mut Buffers, hidden: &mut [f32]) {
-        buffers.resize(self.weights.shape(), self.tokens);
-        self.mixer_block(cache, buffers, hidden);
+    /// `inputs` has what the tokens take along besides the hidden states.
+    pub(super) fn run(
+        &self,
+        cache: &mut LayerCache,
+        buffers: &mut Buffers,
+        hidden: &mut [f32],
+        inputs: &mut TokenInputs<'_>,
+    ) {
+        buffers.resize(self.weights.shape(), self.layer, self.tokens);
+        self.mixer_block(cache, buffers, hidden, inputs);
         self.feed_forward_block(buffers, hidden);
+        self.add_layer_input(buffers, hidden, inputs);
         if let Some(&[scale]) = self.tensors.output_scale {
             self.scale(hidden, scale);
         }
     }
 
-    fn mixer_block(&self, cache: &mut LayerCache, buffers: &mut Buffers, hidden: &mut [f32]) {
+    fn mixer_block(
+        &self,
+        cache: &mut LayerCache,
+        buffers: &mut Buffers,
+        hidden: &mut [f32],
+        inputs: &mut TokenInputs<'_>,
+    ) {
         self.write_block_input(hidden, self.tensors.attention_norm, &mut buffers.input);
         match (cache, self.weights.shape().mixer(self.layer)) {
             (LayerCache::Attention(cache), TokenMixer::Attention(shape)) => {
-                self.attention(&shape, cache, buffers);
+                self.attention(&shape, cache, buffers, inputs);
             }
             (LayerCache::DeltaNet(state), TokenMixer::DeltaNet(shape)) => {
                 self.delta_net(&shape, state, buffers);
@@ -94,32 +110,34 @@ impl LayerPass<'_> {
             _ => unreachable!("a cache is created for the token mixer of its layer"),
         }
         let Buffers { attended, change, .. } = buffers;
-        let ([_, _, _, matrix, ..], [_, _, _, bias, ..]) = (self.tensors.matrices, self.tensors.biases);
+        let (matrix, bias) = (self.matrix(3), self.tensors.biases[3]);
         self.cpu.multiply(attended, &mut [Matmul { matrix, out: change }]);
         self.add_bias_and_norm(change, bias, self.tensors.post_attention_norm);
         self.add_to_hidden(hidden, change);
     }
 
     /// Computes the attention of the block's input, up to the output matrix.
-    fn attention(&self, shape: &AttentionShape, cache: &mut KvCache, buffers: &mut Buffers) {
+    fn attention(
+        &self,
+        shape: &AttentionShape,
+        cache: &mut KvCache,
+        buffers: &mut Buffers,
+        inputs: &mut TokenInputs<'_>,
+    ) {
         let (cpu, tensors) = (self.cpu, &self.tensors);
         let has_gate = self.weights.shape().architecture.spec().has_attention_gate;
         buffers
             .resize_projections(self.tokens, [shape.query_width(), shape.key_width(), shape.value_width()]);
         let Buffers { input, query, key, value, mixed, .. } = &mut *buffers;
-        let [query_matrix, key_matrix, value_matrix, ..] = tensors.matrices;
+        let [_, key_matrix, value_matrix, ..] = tensors.matrices;
         let [query_bias, key_bias, value_bias, ..] = tensors.biases;
         mixed.resize(if has_gate { 2 * query.len() } else { 0 }, 0.0);
         let projected = if has_gate { &mut *mixed } else { &mut *query };
-        let mut matmuls =
-            vec![Matmul { matrix: query_matrix, out: projected }, Matmul { matrix: key_matrix, out: key }];
-        if shape.shares_keys {
-            cpu.multiply(input, &mut matmuls);
-            value.copy_from_slice(key);
-        } else {
-            matmuls.push(Matmul { matrix: value_matrix, out: value });
-            cpu.multiply(input, &mut matmuls);
-        }
+        let mut matmuls = vec![Matmul { matrix: self.matrix(0), out: projected }];
+        matmuls.extend(key_matrix.map(|matrix| Matmul { matrix, out: key }));
+        matmuls.extend(value_matrix.map(|matrix| Matmul { matrix, out: value }));
+        cpu.multiply(input, &mut matmuls);
+        drop(matmuls);
         if has_gate {
             let head = shape.key_length as usize;
             for (query, pair) in query.chunks_exact_mut(head).zip(mixed.chunks_exact(2 * head)) {
@@ -127,6 +145,15 @@ impl LayerPass<'_> {
             }
         }
         self.add_bias_and_norm(query, query_bias, tensors.query_norm);
+        if key_matrix.is_none() {
+            // The layer uses the keys and values of an earlier layer.
+            self.rotate(shape.key_length, cache, buffers, false);
+            self.attend(shape, cache, buffers);
+            return;
+        }
+        if value_matrix.is_none() {
+            value.copy_from_slice(key);
+        }
         self.add_bias_and_norm(key, key_bias, tensors.key_norm);
         self.add_bias_and_norm(value, value_bias, None);
         if self.weights.shape().architecture.spec().has_value_norm {
@@ -135,7 +162,8 @@ impl LayerPass<'_> {
                 elementwise::rms_norm_without_weights(run, head, epsilon);
             });
         }
-        self.rotate_and_store(shape, cache, buffers);
+        self.rotate(shape.key_length, cache, buffers, true);
+        self.store(shape, cache, buffers, inputs);
         self.attend(shape, cache, buffers);
         if has_gate {
             let (Buffers { attended, mixed, .. }, head) = (buffers, shape.key_length as usize);
@@ -150,7 +178,7 @@ impl LayerPass<'_> {
         let (parameters, cpu, tensors) = (self.weights.hyperparameters(), self.cpu, &self.tensors);
         let Buffers { input, gated, up, change, .. } = buffers;
         self.write_block_input(hidden, tensors.feed_forward_norm, input);
-        let [.., gate_matrix, up_matrix, matrix] = tensors.matrices;
+        let [gate_matrix, up_matrix, matrix] = [4, 5, 6].map(|index| self.matrix(index));
         let [.., gate_bias, up_bias, bias] = tensors.biases;
         let mut matmuls =
             [Matmul { matrix: gate_matrix, out: gated.rows_mut() }, Matmul { matrix: up_matrix, out: up }];
@@ -161,6 +189,25 @@ impl LayerPass<'_> {
         cpu.multiply(gated, &mut [Matmul { matrix, out: change }]);
         self.add_bias_and_norm(change, bias, tensors.post_feed_forward_norm);
         self.add_to_hidden(hidden, change);
+    }
+
+    /// Adds the input of the layer to the hidden states, if the tokens have such an input.
+    fn add_layer_input(&self, buffers: &mut Buffers, hidden: &mut [f32], inputs: &TokenInputs<'_>) {
+        let Some(weights) = self.tensors.layer_input else { return };
+        let (cpu, Buffers { input, gated, change, .. }) = (self.cpu, buffers);
+        let own = inputs.layer_input(self.layer, self.before..self.before + self.tokens);
+        self.write_block_input(hidden, None, input);
+        gated.resize(self.tokens, weights.gate.rows);
+        cpu.multiply(input, &mut [Matmul { matrix: weights.gate, out: gated.rows_mut() }]);
+        cpu.gated(GateActivation::Gelu, gated.rows_mut(), own, weights.gate.rows);
+        cpu.multiply(gated, &mut [Matmul { matrix: weights.projection, out: change }]);
+        self.add_bias_and_norm(change, None, Some(weights.norm));
+        self.add_to_hidden(hidden, change);
+    }
+
+    /// Returns one of the matrices that every layer has.
+    fn matrix(&self, index: usize) -> Matrix<'_> {
+        self.tensors.matrices[index].expect("the tensors of a layer were checked")
     }
 
     /// Writes the input of a block: the hidden states, normalised if the architecture has a norm there.
@@ -208,11 +255,9 @@ impl LayerPass<'_> {
         });
     }
 
-    /// Applies the rotary embedding to queries and keys, and writes keys and values to the KV cache.
-    fn rotate_and_store(&self, shape: &AttentionShape, cache: &mut KvCache, buffers: &mut Buffers) {
-        let Buffers { query, key, value, angles, .. } = buffers;
-        let key_length = shape.key_length as usize;
-        let (query_width, key_width) = (shape.query_width() as usize, shape.key_width() as usize);
+    /// Applies the rotary embedding to queries and, if `has_keys`, to keys.
+    fn rotate(&self, key_length: u32, cache: &KvCache, buffers: &mut Buffers, has_keys: bool) {
+        let Buffers { query, key, angles, .. } = buffers;
         let parameters = self.weights.hyperparameters();
         let rope_index = parameters.rope_index(self.layer, cache.keys.capacity() as u32);
         let rope = &parameters.ropes[rope_index];
@@ -222,18 +267,32 @@ impl LayerPass<'_> {
         };
         let pairs = rope.frequencies.len();
         let angles = &angles[rope_index][self.before * pairs..][..self.tokens * pairs];
-        for (rows, width) in [(query, query_width), (&mut *key, key_width)] {
+        for rows in [Some(query), has_keys.then_some(key)].into_iter().flatten() {
+            let width = rows.len() / self.tokens;
             self.cpu.for_each_row(rows, width, |token, row| {
-                for head in row.chunks_exact_mut(key_length) {
+                for head in row.chunks_exact_mut(key_length as usize) {
                     rotate(self.cpu.instruction_set, head, &angles[token * pairs..][..pairs]);
                 }
             });
         }
-        for (token, (keys, values)) in
-            key.chunks_exact(key_width).zip(value.chunks_exact(shape.value_width() as usize)).enumerate()
-        {
-            cache.write(self.first + token, keys, values);
+    }
+
+    /// Writes keys and values to the KV cache and, if layers on other devices may use them, to `inputs`.
+    fn store(
+        &self,
+        shape: &AttentionShape,
+        cache: &mut KvCache,
+        buffers: &Buffers,
+        inputs: &mut TokenInputs<'_>,
+    ) {
+        let Buffers { key, value, .. } = buffers;
+        let rows = key
+            .chunks_exact(shape.key_width() as usize)
+            .zip(value.chunks_exact(shape.value_width() as usize));
+        for (position, (keys, values)) in (self.first..).zip(rows) {
+            cache.write(position, keys, values);
         }
+        inputs.store_keys_and_values(self.layer, self.before, key, value);
     }
 
     fn attend(&self, shape: &AttentionShape, cache: &KvCache, buffers: &mut Buffers) {

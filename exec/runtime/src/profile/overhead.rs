@@ -43,6 +43,8 @@ fn small_model() -> SynthOptions {
         value_length: 64,
         shares_keys: false,
         hybrid: None,
+        shared_kv: None,
+        layer_input_length: 0,
         vocab_size: 4096,
         has_tied_embeddings: true,
         context_length: CONTEXT,

@@ -133,7 +133,7 @@ impl WeightResidency {
         memory: impl Fn() -> MemoryReading + Send + 'static,
     ) -> Self {
         let options = plan.devices[device].residency;
-        if let Some(table) = weights.untied_embedding_extent().and_then(|table| weights.mapped_bytes(table)) {
+        for table in weights.row_table_extents().filter_map(|table| weights.mapped_bytes(table)) {
             // Without the advice, the kernel reads more than the rows.
             let _ = advise(table, Advice::Random);
         }

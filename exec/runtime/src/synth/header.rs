@@ -53,7 +53,7 @@ pub(super) fn plan_file(options: &SynthOptions) -> Result<SynthPlan, SynthError>
             None => &[],
         };
         for name in names {
-            if options.add_rope_factors && tensor.kind == TensorKind::Embedding {
+            if options.add_rope_factors && tensor.name == "token_embd.weight" {
                 let pairs = u64::from(shape.key_length / 2).max(1);
                 writer.add_tensor(name, &[pairs], Format::F32)?;
                 distributions.push(ROPE_FACTORS);
@@ -100,7 +100,13 @@ fn keys(options: &SynthOptions) -> Result<Vec<(String, Value)>, SynthError> {
     add("context_length", Value::U32(shape.context_length));
     add("embedding_length", Value::U32(shape.embedding_length));
     add("block_count", Value::U32(shape.layers.0));
-    add("feed_forward_length", Value::U32(shape.feed_forward_length));
+    if let Some(shared) = shape.shared_kv {
+        let widths = (0..shape.layers.0).map(|layer| shape.layer_feed_forward_length(layer) as i32).collect();
+        add("feed_forward_length", Value::Array(Array::I32(widths)));
+        add("attention.shared_kv_layers", Value::U32(shared.layers));
+    } else {
+        add("feed_forward_length", Value::U32(shape.feed_forward_length));
+    }
     add("attention.head_count", Value::U32(shape.heads));
     if shape.hybrid.is_none() {
         add("attention.head_count_kv", Value::U32(shape.kv_heads));
@@ -185,8 +191,7 @@ fn add_hybrid_keys(shape: &ModelShape, hybrid: Hybrid, add: &mut impl FnMut(&str
             add("rope.freq_base_swa", Value::F32(10_000.0));
             let is_local = layers.map(|layer| !is_full(layer)).collect();
             add("attention.sliding_window_pattern", Value::Array(Array::Bool(is_local)));
-            add("attention.shared_kv_layers", Value::U32(0));
-            add("embedding_length_per_layer_input", Value::U32(0));
+            add("embedding_length_per_layer_input", Value::U32(shape.layer_input_length));
         }
     }
 }

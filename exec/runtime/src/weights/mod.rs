@@ -51,6 +51,7 @@ pub struct Weights {
     files: Vec<MappedFile>,
     layers: Vec<LayerTensors>,
     embedding: Tensor,
+    layer_inputs: Option<InputTable<Tensor, Tensor>>,
     output: OutputTensors,
     /// The available layers if only some layers of the model were fetched; `None` if the model is complete.
     fetched_layers: Option<BTreeSet<u32>>,
@@ -60,8 +61,9 @@ pub struct Weights {
 /// a gated delta net, the first four are those of its queries, keys, values and output.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerParameters<M, V> {
-    /// The weight matrices, `[rows, columns]` each. If values are keys, these two matrices are the same.
-    pub matrices: [M; 7],
+    /// The weight matrices, `[rows, columns]` each. The one of values is missing if values are keys, and those of keys
+    /// and values are missing if the layer uses those of an earlier layer.
+    pub matrices: [Option<M>; 7],
     /// The other weights of a gated delta net; `None` in a layer with attention.
     pub delta_net: Option<DeltaNetParameters<M, V>>,
     /// The biases that are added to the outputs of the matrices, if any, `[rows]` each.
@@ -80,8 +82,32 @@ pub struct LayerParameters<M, V> {
     pub post_attention_norm: Option<V>,
     /// The weights of the norm of the feed-forward output, before the residual connection, if any, `[embedding]`.
     pub post_feed_forward_norm: Option<V>,
+    /// The weights with which the input of the layer is added to the hidden state, if the token has such an input.
+    pub layer_input: Option<LayerInputParameters<M, V>>,
     /// The factor of the hidden state after the layer, if any, `[1]`.
     pub output_scale: Option<V>,
+}
+
+/// The weights with which the input of a layer is added to the hidden state.
+#[derive(Debug, Clone, Copy)]
+pub struct LayerInputParameters<M, V> {
+    /// The matrix of the input's gate, `[layer input, embedding]`.
+    pub gate: M,
+    /// The matrix that converts the gated input, `[embedding, layer input]`.
+    pub projection: M,
+    /// The weights of the norm of the result, `[embedding]`.
+    pub norm: V,
+}
+
+/// The weights from which the inputs of all layers are computed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct InputTable<M, V> {
+    /// The inputs of all layers for each token, `[vocabulary, layers * layer input]`.
+    pub(crate) table: M,
+    /// The matrix that computes another part of these inputs from the embedding, `[layers * layer input, embedding]`.
+    pub(crate) projection: M,
+    /// The weights of the norm of this part, `[layer input]`.
+    pub(crate) norm: V,
 }
 
 /// The weights of a gated delta net, except the matrices that attention has too.
@@ -164,6 +190,7 @@ impl Weights {
         let layers =
             (0..shape.layers.0).map(|at| table.layer_tensors(at, &shape)).collect::<Result<_, _>>()?;
         let embedding = table.matrix("token_embd.weight", width, vocabulary)?;
+        let layer_inputs = table.layer_inputs(&shape)?;
         let output = match table.find("output.weight") {
             Some(_) => table.matrix("output.weight", width, vocabulary)?,
             None => embedding,
@@ -175,7 +202,17 @@ impl Weights {
         table.check_all_used(&model, &shape)?;
         let hyperparameters = Hyperparameters::read(&model.metadata, &shape, &factors)?;
         let output = OutputTensors { norm: output_norm, matrix: output, bias: output_bias };
-        Ok(Weights { model, shape, hyperparameters, files, layers, embedding, output, fetched_layers })
+        Ok(Weights {
+            model,
+            shape,
+            hyperparameters,
+            files,
+            layers,
+            embedding,
+            layer_inputs,
+            output,
+            fetched_layers,
+        })
     }
 
     /// Returns the GGUF header of the model: its metadata and tensor table.
@@ -196,24 +233,30 @@ impl Weights {
         &self.model.file_paths
     }
 
-    /// Returns the extents of the input embedding table. Each token reads one row of the table.
+    /// Returns the extents of the tables of which each token reads one row: the input embedding and, in some models, the
+    /// inputs of layers.
     pub fn embedding_extents(&self) -> Vec<Extent> {
-        merged([self.embedding])
+        merged([self.embedding].into_iter().chain(self.layer_inputs.map(|inputs| inputs.table)))
     }
 
-    /// Returns the extent of the input embedding table, or `None` with tied embeddings: then the table is also the
-    /// output matrix, which is read sequentially.
-    pub fn untied_embedding_extent(&self) -> Option<Extent> {
-        Some(self.embedding.extent).filter(|table| *table != self.output.matrix.extent)
+    /// Returns the tables of which each token reads one row and nothing else. With tied embeddings, the embedding table
+    /// is not one of them, because it is also the output matrix, which is read sequentially.
+    fn row_tables(&self) -> impl Iterator<Item = Tensor> {
+        let embedding = Some(self.embedding).filter(|table| table.extent != self.output.matrix.extent);
+        embedding.into_iter().chain(self.layer_inputs.map(|inputs| inputs.table))
     }
 
-    /// Returns the extents of the rows of `tokens` in the input embedding table; none with tied embeddings.
+    /// Returns the extents of the tables of which each token reads one row and nothing else.
+    pub fn row_table_extents(&self) -> impl Iterator<Item = Extent> {
+        self.row_tables().map(|table| table.extent)
+    }
+
+    /// Returns the extents of the rows of `tokens` in the tables of which a token reads nothing but a row.
     pub fn embedding_row_extents<'a>(&'a self, tokens: &'a [u32]) -> impl Iterator<Item = Extent> + 'a {
-        let row = self.embedding.extent.length / self.embedding.rows.max(1) as u64;
-        let table = self.untied_embedding_extent().into_iter();
-        table.flat_map(move |table| {
-            let offsets = tokens.iter().map(move |&token| table.offset + u64::from(token) * row);
-            offsets.map(move |offset| Extent { offset, length: row, ..table })
+        self.row_tables().flat_map(move |Tensor { extent: table, rows, .. }| {
+            let length = table.length / rows.max(1) as u64;
+            let offsets = tokens.iter().map(move |&token| table.offset + u64::from(token) * length);
+            offsets.map(move |offset| Extent { offset, length, ..table })
         })
     }
 
@@ -296,7 +339,7 @@ impl Weights {
         let tensors = &self.layers[layer as usize];
         let vector = |tensor: Option<Tensor>| tensor.map(|tensor| self.vector(tensor));
         LayerWeights {
-            matrices: tensors.matrices.map(|tensor| self.matrix(tensor)),
+            matrices: tensors.matrices.map(|tensor| tensor.map(|tensor| self.matrix(tensor))),
             delta_net: tensors
                 .delta_net
                 .map(|net| net.map(|tensor| self.matrix(tensor), |tensor| self.vector(tensor))),
@@ -307,6 +350,11 @@ impl Weights {
             key_norm: vector(tensors.key_norm),
             post_attention_norm: vector(tensors.post_attention_norm),
             post_feed_forward_norm: vector(tensors.post_feed_forward_norm),
+            layer_input: tensors.layer_input.map(|input| LayerInputParameters {
+                gate: self.matrix(input.gate),
+                projection: self.matrix(input.projection),
+                norm: self.vector(input.norm),
+            }),
             output_scale: vector(tensors.output_scale),
         }
     }
@@ -315,6 +363,15 @@ impl Weights {
     pub fn output_weights(&self) -> (&[f32], Matrix<'_>, Option<&[f32]>) {
         let OutputTensors { norm, matrix, bias } = self.output;
         (self.vector(norm), self.matrix(matrix), bias.map(|bias| self.vector(bias)))
+    }
+
+    /// Returns the weights from which the inputs of layers are computed, if the model has such inputs.
+    pub(crate) fn layer_inputs(&self) -> Option<InputTable<Matrix<'_>, &[f32]>> {
+        self.layer_inputs.map(|InputTable { table, projection, norm }| InputTable {
+            table: self.matrix(table),
+            projection: self.matrix(projection),
+            norm: self.vector(norm),
+        })
     }
 
     pub(crate) fn embedding_matrix(&self) -> Matrix<'_> {

@@ -16,7 +16,7 @@ use hearth_profiles::gguf::{GgufModel, TensorInfo};
 use hearth_profiles::model::architecture::RopeFactorTensors;
 use hearth_profiles::model::{Architecture, AttentionShape, DeltaNetShape, ModelShape, TokenMixer};
 
-use super::{DeltaNetParameters, LayerParameters};
+use super::{DeltaNetParameters, InputTable, LayerInputParameters, LayerParameters};
 use crate::{ExecError, Extent};
 
 /// A tensor in the memory-mapped files, whose dimensions and extent have been checked.
@@ -57,17 +57,19 @@ impl LayerTensors {
     pub(crate) fn vectors(&self) -> impl Iterator<Item = Tensor> + use<> {
         let norms = [self.query_norm, self.key_norm, self.post_attention_norm, self.post_feed_forward_norm];
         let net = self.delta_net.map(|net| [net.convolution, net.time_step_bias, net.decay, net.norm]);
-        let own = [self.attention_norm, self.feed_forward_norm, self.output_scale];
+        let input_norm = self.layer_input.map(|input| input.norm);
+        let own = [self.attention_norm, self.feed_forward_norm, input_norm, self.output_scale];
         own.into_iter().chain(self.biases).chain(norms).flatten().chain(net.into_iter().flatten())
     }
 
-    /// Returns the matrices of the layer in the order of use, each once.
+    /// Returns the matrices of the layer in the order of use.
     pub(crate) fn matrices_in_order(&self) -> impl Iterator<Item = Tensor> + use<> {
         let [query, key, value, output, gate, up, down] = self.matrices;
-        let value = Some(value).filter(|value| value.extent != key.extent);
         let net = self.delta_net.map(|net| [net.gate, net.strength, net.time_step]);
-        let inputs = [query, key].into_iter().chain(value).chain(net.into_iter().flatten());
-        inputs.chain([output, gate, up, down])
+        let input = self.layer_input.map(|input| [input.gate, input.projection]);
+        let projections = [query, key, value].into_iter().flatten().chain(net.into_iter().flatten());
+        let rest = [output, gate, up, down].into_iter().flatten().chain(input.into_iter().flatten());
+        projections.chain(rest)
     }
 }
 
@@ -99,8 +101,8 @@ impl<'a> TensorTable<'a> {
         let matrix = |at: &str, length, rows| self.matrix(&name(at), length, rows);
         let norm = |at: &str, length| self.vector(&name(at), length);
         let norm_if = |expected: bool, at: &str, length| expected.then(|| norm(at, length)).transpose();
-        let (embedding, feed_forward) =
-            (u64::from(shape.embedding_length), u64::from(shape.feed_forward_length));
+        let embedding = u64::from(shape.embedding_length);
+        let feed_forward = u64::from(shape.layer_feed_forward_length(layer));
         let spec = shape.architecture.spec();
         // In this order, so that the first defect of a file is reported.
         let attention_norm = norm_if(spec.has_pre_norms, "attn_norm", embedding)?;
@@ -116,7 +118,8 @@ impl<'a> TensorTable<'a> {
                 let widths = [net.key_width(), net.key_width(), net.value_width()];
                 let [query, key, value] = matrix("attn_qkv", embedding, net.channels())?.split_rows(widths);
                 let output = matrix("ssm_out", net.value_width(), embedding)?;
-                ([query, key, value, output], Some(self.delta_net(layer, embedding, &net)?))
+                let net = self.delta_net(layer, embedding, &net)?;
+                ([query, key, value, output].map(Some), Some(net))
             }
         };
         let feed_forward_norm = norm_if(spec.has_pre_norms, spec.feed_forward_norm, embedding)?;
@@ -126,7 +129,10 @@ impl<'a> TensorTable<'a> {
             [matrix("ffn_gate", embedding, feed_forward)?, matrix("ffn_up", embedding, feed_forward)?]
         };
         let down = matrix("ffn_down", feed_forward, embedding)?;
-        let matrices = [query, key, value, output, gate, up, down];
+        let matrices = [query, key, value, output, Some(gate), Some(up), Some(down)];
+        let has_keys = matrices[1].is_some();
+        let layer_input =
+            (shape.layer_input_length > 0).then(|| self.layer_input(layer, shape)).transpose()?;
         let scale = format!("blk.{layer}.layer_output_scale.weight");
         let has_scale = spec.has_layer_scale && self.find(&scale).is_some();
         Ok(LayerTensors {
@@ -137,32 +143,68 @@ impl<'a> TensorTable<'a> {
             attention_norm,
             feed_forward_norm,
             query_norm: query_norm.map(|length| norm("attn_q_norm", length)).transpose()?,
-            key_norm: key_norm.map(|length| norm("attn_k_norm", length)).transpose()?,
+            key_norm: key_norm.filter(|_| has_keys).map(|length| norm("attn_k_norm", length)).transpose()?,
+            layer_input,
             post_attention_norm: norm_if(spec.has_post_norms, "post_attention_norm", embedding)?,
             post_feed_forward_norm: norm_if(spec.has_post_norms, "post_ffw_norm", embedding)?,
         })
     }
 
-    /// Returns the matrices of queries, keys, values and output.
+    fn layer_input(
+        &self,
+        layer: u32,
+        shape: &ModelShape,
+    ) -> Result<LayerInputParameters<Tensor, Tensor>, ExecError> {
+        let name = |name: &str| format!("blk.{layer}.{name}.weight");
+        let (embedding, length) = (u64::from(shape.embedding_length), u64::from(shape.layer_input_length));
+        Ok(LayerInputParameters {
+            gate: self.matrix(&name("inp_gate"), embedding, length)?,
+            projection: self.matrix(&name("proj"), length, embedding)?,
+            norm: self.vector(&name("post_norm"), embedding)?,
+        })
+    }
+
+    /// Returns the tensors from which the inputs of layers are computed, if the model has such inputs.
+    pub(crate) fn layer_inputs(
+        &self,
+        shape: &ModelShape,
+    ) -> Result<Option<InputTable<Tensor, Tensor>>, ExecError> {
+        let length = u64::from(shape.layer_input_length);
+        if length == 0 {
+            return Ok(None);
+        }
+        let (embedding, all) = (u64::from(shape.embedding_length), u64::from(shape.layers.0) * length);
+        Ok(Some(InputTable {
+            table: self.matrix("per_layer_token_embd.weight", all, u64::from(shape.vocab_size))?,
+            projection: self.matrix("per_layer_model_proj.weight", embedding, all)?,
+            norm: self.vector("per_layer_proj_norm.weight", length)?,
+        }))
+    }
+
+    /// Returns the matrices of queries, keys, values and output, as far as the layer has them.
     fn attention_matrices(
         &self,
         layer: u32,
         shape: &ModelShape,
         attention: &AttentionShape,
-    ) -> Result<[Tensor; 4], ExecError> {
+    ) -> Result<[Option<Tensor>; 4], ExecError> {
         let (spec, embedding) = (shape.architecture.spec(), u64::from(shape.embedding_length));
         let matrix = |at: &str, length, rows| self.matrix(&format!("blk.{layer}.{at}.weight"), length, rows);
         let widths = [attention.query_width(), attention.key_width(), attention.value_width()];
         let [query, key, value] = if spec.has_fused_projections {
-            matrix("attn_qkv", embedding, widths.iter().sum())?.split_rows(widths)
+            matrix("attn_qkv", embedding, widths.iter().sum())?.split_rows(widths).map(Some)
         } else {
             let [query, key, value] = widths;
+            let has_keys = shape.kv_layer(layer) == layer;
             let with_gate = if spec.has_attention_gate { 2 * query } else { query };
-            let (query, key) = (matrix("attn_q", embedding, with_gate)?, matrix("attn_k", embedding, key)?);
-            let value = if attention.shares_keys { key } else { matrix("attn_v", embedding, value)? };
-            [query, key, value]
+            let matrix_if = |has: bool, at: &str, rows| has.then(|| matrix(at, embedding, rows)).transpose();
+            [
+                Some(matrix("attn_q", embedding, with_gate)?),
+                matrix_if(has_keys, "attn_k", key)?,
+                matrix_if(has_keys && !attention.shares_keys, "attn_v", value)?,
+            ]
         };
-        Ok([query, key, value, matrix("attn_output", attention.output_width(), embedding)?])
+        Ok([query, key, value, Some(matrix("attn_output", attention.output_width(), embedding)?)])
     }
 
     fn delta_net(
@@ -185,11 +227,12 @@ impl<'a> TensorTable<'a> {
     }
 
     /// Returns the biases of the seven matrices of a layer, if any, each with one element for every row of its matrix.
-    fn biases(&self, layer: u32, matrices: &[Tensor; 7]) -> Result<[Option<Tensor>; 7], ExecError> {
+    fn biases(&self, layer: u32, matrices: &[Option<Tensor>; 7]) -> Result<[Option<Tensor>; 7], ExecError> {
         let names = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
         let mut biases = [None; 7];
         for (index, name) in names.into_iter().enumerate() {
-            let (name, length) = (format!("blk.{layer}.{name}.bias"), matrices[index].rows as u64);
+            let Some(matrix) = matrices[index] else { continue };
+            let (name, length) = (format!("blk.{layer}.{name}.bias"), matrix.rows as u64);
             let required = self.architecture.spec().has_projection_biases && index < 3;
             let expected = required || self.find(&name).is_some();
             biases[index] = expected.then(|| self.vector(&name, length)).transpose()?;
@@ -280,7 +323,7 @@ impl<'a> TensorTable<'a> {
     /// Fails if the file has a tensor that the forward pass does not use.
     pub(crate) fn check_all_used(&self, model: &GgufModel, shape: &ModelShape) -> Result<(), ExecError> {
         let used = self.used.borrow();
-        let is_unused = |name: &&&str| !used.contains(**name) && !model.is_draft_tensor(name, shape);
+        let is_unused = |name: &&&str| !used.contains(**name) && !model.is_unused_tensor(name, shape);
         let Some(name) = self.by_name.keys().find(is_unused) else { return Ok(()) };
         let problem = format!("is not part of the {} architecture", self.architecture);
         let hint = "models with experts or adapters are not supported; use a model without them";

@@ -30,6 +30,9 @@ struct Fixture {
 #[derive(Deserialize)]
 struct Case {
     architecture: Architecture,
+    /// `shared` if layers use the keys and values of earlier layers, and tokens have inputs of layers.
+    #[serde(default)]
+    variant: String,
     quant: String,
     sha256: String,
     logits: String,
@@ -42,7 +45,8 @@ fn is_rounded(quant: &str) -> bool {
     !matches!(quant, "f16" | "f32")
 }
 
-fn model(fixture: &Fixture, architecture: Architecture, quant: &str, path: &Path) {
+fn model(fixture: &Fixture, case: &Case, path: &Path) {
+    let Case { architecture, ref quant, ref variant, .. } = *case;
     let mut options = SynthOptions::from_preset("tiny").unwrap();
     options.name = "tiny-custom".into();
     options.quant = quant.parse().unwrap();
@@ -65,6 +69,9 @@ fn model(fixture: &Fixture, architecture: Architecture, quant: &str, path: &Path
         ..models::shape(architecture)
     };
     options.shape = shape.with_default_hybrid();
+    if variant == "shared" {
+        options.shape = models::with_shared_keys(options.shape);
+    }
     synthesise(&options, path, &mut |_, _| ()).unwrap();
 }
 
@@ -90,8 +97,8 @@ fn logits_are_close_to_those_of_llama_cpp() {
     let path = folder_of_models.path().join("model.gguf");
     let mut seen = std::collections::BTreeSet::new();
     for case in &fixture.cases {
-        let name = format!("{} {}", case.architecture, case.quant);
-        model(&fixture, case.architecture, &case.quant, &path);
+        let name = format!("{} {} {}", case.architecture, case.variant, case.quant);
+        model(&fixture, case, &path);
         let digest = format!("{:x}", Sha256::digest(std::fs::read(&path).unwrap()));
         let changed = "the synthesised model has changed; create the fixtures again";
         assert_eq!(digest, case.sha256, "{name}: {changed}");
@@ -148,7 +155,8 @@ fn any_file_of_a_split_model_opens_it() {
     let fixture: Fixture = models::json(&models::data("architectures/cases.json"));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    model(&fixture, Architecture::Qwen2, "q8_0", &path);
+    let is_plain = |case: &&Case| case.architecture == Architecture::Qwen2 && case.quant == "q8_0";
+    model(&fixture, fixture.cases.iter().find(is_plain).unwrap(), &path);
     let whole = logits(&path, &fixture.tokens[..20]);
     let parts = split(&path, 20);
     assert_eq!(parts.len(), 3, "3 tensors and 12 a layer");

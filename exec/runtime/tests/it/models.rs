@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hearth_profiles::Layers;
-use hearth_profiles::model::{Architecture, ModelShape};
+use hearth_profiles::model::{Architecture, ModelShape, SharedKv};
 use hearth_runtime::synth::{SynthOptions, synthesise};
 use hearth_runtime::{Cpu, Engine, KvFormat, ThreadPool, ThreadPoolOptions, Weights};
 use serde::de::DeserializeOwned;
@@ -34,11 +34,21 @@ pub fn shape(architecture: Architecture) -> ModelShape {
         value_length: 64,
         shares_keys: false,
         hybrid: None,
+        shared_kv: None,
+        layer_input_length: 0,
         vocab_size: 512,
         context_length: 20,
         has_tied_embeddings: architecture.spec().always_ties_embeddings,
     }
     .with_default_hybrid()
+}
+
+/// Returns a shape of twelve layers, of which six use the keys and values of others, and with inputs of layers.
+pub fn with_shared_keys(mut shape: ModelShape) -> ModelShape {
+    let feed_forward_length = 2 * shape.feed_forward_length;
+    shape.shared_kv = Some(SharedKv { layers: 6, feed_forward_length });
+    (shape.layers, shape.layer_input_length) = (Layers(12), 32);
+    ModelShape { shares_keys: false, ..shape.with_default_hybrid() }
 }
 
 /// Synthesises a model with random weights in a temporary file.

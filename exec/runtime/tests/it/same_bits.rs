@@ -62,7 +62,7 @@ fn run(
         for (stage, window) in windows {
             stages[stage].forward(window, &mut hidden, &positions).unwrap();
         }
-        bits.extend(hidden.iter().map(|value| value.to_bits()));
+        bits.extend(input_output.hidden_states(&hidden).iter().map(|value| value.to_bits()));
         at = end;
     }
     bits
@@ -169,6 +169,28 @@ fn public_models_have_the_same_bits_with_every_instruction_set_and_in_unequal_wi
             let bits = run(&input_output, &mut devices, &tokens, &[20]);
             assert!(expected == bits, "{name} with {}", instructions.name());
         }
+    }
+}
+
+#[test]
+fn layers_use_keys_and_values_of_other_devices() {
+    let mut options = SynthOptions::from_preset("tiny").unwrap();
+    options.quant = "q8_0".parse().unwrap();
+    options.shape = models::with_shared_keys(models::shape(Architecture::Gemma4));
+    let weights = Arc::new(Weights::open(models::synthetic(&options).path()).unwrap());
+    let input_output = InputOutputLayers::new(Arc::clone(&weights), cpu(1));
+    let tokens: Vec<u32> = (0..33).map(|at| (at * 37 + 11) % 512).collect();
+    for format in KV_FORMATS {
+        let options = cache(format);
+        let expected = oracle(&weights, options, &tokens);
+        let whole = stage(&weights, std::slice::from_ref(&(0..12)), options, cpu(2));
+        assert!(expected == run(&input_output, &mut [whole], &tokens, &[7, 1, 9]), "{format:?}");
+        // Layers 4 and 5 have the keys and values of layers 6 to 11.
+        let first = stage(&weights, &[0..4, 6..9], options, cpu(3));
+        let second = stage(&weights, &[4..6, 10..12], options, cpu(1));
+        let third = stage(&weights, std::slice::from_ref(&(9..10)), options, cpu(2));
+        let devices = &mut [first, second, third];
+        assert!(expected == run(&input_output, devices, &tokens, &[33, 1]), "{format:?}: windows");
     }
 }
 

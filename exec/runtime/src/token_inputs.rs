@@ -1,0 +1,91 @@
+//! What a token takes along the layers besides its hidden state.
+//!
+//! In most models, this is nothing. In Gemma 4 E2B and E4B, each token has an input for each layer, which the head
+//! device computes from the token, and layers at the end use the keys and values of two earlier layers, which may be on
+//! another device. Devices send these values to each other with the hidden states. The activations of a pass are
+//!
+//! ```text
+//! hidden states    [tokens, embedding]
+//! layer inputs     [layers, tokens, layer input]
+//! keys, values     [tokens, key width], [tokens, value width], for each layer whose keys and values others use
+//! ```
+
+use std::ops::Range;
+
+use hearth_profiles::model::{ModelShape, TokenMixer};
+
+use crate::cache::LayerCache;
+
+/// The activations of a pass except the hidden states.
+pub(crate) struct TokenInputs<'a> {
+    tokens: usize,
+    layer_input: usize,
+    layer_inputs: &'a mut [f32],
+    shared: Vec<SharedRows<'a>>,
+}
+
+/// The keys and values of one layer for the tokens of a pass.
+struct SharedRows<'a> {
+    layer: u32,
+    keys: &'a mut [f32],
+    values: &'a mut [f32],
+}
+
+impl<'a> TokenInputs<'a> {
+    /// Splits the activations of some tokens into hidden states, `[tokens, embedding]`, and everything else. The length
+    /// must be a multiple of [`ModelShape::activation_length`].
+    pub(crate) fn split(shape: &ModelShape, activations: &'a mut [f32]) -> (&'a mut [f32], TokenInputs<'a>) {
+        let tokens = activations.len() / shape.activation_length() as usize;
+        let layer_input = shape.layer_input_length as usize;
+        let (hidden, rest) = activations.split_at_mut(tokens * shape.embedding_length as usize);
+        let (layer_inputs, mut rest) = rest.split_at_mut(tokens * shape.layers.0 as usize * layer_input);
+        let mut take = |width: u64| {
+            let (rows, after) = std::mem::take(&mut rest).split_at_mut(tokens * width as usize);
+            rest = after;
+            rows
+        };
+        let mut shared = Vec::new();
+        for layer in shape.shared_kv_layers() {
+            if let TokenMixer::Attention(attention) = shape.mixer(layer) {
+                let (keys, values) = (take(attention.key_width()), take(attention.value_width()));
+                shared.push(SharedRows { layer, keys, values });
+            }
+        }
+        (hidden, TokenInputs { tokens, layer_input, layer_inputs, shared })
+    }
+
+    /// Returns the inputs of a layer for a range of tokens of the pass, `[tokens, layer input]`.
+    pub(crate) fn layer_input(&self, layer: u32, tokens: Range<usize>) -> &[f32] {
+        let first = (layer as usize * self.tokens + tokens.start) * self.layer_input;
+        &self.layer_inputs[first..][..tokens.len() * self.layer_input]
+    }
+
+    /// Returns the inputs of all layers, `[layers, tokens, layer input]`.
+    pub(crate) fn layer_inputs_mut(&mut self) -> &mut [f32] {
+        self.layer_inputs
+    }
+
+    /// Stores the keys and values, `[tokens, width]`, of a layer from the token `first` of the pass on, if other layers
+    /// use them.
+    pub(crate) fn store_keys_and_values(&mut self, layer: u32, first: usize, keys: &[f32], values: &[f32]) {
+        if let Some(shared) = self.shared.iter_mut().find(|shared| shared.layer == layer) {
+            for (rows, new) in [(&mut *shared.keys, keys), (&mut *shared.values, values)] {
+                let width = rows.len() / self.tokens;
+                rows[first * width..][..new.len()].copy_from_slice(new);
+            }
+        }
+    }
+
+    /// Writes the keys and values of a layer of another device to a cache, for the tokens from the position `first` on.
+    pub(crate) fn copy_keys_and_values(&self, layer: u32, cache: &mut LayerCache, first: usize) {
+        let shared = self.shared.iter().find(|shared| shared.layer == layer);
+        if let (Some(shared), LayerCache::Attention(cache)) = (shared, cache) {
+            let widths = [shared.keys.len(), shared.values.len()].map(|length| length / self.tokens.max(1));
+            let rows =
+                shared.keys.chunks_exact(widths[0].max(1)).zip(shared.values.chunks_exact(widths[1].max(1)));
+            for (position, (keys, values)) in (first..).zip(rows) {
+                cache.write(position, keys, values);
+            }
+        }
+    }
+}
