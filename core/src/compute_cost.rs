@@ -76,7 +76,7 @@ impl<'a> ComputeCost<'a> {
     /// Creates the cost of a device with weights in main memory: of its SoC, or of its CPU if the profile
     /// has no SoC or the layers of the model differ, which the latency model of a SoC does not know.
     pub fn for_main_memory(device: &'a DeviceProfile, model: &'a ModelProfile, kv_format: Format) -> Self {
-        let soc = device.soc.as_ref().filter(|_| model.shape.hybrid.is_none());
+        let soc = device.soc.as_ref().filter(|_| model.shape.has_equal_layers());
         let soc_model = soc.map(|soc| SocLatencyModel::new(soc, model, kv_format));
         Self { soc_model, ..Self::for_cpu(&device.cpu, model, kv_format) }
     }
@@ -117,13 +117,7 @@ impl<'a> ComputeCost<'a> {
             return soc_model.layer_time(pass);
         }
         let mixer = self.model.shape.mixer(layer);
-        let new = match mixer {
-            TokenMixer::Attention(_) if self.model.shape.kv_layer(layer) == layer => {
-                mixer.cache_bytes(pass.tokens, self.kv_format)
-            }
-            // The layer uses the keys and values of another layer, or updates its state in place.
-            _ => Bytes::ZERO,
-        };
+        let new = self.model.shape.new_cache_bytes(layer, pass.tokens, self.kv_format);
         self.matmul_time(&self.model.layers[layer as usize], pass.tokens)
             + self.mixer_time(mixer, pass)
             + self.kv_copy.transfer_time(new)
@@ -139,9 +133,10 @@ impl<'a> ComputeCost<'a> {
         }
     }
 
-    /// Returns the time to look up the embedding rows of `tokens` tokens.
+    /// Returns the time to look up the embedding rows of `tokens` tokens, and to compute their per-layer inputs.
     pub fn embedding_time(&self, tokens: u32) -> Seconds {
-        self.model.embedding_row_bytes() * u64::from(tokens) / self.bandwidth
+        let rows = self.model.embedding_row_bytes() * u64::from(tokens) / self.bandwidth;
+        rows + self.matmul_time(&self.model.per_layer_projection, tokens)
     }
 
     /// Returns the time to multiply the activations of `tokens` tokens by all matrices of a tensor group.
@@ -160,6 +155,9 @@ impl<'a> ComputeCost<'a> {
     /// Returns the time of a layer's token mixer for all tokens of a pass. In attention, each token attends to one
     /// position more than the token before it. A pass reads and writes the state of a delta net once; the arithmetic
     /// rate of attention is assumed for it.
+    ///
+    /// Deviation: a sliding window does not limit the positions, because a shape does not have its length. Attention in
+    /// contexts that are longer than the window is overestimated.
     fn mixer_time(&self, mixer: TokenMixer, pass: Pass) -> Seconds {
         let (first, tokens) = (f64::from(pass.first_position), f64::from(pass.tokens));
         let seen = mixer.cache_bytes(pass.first_position + pass.tokens, self.kv_format);

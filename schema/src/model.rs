@@ -3,7 +3,7 @@
 //! Not here: shapes and sizes (`hearth_profiles::model`).
 
 use hearth_profiles::document::DocumentError;
-use hearth_profiles::model::ModelShape;
+use hearth_profiles::model::{ModelShape, ModelShapeError};
 use hearth_profiles::{Bytes, Format};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -90,6 +90,25 @@ pub enum ActivationFormat {
     /// Four bytes per element, without rounding.
     #[default]
     F32,
+}
+
+/// Checks that the keys and values that devices send to each other are not rounded more than in the KV cache of the
+/// device that computes them, because results would depend on the plan. Only some models have such keys and values.
+pub fn check_kv_sharing(
+    shape: &ModelShape,
+    activations: ActivationFormat,
+    kv_cache: KvFormat,
+) -> Result<(), ModelShapeError> {
+    let is_rounded = activations == ActivationFormat::F16 && kv_cache != KvFormat::F16;
+    if shape.shared_kv.is_none() || !is_rounded {
+        return Ok(());
+    }
+    let what = format!(
+        "later layers of the model use keys and values of earlier layers, which activations in f16 would round more than \
+         a KV cache in {}: use `activations: f32` or `kv_cache: f16`",
+        kv_cache.format()
+    );
+    Err(ModelShapeError { field: "activations", what })
 }
 
 impl ActivationFormat {

@@ -17,7 +17,7 @@ use crate::events::{self, Event};
 use crate::pass::is_default;
 use crate::residency::ResidencyOptions;
 
-pub use crate::model::{ActivationFormat, KvFormat, ModelRef};
+pub use crate::model::{ActivationFormat, KvFormat, ModelRef, check_kv_sharing};
 pub use crate::workload::{Speculation, Workload};
 
 /// A scenario document.

@@ -32,7 +32,7 @@ import numpy as np
 
 TOKENS, STEPS, VOCABULARY, CONTEXT = 80, 64, 512, 48
 # Options of `hearth synth` for variants of an architecture.
-VARIANTS = {"gemma4-shared": ["--shared-kv", "6", "--layer-input", "32"]}
+VARIANTS = {"gemma4-shared": ["--shared-kv", "6", "--per-layer-input", "32"]}
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "internlm2", "smollm3", "phi3", "granite",
                  "olmo2", "gemma4", "gemma4-shared", "qwen35"]
 TYPES = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq1_s",
@@ -234,11 +234,11 @@ class Plain:
         q, k = (np.tile(part, (1, heads // groups, 1)) for part in (q, k))
         step = np.log1p(np.exp(self.product(x, name + "ssm_alpha") + self.weights[name + "ssm_dt.bias"]))
         decay = np.exp(self.weights[name + "ssm_a"] * step)
-        strength = 1 / (1 + np.exp(-self.product(x, name + "ssm_beta")))
+        beta = 1 / (1 + np.exp(-self.product(x, name + "ssm_beta")))
         state, out = np.zeros((heads, size, size), np.float32), []
         for t in range(count):
             state = state * decay[t][:, None, None]
-            change = strength[t][:, None] * (v[t] - np.einsum("hvk,hk->hv", state, k[t]))
+            change = beta[t][:, None] * (v[t] - np.einsum("hvk,hk->hv", state, k[t]))
             state = state + change[:, :, None] * k[t][:, None]
             out.append(np.einsum("hvk,hk->hv", state, q[t]) * np.float32(size ** -0.5))
         out = self.norm(np.stack(out), name + "ssm_norm.weight").reshape(count, -1)

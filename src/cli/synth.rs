@@ -38,7 +38,7 @@ pub struct SynthArgs {
     pub shared_kv: Option<u32>,
     /// Give each token an input for each layer, of ELEMENTS elements; only for gemma4.
     #[arg(long, value_name = "ELEMENTS")]
-    pub layer_input: Option<u32>,
+    pub per_layer_input: Option<u32>,
     /// Set the context length in tokens; the sliding window of gemma2, gemma3, gemma4 and olmo2 is half
     /// as long.
     #[arg(long)]

@@ -91,7 +91,7 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
         options.shape = options.shape.with_default_hybrid();
     }
     let shape = &mut options.shape;
-    for (flag, value) in [("--shared-kv", args.shared_kv), ("--layer-input", args.layer_input)] {
+    for (flag, value) in [("--shared-kv", args.shared_kv), ("--per-layer-input", args.per_layer_input)] {
         if value.is_some() && !shape.architecture.spec().has_local_dimensions {
             let what = format!("`{flag}`: {} models have no such layers", shape.architecture);
             return Err(Failure::invalid(what).with_hint("omit this flag, or use `--arch gemma4`"));
@@ -101,9 +101,9 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
         let feed_forward_length = shape.feed_forward_length.saturating_mul(2);
         shape.shared_kv = Some(SharedKv { layers, feed_forward_length });
         // As in the published models with shared keys, which have values of their own in all other layers.
-        shape.shares_keys = false;
+        shape.values_are_keys = false;
     }
-    shape.layer_input_length = args.layer_input.unwrap_or(shape.layer_input_length);
+    shape.per_layer_input_length = args.per_layer_input.unwrap_or(shape.per_layer_input_length);
     if options != preset {
         options.name = format!("{}-custom", args.preset);
     }

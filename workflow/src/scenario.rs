@@ -16,7 +16,7 @@ use hearth_profiles::{DeviceProfile, Document, device};
 use hearth_schema::Scenario;
 use hearth_schema::hub_model::{HubModelName, NAME_HINT, is_hub_model_name};
 use hearth_schema::plan::ScenarioRecord;
-use hearth_schema::scenario::{DeviceEntry, ModelRef};
+use hearth_schema::scenario::{DeviceEntry, ModelRef, check_kv_sharing};
 
 use crate::documents::{read_document, read_text};
 use crate::{Error, limits};
@@ -259,6 +259,8 @@ impl LoadedScenario {
             let checked = model.shape.check_kv_format(cluster.kv_cache_format.format());
             let hint = "set `kv_cache: f16` in the scenario";
             checked.map_err(|error| Error::invalid(error).with_location(&model.name).with_hint(hint))?;
+            check_kv_sharing(&model.shape, cluster.activation_format, cluster.kv_cache_format)
+                .map_err(|error| Error::invalid(error).with_location(&model.name))?;
         }
         if let Some(draft) = &cluster.draft_model {
             hearth_core::memory::draft::check_models(draft, &cluster.model).map_err(Error::invalid)?;

@@ -27,7 +27,8 @@ pub struct MemoryBudget {
     pub fits: bool,
     /// Size of the weights that are read from the mapped model file for each token, including `head_weights`.
     pub weights: Bytes,
-    /// The part of `weights` for the output matrix and one embedding row; 0 if it is not the head device.
+    /// The part of `weights` for the output matrix, one embedding row and the projection of per-layer inputs; 0 if it
+    /// is not the head device.
     pub head_weights: Bytes,
     /// The part of `weights` for the largest window of layers.
     pub largest_window_weights: Bytes,
@@ -72,7 +73,8 @@ impl MemoryBudget {
         }
         let output =
             if output_on_gpu { mapped(model.output_head_bytes()) } else { model.output_head_bytes() };
-        let head_weights = if index == 0 { output + model.embedding_row_bytes() } else { Bytes::ZERO };
+        let input = model.embedding_row_bytes() + model.per_layer_projection.bytes();
+        let head_weights = if index == 0 { output + input } else { Bytes::ZERO };
         weights += head_weights;
         let available = device.memory.obtainable_bytes();
         let metal = device.gpu.as_ref().filter(|_| device.gpu_maps_weights());

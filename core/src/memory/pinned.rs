@@ -217,9 +217,11 @@ impl<'a> Account<'a> {
     }
 }
 
-/// Returns the size of the embedding, 0 if the embedding is tied to the output matrix.
+/// Returns the size of the weights before the first layer, without the embedding if it is tied to the output matrix.
 fn embedding(model: &ModelProfile) -> Bytes {
-    if model.shape.has_tied_embeddings { Bytes::ZERO } else { model.input_embedding_bytes() }
+    let tied = model.shape.has_tied_embeddings;
+    let embedding = if tied { Bytes::ZERO } else { model.input_embedding_bytes() };
+    embedding + model.per_layer_table.bytes() + model.per_layer_projection.bytes()
 }
 
 /// Returns the sizes of the blocks that a device with a sliding window of weight blocks (TPI-LLM paper) loads for a

@@ -109,8 +109,8 @@ impl Generation {
 
     /// Admits a request with `prompt` tokens (at least 1) to a vacant slot, to generate `wanted` tokens (at least 1).
     /// The slot's cache has the keys and values of the first `cached` tokens of the prompt, which are not computed
-    /// again, except the last token of the prompt. If the cache cannot be truncated, a prompt that does not continue all
-    /// of it is computed from the beginning. Returns the number of prompt tokens that are not computed.
+    /// again, except the last token of the prompt. If the cache cannot be truncated, a prompt that does not continue
+    /// all of it is computed from the beginning. Returns the number of prompt tokens that are not computed.
     pub fn admit_request(
         &mut self,
         sequence: u32,
@@ -118,16 +118,22 @@ impl Generation {
         cached: u32,
         wanted: u32,
     ) -> Result<u32, GenerationError> {
-        let vacant = self.sequences.get_mut(sequence as usize).filter(|it| it.is_over());
-        let Some(slot) = vacant else { return Err(GenerationError::NotVacant { sequence }) };
-        let mut position = cached.min(slot.position).min(prompt.saturating_sub(1));
-        if position < slot.position && !self.can_truncate {
-            position = 0;
+        if !self.is_vacant(sequence) {
+            return Err(GenerationError::NotVacant { sequence });
         }
-        *slot = Sequence::new(prompt, wanted, position);
+        let position = self.reusable_tokens(sequence, prompt, cached);
+        self.sequences[sequence as usize] = Sequence::new(prompt, wanted, position);
         self.finished -= 1;
         self.entering.push_back(sequence);
         Ok(position)
+    }
+
+    /// Returns the number of tokens of a prompt with `prompt` tokens that need not be computed in a slot whose first
+    /// `common` cached tokens are a prefix of the prompt. The last token of a prompt is always computed.
+    pub fn reusable_tokens(&self, sequence: u32, prompt: u32, common: u32) -> u32 {
+        let cached = self.cached_tokens(sequence);
+        let kept = common.min(cached).min(prompt.saturating_sub(1));
+        if kept == cached || self.can_truncate { kept } else { 0 }
     }
 
     pub fn is_vacant(&self, sequence: u32) -> bool {

@@ -98,6 +98,12 @@ pub enum ScheduleError {
          the sequence are cached"
     )]
     Gap { device: String, pass: u32, first: u32, cached: u32 },
+    /// The pass would truncate a recurrent state.
+    #[error(
+        "`{device}` received pass {pass}, which begins at position {first}, but the recurrent state after {cached} \
+         positions can only be continued or cleared"
+    )]
+    RolledBackState { device: String, pass: u32, first: u32, cached: u32 },
     #[error(
         "pass {pass} has {tokens} tokens from position {first}: it must have 1 to {MAX_PASS_TOKENS} tokens and \
          end within the context of {context}"
@@ -122,6 +128,8 @@ pub struct Schedule {
     /// The part that was prefetched last and has not been used yet.
     expected: Option<ModelPart>,
     first_pass: u32,
+    /// Whether the cache of a sequence can be truncated to fewer positions. A recurrent state can only be cleared.
+    can_truncate: bool,
 }
 
 impl Schedule {
@@ -129,7 +137,15 @@ impl Schedule {
     pub fn new(plan: Arc<Plan>, device: usize) -> Self {
         let rounds = (0..plan.rounds).filter(|&round| takes_part(&plan, device, round)).collect();
         let (in_flight, cached, next_passes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { plan, device, rounds, in_flight, cached, next_passes, expected: None, first_pass: 0 }
+        let (expected, first_pass, can_truncate) = (None, 0, true);
+        Self { plan, device, rounds, in_flight, cached, next_passes, expected, first_pass, can_truncate }
+    }
+
+    /// Returns this schedule for a model whose caches can, or cannot, be truncated to fewer positions. If they cannot,
+    /// a pass must begin at the first position or after the last cached one.
+    #[must_use]
+    pub fn with_truncation(self, can_truncate: bool) -> Self {
+        Self { can_truncate, ..self }
     }
 
     pub fn plan(&self) -> &Arc<Plan> {
@@ -223,6 +239,10 @@ impl Schedule {
             if first_position > cached {
                 let device = self.name();
                 return Err(ScheduleError::Gap { device, pass: pass.index, first: first_position, cached });
+            }
+            if first_position < cached && first_position > 0 && !self.can_truncate {
+                let (device, pass) = (self.name(), pass.index);
+                return Err(ScheduleError::RolledBackState { device, pass, first: first_position, cached });
             }
             if first_position < cached {
                 steps.push(Step::Rollback { sequence, position: first_position });

@@ -48,7 +48,8 @@ impl Schedule {
                 "it begins at pass {first_pass}, before the first pass of the current plan"
             ));
         }
-        *self = Schedule { first_pass, ..Schedule::new(plan.clone(), device) };
+        let can_truncate = self.can_truncate;
+        *self = Schedule { first_pass, can_truncate, ..Schedule::new(plan.clone(), device) };
         Ok(())
     }
 }

@@ -241,6 +241,20 @@ fn head_drafts_before_a_pass_and_runs_the_draft_model_on_a_prompt_after_sending_
 }
 
 #[test]
+fn recurrent_state_is_not_rolled_back() {
+    let mut schedule = Schedule::new(Arc::new(drafting()), 1).with_truncation(false);
+    let event = |index, first| Event::Arrived { pass: Pass::new(index, first, 4, true), round: 0 };
+    schedule.react(&event(0, 0)).expect("the prompt");
+    schedule.react(&event(1, 4)).expect("continues");
+    let before = schedule.clone();
+    let rolled = schedule.react(&event(2, 6));
+    assert!(matches!(rolled, Err(ScheduleError::RolledBackState { first: 6, cached: 8, .. })), "{rolled:?}");
+    assert_eq!(schedule, before);
+    let steps = schedule.react(&event(2, 0)).expect("begins again");
+    assert_eq!(steps.first(), Some(&Step::Rollback { sequence: 0, position: 0 }));
+}
+
+#[test]
 fn rejected_drafts_are_rolled_back_on_every_device() {
     let plan = Arc::new(drafting());
     let verify = |index, first_position| Pass { drafted: 3, ..Pass::new(index, first_position, 4, true) };

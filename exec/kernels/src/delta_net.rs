@@ -1,7 +1,7 @@
 //! The gated delta rule of one value head, and the convolution before it (Yang et al. 2025, "Gated Delta Networks").
 //!
 //! The state S of a head is a matrix with a row for each element of the value. A token with the query q, key k, value
-//! v, decay a and write strength b computes
+//! v, decay a and write beta b computes
 //!
 //! ```text
 //! S = a S;  S += b (v - S k) k^T;  out = S q / sqrt(head length)
@@ -17,7 +17,7 @@ use super::exponential::exponential;
 
 super::multiversion! {
     /// Computes one token of one head: updates `state`, `[values, keys]`, and writes `out`, `[values]`. `gates` are the
-    /// decay and the write strength.
+    /// decay and the write beta.
     pub fn delta_rule(
         state: &mut [f32],
         query: &[f32],
@@ -26,12 +26,12 @@ super::multiversion! {
         gates: [f32; 2],
         out: &mut [f32],
     ) {
-        let ([decay, strength], scale) = (gates, 1.0 / (key.len() as f32).sqrt());
+        let ([decay, beta], scale) = (gates, 1.0 / (key.len() as f32).sqrt());
         for ((row, value), out) in state.chunks_exact_mut(key.len()).zip(value).zip(out) {
             for element in &mut *row {
                 *element *= decay;
             }
-            let change = (value - dot(row, key)) * strength;
+            let change = (value - dot(row, key)) * beta;
             for (element, key) in row.iter_mut().zip(key) {
                 *element = change.mul_add(*key, *element);
             }
@@ -66,10 +66,10 @@ super::multiversion! {
 /// The argument above which softplus is the identity in f32. source: ggml
 const MAX_SOFTPLUS: f32 = 20.0;
 
-/// Returns the decay `e^(factor * softplus(step))` and the write strength `sigmoid(strength)` of a token.
-pub fn gates(step: f32, factor: f32, strength: f32) -> [f32; 2] {
+/// Returns the decay `e^(factor * softplus(step))` and the write beta `sigmoid(beta)` of a token.
+pub fn gates(step: f32, factor: f32, beta: f32) -> [f32; 2] {
     let softplus = if step > MAX_SOFTPLUS { step } else { libm::log1pf(exponential(step)) };
-    [exponential(factor * softplus), 1.0 / (1.0 + exponential(-strength))]
+    [exponential(factor * softplus), 1.0 / (1.0 + exponential(-beta))]
 }
 
 #[cfg(test)]
@@ -115,12 +115,10 @@ mod tests {
     #[test]
     fn gates_are_near_their_definitions() {
         for step in [-30.0f32, -1.0, 0.0, 3.0, 19.0, 25.0] {
-            let [decay, strength] = gates(step, -0.7, step);
+            let [decay, beta] = gates(step, -0.7, step);
             let x = f64::from(step);
             let exact = [(-0.7 * x.exp().ln_1p()).exp(), 1.0 / (1.0 + (-x).exp())];
-            assert!(
-                (f64::from(decay) - exact[0]).abs() < 1e-6 && (f64::from(strength) - exact[1]).abs() < 1e-6
-            );
+            assert!((f64::from(decay) - exact[0]).abs() < 1e-6 && (f64::from(beta) - exact[1]).abs() < 1e-6);
         }
     }
 

@@ -20,8 +20,9 @@ pub trait Backend: Send {
         false
     }
 
-    /// Runs `layers` in place over `hidden`, `[tokens, embedding]`, followed in some models by inputs of layers, keys and
-    /// values, and writes the keys and values of these tokens to the KV cache. The tokens belong to one sequence and have the positions `first`, `first + 1`, ..
+    /// Runs `layers` in place over `hidden`, `[tokens, embedding]`, followed in some models by per-layer inputs, keys
+    /// and values, and writes the keys and values of these tokens to the KV cache. The tokens belong to one sequence
+    /// and have the positions `first`, `first + 1`, ..
     ///
     /// The caller ensures that the layers belong to this backend, that the sequence has a KV cache, that all positions
     /// before `first` are cached, and that all positions are inside the context.

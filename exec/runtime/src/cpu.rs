@@ -300,11 +300,7 @@ impl Backend for CpuBackend {
         let part = if cpu.barrier.is_open() { MAX_PART_TOKENS } else { usize::MAX / embedding };
         let ((), cost) = cpu.thread_pool.measure(|| {
             buffers.fill_angles(weights, hidden.len() / embedding, first);
-            let is_used = |source: &&u32| layers.clone().any(|layer| shape.kv_layer(layer) == **source);
-            for layer in copied_kv_layers.iter().filter(is_used) {
-                let cache = caches.get_mut(&(sequence, *layer)).expect("created with the backend");
-                shared.copy_keys_and_values(*layer, cache, first as usize);
-            }
+            shared.copy_to_caches(shape, copied_kv_layers, &layers, caches, (sequence, first));
             for layer in layers {
                 let cache = caches
                     .get_mut(&(sequence, shape.kv_layer(layer)))

@@ -50,10 +50,10 @@ pub enum ExecError {
     )]
     Layers { requested: Range<u32>, owned: Vec<Range<u32>> },
     #[error(
-        "received {found} activations instead of the hidden states of {tokens} tokens with {embedding} elements each; \
+        "received {found} activations instead of those of {tokens} tokens with {width} elements each; \
          use the same model file on all devices"
     )]
-    Hidden { found: usize, tokens: usize, embedding: usize },
+    Hidden { found: usize, tokens: usize, width: usize },
     #[error(
         "positions {first}..{end} ({count} tokens) cannot follow {filled} cached positions in a context \
          of {context}: positions must be consecutive and inside the context; \

@@ -9,8 +9,13 @@
 //! h += r N(W_o (attention(q, K, V) * sigmoid(g)))           K, V: this and earlier positions; N: RMSNorm in some;
 //!                                                           g = W_g x in qwen35, whose rows are in W_q; else no gate
 //! x = RMSNorm(h);  h += r N(W_down (f(W_gate x) * W_up x))  f = silu or gelu (tanh); r = 1 except in granite
+//! h += N(W_2 (gelu(W_1 h) * i))                             i: the input of this layer, in Gemma 4 E2B and E4B
 //! h = s h                                                   s: a constant of the layer, in gemma4
 //! ```
+//!
+//! In Gemma 4 E2B and E4B, later layers use K and V of an earlier layer (`ModelShape::kv_layer`), and the inputs of all
+//! layers are, with e = the scaled embedding of the token, `(RMSNorm(W e / sqrt(length of e)) + sqrt(length of i) t) /
+//! sqrt(2)`, where t is a row of a table, and the norm is one for each layer.
 //!
 //! In gemma4, v is normalised too, without weights; if W_v is missing, v is k before its norm. In three of four layers
 //! of qwen35, a gated delta net replaces attention. For each value head, with u = silu(convolution of W_qkv x over
@@ -208,12 +213,22 @@ fn windows(
     let (window_key, pattern_key) = (key("sliding_window"), key("sliding_window_pattern"));
     let count = shape.layers.0;
     let invalid = |key: &str, found: String, hint| ExecError::Metadata { key: key.into(), found, hint };
-    let Some(window) = metadata.get_u32(&window_key)?.or(sliding.default_window) else {
-        return Ok((None, vec![false; count as usize]));
+    let found = metadata.get_u32(&window_key)?.or(sliding.default_window);
+    let has_local = shape.hybrid.is_some_and(|hybrid| matches!(hybrid.other, TokenMixer::Attention(_)));
+    let Some(window) = found else {
+        return if has_local {
+            Err(GgufError::MissingKey { key: window_key }.into())
+        } else {
+            Ok((None, vec![false; count as usize]))
+        };
     };
     if window == 0 {
         let hint = "the window must be at least 1; convert the model again";
         return Err(invalid(&window_key, window.to_string(), hint));
+    }
+    if has_local {
+        // The layers with a window are those that have the dimensions of local attention.
+        return Ok((Some(window), (0..count).map(|layer| !shape.has_full_attention(layer)).collect()));
     }
     // Some converters write whether each layer has a window, others the number of layers in a group.
     if let Some(Value::Array(Array::Bool(is_local))) = metadata.get(&pattern_key) {

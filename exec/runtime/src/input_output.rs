@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::cpu::Matmul;
 use crate::token_inputs::TokenInputs;
-use crate::weights::InputTable;
+use crate::weights::PerLayerInputTable;
 use crate::{Cpu, CriticalPathCost, ExecError, Weights};
 use hearth_kernels::matmul::Matrix;
 use hearth_kernels::{Activations, dequantise, elementwise};
@@ -30,7 +30,8 @@ impl InputOutputLayers {
     }
 
     /// Returns the activations of `tokens` before the first layer: their embeddings `[tokens, embedding]`, followed in
-    /// some models by the inputs of layers (`ModelShape::activation_length`). Fails if a token is not in the vocabulary.
+    /// some models by the per-layer inputs (`ModelShape::activation_length`). Fails if a token is not in the
+    /// vocabulary.
     pub fn embed(&self, tokens: &[u32]) -> Result<Vec<f32>, ExecError> {
         let (matrix, shape) = (self.weights.embedding_matrix(), self.weights.shape());
         if let Some(&token) = tokens.iter().find(|token| **token as usize >= matrix.rows) {
@@ -45,19 +46,19 @@ impl InputOutputLayers {
         if let Some(factor) = self.weights.hyperparameters().embedding_scale {
             elementwise::scale(self.cpu.instruction_set, hidden, factor);
         }
-        if let Some(weights) = self.weights.layer_inputs() {
-            self.compute_layer_inputs(&weights, tokens, hidden, inputs.layer_inputs_mut());
+        if let Some(weights) = self.weights.per_layer_inputs() {
+            self.compute_per_layer_inputs(&weights, tokens, hidden, inputs.per_layer_inputs_mut());
         }
         self.weights.check_unchanged()?;
         Ok(activations)
     }
 
-    /// Computes the inputs of all layers, `[layers, tokens, layer input]`: a row of the table for each token, plus a
-    /// projection of its embedding in `hidden`, normalised for each layer. Both parts have unit variance, and so has the
-    /// result.
-    fn compute_layer_inputs(
+    /// Computes the per-layer inputs of all layers, `[layers, tokens, per-layer input]`: a row of the table for each
+    /// token, plus a projection of its embedding in `hidden`, normalised for each layer. Both parts have unit variance,
+    /// and so has the result.
+    fn compute_per_layer_inputs(
         &self,
-        weights: &InputTable<Matrix<'_>, &[f32]>,
+        weights: &PerLayerInputTable<Matrix<'_>, &[f32]>,
         tokens: &[u32],
         hidden: &[f32],
         out: &mut [f32],
@@ -93,8 +94,8 @@ impl InputOutputLayers {
         let (norm, matrix, bias) = self.weights.output_weights();
         let tokens = hidden.len() / matrix.row_length;
         if hidden.len() != tokens * matrix.row_length {
-            let (found, embedding) = (hidden.len(), matrix.row_length);
-            return Err(ExecError::Hidden { found, tokens, embedding });
+            let (found, width) = (hidden.len(), matrix.row_length);
+            return Err(ExecError::Hidden { found, tokens, width });
         }
         let mut logits = vec![0.0; tokens * matrix.rows];
         let (cpu, input) = (&self.cpu, &mut self.input);
@@ -137,10 +138,10 @@ impl InputOutputLayers {
 
     /// Returns the logits `[vocabulary]` of the last token of `activations`, which the last layer has computed.
     pub fn logits_of_last_row(&mut self, activations: &[f32]) -> Result<Vec<f32>, ExecError> {
-        let embedding = self.weights.shape().embedding_length as usize;
+        let width = self.weights.shape().embedding_length as usize;
         let hidden = self.hidden_states(activations);
         let found = hidden.len();
-        let last = found.checked_sub(embedding).ok_or(ExecError::Hidden { found, tokens: 1, embedding })?;
+        let last = found.checked_sub(width).ok_or(ExecError::Hidden { found, tokens: 1, width })?;
         self.logits(&hidden[last..])
     }
 

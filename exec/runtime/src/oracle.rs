@@ -62,20 +62,16 @@ impl Backend for Oracle {
         let shape = weights.shape();
         let (hidden, mut inputs) = TokenInputs::split(shape, hidden);
         let ((), cost) = pool.measure(|| {
-            let is_used = |source: &&u32| layers.clone().any(|layer| shape.kv_layer(layer) == **source);
-            for layer in copied_kv_layers.iter().filter(is_used) {
-                let cache = caches.get_mut(&(sequence, *layer)).expect("created with the backend");
-                inputs.copy_keys_and_values(*layer, cache, first as usize);
-            }
+            inputs.copy_to_caches(shape, copied_kv_layers, &layers, caches, (sequence, first));
             for layer in layers {
                 let cache = caches
                     .get_mut(&(sequence, shape.kv_layer(layer)))
                     .expect("a stage sends a backend its own layers");
                 for (token, row) in hidden.chunks_exact_mut(shape.embedding_length as usize).enumerate() {
-                    let at = Place { layer, token, position: first + token as u32 };
+                    let at = LayerToken { layer, token, position: first + token as u32 };
                     mixer_block(weights, at, cache, row, &mut inputs);
                     feed_forward_block(weights, layer, row);
-                    add_layer_input(weights, at, row, &inputs);
+                    add_per_layer_input(weights, at, row, &inputs);
                     if let Some(&[scale]) = weights.layer_weights(layer).output_scale {
                         elementwise::scale(SCALAR, row, scale);
                     }
@@ -128,7 +124,7 @@ fn normalise_each(rows: &mut [f32], weight: Option<&[f32]>, epsilon: f32) {
 
 /// The layer and the token that are computed. `token` is the index in the pass.
 #[derive(Clone, Copy)]
-struct Place {
+struct LayerToken {
     layer: u32,
     token: usize,
     position: u32,
@@ -136,12 +132,12 @@ struct Place {
 
 fn mixer_block(
     weights: &Weights,
-    at: Place,
+    at: LayerToken,
     cache: &mut LayerCache,
     row: &mut [f32],
     inputs: &mut TokenInputs<'_>,
 ) {
-    let Place { layer, position, .. } = at;
+    let LayerToken { layer, position, .. } = at;
     let (tensors, epsilon) = (&weights.layer_weights(layer), weights.hyperparameters().rms_norm_epsilon);
     let input = normalised(row, tensors.attention_norm, epsilon);
     let mixed = match (cache, weights.shape().mixer(layer)) {
@@ -164,13 +160,13 @@ fn mixer_block(
 /// Returns the attention output, `[heads * value_length]`.
 fn attention(
     weights: &Weights,
-    at: Place,
+    at: LayerToken,
     shape: &AttentionShape,
     cache: &mut KvCache,
     input: &[f32],
     inputs: &mut TokenInputs<'_>,
 ) -> Vec<f32> {
-    let Place { layer, token, position } = at;
+    let LayerToken { layer, token, position } = at;
     let (parameters, spec) = (weights.hyperparameters(), weights.shape().architecture.spec());
     let (tensors, epsilon) = (&weights.layer_weights(layer), parameters.rms_norm_epsilon);
     let (key_length, value_length) = (shape.key_length as usize, shape.value_length as usize);
@@ -252,12 +248,12 @@ fn delta_net(
         normalise_length(SCALAR, row, epsilon);
     }
     let mut gate = matvec(net.gate, input);
-    let (steps, strengths) = (matvec(net.time_step, input), matvec(net.strength, input));
+    let (steps, betas) = (matvec(net.alpha, input), matvec(net.beta, input));
     let matrices = state.matrices.chunks_exact_mut(head * head);
     for (index, (matrix, gate)) in matrices.zip(gate.chunks_exact_mut(head)).enumerate() {
         let group = index % shape.key_heads as usize * head;
-        let step = steps[index] + net.time_step_bias[index];
-        let factors = gates(step, net.decay[index], strengths[index]);
+        let step = steps[index] + net.dt_bias[index];
+        let factors = gates(step, net.decay[index], betas[index]);
         let mut out = vec![0.0; head];
         let (query, key, value) =
             (&query[group..][..head], &key[group..][..head], &value[index * head..][..head]);
@@ -269,10 +265,10 @@ fn delta_net(
 }
 
 /// Adds the input of the layer to the hidden state, if the token has such an input.
-fn add_layer_input(weights: &Weights, at: Place, row: &mut [f32], inputs: &TokenInputs<'_>) {
-    let Some(own) = weights.layer_weights(at.layer).layer_input else { return };
+fn add_per_layer_input(weights: &Weights, at: LayerToken, row: &mut [f32], inputs: &TokenInputs<'_>) {
+    let Some(own) = weights.layer_weights(at.layer).per_layer_input else { return };
     let mut gated = matvec(own.gate, row);
-    elementwise::geglu(SCALAR, &mut gated, inputs.layer_input(at.layer, at.token..at.token + 1));
+    elementwise::geglu(SCALAR, &mut gated, inputs.per_layer_input(at.layer, at.token..at.token + 1));
     let mut change = matvec(own.projection, &gated);
     normalise_each(&mut change, Some(own.norm), weights.hyperparameters().rms_norm_epsilon);
     add_to_hidden(weights, row, change);

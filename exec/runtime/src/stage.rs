@@ -68,7 +68,7 @@ impl Stage {
     }
 
     /// Runs `layers` in place over `hidden`, the activations of tokens of one sequence: hidden states `[tokens,
-    /// embedding]`, followed in some models by inputs of layers, keys and values (`ModelShape::activation_length`). The
+    /// embedding]`, followed in some models by per-layer inputs, keys and values (`ModelShape::activation_length`). The
     /// layers must be inside one range of this stage.
     ///
     /// `positions`, one for each token, must be consecutive and leave no gap after the cached positions. If they start
@@ -86,18 +86,21 @@ impl Stage {
         }
         let width = self.weights.shape().activation_length() as usize;
         if hidden.len() != positions.len() * width {
-            let (found, tokens, embedding) = (hidden.len(), positions.len(), width);
-            return Err(ExecError::Hidden { found, tokens, embedding });
+            let (found, tokens) = (hidden.len(), positions.len());
+            return Err(ExecError::Hidden { found, tokens, width });
         }
         let Some((first, end)) = self.check_positions(sequence, &layers, positions)? else {
             return Ok(CriticalPathCost::default());
         };
         let mut cost = CriticalPathCost::default();
         if let Some(rounding) = self.rounding {
+            let states = positions.len() * self.weights.shape().embedding_length as usize;
             for layer in layers.clone() {
                 cost += self.backend.forward(sequence, layer..layer + 1, hidden, first);
-                rounding(hidden);
+                rounding(&mut hidden[..states]);
             }
+            // The keys and values that other layers use.
+            rounding(&mut hidden[states..]);
         } else {
             cost = self.backend.forward(sequence, layers.clone(), hidden, first);
         }

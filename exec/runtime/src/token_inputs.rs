@@ -1,15 +1,16 @@
-//! What a token takes along the layers besides its hidden state.
+//! The activations of a pass besides the hidden states.
 //!
-//! In most models, this is nothing. In Gemma 4 E2B and E4B, each token has an input for each layer, which the head
+//! Most models have none. In Gemma 4 E2B and E4B, each token has an input for each layer, which the head
 //! device computes from the token, and layers at the end use the keys and values of two earlier layers, which may be on
 //! another device. Devices send these values to each other with the hidden states. The activations of a pass are
 //!
 //! ```text
 //! hidden states    [tokens, embedding]
-//! layer inputs     [layers, tokens, layer input]
+//! per-layer inputs [layers, tokens, per-layer input]
 //! keys, values     [tokens, key width], [tokens, value width], for each layer whose keys and values others use
 //! ```
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use hearth_profiles::model::{ModelShape, TokenMixer};
@@ -19,8 +20,8 @@ use crate::cache::LayerCache;
 /// The activations of a pass except the hidden states.
 pub(crate) struct TokenInputs<'a> {
     tokens: usize,
-    layer_input: usize,
-    layer_inputs: &'a mut [f32],
+    per_layer_input: usize,
+    per_layer_inputs: &'a mut [f32],
     shared: Vec<SharedRows<'a>>,
 }
 
@@ -36,9 +37,10 @@ impl<'a> TokenInputs<'a> {
     /// must be a multiple of [`ModelShape::activation_length`].
     pub(crate) fn split(shape: &ModelShape, activations: &'a mut [f32]) -> (&'a mut [f32], TokenInputs<'a>) {
         let tokens = activations.len() / shape.activation_length() as usize;
-        let layer_input = shape.layer_input_length as usize;
+        let per_layer_input = shape.per_layer_input_length as usize;
         let (hidden, rest) = activations.split_at_mut(tokens * shape.embedding_length as usize);
-        let (layer_inputs, mut rest) = rest.split_at_mut(tokens * shape.layers.0 as usize * layer_input);
+        let (per_layer_inputs, mut rest) =
+            rest.split_at_mut(tokens * shape.layers.0 as usize * per_layer_input);
         let mut take = |width: u64| {
             let (rows, after) = std::mem::take(&mut rest).split_at_mut(tokens * width as usize);
             rest = after;
@@ -51,18 +53,18 @@ impl<'a> TokenInputs<'a> {
                 shared.push(SharedRows { layer, keys, values });
             }
         }
-        (hidden, TokenInputs { tokens, layer_input, layer_inputs, shared })
+        (hidden, TokenInputs { tokens, per_layer_input, per_layer_inputs, shared })
     }
 
-    /// Returns the inputs of a layer for a range of tokens of the pass, `[tokens, layer input]`.
-    pub(crate) fn layer_input(&self, layer: u32, tokens: Range<usize>) -> &[f32] {
-        let first = (layer as usize * self.tokens + tokens.start) * self.layer_input;
-        &self.layer_inputs[first..][..tokens.len() * self.layer_input]
+    /// Returns the inputs of a layer for a range of tokens of the pass, `[tokens, per-layer input]`.
+    pub(crate) fn per_layer_input(&self, layer: u32, tokens: Range<usize>) -> &[f32] {
+        let first = (layer as usize * self.tokens + tokens.start) * self.per_layer_input;
+        &self.per_layer_inputs[first..][..tokens.len() * self.per_layer_input]
     }
 
-    /// Returns the inputs of all layers, `[layers, tokens, layer input]`.
-    pub(crate) fn layer_inputs_mut(&mut self) -> &mut [f32] {
-        self.layer_inputs
+    /// Returns the per-layer inputs of all layers, `[layers, tokens, per-layer input]`.
+    pub(crate) fn per_layer_inputs_mut(&mut self) -> &mut [f32] {
+        self.per_layer_inputs
     }
 
     /// Stores the keys and values, `[tokens, width]`, of a layer from the token `first` of the pass on, if other layers
@@ -76,8 +78,26 @@ impl<'a> TokenInputs<'a> {
         }
     }
 
-    /// Writes the keys and values of a layer of another device to a cache, for the tokens from the position `first` on.
-    pub(crate) fn copy_keys_and_values(&self, layer: u32, cache: &mut LayerCache, first: usize) {
+    /// Writes the keys and values that some of `layers` use, and that are of layers of other devices (`copied`), to the
+    /// caches of a sequence, for the tokens from the position `first` on.
+    pub(crate) fn copy_to_caches(
+        &self,
+        shape: &ModelShape,
+        copied: &[u32],
+        layers: &Range<u32>,
+        caches: &mut BTreeMap<(u32, u32), LayerCache>,
+        (sequence, first): (u32, u32),
+    ) {
+        for &source in copied {
+            if layers.clone().any(|layer| shape.kv_layer(layer) == source)
+                && let Some(cache) = caches.get_mut(&(sequence, source))
+            {
+                self.copy_keys_and_values(source, cache, first as usize);
+            }
+        }
+    }
+
+    fn copy_keys_and_values(&self, layer: u32, cache: &mut LayerCache, first: usize) {
         let shared = self.shared.iter().find(|shared| shared.layer == layer);
         if let (Some(shared), LayerCache::Attention(cache)) = (shared, cache) {
             let widths = [shared.keys.len(), shared.values.len()].map(|length| length / self.tokens.max(1));

@@ -29,7 +29,7 @@ use hearth_core::compute_cost::{ComputeCost, os_read_ahead_rate, stream_rate};
 use hearth_core::memory::draft;
 use hearth_core::{Cluster, Member};
 use hearth_profiles::device::{Gpu, GpuKind, Os, PageCachePolicy};
-use hearth_profiles::model::{ModelProfile, TensorGroup, TokenMixer};
+use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, Seconds};
 use hearth_schema::pass::Pass;
 use hearth_schema::residency::{Residency, ResidencyOptions};
@@ -119,7 +119,7 @@ fn work(group: &TensorGroup) -> ValuesByFormat {
     group.totals_by_format().map(|(format, share)| (format.name().to_owned(), share.flops.0)).collect()
 }
 
-/// Returns the GPU of a device; `None` if GPUs support neither the KV cache of the scenario nor the architecture.
+/// Returns the GPU of a device; `None` if GPUs do not support the KV cache of the scenario or the architecture.
 fn usable_gpu<'a>(cluster: &Cluster, member: &'a Member) -> Option<&'a Gpu> {
     let is_supported = cluster.kv_cache_format.is_supported_on_gpus()
         && cluster.model.shape.architecture.spec().has_gpu_kernels;
@@ -222,7 +222,8 @@ fn compute_times(cluster: &Cluster, member: &Member) -> ComputeTimes {
 /// Converts the simulated time of a layer on a SoC to rates of the prima.cpp paper's latency model: a memory rate with
 /// which a layer takes this time, and a compute rate with which arithmetic adds 1 %. Returns `None` without a SoC.
 fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, BytesPerSecond)> {
-    member.device.soc.as_ref()?;
+    // As in `ComputeCost`, a SoC is not used for a model whose layers differ.
+    member.device.soc.as_ref().filter(|_| cluster.model.shape.has_equal_layers())?;
     let (model, element) = (&cluster.model, cluster.kv_cache_format.format());
     let work = ComputeCost::for_main_memory(&member.device, model, element);
     let time = work.layer_time(0, Pass::new(0, mean_length(cluster), 1, false));
@@ -243,11 +244,8 @@ fn layer_extras(cluster: &Cluster, member: &Member) -> Seconds {
 /// Returns the size of the keys and values of one token in the mean layer.
 fn new_cache_bytes(cluster: &Cluster) -> Bytes {
     let (shape, format) = (&cluster.model.shape, cluster.kv_cache_format.format());
-    let layers = 0..shape.layers.0;
-    let with_cache = layers.filter(|&layer| {
-        shape.kv_layer(layer) == layer && matches!(shape.mixer(layer), TokenMixer::Attention(_))
-    });
-    Bytes(shape.layers_cache_bytes(with_cache, 1, format).0.div_ceil(u64::from(shape.layers.0)))
+    let all: Bytes = (0..shape.layers.0).map(|layer| shape.new_cache_bytes(layer, 1, format)).sum();
+    Bytes(all.0.div_ceil(u64::from(shape.layers.0)))
 }
 
 fn mean_length(cluster: &Cluster) -> u32 {

@@ -160,6 +160,8 @@ pub struct ArchitectureSpec {
     /// sqrt(key_length)`. Model files do not have the scale, so the number of layers identifies this model.
     pub layers_with_scale_by_width: Option<u32>,
     pub rope_factors: Option<RopeFactorTensors>,
+    /// Whether files can have layers after the others that draft tokens, which are not used.
+    pub has_draft_layers: bool,
     /// Whether the GPU backend computes layers of the architecture.
     pub has_gpu_kernels: bool,
     /// Whether synthetic models have a BPE tokenizer instead of `SentencePiece`; for Llama, the tokenizer of Llama 1
@@ -192,6 +194,7 @@ const LLAMA: ArchitectureSpec = ArchitectureSpec {
     no_rope_period: None,
     layers_with_scale_by_width: None,
     rope_factors: Some(RopeFactorTensors::Single),
+    has_draft_layers: false,
     has_gpu_kernels: true,
     has_bpe_tokenizer: false,
 };
@@ -229,9 +232,9 @@ const GEMMA_3: ArchitectureSpec = ArchitectureSpec {
 };
 
 /// The supported architectures. Sources: Touvron et al. 2023 (Llama); the reports of Qwen 2 and 3, Gemma, Gemma 2
-/// (section 2 and table 1), Gemma 3 (section 2), `InternLM` 2, Phi 3, Granite 3 and OLMo 2; Yang et al. 2025
-/// (gated delta nets of Qwen 3.5); the published
-/// configurations of all models (for example `query_pre_attn_scalar`, `sliding_window_pattern`, `no_rope_layers`).
+/// (section 2 and table 1), Gemma 3 (section 2), `InternLM` 2, Phi 3, Granite 3 and OLMo 2; Yang et al. 2025 (gated
+/// delta nets of Qwen 3.5); the published configurations of all models (for example `query_pre_attn_scalar`,
+/// `sliding_window_pattern`, `no_rope_layers`).
 pub const SPECS: &[ArchitectureSpec] = &[
     LLAMA,
     QWEN_2,
@@ -317,10 +320,18 @@ pub const SPECS: &[ArchitectureSpec] = &[
         has_attention_gate: true,
         feed_forward_norm: "post_attention_norm",
         default_attention_interval: Some(4),
+        has_draft_layers: true,
         has_gpu_kernels: false,
         ..QWEN_2
     },
 ];
+
+impl ArchitectureSpec {
+    /// Returns whether all layers have attention without a gate, whose values are a projection of their own.
+    pub fn has_plain_attention(&self) -> bool {
+        !self.has_attention_gate && !self.has_local_dimensions && self.default_attention_interval.is_none()
+    }
+}
 
 impl Architecture {
     /// Returns all architectures.

@@ -57,31 +57,35 @@ pub(super) fn shape_digest(shape: &ModelShape, quant: &str) -> String {
         shape.value_length,
         shape.vocab_size,
         shape.has_tied_embeddings,
-        shape.hybrid.map_or_else(String::new, |hybrid| hybrid_lines(shape, hybrid))
-            + &shape.shared_kv.map_or_else(String::new, |shared| shared_lines(shape, shared)),
+        lines_of_parts(shape),
     );
     format!("shape:{:x}", Sha256::digest(text))
 }
 
-/// Returns the lines that only models with different layers have.
-fn hybrid_lines(shape: &ModelShape, hybrid: Hybrid) -> String {
-    let other = match hybrid.other {
+/// Returns the lines of the parts that only some models have, so that the digests of others do not depend on them.
+fn lines_of_parts(shape: &ModelShape) -> String {
+    let other = |hybrid: Hybrid| match hybrid.other {
         TokenMixer::Attention(local) => {
-            let AttentionShape { heads, kv_heads, key_length, value_length, shares_keys } = local;
-            format!("attention {heads} {kv_heads} {key_length} {value_length} {shares_keys}")
+            let AttentionShape { heads, kv_heads, key_length, value_length, values_are_keys } = local;
+            format!("attention {heads} {kv_heads} {key_length} {value_length} {values_are_keys}")
         }
         TokenMixer::DeltaNet(net) => {
             let DeltaNetShape { key_heads, value_heads, head_length, convolution_length } = net;
             format!("delta_net {key_heads} {value_heads} {head_length} {convolution_length}")
         }
     };
-    let interval = hybrid.full_attention_interval;
-    format!("shares_keys {}\nfull_attention_interval {interval}\nother {other}\n", shape.shares_keys)
-}
-
-/// Returns the lines that only models with shared keys and values, or inputs of layers, have.
-fn shared_lines(shape: &ModelShape, SharedKv { layers, feed_forward_length }: SharedKv) -> String {
-    format!("shared_kv {layers} {feed_forward_length}\nlayer_input {}\n", shape.layer_input_length)
+    let input = shape.per_layer_input_length;
+    let lines = [
+        shape.values_are_keys.then(|| "values_are_keys true\n".to_owned()),
+        shape.hybrid.map(|hybrid| {
+            format!("full_attention_interval {}\nother {}\n", hybrid.full_attention_interval, other(hybrid))
+        }),
+        shape.shared_kv.map(|SharedKv { layers, feed_forward_length }| {
+            format!("shared_kv {layers} {feed_forward_length}\n")
+        }),
+        (input > 0).then(|| format!("per_layer_input {input}\n")),
+    ];
+    lines.into_iter().flatten().collect()
 }
 
 #[cfg(test)]
@@ -102,5 +106,7 @@ mod tests {
         let hybrid = ModelShape { architecture: Architecture::Qwen35, ..shape }.with_default_hybrid();
         let plain = ModelShape { hybrid: None, ..hybrid.clone() };
         assert_ne!(shape_digest(&hybrid, "q8_0"), shape_digest(&plain, "q8_0"));
+        let with_input = ModelShape { per_layer_input_length: 32, ..plain.clone() };
+        assert_ne!(shape_digest(&with_input, "q8_0"), shape_digest(&plain, "q8_0"));
     }
 }

@@ -56,7 +56,7 @@ pub struct ModelDocument {
     pub value_length: Option<u32>,
     /// Whether the values of full attention are its keys before their norm and rotary embedding.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub shares_keys: bool,
+    pub values_are_keys: bool,
     /// Of each group of this many layers, only the last has the attention described above, if not all layers have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub full_attention_interval: Option<u32>,
@@ -70,8 +70,8 @@ pub struct ModelDocument {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_kv: Option<SharedKvLayers>,
     /// Number of elements of the input that a token has for each layer, besides its embedding; 0 if absent.
-    #[serde(rename = "layer_input", default, skip_serializing_if = "is_zero")]
-    pub layer_input_length: u32,
+    #[serde(rename = "per_layer_input", default, skip_serializing_if = "is_zero")]
+    pub per_layer_input_length: u32,
     /// Number of tokens in the vocabulary.
     #[serde(rename = "vocabulary")]
     pub vocab_size: u32,
@@ -131,8 +131,14 @@ impl ModelDocument {
     fn hybrid(&self) -> Result<Option<Hybrid>, ModelShapeError> {
         let heads = self.heads;
         let local = self.local_attention.map(|LocalAttention { kv_heads, key_length, value_length }| {
-            let shares_keys = false;
-            TokenMixer::Attention(AttentionShape { heads, kv_heads, key_length, value_length, shares_keys })
+            let values_are_keys = false;
+            TokenMixer::Attention(AttentionShape {
+                heads,
+                kv_heads,
+                key_length,
+                value_length,
+                values_are_keys,
+            })
         });
         let delta = self.delta_net.map(|net| {
             let DeltaNet { key_heads, value_heads, head_length, convolution_length } = net;
@@ -162,14 +168,14 @@ impl ModelDocument {
             kv_heads: self.kv_heads,
             key_length: self.key_length.unwrap_or(head),
             value_length: self.value_length.unwrap_or(head),
-            shares_keys: self.shares_keys,
+            values_are_keys: self.values_are_keys,
             // `to_profile` reports an error.
             hybrid: self.hybrid().unwrap_or_default(),
             shared_kv: self.shared_kv.map(|SharedKvLayers { layers, feed_forward_length }| SharedKv {
                 layers,
                 feed_forward_length,
             }),
-            layer_input_length: self.layer_input_length,
+            per_layer_input_length: self.per_layer_input_length,
             vocab_size: self.vocab_size,
             has_tied_embeddings: self.has_tied_embeddings,
             context_length: self.context_length,

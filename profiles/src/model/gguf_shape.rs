@@ -18,11 +18,10 @@ impl GgufModel {
             known: Architecture::known_names(),
         })?;
         let keys = Keys { model: self, architecture };
-        keys.check_supported()?;
         let embedding = keys.required("embedding_length")?;
         let heads = keys.required("attention.head_count")?;
         let head = embedding.checked_div(heads).unwrap_or(0);
-        let layers = keys.required("block_count")?.saturating_sub(keys.draft_layers());
+        let layers = keys.required("block_count")?.saturating_sub(keys.draft_layers()?);
         let hybrid = keys.hybrid(layers, heads)?;
         let shared_kv = keys.shared_kv(layers)?;
         // The layer whose dimensions are those of all layers with full attention.
@@ -37,10 +36,10 @@ impl GgufModel {
             kv_heads: keys.of_layer("attention.head_count_kv", full)?.unwrap_or(heads),
             key_length: keys.number("attention.key_length")?.unwrap_or(head),
             value_length: keys.number("attention.value_length")?.unwrap_or(head),
-            shares_keys: architecture.spec().has_local_dimensions && !has_values,
+            values_are_keys: architecture.spec().has_local_dimensions && !has_values,
             hybrid,
             shared_kv,
-            layer_input_length: if architecture.spec().has_local_dimensions {
+            per_layer_input_length: if architecture.spec().has_local_dimensions {
                 keys.number("embedding_length_per_layer_input")?.unwrap_or(0)
             } else {
                 0
@@ -57,11 +56,13 @@ impl GgufModel {
     /// layers after those of `shape`, which draft tokens, and keys and values of layers that use those of others.
     pub fn is_unused_tensor(&self, name: &str, shape: &ModelShape) -> bool {
         let Some(layer) = layer_of_tensor(name) else { return false };
-        let drafts = Keys { model: self, architecture: shape.architecture }.draft_layers();
-        let is_key =
-            ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"].iter().any(|key| name.ends_with(key));
-        (shape.layers.0..shape.layers.0 + drafts).contains(&layer)
-            || (is_key && shape.kv_layer(layer) != layer)
+        // `shape` has read the same key without an error.
+        let drafts = Keys { model: self, architecture: shape.architecture }.draft_layers().unwrap_or(0);
+        let is_key = ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"]
+            .iter()
+            .any(|key| name == format!("blk.{layer}.{key}"));
+        let is_draft = (shape.layers.0..shape.layers.0.saturating_add(drafts)).contains(&layer);
+        is_draft || (is_key && layer < shape.layers.0 && shape.kv_layer(layer) != layer)
     }
 }
 
@@ -83,15 +84,6 @@ struct Keys<'a> {
 }
 
 impl Keys<'_> {
-    /// Fails for models of the architecture that have parts which the forward pass does not have.
-    fn check_supported(&self) -> Result<(), GgufError> {
-        if self.number("expert_count")?.is_some_and(|count| count > 0) {
-            let what = "the model has experts, which are not supported: use a model without them".into();
-            return Err(GgufError::Shape { what });
-        }
-        Ok(())
-    }
-
     /// Reads the layers that use the keys and values of earlier layers, if any.
     fn shared_kv(&self, layers: u32) -> Result<Option<SharedKv>, GgufError> {
         let has_own = self.architecture.spec().has_local_dimensions;
@@ -103,8 +95,9 @@ impl Keys<'_> {
     }
 
     /// Returns the number of layers after the others that draft tokens (multi-token prediction).
-    fn draft_layers(&self) -> u32 {
-        self.number("nextn_predict_layers").ok().flatten().filter(|count| *count < 1 << 12).unwrap_or(0)
+    fn draft_layers(&self) -> Result<u32, GgufError> {
+        let has_drafts = self.architecture.spec().has_draft_layers;
+        Ok(if has_drafts { self.number("nextn_predict_layers")?.unwrap_or(0) } else { 0 })
     }
 
     /// Reads the layers without full attention, if any.
@@ -133,20 +126,18 @@ impl Keys<'_> {
             return Ok(None);
         }
         let pattern = "attention.sliding_window_pattern";
-        let interval = match self.model.metadata.get(&self.key(pattern)) {
-            Some(Value::Array(Array::Bool(is_local))) => {
-                let full = is_local.iter().position(|is_local| !is_local);
-                full.map_or(0, |full| full as u32 + 1)
-            }
-            _ => spec.sliding_window.map_or(0, |window| window.period),
+        let Some(Value::Array(Array::Bool(is_local))) = self.model.metadata.get(&self.key(pattern)) else {
+            let what = format!("key `{}` must be an array of booleans", self.key(pattern));
+            return Err(GgufError::Shape { what });
         };
+        let interval = is_local.iter().position(|is_local| !is_local).map_or(0, |full| full as u32 + 1);
         self.check_interval(pattern, interval, layers)?;
         let local = AttentionShape {
             heads,
             kv_heads: self.of_layer("attention.head_count_kv", 0)?.unwrap_or(heads),
             key_length: self.required("attention.key_length_swa")?,
             value_length: self.required("attention.value_length_swa")?,
-            shares_keys: false,
+            values_are_keys: false,
         };
         Ok(Some(Hybrid { full_attention_interval: interval, other: TokenMixer::Attention(local) }))
     }
@@ -162,10 +153,7 @@ impl Keys<'_> {
         if interval > 0 && found.len() >= layers as usize && expected.zip(found).all(|(a, b)| a == *b) {
             return Ok(());
         }
-        let what = format!(
-            "key `{}` does not describe groups of equal layers: convert the model again",
-            self.key(name)
-        );
+        let what = format!("key `{}` does not describe groups of equal layers", self.key(name));
         Err(GgufError::Shape { what })
     }
 
@@ -194,10 +182,7 @@ impl Keys<'_> {
             Some(items) if self.architecture.spec().has_local_dimensions => {
                 let item = items.get(layer as usize).and_then(|item| u32::try_from(*item).ok());
                 let missing = || GgufError::Shape {
-                    what: format!(
-                        "key `{}` has no value for layer {layer}: convert the model again",
-                        self.key(name)
-                    ),
+                    what: format!("key `{}` has no value for layer {layer}", self.key(name)),
                 };
                 item.map(Some).ok_or_else(missing)
             }

@@ -48,8 +48,8 @@ pub fn tensor_specs(shape: &ModelShape) -> Vec<TensorSpec> {
     let (embedding, vocabulary) = (u64::from(shape.embedding_length), u64::from(shape.vocab_size));
     let outside = |name: &str, dims, kind| TensorSpec { name: name.into(), dims, kind, layer_index: None };
     let mut list = vec![outside("token_embd.weight", vec![embedding, vocabulary], TensorKind::Embedding)];
-    if shape.layer_input_length > 0 {
-        let (length, layers) = (u64::from(shape.layer_input_length), u64::from(shape.layers.0));
+    if shape.per_layer_input_length > 0 {
+        let (length, layers) = (u64::from(shape.per_layer_input_length), u64::from(shape.layers.0));
         list.extend([
             outside("per_layer_token_embd.weight", vec![length * layers, vocabulary], TensorKind::Embedding),
             outside("per_layer_model_proj.weight", vec![embedding, length * layers], TensorKind::Matrix),
@@ -100,8 +100,8 @@ fn layer_tensors(shape: &ModelShape, layer: u32) -> Vec<LayerTensor> {
     }
     list.push(tensor("ffn_down", &[feed_forward, embedding], Matrix));
     list.extend(spec.has_post_norms.then(|| norm("post_ffw_norm")));
-    if shape.layer_input_length > 0 {
-        let length = u64::from(shape.layer_input_length);
+    if shape.per_layer_input_length > 0 {
+        let length = u64::from(shape.per_layer_input_length);
         list.push(tensor("inp_gate", &[embedding, length], Matrix));
         list.push(tensor("proj", &[length, embedding], Matrix));
         list.push(norm("post_norm"));
@@ -125,7 +125,7 @@ fn attention_tensors(shape: &ModelShape, attention: &AttentionShape, has_keys: b
         if has_keys {
             list.push(tensor("attn_k.weight", &[embedding, key], Matrix));
         }
-        if has_keys && !attention.shares_keys {
+        if has_keys && !attention.values_are_keys {
             list.push(tensor("attn_v.weight", &[embedding, value], Matrix));
         }
     }

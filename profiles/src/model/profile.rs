@@ -28,8 +28,10 @@ pub struct ModelProfile {
     pub input_embedding: TensorGroup,
     /// The output norm and the output head. A tied embedding is counted here and in `input_embedding`.
     pub output_head: TensorGroup,
-    /// The size of the tied embedding, which is a part of `input_embedding`; 0 without one.
-    pub tied_embedding_bytes: Bytes,
+    /// The table of per-layer inputs, of which a token reads one row; empty in models without them.
+    pub per_layer_table: TensorGroup,
+    /// The projection of embeddings to per-layer inputs and its norm, which the head device uses for every token.
+    pub per_layer_projection: TensorGroup,
     /// Small tensors that every layer uses, such as RoPE factors. Every device has a copy of them.
     pub shared_tensors: TensorGroup,
     /// Digest of the model: 64 hex digits after `sha256:` for a file, or after `shape:` for a model without a file.
@@ -90,7 +92,8 @@ impl ModelProfile {
             layers,
             input_embedding: TensorGroup::default(),
             output_head: TensorGroup::default(),
-            tied_embedding_bytes: Bytes::ZERO,
+            per_layer_table: TensorGroup::default(),
+            per_layer_projection: TensorGroup::default(),
             shared_tensors: TensorGroup::default(),
             digest: String::new(),
         }
@@ -104,14 +107,13 @@ impl ModelProfile {
                 self.input_embedding.add(format, bytes, Flops(0.0));
                 if self.shape.has_tied_embeddings {
                     self.output_head.add(format, bytes, flops);
-                    self.tied_embedding_bytes = bytes;
                 }
             }
-            (None, "per_layer_token_embd.weight") => self.input_embedding.add(format, bytes, Flops(0.0)),
-            // The head device uses the projection of the inputs of layers for every token, as its output matrix.
-            (None, _) if name.starts_with("output") || name.starts_with("per_layer_") => {
-                self.output_head.add(format, bytes, flops);
+            (None, "per_layer_token_embd.weight") => self.per_layer_table.add(format, bytes, Flops(0.0)),
+            (None, _) if name.starts_with("per_layer_") => {
+                self.per_layer_projection.add(format, bytes, flops);
             }
+            (None, _) if name.starts_with("output") => self.output_head.add(format, bytes, flops),
             (None, _) => self.shared_tensors.add(format, bytes, Flops(0.0)),
         }
     }
@@ -145,9 +147,11 @@ impl ModelProfile {
         self.input_embedding.bytes()
     }
 
-    /// Returns the size of one row of the input embedding, which a token reads (`b_i / V` of the prima.cpp paper).
+    /// Returns the size of the rows that a token reads of the input embedding (`b_i / V` of the prima.cpp paper) and of
+    /// the table of per-layer inputs.
     pub fn embedding_row_bytes(&self) -> Bytes {
-        Bytes(self.input_embedding.bytes().0 / u64::from(self.shape.vocab_size))
+        let tables = self.input_embedding.bytes() + self.per_layer_table.bytes();
+        Bytes(tables.0 / u64::from(self.shape.vocab_size))
     }
 
     /// Returns the size of the output norm and the output head (`b_o` of the prima.cpp paper).
@@ -157,11 +161,13 @@ impl ModelProfile {
 
     /// Returns the size of all weights. A tied embedding is counted once.
     pub fn total_bytes(&self) -> Bytes {
-        let tied = self.tied_embedding_bytes;
+        let tied = if self.shape.has_tied_embeddings { self.input_embedding.bytes() } else { Bytes::ZERO };
         self.all_layers_bytes()
             + self.input_embedding.bytes()
             + self.output_head.bytes()
             + self.shared_tensors.bytes()
+            + self.per_layer_table.bytes()
+            + self.per_layer_projection.bytes()
             - tied
     }
 

@@ -15,7 +15,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::layout::{TensorKind, TensorSpec};
-use super::shape::ModelShape;
+use super::shape::{ModelShape, TokenMixer};
 use crate::format::Format;
 
 /// A quantisation, which determines the format of each tensor of a model. The mixes are those of llama.cpp.
@@ -97,7 +97,10 @@ impl Quant {
     #[allow(clippy::match_same_arms)] // the arms of a mix are together
     fn mixed(self, tensor: &TensorSpec, shape: &ModelShape) -> Format {
         let layers = shape.layers.0;
-        let four_queries_share_a_key = shape.heads >= 4 * shape.kv_heads;
+        let four_queries_share_a_key = match tensor.layer_index.map(|layer| shape.mixer(layer)) {
+            Some(TokenMixer::Attention(attention)) => attention.heads >= 4 * attention.kv_heads,
+            _ => false,
+        };
         match (self, role(tensor, shape)) {
             (Quant::Pure(format), _) => format,
             (Quant::Q4KM | Quant::Q5KM, Role::Value(layer) | Role::Down(layer))

@@ -31,13 +31,13 @@ pub struct ModelShape {
     /// Head dimension of V (`e_v` of the prima.cpp paper).
     pub value_length: u32,
     /// Whether the values of full attention are its keys before their norm and rotary embedding.
-    pub shares_keys: bool,
+    pub values_are_keys: bool,
     /// The layers without full attention, if they have other dimensions; `None` if all layers are alike.
     pub hybrid: Option<Hybrid>,
     /// The layers at the end that use keys and values of earlier layers, if any.
     pub shared_kv: Option<SharedKv>,
     /// Number of elements of the input that a token has for each layer, besides its embedding; 0 if it has none.
-    pub layer_input_length: u32,
+    pub per_layer_input_length: u32,
     /// Number of tokens in the vocabulary (V of the prima.cpp paper).
     pub vocab_size: u32,
     /// Whether the output head uses the tensor of the input embedding.
@@ -82,7 +82,7 @@ pub struct AttentionShape {
     /// Head dimension of V.
     pub value_length: u32,
     /// Whether the values are the keys before their norm and rotary embedding, so that `attn_v` is missing.
-    pub shares_keys: bool,
+    pub values_are_keys: bool,
 }
 
 /// The dimensions of a gated delta net (Yang et al. 2025, "Gated Delta Networks"): a layer with a state of fixed size,
@@ -199,7 +199,7 @@ impl ModelShape {
             ("value_length", self.value_length, 1 << 14),
             ("vocabulary", self.vocab_size, 1 << 22),
             ("context_length", self.context_length, 1 << 27),
-            ("layer_input", self.layer_input_length.max(1), 1 << 16),
+            ("per_layer_input", self.per_layer_input_length.max(1), 1 << 16),
         ])?;
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         if !heads.is_multiple_of(kv_heads) {
@@ -209,13 +209,45 @@ impl ModelShape {
             );
             return Err(ModelShapeError { field: "kv_heads", what });
         }
-        if self.shares_keys && self.key_length != self.value_length {
+        if self.values_are_keys && self.key_length != self.value_length {
             let (key, value) = (self.key_length, self.value_length);
             let what = format!("`value_length` is {value}, but the values are keys, whose length is {key}");
             return Err(ModelShapeError { field: "value_length", what });
         }
+        self.check_parts()?;
         self.hybrid.map_or(Ok(()), |hybrid| hybrid.check(self))?;
         self.shared_kv.map_or(Ok(()), |shared| shared.check(self))
+    }
+
+    /// Checks that the model has the parts of its architecture, and no others.
+    fn check_parts(&self) -> Result<(), ModelShapeError> {
+        let (spec, other) = (self.architecture.spec(), self.hybrid.map(|hybrid| hybrid.other));
+        let has_local_attention = matches!(other, Some(TokenMixer::Attention(_)));
+        let has_delta_net = matches!(other, Some(TokenMixer::DeltaNet(_)));
+        let sharing = [
+            ("values_are_keys", self.values_are_keys),
+            ("shared_kv", self.shared_kv.is_some()),
+            ("per_layer_input", self.per_layer_input_length > 0),
+        ];
+        let parts = [
+            ("local_attention", has_local_attention, Some(spec.has_local_dimensions)),
+            ("delta_net", has_delta_net, Some(spec.default_attention_interval.is_some())),
+        ];
+        let optional =
+            sharing.map(|(field, has)| (field, has, (!spec.has_local_dimensions).then_some(false)));
+        let is_wrong = |(_, has, must): &&(_, bool, Option<bool>)| must.is_some_and(|must| must != *has);
+        if let Some((field, has, _)) = parts.iter().chain(&optional).find(is_wrong) {
+            let verb = if *has { "have no" } else { "need" };
+            let what = format!("{} models {verb} `{field}`", self.architecture);
+            return Err(ModelShapeError { field, what });
+        }
+        if spec.has_attention_gate && self.key_length != self.value_length {
+            let (key, value) = (self.key_length, self.value_length);
+            let what =
+                format!("`value_length` is {value}, but the gate of a head has its `key_length`, {key}");
+            return Err(ModelShapeError { field: "value_length", what });
+        }
+        Ok(())
     }
 
     /// Returns the dimensions of full attention.
@@ -225,7 +257,7 @@ impl ModelShape {
             kv_heads: self.kv_heads,
             key_length: self.key_length,
             value_length: self.value_length,
-            shares_keys: self.shares_keys,
+            values_are_keys: self.values_are_keys,
         }
     }
 
@@ -244,13 +276,13 @@ impl ModelShape {
         } else if spec.has_local_dimensions {
             let kv_heads = if self.heads.is_multiple_of(4) { self.heads / 2 } else { self.heads };
             let (heads, lengths) = (self.heads, half);
-            let (key_length, value_length, shares_keys) = (lengths, lengths, false);
+            let (key_length, value_length, values_are_keys) = (lengths, lengths, false);
             Some(TokenMixer::Attention(AttentionShape {
                 heads,
                 kv_heads,
                 key_length,
                 value_length,
-                shares_keys,
+                values_are_keys,
             }))
         } else {
             None
@@ -258,12 +290,23 @@ impl ModelShape {
         let interval = spec.default_attention_interval.or(spec.sliding_window.map(|window| window.period));
         let full_attention_interval = interval.unwrap_or(1).min(self.layers.0.max(1));
         let hybrid = other.map(|other| Hybrid { full_attention_interval, other });
-        ModelShape { shares_keys: spec.has_local_dimensions, hybrid, ..self }
+        ModelShape { values_are_keys: spec.has_local_dimensions, hybrid, ..self }
+    }
+
+    /// Returns whether all layers have the same dimensions.
+    pub fn has_equal_layers(&self) -> bool {
+        self.hybrid.is_none() && self.shared_kv.is_none()
+    }
+
+    /// Returns whether the layer with the index `layer` has full attention; in models whose layers are alike, all have.
+    pub fn has_full_attention(&self, layer: u32) -> bool {
+        let interval = self.hybrid.map_or(1, |hybrid| hybrid.full_attention_interval);
+        (layer + 1).is_multiple_of(interval)
     }
 
     /// Returns the token mixer of the layer with the index `layer`.
     pub fn mixer(&self, layer: u32) -> TokenMixer {
-        let other = self.hybrid.filter(|hybrid| !(layer + 1).is_multiple_of(hybrid.full_attention_interval));
+        let other = self.hybrid.filter(|_| !self.has_full_attention(layer));
         other.map_or(TokenMixer::Attention(self.attention()), |hybrid| hybrid.other)
     }
 
@@ -309,7 +352,7 @@ impl ModelShape {
             TokenMixer::Attention(shape) => shape.key_width() + shape.value_width(),
             TokenMixer::DeltaNet(_) => 0,
         });
-        let inputs = u64::from(self.layers.0) * u64::from(self.layer_input_length);
+        let inputs = u64::from(self.layers.0) * u64::from(self.per_layer_input_length);
         u64::from(self.embedding_length) + inputs + shared.sum::<u64>()
     }
 
@@ -327,7 +370,7 @@ impl ModelShape {
                 kv_heads: full.kv_heads.max(other.kv_heads),
                 key_length: full.key_length.max(other.key_length),
                 value_length: full.value_length.max(other.value_length),
-                shares_keys: full.shares_keys,
+                values_are_keys: full.values_are_keys,
             },
             _ => full,
         }
@@ -340,6 +383,17 @@ impl ModelShape {
             QueryKeyNorm::Heads => [u64::from(shape.key_length); 2],
             QueryKeyNorm::Rows => [shape.query_width(), shape.key_width()],
         })
+    }
+
+    /// Returns the size of the keys and values that a layer adds to the KV cache for `tokens` tokens: none if it uses
+    /// those of another layer, or updates a state in place.
+    pub fn new_cache_bytes(&self, layer: u32, tokens: u32, format: Format) -> Bytes {
+        match self.mixer(layer) {
+            mixer @ TokenMixer::Attention(_) if self.kv_layer(layer) == layer => {
+                mixer.cache_bytes(tokens, format)
+            }
+            _ => Bytes::ZERO,
+        }
     }
 
     /// Returns the size of the KV cache of all layers for `context` tokens, with elements in `format`.
@@ -469,10 +523,10 @@ pub(crate) mod tests {
             kv_heads: 8,
             key_length: 128,
             value_length: 128,
-            shares_keys: false,
+            values_are_keys: false,
             hybrid: None,
             shared_kv: None,
-            layer_input_length: 0,
+            per_layer_input_length: 0,
             vocab_size: 128_256,
             has_tied_embeddings: false,
             context_length: 8192,
@@ -497,7 +551,8 @@ pub(crate) mod tests {
     fn state_of_a_delta_net_does_not_grow() {
         let delta = DeltaNetShape { key_heads: 2, value_heads: 4, head_length: 8, convolution_length: 4 };
         let hybrid = Hybrid { full_attention_interval: 4, other: TokenMixer::DeltaNet(delta) };
-        let shape = ModelShape { hybrid: Some(hybrid), ..llama_8b() };
+        let architecture = Architecture::Qwen35;
+        let shape = ModelShape { architecture, hybrid: Some(hybrid), ..llama_8b() };
         assert_eq!(shape.check(), Ok(()));
         let full = TokenMixer::Attention(shape.attention());
         assert_eq!(
@@ -517,7 +572,17 @@ pub(crate) mod tests {
                 "key_heads",
             ),
         ] {
-            let error = ModelShape { hybrid: Some(changed), ..llama_8b() }.check().unwrap_err();
+            let error = ModelShape { hybrid: Some(changed), ..shape.clone() }.check().unwrap_err();
+            assert_eq!(error.field, field, "{error}");
+        }
+        for (changed, field) in [
+            (ModelShape { hybrid: None, ..shape.clone() }, "delta_net"),
+            (ModelShape { architecture: Architecture::Llama, ..shape.clone() }, "delta_net"),
+            (ModelShape { values_are_keys: true, ..shape.clone() }, "values_are_keys"),
+            (ModelShape { value_length: 64, ..shape }, "value_length"),
+            (ModelShape { per_layer_input_length: 8, ..llama_8b() }, "per_layer_input"),
+        ] {
+            let error = changed.check().unwrap_err();
             assert_eq!(error.field, field, "{error}");
         }
     }

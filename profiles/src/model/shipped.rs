@@ -1,8 +1,8 @@
 //! Shipped models: the documents of `profiles/models/`, which are compiled into the program.
 //!
 //! The shipped models are the seven sizes in Table 4 of the prima.cpp paper, the sizes of Qwen 2.5 (QwQ and distilled
-//! models have the same shapes), draft models for some of these sizes, two models with layers of different kinds, and the
-//! presets of synthetic models that `runtime::synth` can write.
+//! models have the same shapes), draft models for some of these sizes, two models with layers of different kinds, and
+//! the presets of synthetic models that `runtime::synth` can write.
 
 use super::document::ModelDocument;
 use super::profile::ModelProfile;

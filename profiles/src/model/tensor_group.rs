@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 
 use super::shape::{ModelShape, TokenMixer};
 use crate::format::Format;
+use crate::gguf::layer_of_tensor;
 use crate::units::{Bytes, Flops};
 
 /// Bytes and floating-point operations of all tensors of one format in a group.
@@ -70,15 +71,15 @@ impl TensorGroup {
 
 /// Returns the operations of a tensor for one token, from the tensor's name and number of elements.
 pub(crate) fn tensor_flops(name: &str, elements: u64, shape: &ModelShape) -> Flops {
-    let each = if name.ends_with("attn_q_norm.weight") {
-        4 * u64::from(shape.heads)
+    let [heads, kv_heads] = match layer_of_tensor(name).map(|layer| shape.mixer(layer)) {
+        Some(TokenMixer::Attention(attention)) => [attention.heads, attention.kv_heads],
+        Some(TokenMixer::DeltaNet(net)) => [net.value_heads; 2],
+        None => [1; 2],
+    };
+    let each = if name.ends_with("attn_q_norm.weight") || name.ends_with("ssm_norm.weight") {
+        4 * u64::from(heads)
     } else if name.ends_with("attn_k_norm.weight") {
-        4 * u64::from(shape.kv_heads)
-    } else if name.ends_with("ssm_norm.weight") {
-        4 * match shape.hybrid.map(|hybrid| hybrid.other) {
-            Some(TokenMixer::DeltaNet(net)) => u64::from(net.value_heads),
-            _ => 1,
-        }
+        4 * u64::from(kv_heads)
     } else if name.ends_with("norm.weight") {
         4
     } else if matches!(name.rsplit('.').next(), Some("bias" | "ssm_a")) {

@@ -152,7 +152,7 @@ impl TensorParallelPlan {
 
     /// Checks that the slices cover a model with the shape `shape` completely.
     pub fn validate_coverage(&self, plan: &Plan, shape: &ModelShape) -> Result<(), DocumentError> {
-        if shape.hybrid.is_some() {
+        if !shape.has_equal_layers() {
             let what = "the layers of the model have different dimensions, so that they cannot be sliced: use a plan \
                         whose devices compute whole layers";
             return Err(DocumentError::invalid_document(what.to_owned()));

@@ -168,9 +168,11 @@ proptest! {
         sequences in 1u32..4,
         micro_batch in 1u32..9,
         drafts in 0u32..3,
+        can_truncate in any::<bool>(),
         actions in prop::collection::vec((0u8..16, any::<u32>(), any::<u32>()), 1..200),
     ) {
-        let mut generation = Generation::with_vacant_slots(sequences, micro_batch, drafts, true);
+        let drafts = if can_truncate { drafts } else { 0 };
+        let mut generation = Generation::with_vacant_slots(sequences, micro_batch, drafts, can_truncate);
         let mut cached = vec![0u32; sequences as usize];
         let mut in_flight: Vec<Pass> = Vec::new();
         for (action, which, amount) in actions {
@@ -182,7 +184,9 @@ proptest! {
                     let entered = generation.admit_request(sequence, prompt, prefix, amount % 7 + 1);
                     prop_assert_eq!(entered.is_ok(), vacant);
                     if let Ok(position) = entered {
-                        prop_assert!(position <= cached[sequence as usize] && position < prompt);
+                        let before = cached[sequence as usize];
+                        prop_assert!(position <= before && position < prompt);
+                        prop_assert!(can_truncate || position == 0 || position == before, "{before} to {position}");
                         cached[sequence as usize] = position;
                     }
                 }

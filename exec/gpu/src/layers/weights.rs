@@ -93,7 +93,9 @@ impl GpuLayer {
             let [keys, values] = heads.kv_cache_bytes()?;
             Ok([cache(keys)?, cache(values)?])
         });
-        let matrices = own.matrices.into_iter().flatten().zip(LayerMatrix::ALL).map(|(matrix, role)| {
+        let matrices =
+            own.matrices.into_iter().zip(LayerMatrix::ALL).filter_map(|(matrix, role)| Some((matrix?, role)));
+        let matrices = matrices.map(|(matrix, role)| {
             let format = upload.conversion.layer_format(role);
             GpuMatrix::upload_converted(gpu, matrix, format, upload.tiling, report)
         });

@@ -162,15 +162,16 @@ impl<T: Transport> Scheduler<'_, T> {
     }
 
     /// Returns the best vacant slot for a prompt, and the length of the prompt's prefix in the cache of this slot. The
-    /// score of a slot is this length minus the number of other cached tokens, which a later request could use. Of
-    /// slots with the same score, the least recently used slot is chosen.
+    /// score of a slot is the number of tokens that it saves minus the number of other cached tokens, which a later
+    /// request could use. Of slots with the same score, the least recently used slot is chosen.
     fn slot_for(&self, prompt: &[u32]) -> Option<(u32, u32)> {
         let generation = &self.pipeline.generation;
         let rank = |slot: u32| {
             let tokens = &self.pipeline.sequences[slot as usize].tokens;
             let cached = &tokens[..tokens.len().min(generation.cached_tokens(slot) as usize)];
             let common = cached.iter().zip(prompt).take_while(|(one, other)| one == other).count();
-            let score = common as i64 - (cached.len() - common) as i64;
+            let reused = generation.reusable_tokens(slot, prompt.len() as u32, common as u32);
+            let score = i64::from(reused) - (cached.len() as i64 - i64::from(reused));
             (score, std::cmp::Reverse(self.last_used[slot as usize]), slot, common as u32)
         };
         let vacant = (0..self.active.len() as u32).filter(|&slot| generation.is_vacant(slot));

@@ -9,7 +9,7 @@ use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, measure};
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::plan::{Plan, Processor};
-use hearth_schema::scenario::{ActivationFormat, KvFormat};
+use hearth_schema::scenario::{ActivationFormat, check_kv_sharing};
 
 use super::verification::{Verification, check_has_weight_digests};
 use crate::error::{Result, RingError};
@@ -71,27 +71,12 @@ impl LocalModel {
     pub fn check_plan(&self, plan: &Plan) -> Result<()> {
         self.weights.check_unchanged()?;
         check_executable(plan)?;
-        self.check_shared_keys(plan)?;
+        check_kv_sharing(&self.profile.shape, plan.activation_format, plan.kv_cache_format)
+            .map_err(|error| RingError::invalid_plan(error.to_string()))?;
         if self.verification.is_some() {
             check_has_weight_digests(plan)?;
         }
         check_digests(plan, &self.profile.digest, &self.profile.shape_digest(), "this device")
-    }
-
-    /// Checks that keys and values that are sent to other devices are not rounded more than in the cache of their own
-    /// device, because results would depend on the plan.
-    fn check_shared_keys(&self, plan: &Plan) -> Result<()> {
-        let is_rounded =
-            plan.activation_format == ActivationFormat::F16 && plan.kv_cache_format != KvFormat::F16;
-        if self.profile.shape.shared_kv.is_none() || !is_rounded {
-            return Ok(());
-        }
-        let what =
-            "layers of this model use keys and values of other layers, which activations in f16 would round";
-        Err(RingError::invalid_plan_with_hint(
-            what.to_owned(),
-            "plan with `activations: f32`, or with `kv_cache: f16`",
-        ))
     }
 
     /// Checks that the KV cache of a device, which the system cannot reclaim, fits into the available memory, and that

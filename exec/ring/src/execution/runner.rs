@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hearth_core::schedule::{Event, ModelPart, Schedule, Step, parts_by_busy_period};
+use hearth_profiles::Format;
+use hearth_profiles::model::TokenMixer;
 use hearth_schema::Plan;
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Processor;
@@ -57,7 +59,7 @@ pub struct StageRunner {
     drafter: Option<Drafter>,
     /// The drafted tokens of each pass in flight, by pass index.
     drafts: BTreeMap<u32, Vec<u32>>,
-    /// Activations of the current pass, `[tokens, embedding]`.
+    /// Activations of the current pass (`ModelShape::activation_length` for each token).
     hidden: Vec<f32>,
     /// The time at which the device became idle, in nanoseconds on this process's clock.
     idle_since: u64,
@@ -111,7 +113,7 @@ impl StageRunner {
         let (stage, input_output) =
             model.stage(plan, device_index, &pool, residency.barrier(), gpu_options)?;
         Ok(Self {
-            schedule: Schedule::new(plan.clone(), device_index),
+            schedule: new_schedule(plan, device_index, &weights),
             stage,
             input_output,
             weights,
@@ -132,6 +134,11 @@ impl StageRunner {
             ahead_before: 0,
             refaults_before: refaulted_bytes(),
         })
+    }
+
+    /// Returns the schedule of this device without passes and with empty caches.
+    fn empty_schedule(&self) -> Schedule {
+        new_schedule(self.schedule.plan(), self.schedule.device_index(), &self.weights)
     }
 
     /// Sets the draft model of the head, if the plan has a draft model.
@@ -156,7 +163,7 @@ impl StageRunner {
         let is_same = self.schedule.plan() == plan;
         if first_pass == 0 {
             // Before the first pass of a request: abandoned passes of the previous request do not count.
-            self.schedule = Schedule::new(self.schedule.plan().clone(), self.schedule.device_index());
+            self.schedule = self.empty_schedule();
         }
         self.schedule.react(&Event::Replanned { plan: plan.clone(), first_pass })?;
         self.past = self.take_trace();
@@ -188,7 +195,7 @@ impl StageRunner {
     /// Begins an epoch for a new request: clears all sequences and the trace, and on the head sets the samplers.
     pub fn reset(&mut self, epoch: u32, samplers: Option<Samplers>) {
         (self.epoch, self.past) = (epoch, Vec::new());
-        self.schedule = Schedule::new(self.schedule.plan().clone(), self.schedule.device_index());
+        self.schedule = self.empty_schedule();
         self.stage.truncate_kv_caches(0);
         self.recorder.reset();
         self.residency.reset();
@@ -243,8 +250,8 @@ impl StageRunner {
         self.perform(pass, steps, so_far)
     }
 
-    /// Returns whether activations are processed, and not ignored because they belong to an earlier epoch or come from a
-    /// device that does not send to this one.
+    /// Returns whether activations are processed, and not ignored because they belong to an earlier epoch or come from
+    /// a device that does not send to this one.
     pub fn is_expected(&self, received: &ReceivedActivations) -> bool {
         let ReceivedActivations { sender_index, header, .. } = received;
         header.epoch >= self.epoch && self.schedule.sender(header.round) == Some(usize::from(*sender_index))
@@ -299,13 +306,30 @@ impl StageRunner {
         if pass.tokens > self.largest_pass {
             let plan = self.schedule.plan();
             let positions = u64::from(plan.context_length) * u64::from(plan.sequences);
-            let cache = self.stage.kv_cache_bytes() / positions.max(1);
             let shape = self.weights.shape();
+            // Recurrent states are used as a whole from the first token on.
+            let states = self.state_bytes();
+            let cache = self.stage.kv_cache_bytes().saturating_sub(states) / positions.max(1);
+            let new_states = if self.largest_pass == 0 { states } else { 0 };
             let logits = u64::from(pass.drafted) * u64::from(shape.vocab_size) * size_of::<f32>() as u64;
             let buffers = buffer_bytes(shape, pass.tokens, self.pool.threads()) + logits;
-            self.residency.reserve(buffers + cache * u64::from(pass.tokens));
+            self.residency.reserve(buffers + new_states + cache * u64::from(pass.tokens));
             self.largest_pass = pass.tokens;
         }
+    }
+
+    /// Returns the size of the recurrent states of all sequences.
+    fn state_bytes(&self) -> u64 {
+        let mixers = self
+            .stage
+            .layer_ranges()
+            .iter()
+            .cloned()
+            .flatten()
+            .map(|layer| self.weights.shape().mixer(layer));
+        let states = mixers.filter(|mixer| matches!(mixer, TokenMixer::DeltaNet(_)));
+        let bytes: u64 = states.map(|mixer| mixer.cache_bytes(0, Format::F32).0).sum();
+        bytes * u64::from(self.schedule.plan().sequences)
     }
 
     fn embedding(&self) -> usize {
@@ -386,12 +410,15 @@ impl StageRunner {
         tokens.extend(self.drafts.get(&pass.index).into_iter().flatten());
         let tokens = &tokens[..];
         let ((), measured) = self.measure(|runner| {
-            let mut watch = Stopwatch::start();
-            runner.hidden = runner.input_output()?.embed(tokens)?;
+            let pool = Arc::clone(&runner.pool);
+            // Several threads compute per-layer inputs.
+            let (hidden, cost) =
+                pool.measure(|| runner.input_output()?.embed(tokens).map_err(RingError::from));
+            runner.hidden = hidden?;
             if runner.sends_f16() {
                 activations::round_to_f16(&mut runner.hidden);
             }
-            Ok(((), cost_of(watch.lap())))
+            Ok(((), cost))
         })?;
         self.residency.release_embedding_rows(&self.weights, tokens);
         let table: u64 = self.weights.embedding_extents().iter().map(|extent| extent.length).sum();
@@ -543,6 +570,11 @@ struct Measured {
     cost: CriticalPathCost,
     /// The number of bytes from disk that the step waited for.
     faulted: u64,
+}
+
+/// Returns the schedule of a device without passes.
+fn new_schedule(plan: &Arc<Plan>, device_index: usize, weights: &Weights) -> Schedule {
+    Schedule::new(plan.clone(), device_index).with_truncation(!weights.shape().is_recurrent())
 }
 
 fn cost_of(slice: ThreadTimes) -> CriticalPathCost {

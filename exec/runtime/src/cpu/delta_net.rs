@@ -28,17 +28,17 @@ impl LayerPass<'_> {
     }
 
     /// Computes the queries, keys and values after those of earlier tokens, `[earlier tokens + tokens, width]`, the
-    /// gates of the output in `attended`, and the strengths and time steps, `[tokens, value heads]`.
+    /// gates of the output in `attended`, and the betas and time steps, `[tokens, value heads]`.
     fn project(&self, shape: &DeltaNetShape, state: &mut DeltaNetState, buffers: &mut Buffers) {
         let (tensors, earlier) = (&self.tensors, shape.convolution_length as usize - 1);
         let net = tensors.delta_net.expect("the tensors of a delta net were checked");
         let widths = [shape.key_width(), shape.key_width(), shape.value_width()];
         buffers.resize_projections(self.tokens + earlier, widths);
-        let Buffers { input, attended, query, key, value, strength, time_step, .. } = buffers;
+        let Buffers { input, attended, query, key, value, beta, alpha, .. } = buffers;
         attended.resize(self.tokens, shape.value_width() as usize);
         let heads = self.tokens * shape.value_heads as usize;
-        strength.resize(heads, 0.0);
-        time_step.resize(heads, 0.0);
+        beta.resize(heads, 0.0);
+        alpha.resize(heads, 0.0);
         let mut rows = [query, key, value];
         for (rows, history) in rows.iter_mut().zip(&state.history) {
             rows[..history.len()].copy_from_slice(history);
@@ -51,8 +51,8 @@ impl LayerPass<'_> {
             .collect();
         matmuls.extend([
             Matmul { matrix: net.gate, out: attended.rows_mut() },
-            Matmul { matrix: net.strength, out: strength },
-            Matmul { matrix: net.time_step, out: time_step },
+            Matmul { matrix: net.beta, out: beta },
+            Matmul { matrix: net.alpha, out: alpha },
         ]);
         self.cpu.multiply(input, &mut matmuls);
         for (rows, history) in rows.iter().zip(&mut state.history) {
@@ -61,17 +61,17 @@ impl LayerPass<'_> {
         }
     }
 
-    /// Convolves queries, keys and values into `mixed`, `[tokens, channels]`, and normalises each query and key.
+    /// Convolves queries, keys and values into `convolved`, `[tokens, channels]`, and normalises each query and key.
     fn convolve(&self, shape: &DeltaNetShape, buffers: &mut Buffers) {
         let net = self.tensors.delta_net.expect("the tensors of a delta net were checked");
-        let Buffers { query, key, value, mixed, .. } = buffers;
+        let Buffers { query, key, value, convolved, .. } = buffers;
         let (length, head, run) =
             (shape.convolution_length as usize, shape.head_length as usize, self.cpu.instruction_set);
         let (keys, values) = (shape.key_width() as usize, shape.value_width() as usize);
         let channels = shape.channels() as usize;
         let epsilon = self.weights.hyperparameters().rms_norm_epsilon;
-        mixed.resize(self.tokens * channels, 0.0);
-        self.cpu.for_each_row(mixed, channels, |token, row| {
+        convolved.resize(self.tokens * channels, 0.0);
+        self.cpu.for_each_row(convolved, channels, |token, row| {
             let mut at = 0;
             for (rows, width) in [(&query, keys), (&key, keys), (&value, values)] {
                 let window = &rows[token * width..][..length * width];
@@ -89,7 +89,7 @@ impl LayerPass<'_> {
     /// length]`.
     fn apply_delta_rule(&self, shape: &DeltaNetShape, state: &mut DeltaNetState, buffers: &mut Buffers) {
         let net = self.tensors.delta_net.expect("the tensors of a delta net were checked");
-        let Buffers { value, mixed, strength, time_step, .. } = buffers;
+        let Buffers { value, convolved, beta, alpha, .. } = buffers;
         let (heads, groups) = (shape.value_heads as usize, shape.key_heads as usize);
         let (head, keys) = (shape.head_length as usize, shape.key_width() as usize);
         let (channels, run) = (shape.channels() as usize, self.cpu.instruction_set);
@@ -100,12 +100,12 @@ impl LayerPass<'_> {
         self.cpu.thread_pool.for_each_chunk_mut(&mut work, 1, |first, work| {
             for (index, (matrix, outputs)) in (first..).zip(work) {
                 for (token, out) in outputs.chunks_exact_mut(head).enumerate() {
-                    let row = &mixed[token * channels..][..channels];
+                    let row = &convolved[token * channels..][..channels];
                     let (group, at) = (index % groups * head, token * heads + index);
                     let (query, key) = (&row[group..][..head], &row[keys + group..][..head]);
                     let value = &row[2 * keys + index * head..][..head];
-                    let step = time_step[at] + net.time_step_bias[index];
-                    let gates = gates(step, net.decay[index], strength[at]);
+                    let step = alpha[at] + net.dt_bias[index];
+                    let gates = gates(step, net.decay[index], beta[at]);
                     delta_rule(run, matrix, query, key, value, gates, out);
                     elementwise::rms_norm_in_place(run, out, net.norm, epsilon);
                 }

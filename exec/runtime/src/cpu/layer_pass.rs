@@ -14,19 +14,19 @@ use crate::weights::LayerWeights;
 /// The buffers of a pass, which are reused so that computing a token allocates no memory.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
-    pub(super) input: Activations,    // [tokens, embedding]
-    pub(super) attended: Activations, // [tokens, heads * value_length]
-    pub(super) gated: Activations,    // [tokens, feed_forward], first only the gate
-    pub(super) query: Vec<f32>,       // [tokens, heads * key_length]
-    pub(super) key: Vec<f32>,         // [tokens, kv_heads * key_length]
-    pub(super) value: Vec<f32>,       // [tokens, kv_heads * value_length]
-    /// Queries and gates as they are projected, `[tokens, heads, 2, key_length]`; in a delta net, the convolved
-    /// queries, keys and values, `[tokens, channels]`.
-    pub(super) mixed: Vec<f32>,
-    pub(super) up: Vec<f32>,        // [tokens, feed_forward]
-    pub(super) change: Vec<f32>,    // [tokens, embedding]
-    pub(super) strength: Vec<f32>,  // [tokens, value heads of a delta net]
-    pub(super) time_step: Vec<f32>, // [tokens, value heads of a delta net]
+    pub(super) input: Activations,       // [tokens, embedding]
+    pub(super) attended: Activations,    // [tokens, heads * value_length]
+    pub(super) gated: Activations,       // [tokens, feed_forward], first only the gate
+    pub(super) query: Vec<f32>,          // [tokens, heads * key_length]
+    pub(super) key: Vec<f32>,            // [tokens, kv_heads * key_length]
+    pub(super) value: Vec<f32>,          // [tokens, kv_heads * value_length]
+    pub(super) query_and_gate: Vec<f32>, // [tokens, heads, 2, key_length], as they are projected
+    /// The convolved queries, keys and values of a delta net, `[tokens, channels]`.
+    pub(super) convolved: Vec<f32>,
+    pub(super) up: Vec<f32>,     // [tokens, feed_forward]
+    pub(super) change: Vec<f32>, // [tokens, embedding]
+    pub(super) beta: Vec<f32>,   // [tokens, value heads of a delta net]
+    pub(super) alpha: Vec<f32>,  // [tokens, value heads of a delta net]
     /// Cosine and sine for each rotary embedding of the model, [tokens of the batch, pairs].
     pub(super) angles: Vec<Vec<[f32; 2]>>,
 }
@@ -86,7 +86,7 @@ impl LayerPass<'_> {
         buffers.resize(self.weights.shape(), self.layer, self.tokens);
         self.mixer_block(cache, buffers, hidden, inputs);
         self.feed_forward_block(buffers, hidden);
-        self.add_layer_input(buffers, hidden, inputs);
+        self.add_per_layer_input(buffers, hidden, inputs);
         if let Some(&[scale]) = self.tensors.output_scale {
             self.scale(hidden, scale);
         }
@@ -128,11 +128,11 @@ impl LayerPass<'_> {
         let has_gate = self.weights.shape().architecture.spec().has_attention_gate;
         buffers
             .resize_projections(self.tokens, [shape.query_width(), shape.key_width(), shape.value_width()]);
-        let Buffers { input, query, key, value, mixed, .. } = &mut *buffers;
+        let Buffers { input, query, key, value, query_and_gate, .. } = &mut *buffers;
         let [_, key_matrix, value_matrix, ..] = tensors.matrices;
         let [query_bias, key_bias, value_bias, ..] = tensors.biases;
-        mixed.resize(if has_gate { 2 * query.len() } else { 0 }, 0.0);
-        let projected = if has_gate { &mut *mixed } else { &mut *query };
+        query_and_gate.resize(if has_gate { 2 * query.len() } else { 0 }, 0.0);
+        let projected = if has_gate { &mut *query_and_gate } else { &mut *query };
         let mut matmuls = vec![Matmul { matrix: self.matrix(0), out: projected }];
         matmuls.extend(key_matrix.map(|matrix| Matmul { matrix, out: key }));
         matmuls.extend(value_matrix.map(|matrix| Matmul { matrix, out: value }));
@@ -140,7 +140,7 @@ impl LayerPass<'_> {
         drop(matmuls);
         if has_gate {
             let head = shape.key_length as usize;
-            for (query, pair) in query.chunks_exact_mut(head).zip(mixed.chunks_exact(2 * head)) {
+            for (query, pair) in query.chunks_exact_mut(head).zip(query_and_gate.chunks_exact(2 * head)) {
                 query.copy_from_slice(&pair[..head]);
             }
         }
@@ -166,9 +166,9 @@ impl LayerPass<'_> {
         self.store(shape, cache, buffers, inputs);
         self.attend(shape, cache, buffers);
         if has_gate {
-            let (Buffers { attended, mixed, .. }, head) = (buffers, shape.key_length as usize);
+            let (Buffers { attended, query_and_gate, .. }, head) = (buffers, shape.key_length as usize);
             cpu.for_each_row(attended.rows_mut(), head, |index, out| {
-                let gate = &mixed[(2 * index + 1) * head..][..head];
+                let gate = &query_and_gate[(2 * index + 1) * head..][..head];
                 elementwise::apply_sigmoid_gate(cpu.instruction_set, out, gate);
             });
         }
@@ -192,10 +192,10 @@ impl LayerPass<'_> {
     }
 
     /// Adds the input of the layer to the hidden states, if the tokens have such an input.
-    fn add_layer_input(&self, buffers: &mut Buffers, hidden: &mut [f32], inputs: &TokenInputs<'_>) {
-        let Some(weights) = self.tensors.layer_input else { return };
+    fn add_per_layer_input(&self, buffers: &mut Buffers, hidden: &mut [f32], inputs: &TokenInputs<'_>) {
+        let Some(weights) = self.tensors.per_layer_input else { return };
         let (cpu, Buffers { input, gated, change, .. }) = (self.cpu, buffers);
-        let own = inputs.layer_input(self.layer, self.before..self.before + self.tokens);
+        let own = inputs.per_layer_input(self.layer, self.before..self.before + self.tokens);
         self.write_block_input(hidden, None, input);
         gated.resize(self.tokens, weights.gate.rows);
         cpu.multiply(input, &mut [Matmul { matrix: weights.gate, out: gated.rows_mut() }]);

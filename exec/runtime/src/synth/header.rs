@@ -7,7 +7,9 @@ use hearth_profiles::Format;
 use hearth_profiles::gguf::{Array, FileLayout, HeaderWriter, Value};
 use hearth_profiles::model::architecture::RopeFactorTensors;
 use hearth_profiles::model::shape::Hybrid;
-use hearth_profiles::model::{ArchitectureSpec, ModelShape, TensorKind, TensorSpec, TokenMixer, layout};
+use hearth_profiles::model::{
+    ArchitectureSpec, AttentionShape, ModelShape, TensorKind, TensorSpec, TokenMixer, layout,
+};
 
 use super::blocks::Distribution;
 use super::{GAIN_RANGE, SynthError, SynthOptions};
@@ -22,8 +24,12 @@ pub(super) struct SynthPlan {
 pub(super) fn plan_file(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
     let shape = &options.shape;
     shape.check()?;
-    if !shape.key_length.is_multiple_of(2) {
-        return Err(SynthError::KeyLength { found: shape.key_length });
+    for mixer in shape.mixers() {
+        if let TokenMixer::Attention(AttentionShape { key_length: found, .. }) = mixer
+            && !found.is_multiple_of(2)
+        {
+            return Err(SynthError::KeyLength { found });
+        }
     }
     if !GAIN_RANGE.contains(&options.gain) {
         let (min, max) = (*GAIN_RANGE.start(), *GAIN_RANGE.end());
@@ -168,7 +174,7 @@ fn keys(options: &SynthOptions) -> Result<Vec<(String, Value)>, SynthError> {
 
 /// Adds the keys of a model whose layers do not all have full attention.
 fn add_hybrid_keys(shape: &ModelShape, hybrid: Hybrid, add: &mut impl FnMut(&str, Value)) {
-    let is_full = |layer: u32| (layer + 1).is_multiple_of(hybrid.full_attention_interval);
+    let is_full = |layer: u32| shape.has_full_attention(layer);
     match hybrid.other {
         TokenMixer::DeltaNet(net) => {
             add("attention.head_count_kv", Value::U32(shape.kv_heads));
@@ -191,7 +197,7 @@ fn add_hybrid_keys(shape: &ModelShape, hybrid: Hybrid, add: &mut impl FnMut(&str
             add("rope.freq_base_swa", Value::F32(10_000.0));
             let is_local = layers.map(|layer| !is_full(layer)).collect();
             add("attention.sliding_window_pattern", Value::Array(Array::Bool(is_local)));
-            add("embedding_length_per_layer_input", Value::U32(shape.layer_input_length));
+            add("embedding_length_per_layer_input", Value::U32(shape.per_layer_input_length));
         }
     }
 }

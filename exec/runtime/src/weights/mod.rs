@@ -51,7 +51,7 @@ pub struct Weights {
     files: Vec<MappedFile>,
     layers: Vec<LayerTensors>,
     embedding: Tensor,
-    layer_inputs: Option<InputTable<Tensor, Tensor>>,
+    per_layer_inputs: Option<PerLayerInputTable<Tensor, Tensor>>,
     output: OutputTensors,
     /// The available layers if only some layers of the model were fetched; `None` if the model is complete.
     fetched_layers: Option<BTreeSet<u32>>,
@@ -83,30 +83,31 @@ pub struct LayerParameters<M, V> {
     /// The weights of the norm of the feed-forward output, before the residual connection, if any, `[embedding]`.
     pub post_feed_forward_norm: Option<V>,
     /// The weights with which the input of the layer is added to the hidden state, if the token has such an input.
-    pub layer_input: Option<LayerInputParameters<M, V>>,
+    pub per_layer_input: Option<PerLayerInputParameters<M, V>>,
     /// The factor of the hidden state after the layer, if any, `[1]`.
     pub output_scale: Option<V>,
 }
 
 /// The weights with which the input of a layer is added to the hidden state.
 #[derive(Debug, Clone, Copy)]
-pub struct LayerInputParameters<M, V> {
-    /// The matrix of the input's gate, `[layer input, embedding]`.
+pub struct PerLayerInputParameters<M, V> {
+    /// The matrix of the input's gate, `[per-layer input, embedding]`.
     pub gate: M,
-    /// The matrix that converts the gated input, `[embedding, layer input]`.
+    /// The matrix that converts the gated input, `[embedding, per-layer input]`.
     pub projection: M,
     /// The weights of the norm of the result, `[embedding]`.
     pub norm: V,
 }
 
-/// The weights from which the inputs of all layers are computed.
+/// The weights from which the per-layer inputs of all layers are computed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct InputTable<M, V> {
-    /// The inputs of all layers for each token, `[vocabulary, layers * layer input]`.
+pub(crate) struct PerLayerInputTable<M, V> {
+    /// The per-layer inputs of all layers for each token, `[vocabulary, layers * per-layer input]`.
     pub(crate) table: M,
-    /// The matrix that computes another part of these inputs from the embedding, `[layers * layer input, embedding]`.
+    /// The matrix that computes another part of these inputs from the embedding, `[layers * per-layer input,
+    /// embedding]`.
     pub(crate) projection: M,
-    /// The weights of the norm of this part, `[layer input]`.
+    /// The weights of the norm of this part, `[per-layer input]`.
     pub(crate) norm: V,
 }
 
@@ -115,12 +116,12 @@ pub(crate) struct InputTable<M, V> {
 pub struct DeltaNetParameters<M, V> {
     /// The matrix of the output's gate, `[value width, embedding]`.
     pub gate: M,
-    /// The matrix of the write strengths, `[value heads, embedding]`.
-    pub strength: M,
+    /// The matrix of the write betas, `[value heads, embedding]`.
+    pub beta: M,
     /// The matrix of the time steps, which determine the decays, `[value heads, embedding]`.
-    pub time_step: M,
+    pub alpha: M,
     /// The biases of the time steps, `[value heads]`.
-    pub time_step_bias: V,
+    pub dt_bias: V,
     /// The factors of the time steps, which are negative, `[value heads]`.
     pub decay: V,
     /// The kernels of the convolution of queries, keys and values, `[channels, convolution length]`.
@@ -134,9 +135,9 @@ impl<M, V> DeltaNetParameters<M, V> {
     fn map<N, W>(self, matrix: impl Fn(M) -> N, vector: impl Fn(V) -> W) -> DeltaNetParameters<N, W> {
         DeltaNetParameters {
             gate: matrix(self.gate),
-            strength: matrix(self.strength),
-            time_step: matrix(self.time_step),
-            time_step_bias: vector(self.time_step_bias),
+            beta: matrix(self.beta),
+            alpha: matrix(self.alpha),
+            dt_bias: vector(self.dt_bias),
             decay: vector(self.decay),
             convolution: vector(self.convolution),
             norm: vector(self.norm),
@@ -190,7 +191,7 @@ impl Weights {
         let layers =
             (0..shape.layers.0).map(|at| table.layer_tensors(at, &shape)).collect::<Result<_, _>>()?;
         let embedding = table.matrix("token_embd.weight", width, vocabulary)?;
-        let layer_inputs = table.layer_inputs(&shape)?;
+        let per_layer_inputs = table.per_layer_inputs(&shape)?;
         let output = match table.find("output.weight") {
             Some(_) => table.matrix("output.weight", width, vocabulary)?,
             None => embedding,
@@ -209,7 +210,7 @@ impl Weights {
             files,
             layers,
             embedding,
-            layer_inputs,
+            per_layer_inputs,
             output,
             fetched_layers,
         })
@@ -233,17 +234,17 @@ impl Weights {
         &self.model.file_paths
     }
 
-    /// Returns the extents of the tables of which each token reads one row: the input embedding and, in some models, the
-    /// inputs of layers.
+    /// Returns the extents of the tables of which each token reads one row: the input embedding and, in some models,
+    /// the per-layer inputs.
     pub fn embedding_extents(&self) -> Vec<Extent> {
-        merged([self.embedding].into_iter().chain(self.layer_inputs.map(|inputs| inputs.table)))
+        merged([self.embedding].into_iter().chain(self.per_layer_inputs.map(|inputs| inputs.table)))
     }
 
     /// Returns the tables of which each token reads one row and nothing else. With tied embeddings, the embedding table
     /// is not one of them, because it is also the output matrix, which is read sequentially.
     fn row_tables(&self) -> impl Iterator<Item = Tensor> {
         let embedding = Some(self.embedding).filter(|table| table.extent != self.output.matrix.extent);
-        embedding.into_iter().chain(self.layer_inputs.map(|inputs| inputs.table))
+        embedding.into_iter().chain(self.per_layer_inputs.map(|inputs| inputs.table))
     }
 
     /// Returns the extents of the tables of which each token reads one row and nothing else.
@@ -350,7 +351,7 @@ impl Weights {
             key_norm: vector(tensors.key_norm),
             post_attention_norm: vector(tensors.post_attention_norm),
             post_feed_forward_norm: vector(tensors.post_feed_forward_norm),
-            layer_input: tensors.layer_input.map(|input| LayerInputParameters {
+            per_layer_input: tensors.per_layer_input.map(|input| PerLayerInputParameters {
                 gate: self.matrix(input.gate),
                 projection: self.matrix(input.projection),
                 norm: self.vector(input.norm),
@@ -365,9 +366,9 @@ impl Weights {
         (self.vector(norm), self.matrix(matrix), bias.map(|bias| self.vector(bias)))
     }
 
-    /// Returns the weights from which the inputs of layers are computed, if the model has such inputs.
-    pub(crate) fn layer_inputs(&self) -> Option<InputTable<Matrix<'_>, &[f32]>> {
-        self.layer_inputs.map(|InputTable { table, projection, norm }| InputTable {
+    /// Returns the weights from which the per-layer inputs are computed, if the model has such inputs.
+    pub(crate) fn per_layer_inputs(&self) -> Option<PerLayerInputTable<Matrix<'_>, &[f32]>> {
+        self.per_layer_inputs.map(|PerLayerInputTable { table, projection, norm }| PerLayerInputTable {
             table: self.matrix(table),
             projection: self.matrix(projection),
             norm: self.vector(norm),

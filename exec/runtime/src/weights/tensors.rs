@@ -1,9 +1,9 @@
 //! Checks the tensors of a model file that the forward pass uses.
 //!
 //! In all architectures, a layer has seven matrices, of which some can be parts of one tensor, and norms before or
-//! after the attention and feed-forward blocks; in some architectures, it also has biases, norms of queries and keys, or
-//! the other weights of a gated delta net. Every required tensor must be inside its file and have the dimensions that follow from the metadata. A tensor
-//! that the forward pass would not use is an error too.
+//! after the attention and feed-forward blocks; in some architectures, it also has biases, norms of queries and keys,
+//! or the other weights of a gated delta net. Every required tensor must be inside its file and have the dimensions
+//! that follow from the metadata. A tensor that the forward pass would not use is an error too.
 //!
 //! Tensor names are those of `hearth_profiles::model::layout`, which defines the sizes of models without files.
 
@@ -16,7 +16,7 @@ use hearth_profiles::gguf::{GgufModel, TensorInfo};
 use hearth_profiles::model::architecture::RopeFactorTensors;
 use hearth_profiles::model::{Architecture, AttentionShape, DeltaNetShape, ModelShape, TokenMixer};
 
-use super::{DeltaNetParameters, InputTable, LayerInputParameters, LayerParameters};
+use super::{DeltaNetParameters, LayerParameters, PerLayerInputParameters, PerLayerInputTable};
 use crate::{ExecError, Extent};
 
 /// A tensor in the memory-mapped files, whose dimensions and extent have been checked.
@@ -56,8 +56,8 @@ impl LayerTensors {
     /// Returns the norms and biases of the layer, and its other small tensors.
     pub(crate) fn vectors(&self) -> impl Iterator<Item = Tensor> + use<> {
         let norms = [self.query_norm, self.key_norm, self.post_attention_norm, self.post_feed_forward_norm];
-        let net = self.delta_net.map(|net| [net.convolution, net.time_step_bias, net.decay, net.norm]);
-        let input_norm = self.layer_input.map(|input| input.norm);
+        let net = self.delta_net.map(|net| [net.convolution, net.dt_bias, net.decay, net.norm]);
+        let input_norm = self.per_layer_input.map(|input| input.norm);
         let own = [self.attention_norm, self.feed_forward_norm, input_norm, self.output_scale];
         own.into_iter().chain(self.biases).chain(norms).flatten().chain(net.into_iter().flatten())
     }
@@ -65,8 +65,8 @@ impl LayerTensors {
     /// Returns the matrices of the layer in the order of use.
     pub(crate) fn matrices_in_order(&self) -> impl Iterator<Item = Tensor> + use<> {
         let [query, key, value, output, gate, up, down] = self.matrices;
-        let net = self.delta_net.map(|net| [net.gate, net.strength, net.time_step]);
-        let input = self.layer_input.map(|input| [input.gate, input.projection]);
+        let net = self.delta_net.map(|net| [net.gate, net.beta, net.alpha]);
+        let input = self.per_layer_input.map(|input| [input.gate, input.projection]);
         let projections = [query, key, value].into_iter().flatten().chain(net.into_iter().flatten());
         let rest = [output, gate, up, down].into_iter().flatten().chain(input.into_iter().flatten());
         projections.chain(rest)
@@ -131,8 +131,8 @@ impl<'a> TensorTable<'a> {
         let down = matrix("ffn_down", feed_forward, embedding)?;
         let matrices = [query, key, value, output, Some(gate), Some(up), Some(down)];
         let has_keys = matrices[1].is_some();
-        let layer_input =
-            (shape.layer_input_length > 0).then(|| self.layer_input(layer, shape)).transpose()?;
+        let per_layer_input =
+            (shape.per_layer_input_length > 0).then(|| self.per_layer_input(layer, shape)).transpose()?;
         let scale = format!("blk.{layer}.layer_output_scale.weight");
         let has_scale = spec.has_layer_scale && self.find(&scale).is_some();
         Ok(LayerTensors {
@@ -144,37 +144,38 @@ impl<'a> TensorTable<'a> {
             feed_forward_norm,
             query_norm: query_norm.map(|length| norm("attn_q_norm", length)).transpose()?,
             key_norm: key_norm.filter(|_| has_keys).map(|length| norm("attn_k_norm", length)).transpose()?,
-            layer_input,
+            per_layer_input,
             post_attention_norm: norm_if(spec.has_post_norms, "post_attention_norm", embedding)?,
             post_feed_forward_norm: norm_if(spec.has_post_norms, "post_ffw_norm", embedding)?,
         })
     }
 
-    fn layer_input(
+    fn per_layer_input(
         &self,
         layer: u32,
         shape: &ModelShape,
-    ) -> Result<LayerInputParameters<Tensor, Tensor>, ExecError> {
+    ) -> Result<PerLayerInputParameters<Tensor, Tensor>, ExecError> {
         let name = |name: &str| format!("blk.{layer}.{name}.weight");
-        let (embedding, length) = (u64::from(shape.embedding_length), u64::from(shape.layer_input_length));
-        Ok(LayerInputParameters {
+        let (embedding, length) =
+            (u64::from(shape.embedding_length), u64::from(shape.per_layer_input_length));
+        Ok(PerLayerInputParameters {
             gate: self.matrix(&name("inp_gate"), embedding, length)?,
             projection: self.matrix(&name("proj"), length, embedding)?,
             norm: self.vector(&name("post_norm"), embedding)?,
         })
     }
 
-    /// Returns the tensors from which the inputs of layers are computed, if the model has such inputs.
-    pub(crate) fn layer_inputs(
+    /// Returns the tensors from which the per-layer inputs are computed, if the model has such inputs.
+    pub(crate) fn per_layer_inputs(
         &self,
         shape: &ModelShape,
-    ) -> Result<Option<InputTable<Tensor, Tensor>>, ExecError> {
-        let length = u64::from(shape.layer_input_length);
+    ) -> Result<Option<PerLayerInputTable<Tensor, Tensor>>, ExecError> {
+        let length = u64::from(shape.per_layer_input_length);
         if length == 0 {
             return Ok(None);
         }
         let (embedding, all) = (u64::from(shape.embedding_length), u64::from(shape.layers.0) * length);
-        Ok(Some(InputTable {
+        Ok(Some(PerLayerInputTable {
             table: self.matrix("per_layer_token_embd.weight", all, u64::from(shape.vocab_size))?,
             projection: self.matrix("per_layer_model_proj.weight", embedding, all)?,
             norm: self.vector("per_layer_proj_norm.weight", length)?,
@@ -201,7 +202,7 @@ impl<'a> TensorTable<'a> {
             [
                 Some(matrix("attn_q", embedding, with_gate)?),
                 matrix_if(has_keys, "attn_k", key)?,
-                matrix_if(has_keys && !attention.shares_keys, "attn_v", value)?,
+                matrix_if(has_keys && !attention.values_are_keys, "attn_v", value)?,
             ]
         };
         Ok([query, key, value, Some(matrix("attn_output", attention.output_width(), embedding)?)])
@@ -217,9 +218,9 @@ impl<'a> TensorTable<'a> {
         let (heads, length) = (u64::from(net.value_heads), u64::from(net.convolution_length));
         Ok(DeltaNetParameters {
             gate: self.matrix(&name("attn_gate.weight"), embedding, net.value_width())?,
-            strength: self.matrix(&name("ssm_beta.weight"), embedding, heads)?,
-            time_step: self.matrix(&name("ssm_alpha.weight"), embedding, heads)?,
-            time_step_bias: self.vector(&name("ssm_dt.bias"), heads)?,
+            beta: self.matrix(&name("ssm_beta.weight"), embedding, heads)?,
+            alpha: self.matrix(&name("ssm_alpha.weight"), embedding, heads)?,
+            dt_bias: self.vector(&name("ssm_dt.bias"), heads)?,
             decay: self.vector(&name("ssm_a"), heads)?,
             convolution: self.f32_tensor(&name("ssm_conv1d.weight"), &[length, net.channels()])?,
             norm: self.vector(&name("ssm_norm.weight"), u64::from(net.head_length))?,
@@ -233,8 +234,11 @@ impl<'a> TensorTable<'a> {
         for (index, name) in names.into_iter().enumerate() {
             let Some(matrix) = matrices[index] else { continue };
             let (name, length) = (format!("blk.{layer}.{name}.bias"), matrix.rows as u64);
-            let required = self.architecture.spec().has_projection_biases && index < 3;
-            let expected = required || self.find(&name).is_some();
+            let spec = self.architecture.spec();
+            let required = spec.has_projection_biases && index < 3;
+            // The forward pass adds biases of queries, keys and values only in plain attention.
+            let is_plain = spec.has_plain_attention() || index > 3;
+            let expected = required || (is_plain && self.find(&name).is_some());
             biases[index] = expected.then(|| self.vector(&name, length)).transpose()?;
         }
         Ok(biases)

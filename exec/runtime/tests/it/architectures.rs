@@ -30,7 +30,7 @@ struct Fixture {
 #[derive(Deserialize)]
 struct Case {
     architecture: Architecture,
-    /// `shared` if layers use the keys and values of earlier layers, and tokens have inputs of layers.
+    /// `shared` if layers use the keys and values of earlier layers, and tokens have per-layer inputs.
     #[serde(default)]
     variant: String,
     quant: String,
@@ -70,7 +70,7 @@ fn model(fixture: &Fixture, case: &Case, path: &Path) {
     };
     options.shape = shape.with_default_hybrid();
     if variant == "shared" {
-        options.shape = models::with_shared_keys(options.shape);
+        options.shape = models::with_kv_sharing(options.shape);
     }
     synthesise(&options, path, &mut |_, _| ()).unwrap();
 }

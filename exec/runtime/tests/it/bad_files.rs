@@ -5,7 +5,9 @@
 use std::io::Write;
 
 use hearth_core::schedule::ModelPart;
-use hearth_profiles::gguf::GgufModel;
+use hearth_profiles::Format;
+use hearth_profiles::gguf::{Array, GgufModel, HeaderWriter, Value};
+use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::synth::SynthOptions;
 use hearth_runtime::{ExecError, KvFormat, Weights};
 use tempfile::NamedTempFile;
@@ -153,6 +155,82 @@ fn nan_weights_give_an_error_instead_of_tokens() {
     let expected = "the logits of token 0 of the pass (counted from 0) are not finite (NaN): \
                     the weights are damaged or overflow; download the model again, or use another quantisation";
     assert_eq!(result.unwrap_err().to_string(), expected);
+}
+
+/// Writes the header of a synthetic model of a shape with changed keys and additional tensors, without weights.
+fn with_changed_header(
+    shape: ModelShape,
+    change: impl Fn(&mut Vec<(String, Value)>, &mut Vec<(String, Vec<u64>)>),
+) -> NamedTempFile {
+    let mut options = SynthOptions::from_preset("tiny").unwrap();
+    options.quant = "f32".parse().unwrap();
+    options.shape = shape;
+    let model = GgufModel::open(models::synthetic(&options).path()).unwrap();
+    let mut keys: Vec<_> =
+        model.metadata.iter().map(|(key, value)| (key.to_owned(), value.clone())).collect();
+    let mut tensors: Vec<_> = model.tensors.iter().map(|it| (it.name.clone(), it.dims.clone())).collect();
+    change(&mut keys, &mut tensors);
+    let mut writer = HeaderWriter::default();
+    for (key, value) in keys {
+        writer.add_key(&key, value).unwrap();
+    }
+    for (name, dims) in tensors {
+        writer.add_tensor(&name, &dims, Format::F32).unwrap();
+    }
+    let layout = writer.finish();
+    let mut file = vec![0; layout.file_bytes as usize];
+    file[..layout.header.len()].copy_from_slice(&layout.header);
+    written(&file)
+}
+
+#[test]
+fn contradictions_of_layers_of_different_kinds_are_rejected() {
+    use Architecture::{Gemma4, Qwen35};
+    type Keys = Vec<(String, Value)>;
+    type Tensors = Vec<(String, Vec<u64>)>;
+    let set = |keys: &mut Keys, name: &str, value: Value| {
+        keys.iter_mut().find(|(key, _)| key.ends_with(name)).unwrap().1 = value;
+    };
+    let remove = |keys: &mut Keys, name: &str| keys.retain(|(key, _)| !key.ends_with(name));
+    let check_shape = |shape: ModelShape, expected: &str, change: &dyn Fn(&mut Keys, &mut Tensors)| {
+        let file = with_changed_header(shape, change);
+        let error = Weights::open(file.path()).expect_err(expected).to_string();
+        assert!(error.contains(expected), "{expected}: {error}");
+    };
+    let check = |architecture, expected: &str, change: &dyn Fn(&mut Keys, &mut Tensors)| {
+        check_shape(models::shape(architecture), expected, change);
+    };
+    assert!(Weights::open(with_changed_header(models::shape(Gemma4), |_, _| ()).path()).is_ok());
+    check(Gemma4, "attention.sliding_window", &|keys, _| remove(keys, "attention.sliding_window"));
+    let pattern = "attention.sliding_window_pattern";
+    check(Gemma4, "must be an array", &|keys, _| set(keys, pattern, Value::U32(3)));
+    check(Gemma4, "groups of equal layers", &|keys, _| {
+        set(keys, pattern, Value::Array(Array::Bool(vec![true, true, false, false])));
+    });
+    check(Gemma4, "groups of equal layers", &|keys, _| {
+        set(keys, pattern, Value::Array(Array::Bool(vec![true; 4])));
+    });
+    check(Gemma4, "shared_kv_layers` is 4", &|keys, _| {
+        keys.push(("gemma4.attention.shared_kv_layers".into(), Value::U32(4)));
+    });
+    let sharing = models::with_kv_sharing(models::shape(Gemma4));
+    // Some converters write the keys of layers that do not use them.
+    let with_key =
+        |_: &mut Keys, tensors: &mut Tensors| tensors.push(("blk.7.attn_k.weight".into(), vec![8]));
+    assert!(Weights::open(with_changed_header(sharing.clone(), with_key).path()).is_ok());
+    check_shape(sharing, "blk.4294967295.attn_k.weight", &|_, tensors| {
+        tensors.push(("blk.4294967295.attn_k.weight".into(), vec![8]));
+    });
+    check(Qwen35, "full_attention_interval", &|keys, _| set(keys, "full_attention_interval", Value::U32(0)));
+    check(Qwen35, "ssm.inner_size", &|keys, _| set(keys, "ssm.inner_size", Value::U32(1)));
+    check(Qwen35, "key_heads", &|keys, _| set(keys, "ssm.group_count", Value::U32(3)));
+    check(Qwen35, "convolution_length", &|keys, _| set(keys, "ssm.conv_kernel", Value::U32(0)));
+    check(Qwen35, "value_length", &|keys, _| set(keys, "attention.value_length", Value::U32(128)));
+    check(Qwen35, "nextn_predict_layers", &|keys, _| {
+        keys.push(("qwen35.nextn_predict_layers".into(), Value::Str("one".into())));
+    });
+    check(Qwen35, "blk.0.attn_q.bias", &|_, tensors| tensors.push(("blk.0.attn_q.bias".into(), vec![256])));
+    check(Qwen35, "blk.3.attn_k.bias", &|_, tensors| tensors.push(("blk.3.attn_k.bias".into(), vec![128])));
 }
 
 #[test]

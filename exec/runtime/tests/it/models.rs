@@ -32,10 +32,10 @@ pub fn shape(architecture: Architecture) -> ModelShape {
         kv_heads: 2,
         key_length: 64,
         value_length: 64,
-        shares_keys: false,
+        values_are_keys: false,
         hybrid: None,
         shared_kv: None,
-        layer_input_length: 0,
+        per_layer_input_length: 0,
         vocab_size: 512,
         context_length: 20,
         has_tied_embeddings: architecture.spec().always_ties_embeddings,
@@ -43,12 +43,12 @@ pub fn shape(architecture: Architecture) -> ModelShape {
     .with_default_hybrid()
 }
 
-/// Returns a shape of twelve layers, of which six use the keys and values of others, and with inputs of layers.
-pub fn with_shared_keys(mut shape: ModelShape) -> ModelShape {
+/// Returns a shape of twelve layers, of which six use the keys and values of others, and with per-layer inputs.
+pub fn with_kv_sharing(mut shape: ModelShape) -> ModelShape {
     let feed_forward_length = 2 * shape.feed_forward_length;
     shape.shared_kv = Some(SharedKv { layers: 6, feed_forward_length });
-    (shape.layers, shape.layer_input_length) = (Layers(12), 32);
-    ModelShape { shares_keys: false, ..shape.with_default_hybrid() }
+    (shape.layers, shape.per_layer_input_length) = (Layers(12), 32);
+    ModelShape { values_are_keys: false, ..shape.with_default_hybrid() }
 }
 
 /// Synthesises a model with random weights in a temporary file.

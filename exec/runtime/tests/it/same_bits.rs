@@ -6,6 +6,7 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use hearth_core::memory::kv_cache_bytes;
 use hearth_kernels::InstructionSet;
 use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::synth::SynthOptions;
@@ -176,7 +177,7 @@ fn public_models_have_the_same_bits_with_every_instruction_set_and_in_unequal_wi
 fn layers_use_keys_and_values_of_other_devices() {
     let mut options = SynthOptions::from_preset("tiny").unwrap();
     options.quant = "q8_0".parse().unwrap();
-    options.shape = models::with_shared_keys(models::shape(Architecture::Gemma4));
+    options.shape = models::with_kv_sharing(models::shape(Architecture::Gemma4));
     let weights = Arc::new(Weights::open(models::synthetic(&options).path()).unwrap());
     let input_output = InputOutputLayers::new(Arc::clone(&weights), cpu(1));
     let tokens: Vec<u32> = (0..33).map(|at| (at * 37 + 11) % 512).collect();
@@ -189,6 +190,12 @@ fn layers_use_keys_and_values_of_other_devices() {
         let first = stage(&weights, &[0..4, 6..9], options, cpu(3));
         let second = stage(&weights, &[4..6, 10..12], options, cpu(1));
         let third = stage(&weights, std::slice::from_ref(&(9..10)), options, cpu(2));
+        let shape = weights.shape();
+        for (device, layers) in [(&first, vec![0..4, 6..9]), (&third, vec![9..10])] {
+            let layers: Vec<u32> = layers.into_iter().flatten().collect();
+            let planned = kv_cache_bytes(shape, layers, options.context, format, options.sequences);
+            assert_eq!(device.kv_cache_bytes(), planned.0, "{format:?}");
+        }
         let devices = &mut [first, second, third];
         assert!(expected == run(&input_output, devices, &tokens, &[33, 1]), "{format:?}: windows");
     }
