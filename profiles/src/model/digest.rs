@@ -10,7 +10,8 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 
 use sha2::{Digest, Sha256};
 
-use super::shape::{AttentionShape, DeltaNetShape, Hybrid, ModelShape, SharedKv, TokenMixer};
+use super::shape::ModelShape;
+use super::token_mixer::{AttentionShape, DeltaNetShape, Hybrid, SharedKv, TokenMixer};
 use crate::gguf::{GgufError, GgufModel};
 
 /// Number of bytes that are hashed at the start of each tensor.

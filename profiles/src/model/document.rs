@@ -18,9 +18,8 @@ use serde::{Deserialize, Serialize};
 use super::architecture::Architecture;
 use super::profile::ModelProfile;
 use super::quant::{Quant, UnknownQuant};
-use super::shape::{
-    AttentionShape, DeltaNetShape, Hybrid, ModelShape, ModelShapeError, SharedKv, TokenMixer,
-};
+use super::shape::{ModelShape, ModelShapeError};
+use super::token_mixer::{AttentionShape, DeltaNetShape, Hybrid, SharedKv, TokenMixer};
 use crate::document::{Document, DocumentError};
 use crate::units::Layers;
 

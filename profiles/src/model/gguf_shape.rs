@@ -5,7 +5,8 @@
 //! In a file without `output.weight`, the output head is tied to the input embedding.
 
 use super::architecture::Architecture;
-use super::shape::{AttentionShape, DeltaNetShape, Hybrid, ModelShape, SharedKv, TokenMixer};
+use super::shape::ModelShape;
+use super::token_mixer::{AttentionShape, DeltaNetShape, Hybrid, SharedKv, TokenMixer};
 use crate::gguf::{Array, GgufError, GgufModel, Value, layer_of_tensor};
 use crate::units::Layers;
 

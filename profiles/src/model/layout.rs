@@ -6,7 +6,8 @@
 //!
 //! Not here: the format of each tensor (`model::quant`).
 
-use super::shape::{AttentionShape, DeltaNetShape, ModelShape, TokenMixer};
+use super::shape::ModelShape;
+use super::token_mixer::{AttentionShape, DeltaNetShape, TokenMixer};
 
 /// The kind of a tensor, which determines its arithmetic and, in a synthetic model, its random values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

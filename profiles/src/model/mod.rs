@@ -19,12 +19,14 @@ pub mod quant;
 pub mod shape;
 pub mod shipped;
 pub mod tensor_group;
+pub mod token_mixer;
 
 pub use architecture::{Architecture, ArchitectureSpec, GateActivation, PairLayout, UnknownArchitecture};
 pub use document::ModelDocument;
 pub use layout::{TensorKind, TensorSpec};
 pub use profile::{DigestMatch, ModelProfile};
 pub use quant::{PartialBlockError, Quant, UnknownQuant};
-pub use shape::{AttentionShape, DeltaNetShape, Hybrid, ModelShape, ModelShapeError, SharedKv, TokenMixer};
+pub use shape::{ModelShape, ModelShapeError};
 pub use shipped::{shipped_document, shipped_names, shipped_profile, shipped_yaml};
 pub use tensor_group::{FormatTotals, TensorGroup};
+pub use token_mixer::{AttentionShape, DeltaNetShape, Hybrid, SharedKv, TokenMixer};

@@ -15,7 +15,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::layout::{TensorKind, TensorSpec};
-use super::shape::{ModelShape, TokenMixer};
+use super::shape::ModelShape;
+use super::token_mixer::TokenMixer;
 use crate::format::Format;
 
 /// A quantisation, which determines the format of each tensor of a model. The mixes are those of llama.cpp.

@@ -10,7 +10,8 @@
 
 use std::collections::BTreeMap;
 
-use super::shape::{ModelShape, TokenMixer};
+use super::shape::ModelShape;
+use super::token_mixer::TokenMixer;
 use crate::format::Format;
 use crate::gguf::layer_of_tensor;
 use crate::units::{Bytes, Flops};

@@ -5,8 +5,8 @@
 
 use hearth_profiles::Format;
 use hearth_profiles::gguf::{Array, FileLayout, HeaderWriter, Value};
+use hearth_profiles::model::Hybrid;
 use hearth_profiles::model::architecture::RopeFactorTensors;
-use hearth_profiles::model::shape::Hybrid;
 use hearth_profiles::model::{
     ArchitectureSpec, AttentionShape, ModelShape, TensorKind, TensorSpec, TokenMixer, layout,
 };

@@ -47,7 +47,7 @@ pub fn shape(architecture: Architecture) -> ModelShape {
 pub fn with_kv_sharing(mut shape: ModelShape) -> ModelShape {
     let feed_forward_length = 2 * shape.feed_forward_length;
     shape.shared_kv = Some(SharedKv { layers: 6, feed_forward_length });
-    (shape.layers, shape.per_layer_input_length) = (Layers(12), 32);
+    (shape.layers, shape.per_layer_input_length) = (Layers(12), 256);
     ModelShape { values_are_keys: false, ..shape.with_default_hybrid() }
 }
 
