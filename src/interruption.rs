@@ -3,7 +3,7 @@
 //! The first Ctrl-C during cancellable work cancels the work. Any other Ctrl-C exits the program. Commands that must
 //! clean up install a separate handler ([`on_signal`]).
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Once, mpsc};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -16,9 +16,9 @@ pub const EXIT_INTERRUPTED: ExitCode = ExitCode(130);
 static IS_CANCELLABLE: AtomicBool = AtomicBool::new(false);
 static IS_CANCELLED: AtomicBool = AtomicBool::new(false);
 static LISTENING: Once = Once::new();
-/// Number of other handlers that decide what a signal does. A download before them may have started
-/// [`exit_or_cancel`], which must then not exit before they have cleaned up.
-static OTHER_HANDLERS: AtomicU32 = AtomicU32::new(0);
+/// Whether another handler has decided what a signal does. A download before it may have started [`exit_or_cancel`],
+/// which must then not exit before the program has cleaned up.
+static HAS_OTHER_HANDLER: AtomicBool = AtomicBool::new(false);
 
 /// A guard during whose lifetime Ctrl-C cancels the current work instead of exiting the program.
 pub struct CancellationGuard(());
@@ -57,11 +57,15 @@ pub fn on_signal(mut handler: impl FnMut() + Send + 'static) {
     let _ = listening_rx.recv();
 }
 
-/// Waits for SIGINT, SIGTERM or SIGHUP. Returns whether it was SIGINT (Ctrl-C).
-pub async fn termination_signal() -> bool {
-    match Signals::listen() {
-        Ok(mut signals) => signals.next().await,
-        Err(_) => false,
+/// Listens from now on to SIGINT, SIGTERM and SIGHUP. The future ends at the first of them, and returns whether it was
+/// SIGINT (Ctrl-C).
+pub fn termination_signal() -> impl Future<Output = bool> {
+    let signals = Signals::listen();
+    async move {
+        match signals {
+            Ok(mut signals) => signals.next().await,
+            Err(_) => false,
+        }
     }
 }
 
@@ -70,23 +74,6 @@ struct Signals {
     terminate: Signal,
     /// `None` if the program was started, for example by `nohup`, so that it ignores SIGHUP.
     hangup: Option<Signal>,
-    _handler: OtherHandler,
-}
-
-/// Counts a handler in [`OTHER_HANDLERS`] during its lifetime.
-struct OtherHandler(());
-
-impl OtherHandler {
-    fn begin() -> Self {
-        OTHER_HANDLERS.fetch_add(1, Ordering::SeqCst);
-        Self(())
-    }
-}
-
-impl Drop for OtherHandler {
-    fn drop(&mut self) {
-        OTHER_HANDLERS.fetch_sub(1, Ordering::SeqCst);
-    }
 }
 
 impl Signals {
@@ -95,8 +82,8 @@ impl Signals {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
             hangup: (!*IGNORES_HANGUP).then(|| signal(SignalKind::hangup())).transpose()?,
-            _handler: OtherHandler::begin(),
         };
+        HAS_OTHER_HANDLER.store(true, Ordering::SeqCst);
         Ok(signals)
     }
 
@@ -130,7 +117,7 @@ static IGNORES_HANGUP: LazyLock<bool> = LazyLock::new(|| {
 async fn exit_or_cancel() {
     while tokio::signal::ctrl_c().await.is_ok() {
         let cancels = IS_CANCELLABLE.load(Ordering::SeqCst) && !IS_CANCELLED.swap(true, Ordering::SeqCst);
-        if !cancels && OTHER_HANDLERS.load(Ordering::SeqCst) == 0 {
+        if !cancels && !HAS_OTHER_HANDLER.load(Ordering::SeqCst) {
             EXIT_INTERRUPTED.exit();
         }
     }

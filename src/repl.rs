@@ -66,10 +66,11 @@ pub struct LineReader {
 }
 
 impl LineReader {
-    pub fn new() -> Result<LineReader, ReadlineError> {
+    /// Creates a reader with the texts of earlier chats as its history, if `keeps_history` is true.
+    pub fn new(keeps_history: bool) -> Result<LineReader, ReadlineError> {
         let mut editor = Editor::new()?;
         editor.set_helper(Some(EntryHelper));
-        let history = state_folder().map(|folder| folder.join("history"));
+        let history = state_folder().filter(|_| keeps_history).map(|folder| folder.join("history"));
         if let Some(path) = &history {
             // Without a history of earlier chats, the chat works as well.
             let _ = editor.load_history(path);

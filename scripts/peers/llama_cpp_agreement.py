@@ -25,6 +25,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import textwrap
 
 import gguf
 import llama_cpp
@@ -353,9 +354,9 @@ def table(rows):
 
 REPORT = """# Logits compared with llama.cpp, for every architecture and weight type
 
-Models of random weights (4 layers, 7 of `gemma3` and `gemma4`, 12 of `gemma4-shared`, width 256, vocabulary {vocabulary}; `gemma2` and `gemma3` with a
-window of {window} positions, as `olmo2`, `llama` and `phi3` with factors of rotary frequencies), {tokens} tokens, KV caches in f32,
-llama-cpp-python {version}. Made by
+Models of random weights (4 layers, 7 of `gemma3` and `gemma4`, 12 of `gemma4-shared`, width 256, vocabulary
+{vocabulary}; `gemma2` and `gemma3` with a window of {window} positions, as `olmo2`, `llama` and `phi3` with factors
+of rotary frequencies), {tokens} tokens, KV caches in f32, llama-cpp-python {version}. Made by
 
     cargo build --release -p hearth -p hearth-runtime --bin hearth --example logits
     python3 scripts/peers/llama_cpp_agreement.py -o docs/studies/llama-cpp
@@ -368,7 +369,9 @@ differ by less than four times the RMS difference at that position, so that eith
 {table}
 
 Bounds: 1e-3 for F32 and F16 and 1e-2 for other types against llama.cpp, 1e-4 against NumPy, and different choices
-only at near ties. {verdict}
+only at near ties.
+
+{verdict}
 
 Causes of the differences: llama.cpp rounds activations to f16 for F16 weights, to bf16 for BF16 weights, and to eight
 bits with an f16 scale for quantised weights, where hearth has an f32 scale
@@ -431,7 +434,7 @@ def main():
         notes = "".join(f"\nNot compared: {quant}, {why}.\n" for quant, why in skipped.items())
         (options.output / "report.md").write_text(REPORT.format(
             vocabulary=VOCABULARY, window=CONTEXT // 2, tokens=TOKENS, steps=STEPS, version=llama_cpp.__version__,
-            table=table(rows), verdict=verdict, skipped=notes), encoding="utf-8")
+            table=table(rows), verdict=textwrap.fill(verdict, 120), skipped=notes), encoding="utf-8")
     if options.fixtures:
         options.fixtures.mkdir(parents=True, exist_ok=True)
         cases = []

@@ -24,6 +24,9 @@ pub struct RunArgs {
     /// Generate at most this many tokens for each answer [default: until the context is full].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
+    /// Neither read nor write the file with the texts that were entered in earlier chats.
+    #[arg(long)]
+    pub no_history: bool,
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]

@@ -69,7 +69,8 @@ pub fn run(args: &RunArgs, json: bool) -> Result<ExitCode, Failure> {
         count: 0,
     };
     let builder = RingBuilder::single_device(plan, model, args.threads.unwrap_or(0));
-    let front_end = FrontEnd { conversation, generator, text, json };
+    let keeps_history = !args.no_history;
+    let front_end = FrontEnd { conversation, generator, text, keeps_history, json };
     run_on_this_device(RunTask { builder, front_end, request_rx, stop_tokens })?
 }
 
@@ -118,6 +119,7 @@ struct FrontEnd {
     generator: Generator,
     /// The only text; `None` starts a chat in the terminal.
     text: Option<String>,
+    keeps_history: bool,
     json: bool,
 }
 
@@ -136,7 +138,7 @@ impl FrontEnd {
     }
 
     async fn chat(mut self) -> Result<ExitCode, Failure> {
-        let mut terminal = Terminal::open()?;
+        let mut terminal = Terminal::open(self.keeps_history)?;
         if !self.conversation.has_template() {
             say_stderr!("The model has no chat template, or `--complete` is set: each text is continued.");
         }
@@ -214,8 +216,8 @@ struct Terminal {
 }
 
 impl Terminal {
-    fn open() -> Result<Terminal, Failure> {
-        Ok(Terminal { reader: Some(LineReader::new().map_err(Failure::failed)?) })
+    fn open(keeps_history: bool) -> Result<Terminal, Failure> {
+        Ok(Terminal { reader: Some(LineReader::new(keeps_history).map_err(Failure::failed)?) })
     }
 
     /// Reads one entry. SIGTERM and SIGHUP are [`Entry::Signal`]; Ctrl-C is a key while a line is being read.

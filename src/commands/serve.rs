@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -154,9 +155,10 @@ impl TransportTask for ServeTask<'_> {
                 .with_hint("choose a different port with `--listen`, or stop the program that uses this port")
         })?;
         let address = listener.local_addr().map_err(Failure::failed)?;
+        let mut termination = pin!(termination_signal());
         let ring = tokio::select! {
             ring = builder.connect(&transport) => ring?,
-            _ = termination_signal() => return Ok(()),
+            _ = &mut termination => return Ok(()),
         };
         let supervisor =
             RingSupervisor { builder: &builder, state: &state, cancel_handle: RefCell::default() };
@@ -174,7 +176,7 @@ impl TransportTask for ServeTask<'_> {
         let ended = tokio::select! {
             () = serve(listener, router(state.clone())) => Err(Failure::failed("the HTTP server stopped")),
             failure = supervisor.run(&transport, ring, request_rx) => Err(failure),
-            _ = termination_signal() => Ok(()),
+            _ = termination => Ok(()),
         };
         supervisor.shut_down().await;
         ended

@@ -69,6 +69,8 @@ impl TransportTask for WorkerTask<'_> {
             ModelSource::Fetch(folder) => (None, Some(folder.as_path())),
         };
         let name = announcement.as_ref().map(|(name, _)| name.as_str());
+        // Before the worker is said to be ready.
+        let termination = termination_signal();
         if json {
             let ready = Ready { listening: &address, model, fetch, announced: name };
             say!("{}\n", serde_json::to_string(&ready).map_err(Failure::failed)?);
@@ -93,7 +95,7 @@ impl TransportTask for WorkerTask<'_> {
         };
         let ended = tokio::select! {
             never = worker.serve(listener, report) => match never {},
-            _ = termination_signal() => Ok(()),
+            _ = termination => Ok(()),
         };
         // Announces that the worker is no longer available.
         drop(announcement);
