@@ -108,7 +108,7 @@ impl Kernels for CpuKernels {
             scoring: ScoreOptions { scale: 0.1, softcap: None },
         };
         self.cpu.attend(attention, |_| 0..POSITIONS, &mut self.mixed);
-        // As `ModelShape::attention_flops_per_layer` counts it.
+        // As `TokenMixer::flops` counts it.
         Flops((HEADS * POSITIONS * (4 * LENGTH + 5)) as f64)
     }
 
