@@ -53,7 +53,7 @@ use crate::logging::LogFormat;
 #[command(
     version,
     arg_required_else_help = true,
-    after_help = "Example: hearth run model.gguf 'The capital of France is'\n\
+    after_help = "Example: hearth run model.gguf 'What is the capital of France?'\n\
                   Example: hearth init home.yaml --device desktop=d3 --device laptop=d2\n\
                   Example: hearth simulate scenarios/home/llama-70b-on-four.yaml"
 )]
@@ -79,7 +79,7 @@ pub enum Verb {
     /// In a chat, Ctrl-C stops the answer, `/help` lists the commands, and Ctrl-D ends the chat. Text that begins with
     /// """ may have several lines and ends with """. What you enter is kept in
     /// `hearth/history` in the folder XDG_STATE_HOME, or in ~/.local/state.
-    #[command(after_help = "Example: hearth run model.gguf 'The capital of France is'\n\
+    #[command(after_help = "Example: hearth run model.gguf 'What is the capital of France?'\n\
                       Example: hearth run model.gguf --system 'Answer in one sentence.'")]
     Run(RunArgs),
     /// Assign the layers of a model to devices.

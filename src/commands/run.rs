@@ -70,7 +70,8 @@ pub fn run(args: &RunArgs, json: bool) -> Result<ExitCode, Failure> {
     };
     let builder = RingBuilder::single_device(plan, model, args.threads.unwrap_or(0));
     let keeps_history = !args.no_history;
-    let front_end = FrontEnd { conversation, generator, text, keeps_history, json };
+    let lacks_template = !args.complete && !conversation.has_template();
+    let front_end = FrontEnd { conversation, generator, text, lacks_template, keeps_history, json };
     run_on_this_device(RunTask { builder, front_end, request_rx, stop_tokens })?
 }
 
@@ -119,6 +120,8 @@ struct FrontEnd {
     generator: Generator,
     /// The only text; `None` starts a chat in the terminal.
     text: Option<String>,
+    /// Whether a text is continued although `--complete` is not set.
+    lacks_template: bool,
     keeps_history: bool,
     json: bool,
 }
@@ -133,6 +136,9 @@ impl FrontEnd {
         } else {
             say!("\n");
             say_stderr!("{}", answer.statistics());
+            if self.lacks_template {
+                say_stderr!("The model has no chat template, so the text was continued.");
+            }
         }
         Ok(answer.exit_code())
     }
@@ -256,14 +262,13 @@ impl Generator {
         let left = self.context_length.checked_sub(prompt_tokens).filter(|&left| left > 0);
         let limited = left.map(|left| left.min(self.max_new_tokens));
         limited.filter(|_| !prompt.is_empty()).ok_or_else(|| {
+            if prompt.is_empty() {
+                return Failure::invalid("the text has no tokens").with_hint("enter a text");
+            }
             let context = self.context_length;
-            let what = if prompt.is_empty() {
-                "the text has no tokens".to_owned()
-            } else {
-                format!(
-                    "the text has {prompt_tokens} tokens, which leaves no room in the context of {context}"
-                )
-            };
+            let what = format!(
+                "the text has {prompt_tokens} tokens, which leaves no room in the context of {context}"
+            );
             Failure::invalid(what).with_hint("shorten the text, or set a longer `--context`")
         })
     }
@@ -318,6 +323,7 @@ impl Generator {
             }
         }
         answer.add_text(&detokenizer.finish(), print)?;
+        answer.fills_context = max_new_tokens < self.max_new_tokens;
         Ok(answer)
     }
 }
@@ -346,6 +352,9 @@ struct Answer {
     /// The number of prompt tokens that were in the KV cache already.
     cached_tokens: u32,
     finish_reason: FinishReason,
+    /// Whether the context, and not `--tokens`, limits the answer.
+    #[serde(skip)]
+    fills_context: bool,
     /// The time to the first token; `None` if no token was generated.
     ttft_ms: Option<f64>,
     /// The number of tokens after the first one, divided by their time; `None` if there is only one.
@@ -376,6 +385,7 @@ impl Answer {
         let end = match self.finish_reason {
             FinishReason::Stop if token_ids.is_empty() => "; the model ended the text at once",
             FinishReason::Stop => "",
+            FinishReason::Length if self.fills_context => "; stopped because the context is full",
             FinishReason::Length => "; stopped at the maximum number of tokens",
             FinishReason::Interrupted | FinishReason::Terminated => "; interrupted",
         };

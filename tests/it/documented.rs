@@ -27,7 +27,7 @@ const DOCUMENTS: [Document; 6] = [
     Document {
         path: "README.md",
         replaced: &[
-            ("hearth run model.gguf 'The", "cp MODEL model.gguf\nhearth run model.gguf 'The"),
+            ("hearth run model.gguf 'What", "cp MODEL model.gguf\nhearth run model.gguf 'What"),
             (
                 "hearth serve model.gguf",
                 "hearth serve model.gguf --listen 127.0.0.1:PORT1 & wait_for_port PORT1",
