@@ -99,7 +99,7 @@ impl Download<'_> {
     }
 
     fn receive_rest(&self, partial: &mut PartialFile) -> Result<(), HubError> {
-        let (mut failures, mut most_bytes) = (0, partial.bytes);
+        let (mut failures, mut max_bytes) = (0, partial.bytes);
         while partial.bytes < self.file.bytes {
             let result = self.receive(partial);
             self.monitor.check_cancelled()?;
@@ -108,8 +108,8 @@ impl Download<'_> {
                 Err(RequestError::Permanent(error)) => return Err(error),
                 Err(RequestError::Transient { error, retry_after }) => (error, retry_after),
             };
-            if partial.bytes >= most_bytes.saturating_add(MIN_PROGRESS_BYTES) {
-                (failures, most_bytes) = (0, partial.bytes);
+            if partial.bytes >= max_bytes.saturating_add(MIN_PROGRESS_BYTES) {
+                (failures, max_bytes) = (0, partial.bytes);
             }
             failures += 1;
             let Some(pause) = self.retry_policy.pause(failures, retry_after) else {

@@ -273,8 +273,8 @@ mod tests {
         };
         let seconds = |failures| retry_policy.pause(failures, None).map(|pause| pause.as_secs());
         assert_eq!([1, 2, 3, 4].map(seconds), [Some(8), Some(16), Some(20), None]);
-        let asked =
+        let requested =
             |wait| retry_policy.pause(1, Some(Duration::from_secs(wait))).map(|pause| pause.as_secs());
-        assert_eq!([0, 15, 20, 21].map(asked), [Some(8), Some(15), Some(20), None]);
+        assert_eq!([0, 15, 20, 21].map(requested), [Some(8), Some(15), Some(20), None]);
     }
 }

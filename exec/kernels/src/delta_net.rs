@@ -1,7 +1,7 @@
 //! The gated delta rule of one value head, and the convolution before it (Yang et al. 2025, "Gated Delta Networks").
 //!
 //! The state S of a head is a matrix with a row for each element of the value. A token with the query q, key k, value
-//! v, decay a and write beta b computes
+//! v, decay a and write strength b (beta) computes
 //!
 //! ```text
 //! S = a S;  S += b (v - S k) k^T;  out = S q / sqrt(head length)
@@ -17,7 +17,7 @@ use super::exponential::exponential;
 
 super::multiversion! {
     /// Computes one token of one head: updates `state`, `[values, keys]`, and writes `out`, `[values]`. `gates` are the
-    /// decay and the write beta.
+    /// decay and the write strength.
     pub fn delta_rule(
         state: &mut [f32],
         query: &[f32],
@@ -66,7 +66,7 @@ super::multiversion! {
 /// The argument above which softplus is the identity in f32. source: ggml
 const MAX_SOFTPLUS: f32 = 20.0;
 
-/// Returns the decay `e^(factor * softplus(step))` and the write beta `sigmoid(beta)` of a token.
+/// Returns the decay `e^(factor * softplus(step))` and the write strength `sigmoid(beta)` of a token.
 pub fn gates(step: f32, factor: f32, beta: f32) -> [f32; 2] {
     let softplus = if step > MAX_SOFTPLUS { step } else { libm::log1pf(exponential(step)) };
     [exponential(factor * softplus), 1.0 / (1.0 + exponential(-beta))]

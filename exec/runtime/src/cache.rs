@@ -113,25 +113,23 @@ impl KvCache {
     }
 }
 
-/// Returns the layers that are not in `own`, but whose keys and values some of `own` use.
-pub(crate) fn copied_kv_layers(model: &ModelShape, own: &BTreeSet<u32>) -> Vec<u32> {
-    let used: BTreeSet<u32> = own.iter().map(|&layer| model.kv_layer(layer)).collect();
-    used.difference(own).copied().collect()
-}
-
-/// Creates the caches of the layers `layers` of a model, keyed by sequence and layer.
+/// Creates the caches that the layers `layers` of a model need, keyed by sequence and layer. Also returns the other
+/// layers whose keys and values they use, which have caches too.
 pub(crate) fn create_kv_caches(
     layers: impl IntoIterator<Item = u32>,
     options: KvCacheOptions,
     model: &ModelShape,
-) -> BTreeMap<(u32, u32), LayerCache> {
+) -> (BTreeMap<(u32, u32), LayerCache>, Vec<u32>) {
+    let own: BTreeSet<u32> = layers.into_iter().collect();
+    // Layers that use keys and values of others have no cache of their own.
+    let stored: BTreeSet<u32> = own.iter().map(|&layer| model.kv_layer(layer)).collect();
+    let copied = stored.difference(&own).copied().collect();
     let cache = |layer| match model.mixer(layer) {
         TokenMixer::Attention(shape) => LayerCache::Attention(KvCache::new(&shape, options)),
         TokenMixer::DeltaNet(shape) => LayerCache::DeltaNet(DeltaNetState::new(&shape)),
     };
     let of_layer = |layer| (0..options.sequences).map(move |sequence| (sequence, layer));
-    let stored = layers.into_iter().filter(|&layer| model.kv_layer(layer) == layer);
-    stored.flat_map(of_layer).map(|key| (key, cache(key.1))).collect()
+    (stored.into_iter().flat_map(of_layer).map(|key| (key, cache(key.1))).collect(), copied)
 }
 
 impl HeadRows {

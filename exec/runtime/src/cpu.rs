@@ -12,14 +12,14 @@ mod delta_net;
 mod layer_pass;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use hearth_profiles::model::{GateActivation, ModelShape, TokenMixer};
 use layer_pass::{Buffers, LayerPass};
 
-use crate::cache::{KvCache, LayerCache, copied_kv_layers, create_kv_caches};
+use crate::cache::{KvCache, LayerCache, create_kv_caches};
 use crate::residency::ResidencyBarrier;
 use crate::token_inputs::TokenInputs;
 use crate::{Backend, CriticalPathCost, KvCacheOptions, ThreadPool, Weights};
@@ -272,10 +272,7 @@ impl CpuBackend {
         cache: KvCacheOptions,
         cpu: Cpu,
     ) -> CpuBackend {
-        let own: BTreeSet<u32> = layers.into_iter().collect();
-        let copied_kv_layers = copied_kv_layers(weights.shape(), &own);
-        let caches =
-            create_kv_caches(own.into_iter().chain(copied_kv_layers.clone()), cache, weights.shape());
+        let (caches, copied_kv_layers) = create_kv_caches(layers, cache, weights.shape());
         CpuBackend { weights, cpu, caches, copied_kv_layers, buffers: Buffers::default() }
     }
 }
@@ -325,7 +322,7 @@ impl Backend for CpuBackend {
 /// Returns the size in bytes of the buffers, the hidden states and one row of logits of a pass of `tokens` tokens. This
 /// is an upper bound if the pass is computed in parts.
 pub fn buffer_bytes(shape: &ModelShape, tokens: u32, threads: usize) -> u64 {
-    let embedding = shape.activation_length().max(u64::from(shape.embedding_length));
+    let embedding = shape.activation_length();
     let feed_forward = u64::from(shape.largest_feed_forward_length());
     let attention = shape.largest_attention();
     let gate = if shape.architecture.spec().has_attention_gate { 2 * attention.query_width() } else { 0 };

@@ -3,11 +3,11 @@
 //! The oracle computes the equations of [`crate::hyperparameters`] in their order, with scalar kernels on one thread,
 //! one token and one row at a time. The fast CPU backend must give the same bits.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::cache::{DeltaNetState, KvCache, LayerCache, copied_kv_layers, create_kv_caches};
+use crate::cache::{DeltaNetState, KvCache, LayerCache, create_kv_caches};
 use crate::token_inputs::TokenInputs;
 use crate::weights::LayerWeights;
 use crate::{Backend, CriticalPathCost, KvCacheOptions, ThreadPool, ThreadPoolOptions, Weights};
@@ -37,10 +37,7 @@ impl Oracle {
         layers: impl IntoIterator<Item = u32>,
         cache: KvCacheOptions,
     ) -> std::io::Result<Oracle> {
-        let own: BTreeSet<u32> = layers.into_iter().collect();
-        let copied_kv_layers = copied_kv_layers(weights.shape(), &own);
-        let caches =
-            create_kv_caches(own.into_iter().chain(copied_kv_layers.clone()), cache, weights.shape());
+        let (caches, copied_kv_layers) = create_kv_caches(layers, cache, weights.shape());
         let pool = ThreadPool::new(ThreadPoolOptions { threads: 1, pin_workers: false, spin_ns: 0 })?;
         Ok(Oracle { weights, caches, copied_kv_layers, pool })
     }

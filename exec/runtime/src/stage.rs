@@ -8,8 +8,6 @@ use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
-use hearth_profiles::model::TokenMixer;
-
 use crate::{Backend, Cpu, CpuBackend, CriticalPathCost, ExecError, KvCacheOptions, Weights};
 
 pub struct Stage {
@@ -136,7 +134,7 @@ impl Stage {
     }
 
     fn has_state(&self, layer: u32) -> bool {
-        matches!(self.weights.shape().mixer(layer), TokenMixer::DeltaNet(_))
+        self.weights.shape().mixer(layer).is_recurrent()
     }
 
     /// Truncates the caches of these sequences and layers. The state of a layer without attention can only be cleared.

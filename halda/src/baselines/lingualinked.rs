@@ -174,7 +174,7 @@ mod tests {
     }
 
     /// Returns the minimum of the longest time of a device (z) by bisection. The head has at least one layer.
-    fn longest_by_bisection(loads: &[Load], layers: u32) -> f64 {
+    fn max_time_by_bisection(loads: &[Load], layers: u32) -> f64 {
         let enough = |longest: f64| {
             let fixed = |load: &Load| load.capacity.max_layers() == 0 || load.fixed <= longest;
             let together: f64 = loads.iter().map(|load| layers_within(load, longest)).sum();
@@ -202,7 +202,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn longest_time_equals_bisection(
+        fn max_time_equals_bisection(
             loads in prop::collection::vec(load(), 1..7),
             fraction in 0.0..1.0_f64,
         ) {
@@ -214,7 +214,7 @@ mod tests {
             }
             let shares = balanced(&loads, layers).unwrap();
             prop_assert!((shares.iter().sum::<f64>() - f64::from(layers)).abs() < 1e-6);
-            let longest = longest_by_bisection(&loads, layers) * (1.0 + 1e-5);
+            let longest = max_time_by_bisection(&loads, layers) * (1.0 + 1e-5);
             for (load, share) in loads.iter().zip(&shares) {
                 prop_assert!(*share <= layers_within(load, longest) + 1e-6, "{:?} in {:?}", shares, loads);
             }

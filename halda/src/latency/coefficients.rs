@@ -217,13 +217,13 @@ impl DeviceCosts {
         };
         // Divided by the number of devices, so that the sum over all devices is finite too.
         let limit = f64::MAX / instance.devices.len() as f64;
-        let is_finite = costs.max_token_seconds(model, hops.longest_hop_seconds(index)) < limit;
+        let is_finite = costs.max_token_seconds(model, hops.max_hop_seconds(index)) < limit;
         let error = || InstanceError::InfiniteTokenTime { place: device.label(index) };
         is_finite.then_some(costs).ok_or_else(error)
     }
 
     /// Returns an upper bound of the seconds that this device adds to a token in any plan.
-    fn max_token_seconds(&self, model: &ModelSizes, longest_hop_seconds: f64) -> f64 {
+    fn max_token_seconds(&self, model: &ModelSizes, max_hop_seconds: f64) -> f64 {
         let layer = self.cpu_compute_seconds
             + self.gpu_compute_seconds
             + self.cpu_memory_seconds
@@ -236,7 +236,7 @@ impl DeviceCosts {
             + self.buffer_bytes as f64;
         let ReadRates { fault_read_rate: fault, read_ahead_rate: read_ahead, stream_read_rate: stream } =
             self.read_rates;
-        work + f64::from(model.model_layers) * (layer + self.window_copy_seconds + longest_hop_seconds)
+        work + f64::from(model.model_layers) * (layer + self.window_copy_seconds + max_hop_seconds)
             + self.output_compute_seconds
             + self.head_memory_seconds
             // If windows evict each other, all bytes are read twice.

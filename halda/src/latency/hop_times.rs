@@ -60,7 +60,7 @@ impl HopTimes {
         if self.depends_on_receiver { 0.0 } else { self.sender_hop_seconds[from] }
     }
 
-    pub(crate) fn longest_hop_seconds(&self, from: usize) -> f64 {
+    pub(crate) fn max_hop_seconds(&self, from: usize) -> f64 {
         let others = (0..self.sender_hop_seconds.len()).map(|to| self.seconds(from, to));
         others.filter(|hop| hop.is_finite()).fold(0.0, f64::max)
     }

@@ -93,7 +93,7 @@ impl ModelShape {
     fn check_parts(&self) -> Result<(), ModelShapeError> {
         let (spec, other) = (self.architecture.spec(), self.hybrid.map(|hybrid| hybrid.other));
         let has_local_attention = matches!(other, Some(TokenMixer::Attention(_)));
-        let has_delta_net = matches!(other, Some(TokenMixer::DeltaNet(_)));
+        let has_delta_net = self.is_recurrent();
         let sharing = [
             ("values_are_keys", self.values_are_keys),
             ("shared_kv", self.shared_kv.is_some()),
@@ -207,6 +207,9 @@ impl ModelShape {
 
     /// Returns the layers whose keys and values later layers use, in ascending order.
     pub fn shared_kv_layers(&self) -> Vec<u32> {
+        if self.shared_kv.is_none() {
+            return Vec::new();
+        }
         let mut sources: Vec<u32> = (0..self.layers.0)
             .filter_map(|layer| Some(self.kv_layer(layer)).filter(|from| *from != layer))
             .collect();
@@ -228,7 +231,7 @@ impl ModelShape {
 
     /// Returns whether a layer has a state that cannot be truncated to fewer tokens.
     pub fn is_recurrent(&self) -> bool {
-        self.hybrid.is_some_and(|hybrid| matches!(hybrid.other, TokenMixer::DeltaNet(_)))
+        self.hybrid.is_some_and(|hybrid| hybrid.other.is_recurrent())
     }
 
     /// Returns the largest attention of the model in each dimension.

@@ -110,6 +110,11 @@ impl DeltaNetShape {
 }
 
 impl TokenMixer {
+    /// Returns whether the layer has a state that cannot be truncated to fewer tokens.
+    pub fn is_recurrent(&self) -> bool {
+        matches!(self, Self::DeltaNet(_))
+    }
+
     /// Returns the size of a layer's memory of `context` tokens: for attention the KV cache, with elements in `format`,
     /// `(key width + value width) * context` times the size of a block, divided by its number of elements; for a
     /// delta net its state in f32, which does not depend on the context.

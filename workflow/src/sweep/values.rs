@@ -77,7 +77,7 @@ fn in_base<Q: FromStr>(text: &str, number: impl FnOnce(Q) -> f64) -> Option<f64>
 
 impl QuantityKind {
     /// Returns the value of a field for a number of base units.
-    fn setting(self, number: f64) -> Result<FieldValue, String> {
+    fn parse_value(self, number: f64) -> Result<FieldValue, String> {
         let json = KINDS[self.0].1(number).map_err(|error| error.to_string())?;
         let text = json.as_str().map_or_else(|| json.to_string(), str::to_owned);
         Ok(FieldValue { text, json })
@@ -98,12 +98,12 @@ fn list(text: &str) -> Result<Vec<FieldValue>, String> {
     if words.iter().any(|word| word.is_empty()) {
         return Err("a value is empty".into());
     }
-    words.into_iter().map(setting).collect()
+    words.into_iter().map(parse_value).collect()
 }
 
 /// Parses one value of a list. A value that is not a quantity is kept as a word, a number or a boolean; the type of the
 /// field determines whether the value is valid.
-fn setting(word: &str) -> Result<FieldValue, String> {
+fn parse_value(word: &str) -> Result<FieldValue, String> {
     match parse_quantity(word) {
         // Seeds use all their bits.
         Some((COUNT, _)) => {
@@ -114,7 +114,7 @@ fn setting(word: &str) -> Result<FieldValue, String> {
         Some((kind, number)) => {
             let (digits, unit) = split(word);
             let text = format!("{digits} {unit}");
-            Ok(FieldValue { text, ..kind.setting(number)? })
+            Ok(FieldValue { text, ..kind.parse_value(number)? })
         }
         None => {
             let whole = word.parse::<i64>().ok().map(Value::from);
@@ -165,7 +165,7 @@ fn range(text: &str) -> Result<Vec<FieldValue>, String> {
         }
     };
     let unit = split(first).1;
-    (0..count).map(|index| Ok(kind.setting(between(index))?.in_unit(kind, unit))).collect()
+    (0..count).map(|index| Ok(kind.parse_value(between(index))?.in_unit(kind, unit))).collect()
 }
 
 impl FieldValue {

@@ -327,7 +327,7 @@ impl StageRunner {
             .cloned()
             .flatten()
             .map(|layer| self.weights.shape().mixer(layer));
-        let states = mixers.filter(|mixer| matches!(mixer, TokenMixer::DeltaNet(_)));
+        let states = mixers.filter(TokenMixer::is_recurrent);
         let bytes: u64 = states.map(|mixer| mixer.cache_bytes(0, Format::F32).0).sum();
         bytes * u64::from(self.schedule.plan().sequences)
     }

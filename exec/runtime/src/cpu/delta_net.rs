@@ -28,7 +28,7 @@ impl LayerPass<'_> {
     }
 
     /// Computes the queries, keys and values after those of earlier tokens, `[earlier tokens + tokens, width]`, the
-    /// gates of the output in `attended`, and the betas and time steps, `[tokens, value heads]`.
+    /// gates of the output in `attended`, and beta and alpha, `[tokens, value heads]`.
     fn project(&self, shape: &DeltaNetShape, state: &mut DeltaNetState, buffers: &mut Buffers) {
         let (tensors, earlier) = (&self.tensors, shape.convolution_length as usize - 1);
         let net = tensors.delta_net.expect("the tensors of a delta net were checked");

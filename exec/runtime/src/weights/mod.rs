@@ -116,7 +116,7 @@ pub(crate) struct PerLayerInputTable<M, V> {
 pub struct DeltaNetParameters<M, V> {
     /// The matrix of the output's gate, `[value width, embedding]`.
     pub gate: M,
-    /// The matrix of the write betas, `[value heads, embedding]`.
+    /// The matrix of beta, which determines the write strengths, `[value heads, embedding]`.
     pub beta: M,
     /// The matrix of the time steps, which determine the decays, `[value heads, embedding]`.
     pub alpha: M,

@@ -200,16 +200,25 @@ fn layers_use_keys_and_values_of_other_devices() {
     }
 }
 
+/// Runs the first window of a stage over `tokens`, which begin at the position `first`.
+fn forward(
+    stage: &mut Stage,
+    input_output: &InputOutputLayers,
+    tokens: &[u32],
+    first: u32,
+) -> Result<Vec<f32>, ExecError> {
+    let mut hidden = input_output.embed(tokens).unwrap();
+    let positions: Vec<u32> = (first..).take(tokens.len()).collect();
+    let window = stage.layer_ranges()[0].clone();
+    stage.forward(window, &mut hidden, &positions).map(|_| hidden)
+}
+
 #[test]
 fn recurrent_state_is_continued_or_cleared_but_not_rolled_back() {
     let weights = synthetic(Architecture::Qwen35, "f16");
     let input_output = InputOutputLayers::new(Arc::clone(&weights), cpu(2));
     let mut stage = stage(&weights, std::slice::from_ref(&(0..4)), cache(KvFormat::F16), cpu(2));
-    let forward = |stage: &mut Stage, tokens: &[u32], first: u32| {
-        let mut hidden = input_output.embed(tokens).unwrap();
-        let positions: Vec<u32> = (first..).take(tokens.len()).collect();
-        stage.forward(0..4, &mut hidden, &positions).map(|_| hidden)
-    };
+    let forward = |stage: &mut Stage, tokens: &[u32], first| forward(stage, &input_output, tokens, first);
     forward(&mut stage, &[1, 297, 68], 0).unwrap();
     let straight = forward(&mut stage, &[389, 322], 3).unwrap();
     assert!(matches!(
@@ -227,11 +236,7 @@ fn rolling_back_removes_a_rejected_draft() {
     let weights = weights(1);
     let input_output = InputOutputLayers::new(Arc::clone(&weights), cpu(2));
     let mut stage = stage(&weights, WHOLE, cache(KvFormat::F16), cpu(2));
-    let forward = |stage: &mut Stage, tokens: &[u32], first: u32| {
-        let mut hidden = input_output.embed(tokens).unwrap();
-        let positions: Vec<u32> = (first..).take(tokens.len()).collect();
-        stage.forward(0..8, &mut hidden, &positions).map(|_| hidden)
-    };
+    let forward = |stage: &mut Stage, tokens: &[u32], first| forward(stage, &input_output, tokens, first);
     forward(&mut stage, &[0, 297, 668], 0).unwrap();
     let straight = forward(&mut stage, &[389, 322], 3).unwrap();
     forward(&mut stage, &[5, 6, 7], 3).unwrap();

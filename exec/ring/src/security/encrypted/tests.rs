@@ -236,12 +236,12 @@ proptest! {
         bytes in proptest::collection::vec(any::<u8>(), 0..200), marked: bool, accept: bool
     ) {
         run(async {
-            let (mut stranger, end) = duplex(1 << 16);
+            let (mut client, end) = duplex(1 << 16);
             if marked {
-                stranger.write_all(&ENCRYPTED_PREFIX).await.unwrap();
+                client.write_all(&ENCRYPTED_PREFIX).await.unwrap();
             }
-            stranger.write_all(&bytes).await.unwrap();
-            stranger.shutdown().await.unwrap();
+            client.write_all(&bytes).await.unwrap();
+            client.shutdown().await.unwrap();
             let mut end = if accept { accepting(end) } else { connecting(end) };
             let read = Frame::read(&mut end, 1 << 10).await;
             assert!(read.is_err(), "{read:?}");
