@@ -65,7 +65,7 @@ impl NativeKernels {
 fn matmul_by_dots<P: ByteDot>(instructions: P, task: MatmulTask<'_, '_>) {
     macro_rules! plain {
         ($dot:ident) => {
-            dot_tiles!(task, plain_row, neon::$dot)
+            dot_tiles!(task, plain_row, neon::$dot, instructions)
         };
     }
     macro_rules! blocks {

@@ -174,7 +174,7 @@ fn sum_values_f16(instructions: InstructionSet, probabilities: &[f32], values: &
 /// `$lanes` floats. `$run` is the number of registers that contain sums at the same time, and `$attribute` enables the
 /// instructions if the target does not.
 ///
-/// Uses the functions `dot_f16`, `splat`, `widen` and `fma` of the invoking module.
+/// Uses the functions `row_f16`, `splat`, `widen` and `fma` of the invoking module.
 #[allow(unused_macros)] // some targets have no native kernels
 macro_rules! attention_f16 {
     ($lanes:literal, $run:literal $(, $attribute:meta)?) => {
@@ -182,7 +182,7 @@ macro_rules! attention_f16 {
         $(#[$attribute])?
         pub(crate) fn scores_f16(query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
             for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
-                let [dot] = dot_f16(bytemuck::cast_slice(key), &[query]);
+                let [dot] = row_f16(bytemuck::cast_slice(key), &[query]);
                 *score = dot * scale;
             }
         }

@@ -36,6 +36,14 @@ impl<'a> Matrix<'a> {
     pub fn row(&self, row: usize) -> &'a [u8] {
         &self.bytes[row * self.row_bytes()..][..self.row_bytes()]
     }
+
+    /// Returns the bytes of the weights of [`DOT_ROWS`] rows, starting at row `first`. The last row before `end` stands
+    /// for the rows after it.
+    #[inline(always)]
+    pub(crate) fn rows_from(&self, first: usize, end: usize) -> [&'a [u8]; DOT_ROWS] {
+        let bytes = self.row_bytes();
+        std::array::from_fn(|r| &self.bytes[(first + r).min(end - 1) * bytes..][..bytes])
+    }
 }
 
 /// The output of a range of weight rows for all tokens, in a buffer that has the output of all rows.
@@ -94,6 +102,17 @@ impl<'a> MatmulOutput<'a> {
         out[at..][..values.len()].copy_from_slice(values);
     }
 
+    /// Writes the output of consecutive weight rows, starting at row `first`, for one token. Values after the last row
+    /// of this output are ignored.
+    #[inline(always)]
+    pub(crate) fn set_first_rows<const N: usize>(&mut self, token: usize, first: usize, values: &[f32; N]) {
+        // A copy of constant length is compiled to a few instructions instead of a call.
+        match self.rows.end - first {
+            rest if rest < N => self.set_rows(token, first, &values[..rest]),
+            _ => self.set_rows(token, first, values),
+        }
+    }
+
     /// Returns the output of all rows of this output for each of T tokens, starting at the token `first`.
     #[inline(always)]
     pub(crate) fn tokens_mut<const T: usize>(&mut self, first: usize) -> [&mut [f32]; T] {
@@ -138,32 +157,32 @@ pub(crate) struct MatmulTask<'a, 'b> {
     pub(crate) out: &'a mut MatmulOutput<'b>,
 }
 
+/// Number of weight rows that are multiplied together by dot products.
+pub(crate) const DOT_ROWS: usize = 4;
+
 /// Computes a [`MatmulTask`] with dot products: loops over tiles of four tokens, and for each tile over the weight
 /// rows. `$view` is the method of [`Activations`] that returns the input of one token, and `$dot` the function that
-/// returns the dot products of a weight row with T tokens. `$instructions` is an additional first argument of `$dot`.
+/// returns the dot products of [`DOT_ROWS`] weight rows with T tokens. `$instructions` is its first argument.
 macro_rules! dot_tiles {
-    ($task:ident, $view:ident, $dot:path $(, $instructions:ident)?) => {{
+    ($task:ident, $view:ident, $dot:path, $instructions:ident) => {{
         let $crate::matmul::MatmulTask { matrix, input, out } = $task;
         let tokens = input.tokens();
         let mut token = 0;
         while token + 4 <= tokens {
-            let rows = std::array::from_fn(|t| input.$view(token + t));
-            let numbers = out.rows();
-            let mut out: [&mut [f32]; 4] = out.tokens_mut(token);
-            for (at, row) in numbers.enumerate() {
-                let dots: [f32; 4] = $dot($($instructions,)? matrix.row(row), &rows);
-                for (out, dot) in out.iter_mut().zip(dots) {
-                    out[at] = dot;
+            let input = std::array::from_fn(|t| input.$view(token + t));
+            for first in out.rows().step_by($crate::matmul::DOT_ROWS) {
+                let dots: [_; 4] = $dot($instructions, &matrix.rows_from(first, out.rows().end), &input);
+                for (t, dots) in dots.iter().enumerate() {
+                    out.set_first_rows(token + t, first, dots);
                 }
             }
             token += 4;
         }
         for token in token..tokens {
-            let rows = [input.$view(token)];
-            let numbers = out.rows();
-            let [out] = out.tokens_mut(token);
-            for (row, out) in numbers.zip(out) {
-                [*out] = $dot($($instructions,)? matrix.row(row), &rows);
+            let input = [input.$view(token)];
+            for first in out.rows().step_by($crate::matmul::DOT_ROWS) {
+                let [dots] = $dot($instructions, &matrix.rows_from(first, out.rows().end), &input);
+                out.set_first_rows(token, first, &dots);
             }
         }
     }};

@@ -254,13 +254,7 @@ multiply_rows! {
 
 /// Writes the sums of a panel, which starts at weight row `first`, to the output of the matmul for all tokens.
 fn write_sums(out: &mut MatmulOutput<'_>, first: usize, sums: &[[f32; PANEL_ROWS]]) {
-    let width = PANEL_ROWS.min(out.rows().end - first);
     for (token, sums) in sums.iter().enumerate() {
-        // A copy of constant length is compiled to a few instructions instead of a call.
-        if width == PANEL_ROWS {
-            out.set_rows(token, first, sums);
-        } else {
-            out.set_rows(token, first, &sums[..width]);
-        }
+        out.set_first_rows(token, first, sums);
     }
 }

@@ -18,16 +18,19 @@ fn total(quants: &[i8], weight: impl Fn(usize) -> i32) -> i32 {
 ///
 /// In formats with minima, the minimum of a block times the sum of the block's activations is added.
 pub(crate) fn dot32<B: IntegerBlock32>(row: &[u8], input: QuantisedRow<'_>) -> f32 {
-    let mut sum = 0.0f32;
-    for (at, block) in blocks::<B>(row).iter().enumerate() {
-        let quants = &input.quants[32 * at..][..32];
-        let products = total(quants, |j| block.quant(j));
-        sum = (block.scale() * input.scales[at]).mul_add(products as f32, sum);
-        if B::HAS_MINIMUM {
-            sum = (block.minimum() * input.scales[at]).mul_add(total(quants, |_| 1) as f32, sum);
-        }
+    blocks::<B>(row).iter().enumerate().fold(0.0, |sum, (at, block)| add_block32(block, input, at, sum))
+}
+
+/// Adds the products of a block of 32 weights and the rounded activations with the same index `at` to `sum`.
+#[inline(always)]
+pub(crate) fn add_block32<B: IntegerBlock32>(block: &B, input: QuantisedRow<'_>, at: usize, sum: f32) -> f32 {
+    let quants = &input.quants[32 * at..][..32];
+    let products = total(quants, |j| block.quant(j));
+    let sum = (block.scale() * input.scales[at]).mul_add(products as f32, sum);
+    if !B::HAS_MINIMUM {
+        return sum;
     }
-    sum
+    (block.minimum() * input.scales[at]).mul_add(total(quants, |_| 1) as f32, sum)
 }
 
 /// Returns the dot product of a row of weights in blocks of 256 with rounded activations.

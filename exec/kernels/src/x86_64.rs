@@ -14,6 +14,12 @@ use super::{avx2, panel};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Avx2(());
 
+/// AVX2, FMA, F16C and AVX-VNNI, the instructions of VNNI for processors without AVX-512.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AvxVnni {
+    avx2: Avx2,
+}
+
 /// AVX2, FMA, F16C, AVX-512 (F, BW, VL) and VNNI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Avx512 {
@@ -26,6 +32,13 @@ impl Avx2 {
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
         available.then_some(Avx2(()))
+    }
+}
+
+impl AvxVnni {
+    fn detect() -> Option<AvxVnni> {
+        let avx2 = Avx2::detect()?;
+        is_x86_feature_detected!("avxvnni").then_some(AvxVnni { avx2 })
     }
 }
 
@@ -45,22 +58,28 @@ impl Avx512 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NativeKernels {
     Avx2(Avx2),
+    AvxVnni(AvxVnni),
     Avx512(Avx512),
 }
 
 impl From<NativeKernels> for Avx2 {
     fn from(native: NativeKernels) -> Avx2 {
         match native {
-            NativeKernels::Avx2(avx2) | NativeKernels::Avx512(Avx512 { avx2 }) => avx2,
+            NativeKernels::Avx2(avx2)
+            | NativeKernels::AvxVnni(AvxVnni { avx2 })
+            | NativeKernels::Avx512(Avx512 { avx2 }) => avx2,
         }
     }
 }
 
-/// Defines methods without results that are compiled with the instructions of `Avx2` or `Avx512`. The type of `self`
-/// must be convertible to this type, which proves that the processor has the instructions.
+/// Defines methods without results that are compiled with the instructions of `Avx2`, `AvxVnni` or `Avx512`. The type of
+/// `self` must be convertible to this type, which proves that the processor has the instructions.
 macro_rules! methods_with {
     (Avx2: $($methods:tt)+) => {
         $crate::x86_64::methods_with! { @Avx2, "avx2,fma,f16c": $($methods)+ }
+    };
+    (AvxVnni: $($methods:tt)+) => {
+        $crate::x86_64::methods_with! { @AvxVnni, "avx2,fma,f16c,avxvnni": $($methods)+ }
     };
     (Avx512: $($methods:tt)+) => {
         $crate::x86_64::methods_with! { @Avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni": $($methods)+ }
@@ -87,13 +106,15 @@ impl NativeKernels {
     /// Returns the instruction sets of this processor, from the slowest to the fastest.
     pub(super) fn detect_all() -> impl DoubleEndedIterator<Item = NativeKernels> {
         let avx2 = Avx2::detect().map(NativeKernels::Avx2);
+        let avx_vnni = AvxVnni::detect().map(NativeKernels::AvxVnni);
         let avx512 = Avx512::detect().map(NativeKernels::Avx512);
-        [avx2, avx512].into_iter().flatten()
+        [avx2, avx_vnni, avx512].into_iter().flatten()
     }
 
     pub(super) fn name(self) -> &'static str {
         match self {
             NativeKernels::Avx2(_) => "avx2",
+            NativeKernels::AvxVnni(_) => "avx-vnni",
             NativeKernels::Avx512(_) => "avx512",
         }
     }
@@ -102,8 +123,12 @@ impl NativeKernels {
     pub(super) fn multiply(self, task: MatmulTask<'_, '_>) {
         match (self, panel::is_profitable(task.matrix.format, task.input.tokens())) {
             (NativeKernels::Avx512(avx512), true) => panel::avx512::matmul(avx512, task),
-            (NativeKernels::Avx2(avx2), true) => panel::avx2::matmul(avx2, task),
-            (_, false) => self.multiply_by_dots(task),
+            (NativeKernels::Avx2(avx2) | NativeKernels::AvxVnni(AvxVnni { avx2 }), true) => {
+                panel::avx2::matmul(avx2, task);
+            }
+            (NativeKernels::Avx2(avx2), false) => avx2.multiply_by_dots(avx2, task),
+            (NativeKernels::AvxVnni(avx_vnni), false) => avx_vnni.multiply_by_dots(avx_vnni, task),
+            (NativeKernels::Avx512(avx512), false) => avx512.multiply_by_dots(avx512, task),
         }
     }
 
@@ -115,20 +140,29 @@ impl NativeKernels {
         pub(super) fn sum_values_f16(probabilities: &[f32], values: &[f16], out: &mut [f32]) {
             avx2::sum_values_f16(probabilities, values, out);
         }
-
-        /// Computes a part of a matmul with dot products.
-        fn multiply_by_dots(task: MatmulTask<'_, '_>) {
-            macro_rules! plain {
-                ($dot:ident) => {
-                    dot_tiles!(task, plain_row, avx2::$dot)
-                };
-            }
-            macro_rules! blocks {
-                ($block:ident, $row:ident, $dot:ident) => {
-                    dot_tiles!(task, $row, avx2::$dot)
-                };
-            }
-            for_format!(task.matrix.format, plain, blocks);
-        }
     }
 }
+
+/// Implements `multiply_by_dots`, which computes a part of a matmul with dot products.
+macro_rules! multiply_by_dots {
+    ($($instructions:ident)+) => {$(
+        impl $instructions {
+            methods_with! { $instructions:
+                fn multiply_by_dots(instructions: $instructions, task: MatmulTask<'_, '_>) {
+                    macro_rules! plain {
+                        ($dot:ident) => {
+                            dot_tiles!(task, plain_row, avx2::$dot, instructions)
+                        };
+                    }
+                    macro_rules! blocks {
+                        ($block:ident, $row:ident, $dot:ident) => {
+                            dot_tiles!(task, $row, avx2::$dot, instructions)
+                        };
+                    }
+                    for_format!(task.matrix.format, plain, blocks);
+                }
+            }
+        }
+    )+};
+}
+multiply_by_dots! { Avx2 AvxVnni Avx512 }

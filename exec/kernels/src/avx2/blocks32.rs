@@ -1,199 +1,255 @@
 //! Dot products of weights in blocks of 32 with rounded activations, in AVX2.
 //!
-//! A format defines how the 32 weights of a block are unpacked to bytes. The arithmetic after that is the same for all
-//! formats with a minimum, and for all formats without one.
+//! Two adjacent blocks are multiplied together, one in each half of a register: first their first 16 weights, then their
+//! last 16 weights. A format defines how these weights are unpacked to bytes. The arithmetic after that is the same for
+//! all formats.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
 
 use bytemuck::must_cast;
 
-use super::{
-    entries, half_bits, load, lowest, nibbles, one_sum, per_token, prefetch, set_bits, signed, two_sums,
-    unsigned,
-};
+use super::{FourRows, MultiplyAdd, entries, load, load_half, per_token, set_bits, sums_of_halves};
 use crate::activations::QuantisedRow;
 use crate::blocks::{
     BlockIq4Nl, BlockMxfp4, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, HalfScaledBlock,
-    IQ4_VALUES, MXFP4_VALUES, ScaledBlock, blocks,
+    IQ4_VALUES, IntegerBlock32, MXFP4_VALUES, ScaledBlock,
+};
+use crate::scalar::add_block32;
+
+/// Defines dot products of four rows for formats with blocks of 32 weights. Arguments of each format: the offset of the
+/// bytes, the method of [`MultiplyAdd`] that multiplies them, the functions that return the scales and the minima of
+/// eight blocks, and an expression for the bytes of two blocks.
+macro_rules! dots32 {
+    ($(
+        $name:ident: $type:ty, $offset:expr, $multiply:ident, $scales:ident $minima:ident,
+        |$first:ident, $second:ident| $bytes:expr;
+    )+) => {$(
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        pub(crate) fn $name<I: MultiplyAdd, const T: usize>(
+            instructions: I,
+            rows: &[&[u8]; 4],
+            input: &[QuantisedRow<'_>; T],
+        ) -> [[f32; 4]; T] {
+            #[inline]
+            #[target_feature(enable = "avx2")]
+            fn unpack($first: &$type, $second: &$type) -> [__m256i; 2] {
+                $bytes
+            }
+            let rows = FourRows::<$type>::new(rows);
+            let (pairs, length, offset) = (rows.pairs(), rows.length() / 2, $offset);
+            let quants: [&[[[i8; 32]; 2]]; T] =
+                per_token(input, |input| &input.quants.as_chunks().0.as_chunks().0[..length]);
+            let scales: [&[[f32; 2]]; T] = per_token(input, |input| &input.scales.as_chunks().0[..length]);
+            let sums: [&[[i16; 2]]; T] = per_token(input, |input| &input.sums.as_chunks().0[..length]);
+            let mut dots = [_mm_setzero_ps(); T];
+            for at in 0..length {
+                let four = [&pairs[0][at], &pairs[1][at], &pairs[2][at], &pairs[3][at]];
+                let mut bytes = [[_mm256_setzero_si256(); 2]; 4];
+                for r in 0..4 {
+                    rows.prefetch(2 * at..2 * at + 2, r, 4);
+                    bytes[r] = unpack(&four[r][0], &four[r][1]);
+                }
+                let (block_scales, block_minima) = ($scales(four), $minima(four));
+                for t in 0..T {
+                    let [a, b] = &quants[t][at];
+                    let (a, b) = (load(a), load(b));
+                    let values =
+                        [_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b)];
+                    let mut totals = [_mm256_setzero_si256(); 4];
+                    for r in 0..4 {
+                        totals[r] = instructions.$multiply(bytes[r], values);
+                    }
+                    let mut totals = sums_of_halves(totals);
+                    let [first_sum, second_sum] = sums[t][at].map(i32::from);
+                    if offset != 0 {
+                        totals = _mm256_sub_epi32(totals, fours(offset * first_sum, offset * second_sum));
+                    }
+                    let totals = _mm256_cvtepi32_ps(totals);
+                    let factors = four_floats(scales[t][at]);
+                    let scale = _mm256_mul_ps(block_scales, factors);
+                    if <$type>::HAS_MINIMUM {
+                        let minimum = _mm256_mul_ps(block_minima, factors);
+                        let plain = _mm256_cvtepi32_ps(fours(first_sum, second_sum));
+                        dots[t] = _mm_fmadd_ps(low(scale), low(totals), dots[t]);
+                        dots[t] = _mm_fmadd_ps(low(minimum), low(plain), dots[t]);
+                        dots[t] = _mm_fmadd_ps(high(scale), high(totals), dots[t]);
+                        dots[t] = _mm_fmadd_ps(high(minimum), high(plain), dots[t]);
+                    } else {
+                        dots[t] = _mm_fmadd_ps(low(scale), low(totals), dots[t]);
+                        dots[t] = _mm_fmadd_ps(high(scale), high(totals), dots[t]);
+                    }
+                }
+            }
+            let mut sums = [[0.0; 4]; T];
+            for t in 0..T {
+                sums[t] = must_cast(dots[t]);
+            }
+            if 2 * length < rows.length() {
+                add_last_blocks(&rows, input, &mut sums);
+            }
+            sums
+        }
+    )+};
+}
+dots32! {
+    dot_q8_0: BlockQ8_0, I::SIGNED_OFFSET, signed_fours, eight_scales eight_minima, |first, second| {
+        let [[a, b], [c, d]] = [first, second].map(|block| {
+            let halves = block.quants.as_chunks::<16>().0;
+            [halves[0], halves[1]]
+        });
+        [halves(&a, &c), halves(&b, &d)]
+    };
+    dot_q4_0: BlockQ4_0, 8, unsigned_fours, eight_scales eight_minima, |first, second| nibbles(&first.quants, &second.quants);
+    dot_q4_1: BlockQ4_1, 0, unsigned_fours, eight_scales eight_minima, |first, second| nibbles(&first.quants, &second.quants);
+    dot_q5_0: BlockQ5_0, 16, unsigned_fours, eight_scales eight_minima, |first, second| {
+        with_fifth(nibbles(&first.quants, &second.quants), [first.high_bits, second.high_bits])
+    };
+    dot_q5_1: BlockQ5_1, 0, unsigned_fours, eight_scales eight_minima, |first, second| {
+        with_fifth(nibbles(&first.quants, &second.quants), [first.high_bits, second.high_bits])
+    };
+    dot_iq4_nl: BlockIq4Nl, I::SIGNED_OFFSET, signed_fours, eight_scales eight_minima, |first, second| {
+        let [low, high] = nibbles(&first.quants, &second.quants);
+        [entries(&IQ4_VALUES, low), entries(&IQ4_VALUES, high)]
+    };
+    dot_mxfp4: BlockMxfp4, MXFP4_OFFSET, unsigned_fours, eight_powers eight_zeros, |first, second| {
+        let [low, high] = nibbles(&first.quants, &second.quants);
+        [entries(&MXFP4_BYTES, low), entries(&MXFP4_BYTES, high)]
+    };
+}
+
+/// The offset of the entries of `MXFP4_BYTES`.
+const MXFP4_OFFSET: i32 = 12;
+
+/// The codebook of `MXFP4`, plus its offset.
+const MXFP4_BYTES: [i8; 16] = {
+    let mut bytes = MXFP4_VALUES;
+    let mut at = 0;
+    while at < 16 {
+        bytes[at] += MXFP4_OFFSET as i8;
+        at += 1;
+    }
+    bytes
 };
 
-/// Defines dot products for formats without a minimum. Arguments of each format: `$four_scales` and `$scale` return the
-/// scales of four blocks and of one block, and an expression unpacks the weights of a block to signed bytes. Four
-/// blocks are summed together.
-macro_rules! signed_dots {
-    ($($name:ident: $type:ty, $four_scales:ident, $scale:ident, |$block:ident| $weights:expr;)+) => {$(
-        #[inline]
-        #[target_feature(enable = "avx2,fma,f16c")]
-        pub(crate) fn $name<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
-            #[inline]
-            #[target_feature(enable = "avx2")]
-            fn unpack($block: &$type) -> __m256i {
-                $weights
-            }
-            let row = blocks::<$type>(row);
-            let quants: [&[[i8; 32]]; T] = per_token(input, |input| &input.quants.as_chunks().0[..row.len()]);
-            let scales: [&[f32]; T] = per_token(input, |input| &input.scales[..row.len()]);
-            let (fours, rest) = row.as_chunks::<4>();
-            let ones = _mm256_set1_epi16(1);
-            let mut dots = [_mm_setzero_ps(); T];
-            for (at, [a, b, c, d]) in fours.iter().enumerate() {
-                prefetch(&fours[at]);
-                let weights = [unpack(a), unpack(b), unpack(c), unpack(d)];
-                let scale = $four_scales([a, b, c, d]);
-                for t in 0..T {
-                    let quants = &quants[t].as_chunks::<4>().0[at];
-                    let mut sums = [_mm256_setzero_si256(); 4];
-                    for n in 0..4 {
-                        sums[n] = _mm256_madd_epi16(signed(weights[n], load(&quants[n])), ones);
-                    }
-                    let scale = _mm_mul_ps(scale, must_cast(scales[t].as_chunks::<4>().0[at]));
-                    dots[t] = add_four(scale, four_sums(sums), dots[t]);
-                }
-            }
-            for (at, block) in (4 * fours.len()..).zip(rest) {
-                let weights = unpack(block);
-                let scale = $scale(block);
-                for t in 0..T {
-                    let sum = _mm256_madd_epi16(signed(weights, load(&quants[t][at])), ones);
-                    dots[t] = _mm_fmadd_ss(_mm_set_ss(scale * scales[t][at]), one_sum(sum), dots[t]);
-                }
-            }
-            lowest(dots)
+/// Adds the products of the last block of each row to the dot products of T tokens. This is for rows with an odd number
+/// of blocks, which are rare.
+#[cold]
+fn add_last_blocks<B: IntegerBlock32, const T: usize>(
+    rows: &FourRows<'_, B>,
+    input: &[QuantisedRow<'_>; T],
+    dots: &mut [[f32; 4]; T],
+) {
+    let last = rows.length() - 1;
+    for (input, dots) in input.iter().zip(dots) {
+        for (block, dot) in rows.blocks(last).into_iter().zip(dots) {
+            *dot = add_block32(block, *input, last, *dot);
         }
-    )+};
-}
-signed_dots! {
-    dot_q8_0: BlockQ8_0, four_half_scales, half_scale, |block| load(&block.quants);
-    dot_q4_0: BlockQ4_0, four_half_scales, half_scale, |block| {
-        _mm256_sub_epi8(nibbles(&block.quants), _mm256_set1_epi8(8))
-    };
-    dot_q5_0: BlockQ5_0, four_half_scales, half_scale, |block| {
-        // Where the fifth bit is clear, setting the four bits above the nibble subtracts 16 from the nibble.
-        let below = _mm256_andnot_si256(set_bits(block.high_bits), _mm256_set1_epi8(-16));
-        _mm256_or_si256(nibbles(&block.quants), below)
-    };
-    dot_iq4_nl: BlockIq4Nl, four_half_scales, half_scale, |block| entries(&IQ4_VALUES, nibbles(&block.quants));
-    dot_mxfp4: BlockMxfp4, four_power_scales, power_scale, |block| entries(&MXFP4_VALUES, nibbles(&block.quants));
+    }
 }
 
-/// Returns the f16 scales of four blocks as f32.
+/// Returns a register with `low` in its lower half and `high` in its upper half.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn halves(low: &[i8; 16], high: &[i8; 16]) -> __m256i {
+    _mm256_set_m128i(load_half(high), load_half(low))
+}
+
+/// Returns the low four bits of the bytes of two blocks, which are their first 16 weights, and the high four bits.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn nibbles(first: &[u8; 16], second: &[u8; 16]) -> [__m256i; 2] {
+    let bytes = _mm256_set_m128i(load_half(second), load_half(first));
+    let low_bits = _mm256_set1_epi8(15);
+    [_mm256_and_si256(bytes, low_bits), _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low_bits)]
+}
+
+/// Adds the fifth bits of the weights of two blocks to their nibbles: bit j of the bits of a block belongs to weight j.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn with_fifth(nibbles: [__m256i; 2], [first, second]: [[u8; 4]; 2]) -> [__m256i; 2] {
+    let [a, b, c, d] = first;
+    let [e, f, g, h] = second;
+    let fifth = _mm256_set1_epi8(16);
+    [
+        _mm256_or_si256(nibbles[0], _mm256_and_si256(set_bits([a, b, e, f]), fifth)),
+        _mm256_or_si256(nibbles[1], _mm256_and_si256(set_bits([c, d, g, h]), fifth)),
+    ]
+}
+
+/// Converts an f16 value of the first block of each of four rows, then that of the second block, to f32.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn four_half_scales<B: HalfScaledBlock>([a, b, c, d]: [&B; 4]) -> __m128 {
-    four_halves([a.scale_bits(), b.scale_bits(), c.scale_bits(), d.scale_bits()])
+fn eight_halves<B>([a, b, c, d]: [&[B; 2]; 4], bits: impl Fn(&B) -> u16) -> __m256 {
+    let of = |block| bits(block).cast_signed();
+    _mm256_cvtph_ps(_mm_setr_epi16(
+        of(&a[0]),
+        of(&b[0]),
+        of(&c[0]),
+        of(&d[0]),
+        of(&a[1]),
+        of(&b[1]),
+        of(&c[1]),
+        of(&d[1]),
+    ))
 }
 
+/// Returns the scales of the first block of each of four rows, then those of the second blocks.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn half_scale(block: &impl HalfScaledBlock) -> f32 {
-    half_bits(block.scale_bits())
+fn eight_scales<B: HalfScaledBlock>(rows: [&[B; 2]; 4]) -> __m256 {
+    eight_halves(rows, B::scale_bits)
 }
 
-/// Returns the scales of four blocks, which are powers of two: the results of [`BlockMxfp4::scale`].
-#[inline]
-#[target_feature(enable = "avx2")]
-fn four_power_scales([a, b, c, d]: [&BlockMxfp4; 4]) -> __m128 {
-    let exponents = i32::from_le_bytes([a.exponent, b.exponent, c.exponent, d.exponent]);
-    let exponents = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(exponents));
-    let one = _mm_set1_epi32(1);
-    let normal = _mm_slli_epi32::<23>(_mm_sub_epi32(exponents, one));
-    let subnormal = _mm_sllv_epi32(_mm_set1_epi32(1 << 21), exponents);
-    _mm_castsi128_ps(_mm_blendv_epi8(subnormal, normal, _mm_cmpgt_epi32(exponents, one)))
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn power_scale(block: &BlockMxfp4) -> f32 {
-    block.scale()
-}
-
-/// Defines dot products for formats with a minimum, given expressions that unpack a block to unsigned bytes.
-macro_rules! minimum_dots {
-    ($($name:ident: $type:ty, |$block:ident| $weights:expr;)+) => {$(
-        #[inline]
-        #[target_feature(enable = "avx2,fma,f16c")]
-        pub(crate) fn $name<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
-            #[inline]
-            #[target_feature(enable = "avx2")]
-            fn unpack($block: &$type) -> __m256i {
-                $weights
-            }
-            let row = blocks::<$type>(row);
-            let quants: [&[[i8; 32]]; T] = per_token(input, |input| &input.quants.as_chunks().0[..row.len()]);
-            let scales: [&[f32]; T] = per_token(input, |input| &input.scales[..row.len()]);
-            let (twos, rest) = row.as_chunks::<2>();
-            let mut dots = [_mm_setzero_ps(); T];
-            for (at, [a, b]) in twos.iter().enumerate() {
-                prefetch(&twos[at]);
-                let weights = [unpack(a), unpack(b)];
-                // In the order of the sums: products and activations of the first block, then of the second.
-                let scale = four_halves([a.scale_bits(), a.minimum_bits(), b.scale_bits(), b.minimum_bits()]);
-                for t in 0..T {
-                    let [first, second] = &quants[t].as_chunks::<2>().0[at];
-                    let (first, second) = (load(first), load(second));
-                    let ([c, d], [e, f]) = (integers(weights[0], first), integers(weights[1], second));
-                    let [low, high] = scales[t].as_chunks::<2>().0[at];
-                    let scale = _mm_mul_ps(scale, _mm_setr_ps(low, low, high, high));
-                    dots[t] = add_four(scale, four_sums([c, d, e, f]), dots[t]);
-                }
-            }
-            for (at, block) in (2 * twos.len()..).zip(rest) {
-                let weights = unpack(block);
-                let (scale, minimum) = (half_bits(block.scale_bits()), half_bits(block.minimum_bits()));
-                for t in 0..T {
-                    let [products, plain] = integers(weights, load(&quants[t][at]));
-                    let both = two_sums(products, plain);
-                    let (scale, minimum) = (scale * scales[t][at], minimum * scales[t][at]);
-                    dots[t] = _mm_fmadd_ss(_mm_set_ss(scale), both, dots[t]);
-                    dots[t] = _mm_fmadd_ss(_mm_set_ss(minimum), _mm_movehdup_ps(both), dots[t]);
-                }
-            }
-            lowest(dots)
-        }
-    )+};
-}
-minimum_dots! {
-    dot_q4_1: BlockQ4_1, |block| nibbles(&block.quants);
-    dot_q5_1: BlockQ5_1, |block| {
-        let fifth = _mm256_and_si256(set_bits(block.high_bits), _mm256_set1_epi8(16));
-        _mm256_or_si256(nibbles(&block.quants), fifth)
-    };
-}
-
-/// Converts four f16 values, given by their bits, to f32.
+/// Returns the minima of the first block of each of four rows, then those of the second blocks.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn four_halves([a, b, c, d]: [u16; 4]) -> __m128 {
-    let bits = u64::from(a) | u64::from(b) << 16 | u64::from(c) << 32 | u64::from(d) << 48;
-    _mm_cvtph_ps(_mm_cvtsi64_si128(bits as i64))
+fn eight_minima<B: HalfScaledBlock>(rows: [&[B; 2]; 4]) -> __m256 {
+    eight_halves(rows, B::minimum_bits)
+}
+
+/// Returns the scales of eight blocks, which are powers of two: the results of [`BlockMxfp4::scale`].
+#[inline]
+#[target_feature(enable = "avx2")]
+fn eight_powers([a, b, c, d]: [&[BlockMxfp4; 2]; 4]) -> __m256 {
+    let bytes = [&a[0], &b[0], &c[0], &d[0], &a[1], &b[1], &c[1], &d[1]].map(|block| block.exponent);
+    let exponents = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(i64::from_le_bytes(bytes)));
+    let one = _mm256_set1_epi32(1);
+    let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(exponents, one));
+    let subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(1 << 21), exponents);
+    _mm256_castsi256_ps(_mm256_blendv_epi8(subnormal, normal, _mm256_cmpgt_epi32(exponents, one)))
+}
+
+/// Returns the minima of eight blocks in a format without minima.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn eight_zeros<B>(_: [&[B; 2]; 4]) -> __m256 {
+    _mm256_setzero_ps()
+}
+
+/// Returns four times `first`, then four times `second`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn fours(first: i32, second: i32) -> __m256i {
+    _mm256_set_m128i(_mm_set1_epi32(second), _mm_set1_epi32(first))
+}
+
+/// Returns four times the first value, then four times the second.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn four_floats([first, second]: [f32; 2]) -> __m256 {
+    _mm256_set_m128(_mm_set1_ps(second), _mm_set1_ps(first))
 }
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn four_sums([a, b, c, d]: [__m256i; 4]) -> __m128 {
-    let halves = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
-    let sums = _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
-    _mm_cvtepi32_ps(sums)
+fn low(eight: __m256) -> __m128 {
+    _mm256_castps256_ps128(eight)
 }
 
-/// Adds the four products `scales[i] * sums[i]` to the lowest lane of `dot`, in ascending order of i.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn add_four(scales: __m128, sums: __m128, dot: __m128) -> __m128 {
-    let dot = _mm_fmadd_ss(scales, sums, dot);
-    let dot = _mm_fmadd_ss(_mm_movehdup_ps(scales), _mm_movehdup_ps(sums), dot);
-    let (scales, sums) = (_mm_movehl_ps(scales, scales), _mm_movehl_ps(sums, sums));
-    let dot = _mm_fmadd_ss(scales, sums, dot);
-    _mm_fmadd_ss(_mm_movehdup_ps(scales), _mm_movehdup_ps(sums), dot)
-}
-
-/// Returns the integers by which the scale and the minimum of a block are multiplied, each as eight partial sums: of
-/// the products of weights and activations, and of the activations.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn integers(weights: __m256i, activations: __m256i) -> [__m256i; 2] {
-    let ones = _mm256_set1_epi16(1);
-    let plain = unsigned(_mm256_set1_epi8(1), activations);
-    [_mm256_madd_epi16(unsigned(weights, activations), ones), _mm256_madd_epi16(plain, ones)]
+fn high(eight: __m256) -> __m128 {
+    _mm256_extractf128_ps::<1>(eight)
 }

@@ -2,8 +2,12 @@
 //!
 //! `maddubs` multiplies unsigned weights by signed activations and adds adjacent products (at most 2 * 128 * 127,
 //! below 2^15); `madd` multiplies by the integer scales and adds adjacent products again. A block is summed
-//! completely in integers before the conversion to f32. Each function computes the dot products of a row with T
-//! tokens, so that weights are unpacked once for T tokens. The arithmetic of a token does not depend on T.
+//! completely in integers before the conversion to f32. Each function computes the dot products of four rows with T
+//! tokens: the activations are loaded once for four rows, the weights are unpacked once for T tokens, and the four rows
+//! are the lanes of the conversions and of the float arithmetic. The arithmetic of a row and a token does not depend on
+//! the other rows and tokens.
+//!
+//! The functions are compiled with the instructions of their caller, and use its [`MultiplyAdd`].
 //!
 //! Not here: loops over rows. That is [`super::matmul`].
 
@@ -11,9 +15,12 @@ mod blocks32;
 mod floats;
 mod i_quants;
 mod k_quants;
+mod multiply_add;
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
+use std::ops::Range;
+use std::sync::atomic::{Ordering, compiler_fence};
 
 pub(super) use blocks32::{dot_iq4_nl, dot_mxfp4, dot_q4_0, dot_q4_1, dot_q5_0, dot_q5_1, dot_q8_0};
 pub(super) use floats::{dot_bf16, dot_f16, dot_f32, scores_f16, sum_values_f16};
@@ -21,9 +28,11 @@ pub(super) use i_quants::{
     dot_iq1_m, dot_iq1_s, dot_iq2_s, dot_iq2_xs, dot_iq2_xxs, dot_iq3_s, dot_iq3_xxs, dot_iq4_xs,
 };
 pub(super) use k_quants::{dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k};
+pub(super) use multiply_add::MultiplyAdd;
 
 use bytemuck::Pod;
 
+use super::blocks::blocks;
 use super::matmul::per_token;
 
 /// Loads the 32 bytes of `values`.
@@ -40,53 +49,93 @@ pub(super) fn load_half<T: Pod>(values: &T) -> __m128i {
     bytemuck::must_cast(*values)
 }
 
+/// Returns a register with `half` in both halves.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn two_of(half: __m128i) -> __m256i {
+    _mm256_broadcastsi128_si256(half)
+}
+
+/// Converts four f16 values, given by their bits, to f32.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn half_bits(bits: u16) -> f32 {
-    _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
+fn four_halves(bits: [u16; 4]) -> __m128 {
+    let [a, b, c, d] = bits.map(u16::cast_signed);
+    _mm_cvtph_ps(_mm_setr_epi16(a, b, c, d, 0, 0, 0, 0))
 }
 
-/// The distance between a loaded block and the software prefetch, in bytes. Hardware prefetching stops at the end of a
-/// 4 KiB page; without software prefetching one core reaches only 60 % of its read bandwidth.
-const PREFETCH_BYTES: usize = 4096;
+/// The blocks of four adjacent weight rows of a matrix, which are multiplied together.
+struct FourRows<'a, B> {
+    rows: [&'a [B]; 4],
+}
 
-/// Prefetches the cache lines `PREFETCH_BYTES` after a block, which may be outside the row or the matrix.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn prefetch<B>(block: &B) {
-    let there = std::ptr::from_ref(block).cast::<i8>().wrapping_add(PREFETCH_BYTES);
-    for line in (0..size_of::<B>()).step_by(64) {
-        // A prefetch of any address is harmless: it cannot fault.
-        _mm_prefetch::<_MM_HINT_T0>(there.wrapping_add(line));
+impl<'a, B: Pod> FourRows<'a, B> {
+    #[inline(always)]
+    fn new(rows: &[&'a [u8]; 4]) -> FourRows<'a, B> {
+        let first: &[B] = blocks(rows[0]);
+        let length = first.len();
+        FourRows {
+            rows: [first, &blocks(rows[1])[..length], &blocks(rows[2])[..length], &blocks(rows[3])[..length]],
+        }
+    }
+
+    /// Returns the number of blocks in a row.
+    #[inline(always)]
+    fn length(&self) -> usize {
+        self.rows[0].len()
+    }
+
+    /// Returns the block with index `at` of each row.
+    #[inline(always)]
+    fn blocks(&self, at: usize) -> [&'a B; 4] {
+        [&self.rows[0][at], &self.rows[1][at], &self.rows[2][at], &self.rows[3][at]]
+    }
+
+    /// Returns the pairs of adjacent blocks of each row. If the number of blocks is odd, the last one is not in a pair.
+    #[inline(always)]
+    fn pairs(&self) -> [&'a [[B; 2]]; 4] {
+        let count = self.length() / 2;
+        std::array::from_fn(|r| &self.rows[r].as_chunks().0[..count])
+    }
+
+    /// Prefetches a part of the next four rows, as long as the blocks with the indices `blocks` of all four rows. The
+    /// parts follow each other in memory: hardware prefetching, which needs a sequence of addresses, does not follow four
+    /// rows at the same time. The addresses may be outside the matrix.
+    ///
+    /// Only every `step`-th cache line is prefetched, starting with line `first`, because a burst of prefetches delays
+    /// the loads after it.
+    #[inline(always)]
+    fn prefetch(&self, blocks: Range<usize>, first: usize, step: usize) {
+        let next = self.rows[0].as_ptr().wrapping_add(4 * (self.length() + blocks.start)).cast::<i8>();
+        for line in (64 * first..4 * blocks.len() * size_of::<B>()).step_by(64 * step) {
+            // SAFETY: a prefetch of any address is harmless: it cannot fault.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line)) };
+        }
+        compiler_fence(Ordering::SeqCst);
     }
 }
 
-/// Returns the sum of the i32 lanes of `first` and that of `second`, as floats in the two lowest lanes.
+/// Returns the sum of the i32 lanes of each of four registers.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn two_sums(first: __m256i, second: __m256i) -> __m128 {
-    let pairs = _mm256_hadd_epi32(first, second);
-    let four = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256::<1>(pairs));
-    _mm_cvtepi32_ps(_mm_hadd_epi32(four, four))
+fn four_sums(registers: [__m256i; 4]) -> __m128i {
+    let sums = sums_of_halves(registers);
+    _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums))
 }
 
-/// Returns the sum of the i32 lanes of `values`, as a float in the lowest lane.
+/// Returns the sums of the four lower i32 lanes of each of four registers, then the sums of the four upper lanes.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn one_sum(values: __m256i) -> __m128 {
-    let four = _mm_add_epi32(_mm256_castsi256_si128(values), _mm256_extracti128_si256::<1>(values));
-    let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b1110>(four));
-    _mm_cvtepi32_ps(_mm_add_epi32(two, _mm_shuffle_epi32::<1>(two)))
+fn sums_of_halves([a, b, c, d]: [__m256i; 4]) -> __m256i {
+    let (first, last) = (interleaved_sums(a, b), interleaved_sums(c, d));
+    _mm256_add_epi32(_mm256_unpacklo_epi64(first, last), _mm256_unpackhi_epi64(first, last))
 }
 
+/// Adds lanes 0 and 2, and lanes 1 and 3, of the halves of two registers; the sums of the two registers alternate.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn lowest<const T: usize>(dots: [__m128; T]) -> [f32; T] {
-    let mut lowest = [0.0; T];
-    for t in 0..T {
-        lowest[t] = _mm_cvtss_f32(dots[t]);
-    }
-    lowest
+fn interleaved_sums(a: __m256i, b: __m256i) -> __m256i {
+    _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b))
 }
 
 /// Returns the low four bits of each of 16 bytes, followed by the high four bits of each, as 32 bytes.
@@ -102,7 +151,7 @@ fn nibbles(bytes: &[u8; 16]) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn entries(codebook: &[i8; 16], indices: __m256i) -> __m256i {
-    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_half(codebook)), indices)
+    _mm256_shuffle_epi8(two_of(load_half(codebook)), indices)
 }
 
 /// Expands each of 32 bits to a byte: 0xff if the bit is set, otherwise 0.

@@ -69,6 +69,13 @@ integers! {
 }
 
 impl BlockIq4Xs {
+    /// Returns the lower four bits of the eight scales, and their upper two bits.
+    #[inline(always)]
+    #[allow(dead_code)] // for x86-64
+    pub(crate) fn packed_scales(&self) -> (i32, i32) {
+        (i32::from_le_bytes(self.scales_low), i32::from(u16::from_le_bytes(self.scales_high)))
+    }
+
     /// Returns the integer scale of a sub-block of 32 weights, from -32 to 31.
     #[inline(always)]
     pub(crate) fn sub_scale(&self, sub_block: usize) -> i8 {

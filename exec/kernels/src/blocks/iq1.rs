@@ -17,7 +17,7 @@ pub(crate) struct BlockIq1S {
     low_bits: [u8; 32],
     /// For each sub-block of 32 weights: the upper three bits of its four codebook indices, three bits of its scale,
     /// and the sign bit of its shift.
-    high_bits: [[u8; 2]; 8],
+    pub(crate) high_bits: [[u8; 2]; 8],
 }
 
 /// `IQ1_M`, 256 weights: weight = `scale * (2 * scales[j] + 1) * (g + shift)` with three-bit `scales[j]`, j = index /

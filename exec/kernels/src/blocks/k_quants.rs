@@ -5,7 +5,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::IntegerBlock256;
+use super::{HalfScaledBlock, IntegerBlock256};
 
 /// `Q2_K`: weight = `scale * scales[j] * q - minimum * minima[j]` with two-bit q, j = index / 16.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -37,6 +37,7 @@ pub(crate) struct BlockQ3K {
 pub(crate) struct BlockQ4K {
     scale: [u8; 2],
     minimum: [u8; 2],
+    #[allow(dead_code)] // see `SixBitScales`
     packed: [u8; 12],
     /// Four runs of 32 bytes. The low nibbles of a run are 32 weights, and the high nibbles are the next 32 weights.
     pub(crate) quants: [u8; 128],
@@ -48,6 +49,7 @@ pub(crate) struct BlockQ4K {
 pub(crate) struct BlockQ5K {
     scale: [u8; 2],
     minimum: [u8; 2],
+    #[allow(dead_code)] // see `SixBitScales`
     packed: [u8; 12],
     /// The fifth bit of each weight: bit g of byte i belongs to weight i of group g, a group of 32 weights.
     pub(crate) high_bits: [u8; 32],
@@ -108,6 +110,15 @@ impl IntegerBlock256 for BlockQ2K {
     }
 }
 
+impl BlockQ3K {
+    /// Returns the last 16 bytes of the block: two bytes of `quants`, `packed` and `scale`.
+    #[inline(always)]
+    #[allow(dead_code)] // for x86-64
+    pub(crate) fn last_bytes(&self) -> &[u8; 16] {
+        bytemuck::bytes_of(self).last_chunk().expect("a block is longer than 16 bytes")
+    }
+}
+
 impl IntegerBlock256 for BlockQ3K {
     #[inline(always)]
     fn quant(&self, index: usize) -> i32 {
@@ -131,22 +142,33 @@ impl IntegerBlock256 for BlockQ3K {
     }
 }
 
-/// Implements [`IntegerBlock256`] for formats in which the eight sub-blocks have six-bit scales and six-bit minima,
-/// given an expression for the integer of the weight at an index.
+/// A block that begins with its f16 scale, its f16 minimum and 12 bytes with eight six-bit scales and eight six-bit
+/// minima. In the three words a, b, c of these bytes, a has the first four scales and b the first four minima, in the
+/// low six bits of their bytes. Of the last four scales and minima, the low four bits are in the low and high nibbles of
+/// c, and the high two bits are in the high two bits of a and b.
+pub(crate) trait SixBitScales: HalfScaledBlock + IntegerBlock256 {
+    /// Returns the scale, the minimum and the packed scales and minima.
+    #[inline(always)]
+    fn header(&self) -> &[u8; 16] {
+        bytemuck::bytes_of(self).first_chunk().expect("a block is longer than its header")
+    }
+
+    /// Returns the eight 6-bit scales and the eight 6-bit minima, one per byte, the first in the lowest byte.
+    #[inline(always)]
+    fn scales_and_minima(&self) -> (u64, u64) {
+        let [_, a, b, c] = bytemuck::must_cast::<_, [[u8; 4]; 4]>(*self.header()).map(u32::from_le_bytes);
+        let low = (a & 0x3f3f_3f3f, b & 0x3f3f_3f3f);
+        let scales = (c & 0x0f0f_0f0f) | ((a >> 2) & 0x3030_3030);
+        let minima = ((c >> 4) & 0x0f0f_0f0f) | ((b >> 2) & 0x3030_3030);
+        (u64::from(low.0) | u64::from(scales) << 32, u64::from(low.1) | u64::from(minima) << 32)
+    }
+}
+
+/// Implements [`SixBitScales`] and [`IntegerBlock256`] for formats in which the eight sub-blocks have six-bit scales and
+/// six-bit minima, given an expression for the integer of the weight at an index.
 macro_rules! six_bit_minima {
     ($($block:ident: |$this:ident, $index:ident| $quant:expr;)+) => {$(
-        impl $block {
-            /// Returns the eight 6-bit scales and the eight 6-bit minima, one per byte, the first in the lowest byte.
-            #[inline(always)]
-            pub(crate) fn scales_and_minima(&self) -> (u64, u64) {
-                let (a, b, c) = (word(&self.packed, 0), word(&self.packed, 4), word(&self.packed, 8));
-                let low = (a & 0x3f3f_3f3f, b & 0x3f3f_3f3f);
-                // The low four bits of the last four scales and minima are in `c`, the high two in `a` and `b`.
-                let scales = (c & 0x0f0f_0f0f) | ((a >> 2) & 0x3030_3030);
-                let minima = ((c >> 4) & 0x0f0f_0f0f) | ((b >> 2) & 0x3030_3030);
-                (u64::from(low.0) | u64::from(scales) << 32, u64::from(low.1) | u64::from(minima) << 32)
-            }
-        }
+        impl SixBitScales for $block {}
 
         impl IntegerBlock256 for $block {
             const GROUP_LENGTH: usize = 32;

@@ -75,7 +75,7 @@ pub(crate) use blocks32::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0}
 pub(crate) use four_bit_codebooks::{BlockIq4Nl, BlockIq4Xs, BlockMxfp4, IQ4_VALUES, MXFP4_VALUES};
 pub(crate) use iq1::{BlockIq1M, BlockIq1S};
 pub(crate) use iq2_iq3::{BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, SignMagnitudeBlock};
-pub(crate) use k_quants::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
+pub(crate) use k_quants::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, SixBitScales};
 
 /// A block of weights with a scale and, in some formats, a minimum.
 pub(crate) trait ScaledBlock: Pod {
@@ -97,12 +97,6 @@ pub(crate) trait HalfScaledBlock: ScaledBlock {
     #[inline(always)]
     fn minimum_bits(&self) -> u16 {
         0
-    }
-
-    /// Returns the f16 bits of the scale in the low 16 bits and those of the minimum in the high 16 bits.
-    #[inline(always)]
-    fn scale_and_minimum_bits(&self) -> u32 {
-        u32::from(self.scale_bits()) | u32::from(self.minimum_bits()) << 16
     }
 }
 

@@ -1,15 +1,15 @@
 //! Dot products of weights in blocks of 32 with rounded activations, in NEON.
 //!
 //! A format defines how the 32 weights of a block are unpacked to signed bytes. The arithmetic after that is the same
-//! for all formats. Four blocks are summed together.
+//! for all formats.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use super::intrinsics::*;
-use super::{ByteDot, entries, four_halves, nibbles, per_token, set_bits};
+use super::{ByteDot, entries, four_halves, four_rows, four_sums, nibbles, per_token, set_bits};
 use crate::activations::QuantisedRow;
 use crate::blocks::{
     BlockIq4Nl, BlockMxfp4, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, HalfScaledBlock,
-    IQ4_VALUES, MXFP4_VALUES, ScaledBlock, blocks,
+    IQ4_VALUES, MXFP4_VALUES, ScaledBlock,
 };
 
 /// A block of 32 weights that can be unpacked to signed bytes.
@@ -27,57 +27,35 @@ pub(crate) trait Unpack32: ScaledBlock {
     fn minima(blocks: [&Self; 4]) -> float32x4_t;
 }
 
-/// Returns the dot products of a row of weights in blocks of 32 with the activations of T tokens.
+/// Returns the dot products of four rows of weights in blocks of 32 with the activations of T tokens.
 #[inline]
 pub(crate) fn dot32<P: ByteDot, B: Unpack32, const T: usize>(
     instructions: P,
-    row: &[u8],
+    rows: &[&[u8]; 4],
     input: &[QuantisedRow<'_>; T],
-) -> [f32; T] {
-    let row = blocks::<B>(row);
-    let quants: [&[[i8; 32]]; T] = per_token(input, |input| &input.quants.as_chunks().0[..row.len()]);
-    let scales: [&[f32]; T] = per_token(input, |input| &input.scales[..row.len()]);
-    let sums: [&[i16]; T] = per_token(input, |input| &input.sums[..row.len()]);
-    let (fours, rest) = row.as_chunks::<4>();
-    let mut dots = [0.0f32; T];
-    for (at, four) in fours.iter().enumerate() {
-        let weights = four.each_ref().map(B::weights);
-        let (block_scales, minima) = (B::scales(four.each_ref()), B::minima(four.each_ref()));
+) -> [[f32; 4]; T] {
+    let rows = four_rows::<B>(rows);
+    let length = rows[0].len();
+    let quants: [&[[i8; 32]]; T] = per_token(input, |input| &input.quants.as_chunks().0[..length]);
+    let scales: [&[f32]; T] = per_token(input, |input| &input.scales[..length]);
+    let sums: [&[i16]; T] = per_token(input, |input| &input.sums[..length]);
+    let mut dots = [vdupq_n_f32(0.0); T];
+    for at in 0..length {
+        let blocks = rows.map(|row| &row[at]);
+        let weights = blocks.map(B::weights);
+        let (block_scales, minima) = (B::scales(blocks), B::minima(blocks));
         for t in 0..T {
-            let quants = &quants[t].as_chunks::<4>().0[at];
-            let [a, b, c, d] =
-                std::array::from_fn(|n| instructions.sum32(weights[n], cast(quants[n]), B::IS_SMALL));
-            let totals = vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
-            let token_scales = cast(scales[t].as_chunks::<4>().0[at]);
-            let factors: [f32; 4] = cast(vmulq_f32(block_scales, token_scales));
-            let totals: [f32; 4] = cast(vcvtq_f32_s32(totals));
+            let values = cast(quants[t][at]);
+            let totals = weights.map(|weights| instructions.sum32(weights, values, B::IS_SMALL));
+            let scale = vmulq_n_f32(block_scales, scales[t][at]);
+            dots[t] = vfmaq_f32(dots[t], scale, vcvtq_f32_s32(four_sums(totals)));
             if B::HAS_MINIMUM {
-                let minima: [f32; 4] = cast(vmulq_f32(minima, token_scales));
-                let sums: [f32; 4] = cast(four_sums(sums[t].as_chunks::<4>().0[at]));
-                for n in 0..4 {
-                    dots[t] = factors[n].mul_add(totals[n], dots[t]);
-                    dots[t] = minima[n].mul_add(sums[n], dots[t]);
-                }
-            } else {
-                for n in 0..4 {
-                    dots[t] = factors[n].mul_add(totals[n], dots[t]);
-                }
+                let sum = vdupq_n_f32(f32::from(sums[t][at]));
+                dots[t] = vfmaq_f32(dots[t], vmulq_n_f32(minima, scales[t][at]), sum);
             }
         }
     }
-    for (at, block) in (4 * fours.len()..).zip(rest) {
-        let weights = block.weights();
-        let [scale, ..]: [f32; 4] = cast(B::scales([block; 4]));
-        let [minimum, ..]: [f32; 4] = cast(B::minima([block; 4]));
-        for t in 0..T {
-            let total = vaddvq_s32(instructions.sum32(weights, cast(quants[t][at]), B::IS_SMALL));
-            dots[t] = (scale * scales[t][at]).mul_add(total as f32, dots[t]);
-            if B::HAS_MINIMUM {
-                dots[t] = (minimum * scales[t][at]).mul_add(f32::from(sums[t][at]), dots[t]);
-            }
-        }
-    }
-    dots
+    dots.map(cast)
 }
 
 macro_rules! unpack {
@@ -144,10 +122,4 @@ fn with_fifth(quants: [u8; 16], high: [u8; 4]) -> [int8x16_t; 2] {
         weights[half] = cast(vorrq_u8(numbers, fifth));
     }
     weights
-}
-
-/// Converts four integers to floats.
-#[inline(always)]
-fn four_sums(values: [i16; 4]) -> float32x4_t {
-    vcvtq_f32_s32(vmovl_s16(cast(values)))
 }

@@ -50,9 +50,20 @@ fn finish(lanes: [float32x4_t; 8], rest: impl ExactSizeIterator<Item = (f32, f32
 /// The 32 lanes of one token are eight registers. With several tokens, each pass computes half of the lanes, so that
 /// the lanes of all tokens stay in registers.
 macro_rules! dots {
-    ($($name:ident: $bytes:literal, $four:ident, $one:expr;)+) => {$(
+    ($($name:ident, $one_row:ident: $bytes:literal, $four:ident, $one:expr;)+) => {$(
         #[inline]
-        pub(crate) fn $name<const T: usize>(row: &[u8], input: &[&[f32]; T]) -> [f32; T] {
+        pub(crate) fn $name<P, const T: usize>(_: P, rows: &[&[u8]; 4], input: &[&[f32]; T]) -> [[f32; 4]; T] {
+            let mut dots = [[0.0; 4]; T];
+            for (r, row) in rows.iter().enumerate() {
+                for (dots, dot) in dots.iter_mut().zip($one_row(row, input)) {
+                    dots[r] = dot;
+                }
+            }
+            dots
+        }
+
+        #[inline]
+        fn $one_row<const T: usize>(row: &[u8], input: &[&[f32]; T]) -> [f32; T] {
             #[inline]
             fn pass<const R: usize, const T: usize>(
                 chunks: &[[u8; 32 * $bytes]],
@@ -94,9 +105,9 @@ macro_rules! dots {
     )+};
 }
 dots! {
-    dot_f16: 2, widen, |bytes| f16::from_le_bytes(*bytes).to_f32();
-    dot_bf16: 2, upper, |bytes| bf16_to_f32(*bytes);
-    dot_f32: 4, plain, |bytes| f32::from_le_bytes(*bytes);
+    dot_f16, row_f16: 2, widen, |bytes| f16::from_le_bytes(*bytes).to_f32();
+    dot_bf16, row_bf16: 2, upper, |bytes| bf16_to_f32(*bytes);
+    dot_f32, row_f32: 4, plain, |bytes| f32::from_le_bytes(*bytes);
 }
 
 #[inline(always)]

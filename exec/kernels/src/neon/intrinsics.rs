@@ -86,11 +86,10 @@ intrinsics! {
     (a: int16x8_t) -> int32x4_t { vpaddlq_s16 }
     (sum: int32x4_t, a: int16x8_t) -> int32x4_t { vpadalq_s16 }
     (a: int32x4_t, b: int32x4_t) -> int32x4_t { vpaddq_s32 }
-    (a: int32x4_t) -> i32 { vaddvq_s32 }
 
     // Arithmetic of floats.
     (a: float32x2_t, b: float32x2_t) -> float32x2_t { vadd_f32 }
-    (a: float32x4_t, b: float32x4_t) -> float32x4_t { vaddq_f32, vmulq_f32 }
+    (a: float32x4_t, b: float32x4_t) -> float32x4_t { vaddq_f32 }
     (a: float32x4_t, b: f32) -> float32x4_t { vmulq_n_f32 }
     (sum: float32x4_t, a: float32x4_t, b: float32x4_t) -> float32x4_t { vfmaq_f32, vfmsq_f32 }
 }

@@ -5,10 +5,10 @@
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use super::intrinsics::*;
-use super::{ByteDot, per_token, shifted};
+use super::{ByteDot, four_halves, four_rows, four_sums, per_token, shifted};
 use crate::activations::QuantisedRow;
 use crate::blocks::{
-    BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, HalfScaledBlock, IntegerBlock256, blocks,
+    BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, HalfScaledBlock, IntegerBlock256, SixBitScales,
 };
 
 /// A block of 256 weights that can be unpacked in groups of 32.
@@ -41,41 +41,69 @@ pub(crate) trait Unpack256: HalfScaledBlock + IntegerBlock256 {
     }
 }
 
-/// Returns the dot products of a row of weights in blocks of 256 with the activations of T tokens.
+/// Repeats a block of code for each group of 32 weights in a block of 256; `$group` is a constant, the index of the group.
+macro_rules! for_each_group {
+    ($group:ident, $body:block) => {
+        for_each_group! { $group, $body, 0 1 2 3 4 5 6 7 }
+    };
+    ($group:ident, $body:block, $($index:literal)+) => {
+        $({
+            const $group: usize = $index;
+            $body
+        })+
+    };
+}
+
+/// Returns the dot products of four rows of weights in blocks of 256 with the activations of T tokens.
 #[inline]
 pub(crate) fn dot256<P: ByteDot, B: Unpack256, const T: usize>(
     instructions: P,
-    row: &[u8],
+    rows: &[&[u8]; 4],
     input: &[QuantisedRow<'_>; T],
-) -> [f32; T] {
-    let row = blocks::<B>(row);
-    let quants: [&[[i8; 256]]; T] = per_token(input, |input| &input.quants.as_chunks().0[..row.len()]);
-    let sums: [&[[i16; 16]]; T] = per_token(input, |input| &input.sums.as_chunks().0[..row.len()]);
-    let scales: [&[f32]; T] = per_token(input, |input| &input.scales[..row.len()]);
-    let mut dots = [0.0f32; T];
-    for (at, block) in row.iter().enumerate() {
-        let (block_scales, minima) = (block.wide_scales(), block.wide_minima());
-        let [scale, minimum] = two_halves(block.scale_and_minimum_bits());
+) -> [[f32; 4]; T] {
+    let rows = four_rows::<B>(rows);
+    let length = rows[0].len();
+    let quants: [&[[i8; 256]]; T] = per_token(input, |input| &input.quants.as_chunks().0[..length]);
+    let sums: [&[[i16; 16]]; T] = per_token(input, |input| &input.sums.as_chunks().0[..length]);
+    let scales: [&[f32]; T] = per_token(input, |input| &input.scales[..length]);
+    let mut dots = [vdupq_n_f32(0.0); T];
+    for at in 0..length {
+        let blocks = rows.map(|row| &row[at]);
+        let block_scales = blocks.map(B::wide_scales);
         let activations: [&[[i8; 32]]; T] = per_token(&quants, |quants| quants[at].as_chunks().0);
-        let mut totals = [vdupq_n_s32(0); T];
-        #[allow(clippy::needless_range_loop)] // the activations of each token are indexed
-        for group in 0..8 {
-            let weights = block.group(group);
-            for t in 0..T {
-                let values = cast(activations[t][group]);
-                totals[t] = add_group::<P, B>(instructions, totals[t], weights, values, &block_scales, group);
+        let mut totals = [[vdupq_n_s32(0); 4]; T];
+        for_each_group!(GROUP, {
+            for r in 0..4 {
+                let weights = blocks[r].group(GROUP);
+                for t in 0..T {
+                    let values = cast(activations[t][GROUP]);
+                    totals[t][r] = add_group::<P, B>(
+                        instructions,
+                        totals[t][r],
+                        weights,
+                        values,
+                        &block_scales[r],
+                        GROUP,
+                    );
+                }
             }
-        }
+        });
+        let scale = vmulq_n_f32(four_halves(blocks.map(B::scale_bits)), B::SCALE_FACTOR);
         for t in 0..T {
-            let token_scale = scales[t][at];
-            dots[t] = (B::SCALE_FACTOR * scale * token_scale).mul_add(vaddvq_s32(totals[t]) as f32, dots[t]);
-            if B::HAS_MINIMUM {
-                let subtracted = vaddvq_s32(products_of_sums(minima, sums[t][at]));
-                dots[t] = (-(minimum * token_scale)).mul_add(subtracted as f32, dots[t]);
+            let scale = vmulq_n_f32(scale, scales[t][at]);
+            dots[t] = vfmaq_f32(dots[t], scale, vcvtq_f32_s32(four_sums(totals[t])));
+        }
+        if B::HAS_MINIMUM {
+            let minimum = four_halves(blocks.map(B::minimum_bits));
+            let minima = blocks.map(B::wide_minima);
+            for t in 0..T {
+                let subtracted = minima.map(|minima| products_of_sums(minima, sums[t][at]));
+                let minimum = vmulq_n_f32(minimum, scales[t][at]);
+                dots[t] = vfmsq_f32(dots[t], minimum, vcvtq_f32_s32(four_sums(subtracted)));
             }
         }
     }
-    dots
+    dots.map(cast)
 }
 
 /// Adds the products of a group of 32 weights and activations, times the scales of the weights, to `total`.
@@ -128,13 +156,6 @@ pub(super) fn widen_eight(bytes: u64) -> [i32; 16] {
 fn twice(bytes: u64) -> [int16x8_t; 2] {
     let wide = vmovl_s8(cast(bytes));
     [vzip1q_s16(wide, wide), vzip2q_s16(wide, wide)]
-}
-
-/// Converts two f16 values, given by their bits, to f32: the value in the low 16 bits, then that in the high 16 bits.
-#[inline(always)]
-fn two_halves(bits: u32) -> [f32; 2] {
-    let [first, second, ..]: [f32; 4] = cast(vcvt_f32_f16(vreinterpret_f16_u16(cast([bits; 2]))));
-    [first, second]
 }
 
 #[inline(always)]

@@ -3,8 +3,9 @@
 //! NEON multiplies signed bytes, so the offset of weights is subtracted when they are unpacked. `sdot` adds four
 //! products to each 32-bit lane. On processors without `sdot`, as many products are added in 16 bits as cannot
 //! overflow, and the sums are then widened. A block is summed completely in integers before the conversion to f32.
-//! Each function computes the dot products of a row with T tokens, so that weights are unpacked once for T tokens. The
-//! arithmetic of a token does not depend on T.
+//! Each function computes the dot products of four rows with T tokens: the activations are loaded once for four rows,
+//! the weights are unpacked once for T tokens, and the four rows are the lanes of the conversions and of the float
+//! arithmetic. The arithmetic of a row and a token does not depend on the other rows and tokens.
 //!
 //! Not here: loops over rows. That is [`super::matmul`].
 
@@ -23,6 +24,9 @@ pub(super) use k_quants::dot256;
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use intrinsics::*;
 
+use bytemuck::Pod;
+
+use super::blocks::blocks;
 use super::matmul::per_token;
 
 /// Integer dot products of bytes with one instruction set.
@@ -81,6 +85,19 @@ fn four_halves(bits: [u16; 4]) -> float32x4_t {
     vcvt_f32_f16(vreinterpret_f16_u16(cast(bits)))
 }
 
+/// Casts the bytes of four rows of equal length to blocks.
+#[inline(always)]
+fn four_rows<'a, B: Pod>(rows: &[&'a [u8]; 4]) -> [&'a [B]; 4] {
+    let first: &[B] = blocks(rows[0]);
+    std::array::from_fn(|r| &blocks(rows[r])[..first.len()])
+}
+
+/// Returns the sum of the lanes of each of four registers.
+#[inline(always)]
+fn four_sums([a, b, c, d]: [int32x4_t; 4]) -> int32x4_t {
+    vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d))
+}
+
 /// Shifts every byte left by `places` bits, or right if `places` is negative.
 #[inline(always)]
 fn shifted(bytes: uint8x16_t, places: i32) -> uint8x16_t {
@@ -104,5 +121,5 @@ fn entries(codebook: [i8; 16], indices: uint8x16_t) -> int8x16_t {
 #[inline(always)]
 fn set_bits(bits: [u8; 2]) -> uint8x16_t {
     let one_bit_each = cast([0x8040_2010_0804_0201_u64; 2]);
-    vtstq_u8(cast(bits.map(|byte| vdup_n_u8(byte))), one_bit_each)
+    vtstq_u8(cast(bits.map(vdup_n_u8)), one_bit_each)
 }
