@@ -1,35 +1,28 @@
-//! Dot products of I-quants in blocks of 256, which have a codebook, with rounded activations, in AVX2.
+//! Dot products of `IQ4_XS`, `IQ1_S` and `IQ1_M`, which have a codebook, with rounded activations, in AVX2.
+//!
+//! The codebook indices of a block are unpacked in registers and stored, because each look-up loads its index.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
 
 use bytemuck::must_cast;
 
-use super::k_quants::{
-    Loaded, Loaded16, Scales16, dots256, four_scales, only_scale, spread, subtract_offset,
-};
+use super::k_quants::{Loaded, Scales16, dots256, four_scales, only_scale, spread, subtract_offset};
 use super::{
-    FourRows, MultiplyAdd, entries, load, load_half, nibbles, per_token, set_bits, signed, unsigned,
+    FourRows, MultiplyAdd, bit_fields_to_bytes, entries, four_of_eight, load, load_half, nibbles, per_token,
+    signed, u16_indices, unsigned,
 };
 use crate::activations::QuantisedRow;
-use crate::blocks::{
-    BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Xs,
-    HalfScaledBlock, IQ4_VALUES, IntegerBlock256, SignMagnitudeBlock,
-};
+use crate::blocks::{BlockIq1M, BlockIq1S, BlockIq4Xs, IQ1_GRID, IQ4_VALUES};
 
 dots256! {
     dot_iq4_xs: BlockIq4Xs, load_iq4_xs, group_iq4_xs, signed, only_scale;
     dot_iq1_s: BlockIq1S, load_iq1_s, group_iq1_s, unsigned, subtract_offset;
     dot_iq1_m: BlockIq1M, load_iq1_m, group_iq1_m, unsigned, subtract_offset;
-    dot_iq2_xxs: BlockIq2Xxs, load_sign_magnitude, group_sign_magnitude, signed, only_scale;
-    dot_iq2_xs: BlockIq2Xs, load_sign_magnitude, group_sign_magnitude, signed, only_scale;
-    dot_iq2_s: BlockIq2S, load_sign_magnitude, group_sign_magnitude, signed, only_scale;
-    dot_iq3_xxs: BlockIq3Xxs, load_sign_magnitude, group_sign_magnitude, signed, only_scale;
-    dot_iq3_s: BlockIq3S, load_sign_magnitude, group_sign_magnitude, signed, only_scale;
 }
 
 /// The loaded parts of blocks from which nothing is subtracted.
-type Scaled<Scales> = Loaded<Scales, ()>;
+pub(super) type Scaled<Scales> = Loaded<Scales, ()>;
 
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
@@ -55,18 +48,28 @@ fn group_iq4_xs<const G: usize>(block: &BlockIq4Xs, scales: &[u32; 8]) -> (__m25
     (entries(&IQ4_VALUES, numbers), _mm256_set1_epi32(scales[G] as i32))
 }
 
+/// The codebook indices of a block, one for eight weights, and the scales of its sub-blocks.
+#[derive(Clone, Copy)]
+struct Iq1S {
+    indices: [u16; 32],
+    scales: [i16; 8],
+}
+
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn load_iq1_s(blocks: [&BlockIq1S; 4]) -> Loaded<[i16; 8], [__m256i; 4]> {
-    let (mut scales, mut subtracted) = ([[0; 8]; 4], [_mm256_setzero_si256(); 4]);
+fn load_iq1_s(blocks: [&BlockIq1S; 4]) -> Loaded<Iq1S, [__m256i; 4]> {
+    let mut scales = [Iq1S { indices: [0; 32], scales: [0; 8] }; 4];
+    let mut subtracted = [_mm256_setzero_si256(); 4];
     for r in 0..4 {
-        // For each sub-block, the scale is in bits 12 to 14 and the sign of the shift in bit 15.
+        // For each sub-block: four times three bits of an index, the scale in bits 12 to 14, the sign of the shift.
         let bits = load_half(&blocks[r].high_bits);
         let scale = _mm_and_si128(_mm_srli_epi16::<11>(bits), _mm_set1_epi16(14));
         let scale = _mm_add_epi16(scale, _mm_set1_epi16(1));
         let offset = _mm_add_epi16(_mm_slli_epi16::<1>(_mm_srli_epi16::<15>(bits)), _mm_set1_epi16(7));
+        // At most 15 * 9 = 135.
         let both = _mm_mullo_epi16(scale, offset);
-        scales[r] = must_cast(scale);
+        let high = bit_fields_to_bytes::<3>(_mm256_cvtepu16_epi32(bits));
+        scales[r] = Iq1S { indices: u16_indices(load(&blocks[r].low_bits), high), scales: must_cast(scale) };
         subtracted[r] = _mm256_set_m128i(_mm_unpackhi_epi16(both, both), _mm_unpacklo_epi16(both, both));
     }
     Loaded { scale: four_scales(blocks), minimum: _mm_setzero_ps(), scales, subtracted }
@@ -74,60 +77,82 @@ fn load_iq1_s(blocks: [&BlockIq1S; 4]) -> Loaded<[i16; 8], [__m256i; 4]> {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn group_iq1_s<const G: usize>(block: &BlockIq1S, scales: &[i16; 8]) -> (__m256i, __m256i) {
-    let row = |at: usize| block.grid_row(4 * G + at) as i64;
-    let weights = _mm256_set_epi64x(row(3), row(2), row(1), row(0));
-    (weights, _mm256_set1_epi16(scales[G]))
+fn group_iq1_s<const G: usize>(_: &BlockIq1S, loaded: &Iq1S) -> (__m256i, __m256i) {
+    let rows = four_of_eight(&IQ1_GRID, &loaded.indices.as_chunks().0[G]);
+    (rows, _mm256_set1_epi16(loaded.scales[G]))
+}
+
+/// The codebook indices of a block, one for eight weights, the numbers that are added to these weights, and the scales of
+/// its sub-blocks.
+#[derive(Clone, Copy)]
+struct Iq1M {
+    indices: [u16; 32],
+    shifts: [u32; 8],
+    scales: Scales16,
 }
 
 /// The offset of all weights of `IQ1_M`: 8, which the rows of the codebook contain, plus 1 for the shift.
-const IQ1_M_OFFSET: u8 = 9;
+const IQ1_M_OFFSET: i16 = 9;
 
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn load_iq1_m(blocks: [&BlockIq1M; 4]) -> Loaded16 {
-    let (mut scales, mut subtracted) = ([Scales16::default(); 4], [_mm256_setzero_si256(); 4]);
+fn load_iq1_m(blocks: [&BlockIq1M; 4]) -> Loaded<Iq1M, [__m256i; 4]> {
+    let mut scales = [Iq1M { indices: [0; 32], shifts: [0; 8], scales: Scales16::default() }; 4];
+    let mut subtracted = [_mm256_setzero_si256(); 4];
     for r in 0..4 {
-        let wide = _mm256_cvtepi8_epi16(load_half(&blocks[r].scales()));
-        scales[r] = must_cast(wide);
+        // Each of four 16-bit integers has four scales of three bits. A multiplication shifts each to bits 9 to 11.
+        let each_four_times = _mm256_setr_epi64x(
+            0x0100_0100_0100_0100,
+            0x0302_0302_0302_0302,
+            0x0504_0504_0504_0504,
+            0x0706_0706_0706_0706,
+        );
+        let packed = _mm256_set1_epi64x(must_cast(blocks[r].packed));
+        let packed = _mm256_shuffle_epi8(packed, each_four_times);
+        let moved = _mm256_mullo_epi16(packed, _mm256_set1_epi64x(0x0001_0008_0040_0200));
+        // Twice the scale, plus one.
+        let twice = _mm256_and_si256(_mm256_srli_epi16::<8>(moved), _mm256_set1_epi16(14));
+        let scale = _mm256_add_epi16(twice, _mm256_set1_epi16(1));
         // At most 15 * 9 = 135.
-        subtracted[r] = _mm256_mullo_epi16(wide, _mm256_set1_epi16(i16::from(IQ1_M_OFFSET)));
+        subtracted[r] = _mm256_mullo_epi16(scale, _mm256_set1_epi16(IQ1_M_OFFSET));
+
+        let high_bits = load_half(&blocks[r].high_bits);
+        let low_nibbles = _mm_and_si128(high_bits, _mm_set1_epi8(15));
+        let high_nibbles = _mm_and_si128(_mm_srli_epi16::<4>(high_bits), _mm_set1_epi8(15));
+        let nibbles = _mm256_set_m128i(
+            _mm_unpackhi_epi8(low_nibbles, high_nibbles),
+            _mm_unpacklo_epi8(low_nibbles, high_nibbles),
+        );
+        let high = _mm256_and_si256(nibbles, _mm256_set1_epi8(7));
+        // 0 if the shift is negative, 2 if it is positive.
+        let negative = _mm256_and_si256(_mm256_srli_epi16::<2>(nibbles), _mm256_set1_epi8(2));
+        scales[r] = Iq1M {
+            indices: u16_indices(load(&blocks[r].low_bits), high),
+            shifts: must_cast(_mm256_sub_epi8(_mm256_set1_epi8(2), negative)),
+            scales: must_cast(scale),
+        };
     }
     Loaded { scale: four_scales(blocks), minimum: _mm_setzero_ps(), scales, subtracted }
 }
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn group_iq1_m<const G: usize>(block: &BlockIq1M, scales: &Scales16) -> (__m256i, __m256i) {
-    let row = |at: usize| {
-        let up = u64::from_le_bytes([IQ1_M_OFFSET - block.offset(4 * G + at); 8]);
-        // A byte is at most 16 + 2, so the addition does not carry into the next byte.
-        (block.grid_row(4 * G + at) + up) as i64
-    };
-    (_mm256_set_epi64x(row(3), row(2), row(1), row(0)), spread::<G>(scales))
+fn group_iq1_m<const G: usize>(_: &BlockIq1M, loaded: &Iq1M) -> (__m256i, __m256i) {
+    let rows = four_of_eight(&IQ1_GRID, &loaded.indices.as_chunks().0[G]);
+    // A byte is at most 16 + 2, so the addition does not carry into the next byte.
+    let shifts = each_eight_times(loaded.shifts[G]);
+    (_mm256_add_epi8(rows, shifts), spread::<G>(&loaded.scales))
 }
 
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-fn load_sign_magnitude<B: HalfScaledBlock + IntegerBlock256>(blocks: [&B; 4]) -> Scaled<Scales16> {
-    let mut scales = [Scales16::default(); 4];
-    for r in 0..4 {
-        scales[r] = must_cast(_mm256_cvtepi8_epi16(load_half(&blocks[r].scales())));
-    }
-    Loaded { scale: four_scales(blocks), minimum: _mm_setzero_ps(), scales, subtracted: () }
-}
-
+/// Repeats each of four bytes eight times.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn group_sign_magnitude<const G: usize>(
-    block: &impl SignMagnitudeBlock,
-    scales: &Scales16,
-) -> (__m256i, __m256i) {
-    let eight = |at: usize| block.magnitudes(4 * G + at) as i64;
-    let magnitudes = _mm256_set_epi64x(eight(3), eight(2), eight(1), eight(0));
-    let signs = |at: usize| block.signs(4 * G + at);
-    // The two's complement of a negative weight is the complement of its magnitude, plus one.
-    let negative = set_bits([signs(0), signs(1), signs(2), signs(3)]);
-    let weights = _mm256_sub_epi8(_mm256_xor_si256(magnitudes, negative), negative);
-    (weights, spread::<G>(scales))
+fn each_eight_times(bytes: u32) -> __m256i {
+    let byte_of_eight = _mm256_setr_epi64x(
+        0x0000_0000_0000_0000,
+        0x0101_0101_0101_0101,
+        0x0202_0202_0202_0202,
+        0x0303_0303_0303_0303,
+    );
+    _mm256_shuffle_epi8(_mm256_set1_epi32(bytes as i32), byte_of_eight)
 }

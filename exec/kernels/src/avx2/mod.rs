@@ -16,6 +16,7 @@ mod floats;
 mod i_quants;
 mod k_quants;
 mod multiply_add;
+mod sign_magnitude;
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
@@ -24,13 +25,12 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 pub(super) use blocks32::{dot_iq4_nl, dot_mxfp4, dot_q4_0, dot_q4_1, dot_q5_0, dot_q5_1, dot_q8_0};
 pub(super) use floats::{dot_bf16, dot_f16, dot_f32, scores_f16, sum_values_f16};
-pub(super) use i_quants::{
-    dot_iq1_m, dot_iq1_s, dot_iq2_s, dot_iq2_xs, dot_iq2_xxs, dot_iq3_s, dot_iq3_xxs, dot_iq4_xs,
-};
+pub(super) use i_quants::{dot_iq1_m, dot_iq1_s, dot_iq4_xs};
 pub(super) use k_quants::{dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k};
 pub(super) use multiply_add::MultiplyAdd;
+pub(super) use sign_magnitude::{dot_iq2_s, dot_iq2_xs, dot_iq2_xxs, dot_iq3_s, dot_iq3_xxs};
 
-use bytemuck::Pod;
+use bytemuck::{Pod, must_cast};
 
 use super::blocks::blocks;
 use super::matmul::per_token;
@@ -39,14 +39,14 @@ use super::matmul::per_token;
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn load<T: Pod>(values: &T) -> __m256i {
-    bytemuck::must_cast(*values)
+    must_cast(*values)
 }
 
 /// Loads the 16 bytes of `values`.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn load_half<T: Pod>(values: &T) -> __m128i {
-    bytemuck::must_cast(*values)
+    must_cast(*values)
 }
 
 /// Returns a register with `half` in both halves.
@@ -167,6 +167,49 @@ fn set_bits(bits: [u8; 4]) -> __m256i {
     let one_bit_each = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
     let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(i32::from_le_bytes(bits)), byte_of_eight);
     _mm256_cmpeq_epi8(_mm256_and_si256(bytes, one_bit_each), one_bit_each)
+}
+
+/// Splits each of eight 32-bit integers into four fields of W bits, the lowest first, and writes each to a byte. Ignores
+/// the bits above.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn bit_fields_to_bytes<const W: i32>(packed: __m256i) -> __m256i {
+    let mask = (1 << W) - 1;
+    let field = |at: i32| {
+        let moved = _mm256_sll_epi32(packed, _mm_cvtsi32_si128((8 - W) * at));
+        _mm256_and_si256(moved, _mm256_set1_epi32(mask << (8 * at)))
+    };
+    _mm256_or_si256(_mm256_or_si256(field(0), field(1)), _mm256_or_si256(field(2), field(3)))
+}
+
+/// Returns 32 indices, given their low and their high bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn u16_indices(low: __m256i, high: __m256i) -> [u16; 32] {
+    let (a, b) = (_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high));
+    must_cast([_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b)])
+}
+
+/// Looks up four rows of eight weights in a codebook, whose number of rows must be a power of two.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn four_of_eight<I: Into<usize> + Copy, const ROWS: usize>(
+    grid: &[[u8; 8]; ROWS],
+    indices: &[I; 4],
+) -> __m256i {
+    let [a, b, c, d] = indices.map(|index| i64::from_le_bytes(grid[index.into() % ROWS]));
+    _mm256_setr_epi64x(a, b, c, d)
+}
+
+/// Looks up eight rows of four weights in a codebook, whose number of rows must be a power of two.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn eight_of_four<I: Into<usize> + Copy, const ROWS: usize>(
+    grid: &[[u8; 4]; ROWS],
+    indices: &[I; 8],
+) -> __m256i {
+    let [a, b, c, d, e, f, g, h] = indices.map(|index| i32::from_le_bytes(grid[index.into() % ROWS]));
+    _mm256_setr_epi32(a, b, c, d, e, f, g, h)
 }
 
 /// Multiplies 32 weights from 0 to 127 by 32 activations and adds adjacent products.

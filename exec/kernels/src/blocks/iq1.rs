@@ -14,7 +14,7 @@ use super::{HalfScaledBlock, IntegerBlock256};
 pub(crate) struct BlockIq1S {
     scale: [u8; 2],
     /// The lower eight bits of the codebook index of each group of eight weights.
-    low_bits: [u8; 32],
+    pub(crate) low_bits: [u8; 32],
     /// For each sub-block of 32 weights: the upper three bits of its four codebook indices, three bits of its scale,
     /// and the sign bit of its shift.
     pub(crate) high_bits: [[u8; 2]; 8],
@@ -26,13 +26,13 @@ pub(crate) struct BlockIq1S {
 #[repr(C)]
 pub(crate) struct BlockIq1M {
     /// The lower eight bits of the codebook index of each group of eight weights.
-    low_bits: [u8; 32],
+    pub(crate) low_bits: [u8; 32],
     /// Four bits for each group of eight weights: the upper three bits of its codebook index, and the sign bit of its
     /// shift.
-    high_bits: [u8; 16],
+    pub(crate) high_bits: [u8; 16],
     /// For every 64 weights: four scales of three bits, then four bits of the f16 scale of the block, the lowest bits
     /// first.
-    packed: [[u8; 2]; 4],
+    pub(crate) packed: [[u8; 2]; 4],
 }
 
 scaled! { BlockIq1S }

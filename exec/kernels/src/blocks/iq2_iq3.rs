@@ -26,22 +26,22 @@ pub(crate) trait SignMagnitudeBlock: ScaledBlock {
 #[repr(C)]
 pub(crate) struct BlockIq2Xxs {
     scale: [u8; 2],
-    sub_blocks: [Iq2XxsSubBlock; 8],
+    pub(crate) sub_blocks: [Iq2XxsSubBlock; 8],
 }
 
 /// 32 weights of `IQ2_XXS`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Iq2XxsSubBlock {
+pub(crate) struct Iq2XxsSubBlock {
     /// The codebook index of each group of eight weights.
-    indices: [u8; 4],
+    pub(crate) indices: [u8; 4],
     signs_and_scale: SignsAndScale,
 }
 
 /// The signs of 32 weights, four times seven bits, and their scale, the upper four bits.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(transparent)]
-struct SignsAndScale([u8; 4]);
+pub(crate) struct SignsAndScale([u8; 4]);
 
 /// `IQ2_XS`: weight = `scale / 8 * (2 * scales[j] + 1) * g` with four-bit `scales[j]`, j = index / 16. The codebook
 /// gives the magnitude of g.
@@ -50,8 +50,8 @@ struct SignsAndScale([u8; 4]);
 pub(crate) struct BlockIq2Xs {
     scale: [u8; 2],
     /// For each group of eight weights: nine bits of a codebook index, then seven bits of signs.
-    groups: [[u8; 2]; 32],
-    scales: [u8; 8],
+    pub(crate) groups: [[u8; 2]; 32],
+    pub(crate) scales: [u8; 8],
 }
 
 /// `IQ2_S`: weight = `scale / 8 * (2 * scales[j] + 1) * g` with four-bit `scales[j]`, j = index / 16. The codebook
@@ -61,11 +61,11 @@ pub(crate) struct BlockIq2Xs {
 pub(crate) struct BlockIq2S {
     scale: [u8; 2],
     /// The lower eight bits of the codebook index of each group of eight weights.
-    low_bits: [u8; 32],
-    signs: [u8; 32],
+    pub(crate) low_bits: [u8; 32],
+    pub(crate) signs: [u8; 32],
     /// For each sub-block of 32 weights: the upper two bits of its four codebook indices.
-    high_bits: [u8; 8],
-    scales: [u8; 8],
+    pub(crate) high_bits: [u8; 8],
+    pub(crate) scales: [u8; 8],
 }
 
 /// `IQ3_XXS`: weight = `scale / 4 * (2 * scales[j] + 1) * g` with four-bit `scales[j]`, j = index / 32. The codebook
@@ -75,9 +75,9 @@ pub(crate) struct BlockIq2S {
 pub(crate) struct BlockIq3Xxs {
     scale: [u8; 2],
     /// The codebook index of every four weights.
-    indices: [u8; 64],
+    pub(crate) indices: [u8; 64],
     /// For each sub-block of 32 weights.
-    signs_and_scales: [SignsAndScale; 8],
+    pub(crate) signs_and_scales: [SignsAndScale; 8],
 }
 
 /// `IQ3_S`: weight = `scale * (2 * scales[j] + 1) * g` with four-bit `scales[j]`, j = index / 32. The codebook gives
@@ -87,11 +87,11 @@ pub(crate) struct BlockIq3Xxs {
 pub(crate) struct BlockIq3S {
     scale: [u8; 2],
     /// The lower eight bits of the codebook index of every four weights.
-    low_bits: [u8; 64],
+    pub(crate) low_bits: [u8; 64],
     /// For each sub-block of 32 weights: the upper bit of its eight codebook indices.
-    high_bits: [u8; 8],
-    signs: [u8; 32],
-    scales: [u8; 4],
+    pub(crate) high_bits: [u8; 8],
+    pub(crate) signs: [u8; 32],
+    pub(crate) scales: [u8; 4],
 }
 
 /// The signs of eight weights for each value of seven sign bits: the eighth bit makes the number of set bits even.
