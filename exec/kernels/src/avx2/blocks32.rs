@@ -38,14 +38,17 @@ macro_rules! dots32 {
                 $bytes
             }
             let rows = FourRows::<$type>::new(rows);
-            let (pairs, length, offset) = (rows.pairs(), rows.length() / 2, $offset);
+            let (length, offset) = (rows.length() / 2, $offset);
+            let [a, b, c, d] = rows.pairs();
+            // Slices of the same length need no check of the index.
+            let (a, b, c, d) = (&a[..length], &b[..length], &c[..length], &d[..length]);
             let quants: [&[[[i8; 32]; 2]]; T] =
                 per_token(input, |input| &input.quants.as_chunks().0.as_chunks().0[..length]);
             let scales: [&[[f32; 2]]; T] = per_token(input, |input| &input.scales.as_chunks().0[..length]);
             let sums: [&[[i16; 2]]; T] = per_token(input, |input| &input.sums.as_chunks().0[..length]);
             let mut dots = [_mm_setzero_ps(); T];
             for at in 0..length {
-                let four = [&pairs[0][at], &pairs[1][at], &pairs[2][at], &pairs[3][at]];
+                let four = [&a[at], &b[at], &c[at], &d[at]];
                 let mut bytes = [[_mm256_setzero_si256(); 2]; 4];
                 for r in 0..4 {
                     rows.prefetch(2 * at..2 * at + 2, r, 4);

@@ -94,8 +94,7 @@ impl<'a, B: Pod> FourRows<'a, B> {
     /// Returns the pairs of adjacent blocks of each row. If the number of blocks is odd, the last one is not in a pair.
     #[inline(always)]
     fn pairs(&self) -> [&'a [[B; 2]]; 4] {
-        let count = self.length() / 2;
-        std::array::from_fn(|r| &self.rows[r].as_chunks().0[..count])
+        self.rows.map(|row| row.as_chunks().0)
     }
 
     /// Prefetches a part of the next four rows, as long as the blocks with the indices `blocks` of all four rows. The
