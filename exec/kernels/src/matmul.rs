@@ -158,7 +158,7 @@ pub(crate) struct MatmulTask<'a, 'b> {
 }
 
 /// Number of weight rows that are multiplied together by dot products.
-pub(crate) const DOT_ROWS: usize = 4;
+pub const DOT_ROWS: usize = 4;
 
 /// Computes a [`MatmulTask`] with dot products: loops over tiles of four tokens, and for each tile over the weight
 /// rows. `$view` is the method of [`Activations`] that returns the input of one token, and `$dot` the function that

@@ -1,20 +1,19 @@
 //! Measures the bandwidth of matrix-vector products in each weight format, compared with only reading the weights.
 //!
-//!     cargo run --release -p hearth-runtime --example kernel_bandwidth -- [MiB of weights]
+//!     cargo run --release -p hearth-runtime --example kernel_bandwidth -- [MiB of weights] [threads]
 //!
-//! The example uses one thread. The weights are random blocks in one contiguous buffer, which is much larger than the
-//! CPU's caches and is read from start to end. For each format, the example prints the bytes of weights that
-//! scalar and SIMD kernels process per second, and the ratio of this rate to the rate of only summing the same bytes.
-//! The two measurements alternate. Times are the CPU time of the thread, because the machine may be shared; the best of
-//! several passes counts.
+//! The weights are random blocks in one contiguous buffer, which is much larger than the CPU's caches and is read from
+//! start to end. For each format, the example prints the bytes of weights that the kernel multiplies per second, the
+//! bytes that a plain sum of the same weights reads per second, and their ratio. The two measurements alternate, the
+//! best of several passes counts. The first column is the bound of the arithmetic: the same kernel with a small matrix
+//! that stays in the cache of each core.
 
 use std::error::Error;
 use std::sync::Arc;
+use std::time::Instant;
 
-use hearth_kernels::InstructionSet;
 use hearth_profiles::Format;
 use hearth_profiles::measure::Kernels;
-use hearth_runtime::clock::thread_cpu_nanos;
 use hearth_runtime::profile::CpuKernels;
 use hearth_runtime::{Cpu, ThreadPool, ThreadPoolOptions};
 use rand::{Rng, SeedableRng};
@@ -24,20 +23,20 @@ use rand_chacha::ChaCha8Rng;
 const COLUMNS: usize = 2048;
 
 /// Number of passes over the weights; the fastest pass counts.
-const PASSES: usize = 5;
+const PASSES: usize = 7;
 
-/// The scalar kernels multiply only 1/16 of the weights, because they are slow.
-const SCALAR_DIVISOR: usize = 16;
+/// Size of the matrix that stays in the cache, in bytes for each thread.
+const CACHED_BYTES: usize = 192 << 10;
 
 /// The value of every byte of float weights and of `MXFP4` blocks. With this value, no f32, f16 or bf16 number and no
 /// power of two is subnormal; arithmetic with subnormal numbers is slow.
 const FLOAT_BYTE: u8 = 0x1c;
 
-/// Returns the rate of `work`, which processes `bytes` bytes, in GB per second of CPU time.
+/// Returns the rate of `work`, which processes `bytes` bytes, in GB per second.
 fn speed(bytes: usize, work: impl FnOnce()) -> f64 {
-    let start = thread_cpu_nanos();
+    let start = Instant::now();
     work();
-    bytes as f64 / (thread_cpu_nanos() - start).max(1) as f64
+    bytes as f64 / start.elapsed().as_nanos().max(1) as f64
 }
 
 /// Reads all bytes with minimal arithmetic: sums their 64-bit words.
@@ -51,43 +50,42 @@ fn read(bytes: &[u8]) {
     std::hint::black_box(sums);
 }
 
-/// Returns CPU kernels on one thread, with the given instruction set or, without one, the fastest.
-fn kernels(instructions: Option<InstructionSet>) -> Result<CpuKernels, Box<dyn Error>> {
-    let pool = ThreadPool::new(ThreadPoolOptions { threads: 1, pin_workers: false, spin_ns: 0 })?;
-    let mut cpu = Cpu::new(Arc::new(pool));
-    cpu.instruction_set = instructions.unwrap_or(cpu.instruction_set);
-    Ok(CpuKernels::new(cpu))
-}
-
 fn main() -> Result<(), Box<dyn Error>> {
-    let mebibytes = std::env::args().nth(1).map_or(Ok(512), |text| text.parse::<usize>())?.max(1);
+    let arguments =
+        std::env::args().skip(1).map(|text| text.parse::<usize>()).collect::<Result<Vec<_>, _>>()?;
+    let mebibytes = arguments.first().map_or(512, |&count| count.max(1));
+    let threads = arguments.get(1).map_or(1, |&count| count.max(1));
     let mut random = vec![0u8; mebibytes << 20];
     ChaCha8Rng::seed_from_u64(1).fill_bytes(&mut random);
     let plain = vec![FLOAT_BYTE; mebibytes << 20];
-    let (mut oracle, mut fast) = (kernels(Some(InstructionSet::SCALAR))?, kernels(None)?);
-    println!("{mebibytes} MiB of weights, rows of {COLUMNS}; {}", fast.description());
-    println!("| format | bits a weight | scalar GB/s | / reading | SIMD GB/s | / reading | reading GB/s |");
-    println!("| --- | --- | --- | --- | --- | --- | --- |");
+    let options = ThreadPoolOptions { threads, pin_workers: threads > 1, ..ThreadPoolOptions::default() };
+    let pool = Arc::new(ThreadPool::new(options)?);
+    let mut kernels = CpuKernels::new(Cpu::new(Arc::clone(&pool)));
+    println!("{mebibytes} MiB of weights, rows of {COLUMNS}; {}", kernels.description());
+    println!("| format | bits a weight | in cache GB/s | from memory GB/s | reading GB/s | / reading |");
+    println!("| --- | --- | --- | --- | --- | --- |");
     for &format in Format::ALL {
         let has_float_bytes = format.block_len() == 1 || format == Format::Mxfp4;
         let weights = if has_float_bytes { &plain } else { &random };
         let row = format.row_bytes(COLUMNS as u64).ok_or("a row has a partial block")?.0 as usize;
         let whole = &weights[..weights.len() / row * row];
-        let part = &whole[..whole.len() / row / SCALAR_DIVISOR * row];
-        let (mut reading, mut slow, mut simd) = (0.0f64, 0.0f64, 0.0f64);
-        // The first pass fills buffers and is not counted.
-        for pass in 0..=PASSES {
-            let read = speed(whole.len(), || read(whole));
-            let matvec = speed(whole.len(), || fast.multiply(format, COLUMNS, whole, 1, 1));
-            let counts = if pass == 0 { 0.0 } else { 1.0 };
-            (reading, simd) = (reading.max(counts * read), simd.max(counts * matvec));
+        let small = &whole[..(CACHED_BYTES * threads).min(whole.len()) / row * row];
+        let repeats = 1 + (32 << 20) / small.len();
+        let (mut cached, mut from_memory, mut reading) = (0.0f64, 0.0f64, 0.0f64);
+        for _ in 0..PASSES {
+            let rate = speed(repeats * small.len(), || kernels.multiply(format, COLUMNS, small, 1, repeats));
+            cached = cached.max(rate);
+            from_memory =
+                from_memory.max(speed(whole.len(), || kernels.multiply(format, COLUMNS, whole, 1, 1)));
+            let rate = speed(whole.len(), || {
+                pool.for_each_chunk(whole.len(), whole.len().div_ceil(threads), |_, range| {
+                    read(&whole[range])
+                });
+            });
+            reading = reading.max(rate);
         }
-        for _ in 0..2 {
-            slow = slow.max(speed(part.len(), || oracle.multiply(format, COLUMNS, part, 1, 1)));
-        }
-        let (bits, slow_share, simd_share) = (format.bits_per_weight(), slow / reading, simd / reading);
-        print!("| {format} | {bits:.2} | {slow:.2} | {slow_share:.2} ");
-        println!("| {simd:.2} | {simd_share:.2} | {reading:.2} |");
+        let (bits, share) = (format.bits_per_weight(), from_memory / reading);
+        println!("| {format} | {bits:.2} | {cached:.2} | {from_memory:.2} | {reading:.2} | {share:.2} |");
     }
     Ok(())
 }

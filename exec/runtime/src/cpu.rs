@@ -24,11 +24,11 @@ use crate::residency::ResidencyBarrier;
 use crate::token_inputs::TokenInputs;
 use crate::{Backend, CriticalPathCost, KvCacheOptions, ThreadPool, Weights};
 use hearth_kernels::attention::{AttentionScratch, ScoreOptions};
-use hearth_kernels::matmul::{MatmulOutput, Matrix, matmul_rows};
+use hearth_kernels::matmul::{DOT_ROWS, MatmulOutput, Matrix, matmul_rows};
 use hearth_kernels::panel;
 use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
 
-/// Target size of a chunk of weight rows, in bytes; a chunk has at least one row.
+/// Target size of a chunk of weight rows, in bytes.
 const CHUNK_BYTES: usize = 32 << 10;
 /// Minimum number of elements for which a job on all threads is faster than a loop on the calling thread.
 const MIN_PARALLEL_ELEMENTS: usize = 16 << 10;
@@ -86,14 +86,11 @@ struct Chunk<'a> {
 }
 
 impl<'a> Strip<'a> {
-    /// Returns the number of rows in a chunk; a multiple of the panel size if panels are used.
+    /// Returns the number of rows in a chunk; a multiple of the number of rows that are multiplied together.
     fn chunk_rows(&self) -> usize {
-        let rows = (CHUNK_BYTES / self.matrix.row_bytes().max(1)).max(1);
-        if panel::is_profitable(self.matrix.format, self.rest.tokens()) {
-            rows.next_multiple_of(panel::PANEL_ROWS)
-        } else {
-            rows
-        }
+        let rows = CHUNK_BYTES / self.matrix.row_bytes().max(1);
+        let panels = panel::is_profitable(self.matrix.format, self.rest.tokens());
+        rows.max(1).next_multiple_of(if panels { panel::PANEL_ROWS } else { DOT_ROWS })
     }
 
     fn bytes(&self) -> &'a [u8] {
