@@ -33,6 +33,7 @@ const CACHED_BYTES: usize = 192 << 10;
 const FLOAT_BYTE: u8 = 0x1c;
 
 /// Returns the rate of `work`, which processes `bytes` bytes, in GB per second.
+#[allow(clippy::disallowed_methods)] // this program measures
 fn speed(bytes: usize, work: impl FnOnce()) -> f64 {
     let start = Instant::now();
     work();
@@ -79,7 +80,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 from_memory.max(speed(whole.len(), || kernels.multiply(format, COLUMNS, whole, 1, 1)));
             let rate = speed(whole.len(), || {
                 pool.for_each_chunk(whole.len(), whole.len().div_ceil(threads), |_, range| {
-                    read(&whole[range])
+                    read(&whole[range]);
                 });
             });
             reading = reading.max(rate);

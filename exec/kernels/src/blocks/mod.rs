@@ -73,6 +73,7 @@ use hearth_profiles::{Bytes, Format};
 use super::KernelError;
 pub(crate) use blocks32::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
 pub(crate) use four_bit_codebooks::{BlockIq4Nl, BlockIq4Xs, BlockMxfp4, IQ4_VALUES, MXFP4_VALUES};
+#[cfg(target_arch = "x86_64")]
 pub(crate) use grids::{IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID};
 pub(crate) use iq1::{BlockIq1M, BlockIq1S};
 pub(crate) use iq2_iq3::{BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, SignMagnitudeBlock};
