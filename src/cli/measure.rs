@@ -70,9 +70,13 @@ pub struct BenchArgs {
     /// Measure the decoding of this many tokens.
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub tokens: u32,
-    /// Run hearth and llama.cpp this many times each, alternately, and print the medians.
+    /// Run hearth and llama.cpp at least this many times each, alternately, and print the medians.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub repeats: u32,
+    /// Repeat until the 95 % confidence interval of the decode ratio is within 5 % of the ratio, but at most this many
+    /// times.
+    #[arg(long, default_value_t = 10, value_name = "REPEATS", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub max_repeats: u32,
     /// Run llama.cpp with this Python interpreter, which needs the package llama-cpp-python. The value `llama.cpp`
     /// selects `python3`; the value `none` skips llama.cpp.
     #[arg(long = "peer", default_value = "llama.cpp", value_name = "PEER")]

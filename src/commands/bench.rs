@@ -1,7 +1,8 @@
 //! `hearth bench`: measures the speed of a model with hearth and with llama.cpp.
 //!
 //! hearth and llama.cpp run alternately, each run in a separate process, with the same model file and the same number
-//! of threads. Ratios are the speed of hearth divided by the speed of llama.cpp.
+//! of threads. Ratios are the speed of hearth divided by the speed of llama.cpp. The runs are repeated until the
+//! confidence interval of the decode ratio is narrow.
 
 use std::io::Read;
 use std::path::Path;
@@ -11,6 +12,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 use hearth_profiles::measure::Samples;
+use hearth_profiles::measure::processor::cpu_description;
 use hearth_runtime::Weights;
 use hearth_runtime::speed::{InferenceSpeed, PrefillSpeed, SpeedOptions, measure};
 use hearth_workflow::Error;
@@ -28,6 +30,9 @@ const LLAMA_CPP_SCRIPT: &str = include_str!("bench/llama_cpp.py");
 const DEFAULT_PYTHON: (&str, &str) = ("llama.cpp", "python3");
 /// Exit code of [`LLAMA_CPP_SCRIPT`] if the Python package `llama_cpp` is not installed.
 const EXIT_MISSING_PACKAGE: i32 = 77;
+/// Maximum half width of the confidence interval of the decode ratio, relative to the ratio, with which no more runs are
+/// needed.
+const MAX_INTERVAL: f64 = 0.05;
 /// Time between two checks whether a benchmark process has exited. source: assumed, short compared to a run
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Time limit for reading the remaining output of a benchmark process that has exited. source: assumed, long compared
@@ -40,6 +45,10 @@ struct Comparison {
     model: String,
     file_bytes: u64,
     threads: u32,
+    /// The name and the microarchitecture of the CPU.
+    processor: String,
+    /// Number of runs of each engine.
+    runs: usize,
     decode_tokens_per_s: f64,
     /// Prefill speed of hearth for the longest prompt.
     prefill_tokens_per_s: Option<f64>,
@@ -57,7 +66,32 @@ struct Comparison {
 #[derive(Debug, Serialize)]
 struct Ratio {
     decode: f64,
+    /// Half the width of the 95 % confidence interval of the decode ratio, relative to the ratio; `None` for one run.
+    decode_interval: Option<f64>,
     prefill: Option<f64>,
+}
+
+/// Returns half the width of the 95 % confidence interval of the ratio of two speeds, relative to the ratio, given the
+/// speeds of pairs of runs. The logarithms of the ratios are assumed to have a normal distribution. Returns `None` for
+/// fewer than two pairs.
+fn ratio_interval(pairs: &[(f64, f64)]) -> Option<f64> {
+    // Quantiles 0.975 of Student's t distribution with 1, 2, ... degrees of freedom.
+    const QUANTILES: [f64; 19] = [
+        12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12,
+        2.11, 2.10, 2.09,
+    ];
+    let freedom = pairs.len().checked_sub(1).filter(|&freedom| freedom > 0)?;
+    let logarithms: Vec<f64> = pairs.iter().map(|(ours, theirs)| (ours / theirs).ln()).collect();
+    let mean = logarithms.iter().sum::<f64>() / pairs.len() as f64;
+    let variance = logarithms.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / freedom as f64;
+    let quantile = QUANTILES[(freedom - 1).min(QUANTILES.len() - 1)];
+    Some((quantile * (variance / pairs.len() as f64).sqrt()).exp_m1())
+}
+
+/// Returns the decode speeds of the pairs of runs of hearth and llama.cpp.
+fn decode_pairs(ours: &[InferenceSpeed], theirs: &[InferenceSpeed]) -> Vec<(f64, f64)> {
+    let speed = |run: &InferenceSpeed| run.decode_tokens_per_s;
+    ours.iter().zip(theirs).map(|(ours, theirs)| (speed(ours), speed(theirs))).collect()
 }
 
 impl Comparison {
@@ -65,18 +99,24 @@ impl Comparison {
         args: &BenchArgs,
         file_bytes: u64,
         threads: u32,
-        hearth: InferenceSpeed,
-        llama_cpp: Option<InferenceSpeed>,
+        ours: &[InferenceSpeed],
+        theirs: &[InferenceSpeed],
     ) -> Self {
+        let hearth = median(ours).expect("at least one run");
+        let llama_cpp = median(theirs);
         let prefill = |speed: &InferenceSpeed| longest_prefill(speed).map(|prefill| prefill.tokens_per_s);
+        let pairs = decode_pairs(ours, theirs);
         let ratio = llama_cpp.as_ref().map(|theirs| Ratio {
             decode: hearth.decode_tokens_per_s / theirs.decode_tokens_per_s,
+            decode_interval: ratio_interval(&pairs),
             prefill: prefill(&hearth).zip(prefill(theirs)).map(|(ours, theirs)| ours / theirs),
         });
         Self {
             model: args.model.display().to_string(),
             file_bytes,
             threads,
+            processor: cpu_description(),
+            runs: ours.len(),
             decode_tokens_per_s: hearth.decode_tokens_per_s,
             prefill_tokens_per_s: prefill(&hearth),
             bandwidth_share: share_of_reading(&hearth, hearth.decode_tokens_per_s),
@@ -111,13 +151,19 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
     let file_bytes = weights.file_paths().iter().map(|part| file_bytes(part)).sum::<Result<u64, _>>()?;
     let all = std::thread::available_parallelism().map_or(1, |threads| threads.get() as u32);
     let threads = if args.threads.is_empty() { vec![all] } else { args.threads.clone() };
-    let run_count = u64::from(args.repeats) * threads.len() as u64;
+    let max_repeats = args.max_repeats.max(args.repeats);
+    let run_count = u64::from(max_repeats) * threads.len() as u64;
     let bar = progress::progress_bar("runs", run_count, progress::ITEMS_TEMPLATE);
     let (mut comparisons, mut no_llama_cpp) =
         (Vec::new(), (args.llama_cpp_python == "none").then(String::new));
     for &threads in &threads {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-        for _ in 0..args.repeats {
+        for run in 0..max_repeats {
+            let interval = ratio_interval(&decode_pairs(&ours, &theirs));
+            if run >= args.repeats && interval.is_none_or(|interval| interval <= MAX_INTERVAL) {
+                bar.inc(u64::from(max_repeats - run));
+                break;
+            }
             ours.push(run_engine(hearth_command(args, threads)?, args).map_err(Failure::failed)?);
             if no_llama_cpp.is_none() {
                 match run_engine(llama_cpp_command(args, threads), args) {
@@ -127,14 +173,24 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
             }
             bar.inc(1);
         }
-        let ours = median(&ours).expect("at least one run");
-        comparisons.push(Comparison::new(args, file_bytes, threads, ours, median(&theirs)));
+        comparisons.push(Comparison::new(args, file_bytes, threads, &ours, &theirs));
     }
     bar.finish_and_clear();
     match &comparisons[..] {
         [only] if json => print_json(only)?,
         several if json => print_json(&several)?,
         all => say!("{}", all.iter().map(table).collect::<String>()),
+    }
+    for comparison in &comparisons {
+        let interval = comparison.ratio.as_ref().and_then(|ratio| ratio.decode_interval);
+        if let Some(interval) = interval.filter(|&interval| interval > MAX_INTERVAL) {
+            let Comparison { threads, runs, .. } = comparison;
+            let percent = 100.0 * interval;
+            tracing::info!(
+                "note: the machine is not quiet: with --threads {threads}, the decode ratio is known only to \u{b1}{percent:.0} % after {runs} runs"
+            );
+            tracing::info!("hint:  stop other programs, or increase --max-repeats");
+        }
     }
     if let Some(why) = no_llama_cpp.filter(|why| !why.is_empty()) {
         tracing::info!("note: some runs of llama.cpp have no result: {why}");
@@ -249,41 +305,55 @@ fn median(runs: &[InferenceSpeed]) -> Option<InferenceSpeed> {
     Some(median)
 }
 
+/// Returns a row of the table: its name, the values of hearth and llama.cpp with `digits` decimals, and their ratio.
+fn row(name: &str, digits: usize, ours: f64, theirs: Option<f64>, ratio: Option<f64>) -> String {
+    let theirs = theirs.map_or(String::new(), |number| format!("{number:.digits$}"));
+    let ratio = ratio.map_or(String::new(), |number| format!("{number:.2}"));
+    format!("{name:<28}{ours:>10.digits$}{theirs:>11}{ratio:>8}").trim_end().to_string()
+}
+
 fn table(comparison: &Comparison) -> String {
     let Comparison { hearth, llama_cpp, threads, file_bytes, .. } = comparison;
     let llama_cpp = llama_cpp.as_ref();
-    let mut lines = vec![format!(
-        "{}, {threads} thread{}, {}",
-        comparison.model,
-        if *threads == 1 { "" } else { "s" },
-        hearth.instruction_set.as_deref().unwrap_or("")
-    )];
+    let plural = if *threads == 1 { "" } else { "s" };
+    let mut lines =
+        vec![format!("{}, {threads} thread{plural}", comparison.model), comparison.processor.clone()];
+    let instructions = |speed: &InferenceSpeed| speed.instruction_set.clone();
+    lines.extend(instructions(hearth).map(|names| format!("hearth: {names}")));
+    lines.extend(llama_cpp.and_then(instructions).map(|names| format!("llama.cpp: {names}")));
     let heads = if llama_cpp.is_some() { ["hearth", "llama.cpp", "ratio"] } else { ["hearth", "", ""] };
     lines.push(format!("{:<28}{:>10}{:>11}{:>8}", "", heads[0], heads[1], heads[2]));
-    let mut row = |name: &str, digits: usize, ours: f64, theirs: Option<f64>, ratio: Option<f64>| {
-        let theirs = theirs.map_or(String::new(), |number| format!("{number:.digits$}"));
-        let ratio = ratio.map_or(String::new(), |number| format!("{number:.2}"));
-        lines.push(format!("{name:<28}{ours:>10.digits$}{theirs:>11}{ratio:>8}").trim_end().to_string());
-    };
     let (ours, theirs) = (hearth.first_logits_s, llama_cpp.map(|speed| speed.first_logits_s));
-    row("time to first token, s", 2, ours, theirs, theirs.map(|theirs| theirs / ours));
+    lines.push(row("time to first token, s", 2, ours, theirs, theirs.map(|theirs| theirs / ours)));
     for (at, prefill) in hearth.prefill_speeds.iter().enumerate() {
         let theirs =
             llama_cpp.and_then(|speed| speed.prefill_speeds.get(at)).map(|prefill| prefill.tokens_per_s);
         let name = format!("prefill of {}, tokens/s", prefill.tokens);
-        row(&name, 1, prefill.tokens_per_s, theirs, theirs.map(|theirs| prefill.tokens_per_s / theirs));
+        lines.push(row(
+            &name,
+            1,
+            prefill.tokens_per_s,
+            theirs,
+            theirs.map(|theirs| prefill.tokens_per_s / theirs),
+        ));
     }
     let (ours, theirs) = (hearth.decode_tokens_per_s, llama_cpp.map(|speed| speed.decode_tokens_per_s));
-    row("decode, tokens/s", 2, ours, theirs, theirs.map(|theirs| ours / theirs));
+    lines.push(row("decode, tokens/s", 2, ours, theirs, theirs.map(|theirs| ours / theirs)));
+    if let Some((ratio, interval)) =
+        comparison.ratio.as_ref().and_then(|ratio| Some((ratio.decode, ratio.decode_interval?)))
+    {
+        let (low, high) = (ratio / (1.0 + interval), ratio * (1.0 + interval));
+        lines.push(format!("  95 % interval of the ratio: {low:.2} to {high:.2} ({} runs)", comparison.runs));
+    }
     if let (Some(share), Some(reading)) = (comparison.bandwidth_share, hearth.memory_read_bytes_per_s) {
         let theirs = theirs.and_then(|theirs| share_of_reading(hearth, theirs));
-        row("decode, % of reading", 0, 100.0 * share, theirs.map(|share| 100.0 * share), None);
-        row("reading, GB/s", 1, reading * 1e-9, None, None);
+        lines.push(row("decode, % of reading", 0, 100.0 * share, theirs.map(|share| 100.0 * share), None));
+        lines.push(row("reading, GB/s", 1, reading * 1e-9, None, None));
     }
     let in_files = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64 / *file_bytes as f64);
     let mut memory = |name: &str, bytes: fn(&InferenceSpeed) -> Option<u64>| {
         if let Some(ours) = in_files(bytes(hearth)) {
-            row(name, 3, ours, llama_cpp.and_then(|speed| in_files(bytes(speed))), None);
+            lines.push(row(name, 3, ours, llama_cpp.and_then(|speed| in_files(bytes(speed))), None));
         }
     };
     memory("resident memory / file", |speed| speed.resident_bytes);
@@ -321,11 +391,20 @@ mod tests {
     }
 
     #[test]
+    fn interval_of_the_ratio() {
+        assert_eq!(ratio_interval(&[(3.0, 2.0)]), None);
+        assert_eq!(ratio_interval(&[(3.0, 2.0), (6.0, 4.0)]), Some(0.0));
+        // The logarithms are +-0.1, their standard deviation is 0.1414, and that of their mean 0.1. 12.71 * 0.1 = 1.271.
+        let interval = ratio_interval(&[(0.1f64.exp(), 1.0), ((-0.1f64).exp(), 1.0)]).unwrap();
+        assert!((interval - 1.271f64.exp_m1()).abs() < 1e-9, "{interval}");
+    }
+
+    #[test]
     fn ratio_is_hearth_over_llama_cpp() {
         let Verb::Bench(args) = Cli::parse_from(["hearth", "bench", "m.gguf"]).verb else {
             unreachable!("this is the verb")
         };
-        let comparison = Comparison::new(&args, 100, 1, speed(3.0), Some(speed(2.0)));
+        let comparison = Comparison::new(&args, 100, 1, &[speed(3.0)], &[speed(2.0)]);
         let table = table(&comparison);
         assert!(table.contains("decode, tokens/s                  3.00       2.00    1.50"), "{table}");
         assert!(table.contains("decode, % of reading                50         33\n"), "{table}");

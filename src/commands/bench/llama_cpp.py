@@ -62,9 +62,13 @@ for length in prompts:
     start = time.perf_counter()
     run([at * 7919 % vocabulary for at in range(length)])
     prefill.append({"tokens": length, "tokens_per_s": length / (time.perf_counter() - start)})
+# "CPU : SSE3 = 1 | AVX2 = 1 | REPACK = 1 |" becomes "SSE3 AVX2 REPACK".
+parts = L.llama_print_system_info().decode().replace(":", "|").split("|")
+features = " ".join(part.split("=")[0].strip() for part in parts if part.split("=")[1:] == [" 1 "])
 print(json.dumps({
     "load_s": load,
     "prefill": prefill,
+    "instructions": features,
     "decode_tokens_per_s": 1 / statistics.median(times),
     "resident_bytes": resident,
     "resident_bytes_after_prompts": resident_bytes(),
