@@ -104,20 +104,20 @@ dots32! {
         });
         [halves(&a, &c), halves(&b, &d)]
     };
-    dot_q4_0: BlockQ4_0, 8, unsigned_fours, eight_scales eight_minima, |first, second| nibbles(&first.quants, &second.quants);
-    dot_q4_1: BlockQ4_1, 0, unsigned_fours, eight_scales eight_minima, |first, second| nibbles(&first.quants, &second.quants);
+    dot_q4_0: BlockQ4_0, 8, unsigned_fours, eight_scales eight_minima, |first, second| nibbles_of_two(&first.quants, &second.quants);
+    dot_q4_1: BlockQ4_1, 0, unsigned_fours, eight_scales eight_minima, |first, second| nibbles_of_two(&first.quants, &second.quants);
     dot_q5_0: BlockQ5_0, 16, unsigned_fours, eight_scales eight_minima, |first, second| {
-        with_fifth(nibbles(&first.quants, &second.quants), [first.high_bits, second.high_bits])
+        with_fifth(nibbles_of_two(&first.quants, &second.quants), [first.high_bits, second.high_bits])
     };
     dot_q5_1: BlockQ5_1, 0, unsigned_fours, eight_scales eight_minima, |first, second| {
-        with_fifth(nibbles(&first.quants, &second.quants), [first.high_bits, second.high_bits])
+        with_fifth(nibbles_of_two(&first.quants, &second.quants), [first.high_bits, second.high_bits])
     };
     dot_iq4_nl: BlockIq4Nl, I::SIGNED_OFFSET, signed_fours, eight_scales eight_minima, |first, second| {
-        let [low, high] = nibbles(&first.quants, &second.quants);
+        let [low, high] = nibbles_of_two(&first.quants, &second.quants);
         [entries(&IQ4_VALUES, low), entries(&IQ4_VALUES, high)]
     };
     dot_mxfp4: BlockMxfp4, MXFP4_OFFSET, unsigned_fours, eight_powers eight_zeros, |first, second| {
-        let [low, high] = nibbles(&first.quants, &second.quants);
+        let [low, high] = nibbles_of_two(&first.quants, &second.quants);
         [entries(&MXFP4_BYTES, low), entries(&MXFP4_BYTES, high)]
     };
 }
@@ -162,7 +162,7 @@ fn halves(low: &[i8; 16], high: &[i8; 16]) -> __m256i {
 /// Returns the low four bits of the bytes of two blocks, which are their first 16 weights, and the high four bits.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn nibbles(first: &[u8; 16], second: &[u8; 16]) -> [__m256i; 2] {
+fn nibbles_of_two(first: &[u8; 16], second: &[u8; 16]) -> [__m256i; 2] {
     let bytes = _mm256_set_m128i(load_half(second), load_half(first));
     let low_bits = _mm256_set1_epi8(15);
     [_mm256_and_si256(bytes, low_bits), _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low_bits)]

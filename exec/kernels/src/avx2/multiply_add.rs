@@ -55,11 +55,31 @@ impl MultiplyAdd for Avx2 {
     }
 }
 
+/// Defines a function for one instruction of VNNI, given the prefix that selects its encoding and its mnemonic. The
+/// function is unsafe: the processor must have the instruction, which no attribute enables.
+///
+/// It is inline assembly, because LLVM replaces the intrinsics by pairs of a multiplication and an addition.
+macro_rules! instruction {
+    ($name:ident, $prefix:literal, $mnemonic:literal) => {
+        #[inline]
+        #[target_feature(enable = "avx2")]
+        unsafe fn $name(mut total: __m256i, a: __m256i, b: __m256i) -> __m256i {
+            // SAFETY: the caller guarantees that the processor has the instruction, which changes only the register
+            // `total`.
+            unsafe {
+                asm!(
+                    concat!($prefix, $mnemonic, " {total}, {a}, {b}"),
+                    total = inout(ymm_reg) total, a = in(ymm_reg) a, b = in(ymm_reg) b,
+                    options(pure, nomem, nostack, preserves_flags)
+                );
+            }
+            total
+        }
+    };
+}
+
 /// Implements [`MultiplyAdd`] for an instruction set with `vpdpwssd` and `vpdpbusd`, given the prefix that selects their
 /// encoding.
-///
-/// The instructions are inline assembly, because LLVM replaces the intrinsics by pairs of a multiplication and an
-/// addition.
 macro_rules! vnni {
     ($instructions:ty, $prefix:literal) => {
         impl MultiplyAdd for $instructions {
@@ -67,38 +87,14 @@ macro_rules! vnni {
 
             #[inline(always)]
             fn add_pairs(self, total: __m256i, a: __m256i, b: __m256i) -> __m256i {
-                #[inline]
-                #[target_feature(enable = "avx2")]
-                fn dpwssd(mut total: __m256i, a: __m256i, b: __m256i) -> __m256i {
-                    // SAFETY: the function enables the instruction, which changes only the register `total`.
-                    unsafe {
-                        asm!(
-                            concat!($prefix, "vpdpwssd {total}, {a}, {b}"),
-                            total = inout(ymm_reg) total, a = in(ymm_reg) a, b = in(ymm_reg) b,
-                            options(pure, nomem, nostack, preserves_flags)
-                        );
-                    }
-                    total
-                }
+                instruction! { dpwssd, $prefix, "vpdpwssd" }
                 // SAFETY: `self` proves that the processor has the instructions.
                 unsafe { dpwssd(total, a, b) }
             }
 
             #[inline(always)]
             fn unsigned_fours(self, weights: [__m256i; 2], activations: [__m256i; 2]) -> __m256i {
-                #[inline]
-                #[target_feature(enable = "avx2")]
-                fn dpbusd(mut total: __m256i, a: __m256i, b: __m256i) -> __m256i {
-                    // SAFETY: the function enables the instruction, which changes only the register `total`.
-                    unsafe {
-                        asm!(
-                            concat!($prefix, "vpdpbusd {total}, {a}, {b}"),
-                            total = inout(ymm_reg) total, a = in(ymm_reg) a, b = in(ymm_reg) b,
-                            options(pure, nomem, nostack, preserves_flags)
-                        );
-                    }
-                    total
-                }
+                instruction! { dpbusd, $prefix, "vpdpbusd" }
                 // SAFETY: `self` proves that the processor has the instructions.
                 unsafe {
                     let first = dpbusd(_mm256_setzero_si256(), weights[0], activations[0]);
