@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use hearth_profiles::measure::Samples;
 use hearth_profiles::measure::processor::cpu_description;
+use hearth_profiles::measure::topology::Topology;
 use hearth_runtime::Weights;
 use hearth_runtime::speed::{InferenceSpeed, PrefillSpeed, SpeedOptions, measure};
 use hearth_workflow::Error;
@@ -149,7 +150,7 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
     let weights = Weights::open(&args.model)?;
     check_text_support(&weights, &args.model)?;
     let file_bytes = weights.file_paths().iter().map(|part| file_bytes(part)).sum::<Result<u64, _>>()?;
-    let all = std::thread::available_parallelism().map_or(1, |threads| threads.get() as u32);
+    let all = Topology::detect().compute_threads() as u32;
     let threads = if args.threads.is_empty() { vec![all] } else { args.threads.clone() };
     let max_repeats = args.max_repeats.max(args.repeats);
     let run_count = u64::from(max_repeats) * threads.len() as u64;

@@ -30,6 +30,9 @@ use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
 
 /// Target size of a chunk of weight rows, in bytes.
 const CHUNK_BYTES: usize = 32 << 10;
+/// Minimum number of chunks of a matmul for each thread: with fewer, the last chunk of a small matrix keeps one thread
+/// busy while the others wait.
+const MIN_CHUNKS_PER_THREAD: usize = 8;
 /// Minimum number of elements for which a job on all threads is faster than a loop on the calling thread.
 const MIN_PARALLEL_ELEMENTS: usize = 16 << 10;
 
@@ -87,8 +90,8 @@ struct Chunk<'a> {
 
 impl<'a> Strip<'a> {
     /// Returns the number of rows in a chunk; a multiple of the number of rows that are multiplied together.
-    fn chunk_rows(&self) -> usize {
-        let rows = CHUNK_BYTES / self.matrix.row_bytes().max(1);
+    fn chunk_rows(&self, bytes: usize) -> usize {
+        let rows = bytes / self.matrix.row_bytes().max(1);
         let panels = panel::is_profitable(self.matrix.format, self.rest.tokens());
         rows.max(1).next_multiple_of(if panels { panel::PANEL_ROWS } else { DOT_ROWS })
     }
@@ -99,9 +102,9 @@ impl<'a> Strip<'a> {
     }
 
     /// Advances to the next rows, which end before the row `end`, and adds their chunks to `chunks`.
-    fn advance(&mut self, end: usize, chunks: &mut Vec<Chunk<'a>>) {
+    fn advance(&mut self, end: usize, chunk_bytes: usize, chunks: &mut Vec<Chunk<'a>>) {
         self.rows = self.rows.end..end;
-        let chunk_rows = self.chunk_rows();
+        let chunk_rows = self.chunk_rows(chunk_bytes);
         chunks.reserve(self.rows.len().div_ceil(chunk_rows));
         for first in self.rows.clone().step_by(chunk_rows) {
             let out = self.rest.split_off_first(chunk_rows.min(end - first));
@@ -165,8 +168,10 @@ impl Cpu {
                 rest: MatmulOutput::new(out, tokens, matrix.rows),
             })
             .collect();
+        let bytes: usize = strips.iter().map(|strip| strip.matrix.bytes.len()).sum();
+        let chunk_bytes = (bytes / (MIN_CHUNKS_PER_THREAD * self.thread_pool.threads())).min(CHUNK_BYTES);
         loop {
-            let mut chunks = self.next_chunks(&mut strips);
+            let mut chunks = self.next_chunks(&mut strips, chunk_bytes);
             if chunks.is_empty() {
                 break;
             }
@@ -183,7 +188,7 @@ impl Cpu {
 
     /// Advances each strip to its next rows whose weights are in memory, and returns the chunks of these rows; waits if
     /// there are no such rows. Returns no chunks if all rows have been computed.
-    fn next_chunks<'a>(&self, strips: &mut [Strip<'a>]) -> Vec<Chunk<'a>> {
+    fn next_chunks<'a>(&self, strips: &mut [Strip<'a>], chunk_bytes: usize) -> Vec<Chunk<'a>> {
         let (mut chunks, mut earlier_wait) = (Vec::new(), false);
         for strip in strips {
             let (matrix, start) = (strip.matrix, strip.rows.end);
@@ -200,7 +205,7 @@ impl Cpu {
                 end = matrix.rows.min(start + ready / row);
                 earlier_wait = end < matrix.rows;
             }
-            strip.advance(end, &mut chunks);
+            strip.advance(end, chunk_bytes, &mut chunks);
         }
         chunks
     }

@@ -16,12 +16,14 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 
+use hearth_profiles::measure::topology::Topology;
+
 use crate::clock::{Stopwatch, ThreadTimes, monotonic_nanos};
 use crate::cost::{CriticalPathCost, JobTimes, WorkerReport};
 
 #[derive(Debug, Clone, Copy)]
 pub struct ThreadPoolOptions {
-    /// Number of threads, including the calling thread; at least 1.
+    /// Number of threads, including the calling thread; at least 1. By default one for each core.
     pub threads: usize,
     /// Whether to pin each worker thread to one CPU (Linux only). The calling thread is not pinned.
     pub pin_workers: bool,
@@ -31,8 +33,11 @@ pub struct ThreadPoolOptions {
 
 impl Default for ThreadPoolOptions {
     fn default() -> ThreadPoolOptions {
-        let threads = thread::available_parallelism().map_or(1, usize::from);
-        ThreadPoolOptions { threads, pin_workers: true, spin_ns: 100_000 }
+        ThreadPoolOptions {
+            threads: Topology::detect().compute_threads(),
+            pin_workers: true,
+            spin_ns: 100_000,
+        }
     }
 }
 
@@ -128,11 +133,14 @@ impl ThreadPool {
         let workers = options.threads.max(1) - 1;
         let worker_states = (0..workers).map(|_| WorkerState::default()).collect();
         let shared = Arc::new(Shared { worker_states, spin_ns: options.spin_ns, ..Shared::default() });
+        let topology = Topology::detect();
         let start = |index: usize| {
+            // The calling thread takes the first CPU of the order: the scheduler moves it to a CPU without a worker.
+            let cpu = topology.cpu(index + 1).filter(|_| options.pin_workers);
             let shared = Arc::clone(&shared);
             thread::Builder::new().name(format!("compute-{}", index + 1)).spawn(move || {
-                if options.pin_workers {
-                    pin_to_cpu(index + 1);
+                if let Some(cpu) = cpu {
+                    pin_to_cpu(cpu);
                 }
                 run_worker(&shared, index);
             })
@@ -371,22 +379,18 @@ fn try_start(shared: &Shared, mut state: u64) -> bool {
     false
 }
 
-/// Pins the calling thread to one of the CPUs that it may use: the one at `index`, modulo their number.
-fn pin_to_cpu(index: usize) {
+/// Pins the calling thread to a CPU.
+fn pin_to_cpu(cpu: u32) {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
-        use hearth_profiles::measure::processor::allowed_cpus;
         use rustix::thread::{CpuSet, sched_setaffinity};
-        let cpus = allowed_cpus();
-        if !cpus.is_empty() {
-            let mut one = CpuSet::new();
-            one.set(cpus[index % cpus.len()] as usize);
-            // Some sandboxes forbid this call; an unpinned worker gives the same results.
-            let _ = sched_setaffinity(None, &one);
-        }
+        let mut one = CpuSet::new();
+        one.set(cpu as usize);
+        // Some sandboxes forbid this call; an unpinned worker gives the same results.
+        let _ = sched_setaffinity(None, &one);
     }
     #[cfg(not(any(target_os = "android", target_os = "linux")))]
-    let _ = index;
+    let _ = cpu;
 }
 
 #[cfg(test)]

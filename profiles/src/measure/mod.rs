@@ -16,6 +16,7 @@ pub mod memory_bandwidth;
 pub mod processor;
 pub mod sampling;
 mod scratch;
+pub mod topology;
 
 pub use compute::{ComputeRates, Kernels};
 pub use disk::DiskTarget;

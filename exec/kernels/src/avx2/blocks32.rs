@@ -7,9 +7,11 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
 
-use bytemuck::must_cast;
+use bytemuck::{bytes_of, must_cast};
 
-use super::{FourRows, MultiplyAdd, entries, load, load_half, per_token, set_bits, sums_of_halves};
+use super::{
+    FourRows, MultiplyAdd, bits_to_bytes, entries, load, load_half, per_token, sums_of_halves, two_of,
+};
 use crate::activations::QuantisedRow;
 use crate::blocks::{
     BlockIq4Nl, BlockMxfp4, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, HalfScaledBlock,
@@ -65,16 +67,17 @@ macro_rules! dots32 {
                         totals[r] = instructions.$multiply(bytes[r], values);
                     }
                     let mut totals = sums_of_halves(totals);
-                    let [first_sum, second_sum] = sums[t][at].map(i32::from);
+                    let sums = _mm256_set1_epi32(must_cast(sums[t][at]));
                     if offset != 0 {
-                        totals = _mm256_sub_epi32(totals, fours(offset * first_sum, offset * second_sum));
+                        totals = instructions.add_pairs(totals, sums, fours(-offset));
                     }
                     let totals = _mm256_cvtepi32_ps(totals);
                     let factors = four_floats(scales[t][at]);
                     let scale = _mm256_mul_ps(block_scales, factors);
                     if <$type>::HAS_MINIMUM {
                         let minimum = _mm256_mul_ps(block_minima, factors);
-                        let plain = _mm256_cvtepi32_ps(fours(first_sum, second_sum));
+                        let plain = instructions.add_pairs(_mm256_setzero_si256(), sums, fours(1));
+                        let plain = _mm256_cvtepi32_ps(plain);
                         dots[t] = _mm_fmadd_ps(low(scale), low(totals), dots[t]);
                         dots[t] = _mm_fmadd_ps(low(minimum), low(plain), dots[t]);
                         dots[t] = _mm_fmadd_ps(high(scale), high(totals), dots[t]);
@@ -172,44 +175,47 @@ fn nibbles_of_two(first: &[u8; 16], second: &[u8; 16]) -> [__m256i; 2] {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn with_fifth(nibbles: [__m256i; 2], [first, second]: [[u8; 4]; 2]) -> [__m256i; 2] {
-    let [a, b, c, d] = first;
-    let [e, f, g, h] = second;
-    let fifth = _mm256_set1_epi8(16);
-    [
-        _mm256_or_si256(nibbles[0], _mm256_and_si256(set_bits([a, b, e, f]), fifth)),
-        _mm256_or_si256(nibbles[1], _mm256_and_si256(set_bits([c, d, g, h]), fifth)),
-    ]
+    let bits = |block: [u8; 4]| _mm256_set1_epi32(i32::from_le_bytes(block));
+    let bits = _mm256_blend_epi32::<0b1111_0000>(bits(first), bits(second));
+    let with = |nibbles, bytes: [i64; 2]| {
+        let [low, high] = bytes.map(|byte| 0x0101_0101_0101_0101 * byte);
+        let set = bits_to_bytes(bits, two_of(_mm_set_epi64x(high, low)));
+        _mm256_add_epi8(nibbles, _mm256_and_si256(set, _mm256_set1_epi8(16)))
+    };
+    [with(nibbles[0], [0, 1]), with(nibbles[1], [2, 3])]
 }
 
-/// Converts an f16 value of the first block of each of four rows, then that of the second block, to f32.
+/// Returns the first 16 bits of a block of each of four rows, which are its scale, then the next 16 bits of each, which
+/// are its minimum if the format has one.
 #[inline]
-#[target_feature(enable = "avx2,f16c")]
-fn eight_halves<B>([a, b, c, d]: [&[B; 2]; 4], bits: impl Fn(&B) -> u16) -> __m256 {
-    let of = |block| bits(block).cast_signed();
-    _mm256_cvtph_ps(_mm_setr_epi16(
-        of(&a[0]),
-        of(&b[0]),
-        of(&c[0]),
-        of(&d[0]),
-        of(&a[1]),
-        of(&b[1]),
-        of(&c[1]),
-        of(&d[1]),
-    ))
+#[target_feature(enable = "avx2")]
+fn four_headers<B: HalfScaledBlock>([a, b, c, d]: [&B; 4]) -> __m128i {
+    // A load of 32 bits needs no shuffle, unlike one of 16 bits.
+    let load = |block: &B| {
+        let bytes = bytes_of(block).first_chunk().expect("a block is longer than its header");
+        _mm_cvtsi32_si128(i32::from_ne_bytes(*bytes))
+    };
+    _mm_unpacklo_epi16(_mm_unpacklo_epi16(load(a), load(c)), _mm_unpacklo_epi16(load(b), load(d)))
 }
 
 /// Returns the scales of the first block of each of four rows, then those of the second blocks.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn eight_scales<B: HalfScaledBlock>(rows: [&[B; 2]; 4]) -> __m256 {
-    eight_halves(rows, B::scale_bits)
+    _mm256_cvtph_ps(_mm_unpacklo_epi64(
+        four_headers(rows.map(|row| &row[0])),
+        four_headers(rows.map(|row| &row[1])),
+    ))
 }
 
 /// Returns the minima of the first block of each of four rows, then those of the second blocks.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn eight_minima<B: HalfScaledBlock>(rows: [&[B; 2]; 4]) -> __m256 {
-    eight_halves(rows, B::minimum_bits)
+    _mm256_cvtph_ps(_mm_unpackhi_epi64(
+        four_headers(rows.map(|row| &row[0])),
+        four_headers(rows.map(|row| &row[1])),
+    ))
 }
 
 /// Returns the scales of eight blocks, which are powers of two: the results of [`BlockMxfp4::scale`].
@@ -231,18 +237,20 @@ fn eight_zeros<B>(_: [&[B; 2]; 4]) -> __m256 {
     _mm256_setzero_ps()
 }
 
-/// Returns four times `first`, then four times `second`.
+/// Returns the factors of pairs of i16: `factor` and 0 in the lower half, 0 and `factor` in the upper half. With them,
+/// [`MultiplyAdd::add_pairs`] adds the first value of a pair to the lower half, and the second to the upper half.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn fours(first: i32, second: i32) -> __m256i {
-    _mm256_set_m128i(_mm_set1_epi32(second), _mm_set1_epi32(first))
+fn fours(factor: i32) -> __m256i {
+    _mm256_set_m128i(_mm_set1_epi32(factor << 16), _mm_set1_epi32(factor & 0xffff))
 }
 
 /// Returns four times the first value, then four times the second.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn four_floats([first, second]: [f32; 2]) -> __m256 {
-    _mm256_set_m128(_mm_set1_ps(second), _mm_set1_ps(first))
+fn four_floats(pair: [f32; 2]) -> __m256 {
+    let pair = _mm256_castpd_ps(_mm256_castpd128_pd256(_mm_set_sd(must_cast(pair))));
+    _mm256_permutevar8x32_ps(pair, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1))
 }
 
 #[inline]

@@ -163,9 +163,17 @@ fn set_bits(bits: [u8; 4]) -> __m256i {
         0x0101_0101_0101_0101,
         0x0000_0000_0000_0000,
     );
+    bits_to_bytes(_mm256_set1_epi32(i32::from_le_bytes(bits)), byte_of_eight)
+}
+
+/// Expands bits to bytes: 0xff if the bit is set, otherwise 0. Byte j of the result is for bit j modulo 8 of the byte of
+/// `bits` that byte j of `bytes` selects, as in [`_mm256_shuffle_epi8`].
+#[inline]
+#[target_feature(enable = "avx2")]
+fn bits_to_bytes(bits: __m256i, bytes: __m256i) -> __m256i {
     let one_bit_each = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
-    let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(i32::from_le_bytes(bits)), byte_of_eight);
-    _mm256_cmpeq_epi8(_mm256_and_si256(bytes, one_bit_each), one_bit_each)
+    let selected = _mm256_shuffle_epi8(bits, bytes);
+    _mm256_cmpeq_epi8(_mm256_and_si256(selected, one_bit_each), one_bit_each)
 }
 
 /// Splits each of eight 32-bit integers into four fields of W bits, the lowest first, and writes each to a byte. Ignores
