@@ -32,12 +32,11 @@ impl Solution {
 /// the plan violates a constraint.
 pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, StrategyError> {
     let Proposal { assignment, mut residencies, mut search_steps, incomplete_search } =
-        strategy.propose(model)?;
+        propose_within_memory(strategy, model)?;
     let assignment = with_relays(model, assignment);
     let (rules, objective) = (strategy.rules(), strategy.objective());
     if residencies.is_empty() {
-        residencies =
-            model.instance().devices.iter().map(|device| device.runtime.allowed_residencies[0]).collect();
+        residencies = first_allowed_residencies(model);
     }
     let (broken, breakdown) = match objective {
         Objective::Paper => (violations(model, &assignment, rules), model.evaluate(&assignment)),
@@ -67,4 +66,57 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
     let explanation = Explanation { incomplete_search, ..Explanation::new(&explained, search_steps) };
     let (strategy, strategy_options) = (strategy.name(), strategy.options());
     Ok(Solution { strategy, strategy_options, assignment, residencies, breakdown, explanation })
+}
+
+/// The maximum number of times that a strategy is run again with less memory. source: assumed; the shipped scenarios take
+/// at most 6
+const MAX_RETRIES: usize = 32;
+
+/// Runs a strategy whose memory test counts mean layers, until no device that has memory by this test must read weights
+/// again because its actual layers are larger. Each time, such a device gets memory for one layer fewer. Returns the
+/// first proposal if the strategy does not find enough memory elsewhere.
+fn propose_within_memory(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Proposal, StrategyError> {
+    let first = strategy.propose(model)?;
+    let has_actual_layers = !model.instance().model.weight_bytes_by_layer.is_empty();
+    if strategy.objective() != Objective::Paper || !has_actual_layers {
+        return Ok(first);
+    }
+    let (mut reduced, mut proposal) = (model.clone(), first.clone());
+    for _ in 0..MAX_RETRIES {
+        let overloaded = devices_with_hidden_rereads(&reduced, &proposal.assignment);
+        if overloaded.is_empty() {
+            return Ok(proposal);
+        }
+        for (device, layers) in overloaded {
+            reduced.limit_layers_in_main_memory(device, device == proposal.assignment.head, layers - 1);
+        }
+        match strategy.propose(&reduced) {
+            Ok(next) if next.assignment != proposal.assignment => proposal = next,
+            _ => break,
+        }
+    }
+    Ok(first)
+}
+
+/// Returns the devices that fit in memory by the prima.cpp paper's model, with the number of layers that they keep in
+/// main memory, but must read weights again in the steady state.
+fn devices_with_hidden_rereads(model: &LatencyModel, assignment: &Assignment) -> Vec<(usize, u32)> {
+    if !shape_violations(model, assignment).is_empty() {
+        return Vec::new();
+    }
+    let residencies = first_allowed_residencies(model);
+    let shares = assignment.layer_counts(model.model_layers());
+    let timings = model.device_timings(assignment, &residencies);
+    let rereads = timings.zip(shares).enumerate().filter_map(|(device, (timing, share))| {
+        let paper = model.device_latency_terms(device, device == assignment.head, share);
+        // A device that must read a slow disk has no timing.
+        let exceeds = timing.map_or(true, |timing| timing.terms.exceeds_memory);
+        let layers = model.layers_in_main_memory(device, share);
+        (exceeds && !paper.exceeds_memory && layers > 0).then_some((device, layers))
+    });
+    rereads.collect()
+}
+
+fn first_allowed_residencies(model: &LatencyModel) -> Vec<ResidencyOptions> {
+    model.instance().devices.iter().map(|device| device.runtime.allowed_residencies[0]).collect()
 }

@@ -13,7 +13,7 @@ use hearth_profiles::Bytes;
 use hearth_profiles::model::ModelDocument;
 use hearth_reports::published_results::results::{CellResult, CellResults, MemoryFootprint, SimulatedRun};
 use hearth_reports::published_results::speeds::{ChannelQuantisation, GpuPeakRates, GpuRun};
-use hearth_reports::published_results::{PublishedResults, System};
+use hearth_reports::published_results::{PublishedResults, ResultRow, System};
 use hearth_schema::Plan;
 use hearth_schema::plan::PlannedDevice;
 use hearth_schema::trace::Outcome;
@@ -55,7 +55,7 @@ pub fn reproduce(
         progress.report(&what, done as u64, runs.len() as u64);
         let cell = match (&entry.scenario, &entry.gpu_run, &system_entry.gpu) {
             (Some(scenario), ..) => {
-                let loaded = load(&folder.join(scenario), system_entry, resolver)?;
+                let loaded = load(&folder.join(scenario), published, entry, system_entry, resolver)?;
                 simulate_cell(&loaded, published.starts_warm, draws)
             }
             (None, Some(gpu_run), Some(gpu)) => Ok(predict_by_roofline(folder, gpu_run, gpu)?),
@@ -72,12 +72,32 @@ pub fn reproduce(
     Ok(Reproduction { results, failed_cells })
 }
 
+/// Reads the scenario of a row at `path`, and replaces what the document, the row and the system replace.
 fn load(
     path: &Path,
+    published: &PublishedResults,
+    row: &ResultRow,
     system: &System,
     resolver: &'static dyn ReferenceResolver,
 ) -> Result<LoadedScenario, Error> {
     let mut loaded = LoadedScenario::read(path, resolver)?;
+    if let Some(workload) = &published.workload {
+        loaded.scenario.workload = workload.clone();
+    }
+    if let Some(context_length) = published.context_length {
+        loaded.scenario.context_length = context_length;
+    }
+    if let Some(model) = &row.model {
+        loaded.scenario.model = model.clone();
+    }
+    if let Some(head) = &system.head {
+        let devices = &mut loaded.scenario.devices;
+        if devices.iter().all(|device| device.name != *head) {
+            let what = format!("system `{}`: `head` names `{head}`, which is no device of the scenario", system.name);
+            return Err(Error::failed(what).with_location(path.display()));
+        }
+        devices.iter_mut().for_each(|device| device.is_head = device.name == *head);
+    }
     if let Some(planner) = &system.planner {
         loaded.scenario.planner = planner.clone();
     }

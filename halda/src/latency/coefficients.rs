@@ -254,8 +254,14 @@ impl DeviceCosts {
 
     /// Returns x, the number of layers that fit in main memory; negative if not even the buffers fit.
     pub(crate) fn layers_that_fit(&self, is_head: bool, model: &ModelSizes) -> i64 {
+        let without_layers = self.required_memory_bytes(is_head, model, 0);
+        (self.memory_capacity_bytes - without_layers).div_euclid(model.layer_resident_bytes)
+    }
+
+    /// Returns need, the bytes of main memory for buffers, layers and, on the head device, the output head.
+    pub(crate) fn required_memory_bytes(&self, is_head: bool, model: &ModelSizes, layers: i64) -> i64 {
         let head_bytes = if is_head { model.row_bytes_ceil + model.output_head_bytes } else { 0 };
-        (self.memory_capacity_bytes - self.buffer_bytes - head_bytes).div_euclid(model.layer_resident_bytes)
+        self.buffer_bytes + head_bytes + layers * model.layer_resident_bytes
     }
 
     /// Returns the number of layers in `windows` windows that fit in GPU memory, whichever layers these windows have.

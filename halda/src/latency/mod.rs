@@ -185,6 +185,18 @@ impl<'i> LatencyModel<'i> {
         seconds
     }
 
+    /// Returns how many of these layers take main memory: with Metal, those on the GPU too.
+    pub(crate) fn layers_in_main_memory(&self, device: usize, counts: LayerCounts) -> u32 {
+        counts.layers - if self.device_costs[device].uses_metal { 0 } else { counts.gpu_layers }
+    }
+
+    /// Reduces the memory of a device, as the prima.cpp paper counts it, so that at most `layers` layers fit.
+    pub(crate) fn limit_layers_in_main_memory(&mut self, device: usize, is_head: bool, layers: u32) {
+        let needed = self.device_costs[device].required_memory_bytes(is_head, &self.sizes, i64::from(layers));
+        let capacity = &mut self.device_costs[device].memory_capacity_bytes;
+        *capacity = needed.min(*capacity);
+    }
+
     /// Returns the terms of a device with these layer counts. Hop times are estimated if they depend on the receiver.
     pub fn device_latency_terms(&self, device: usize, is_head: bool, counts: LayerCounts) -> DeviceTerms {
         self.terms_with_hop(device, is_head, counts, self.device_costs[device].hop_seconds)
@@ -209,7 +221,7 @@ impl<'i> LatencyModel<'i> {
         let (output, head_memory) =
             if is_head { (costs.output_compute_seconds, costs.head_memory_seconds) } else { (0.0, 0.0) };
 
-        let layers = i64::from(counts.layers - if costs.uses_metal { 0 } else { counts.gpu_layers });
+        let layers = i64::from(self.layers_in_main_memory(device, counts));
         let exceeds_memory = layers > costs.layers_that_fit(is_head, model);
         let output_bytes = if is_head { model.output_head_bytes } else { 0 };
         let whole = layers * model.layer_resident_bytes + output_bytes + costs.buffer_bytes;

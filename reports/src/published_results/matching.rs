@@ -2,7 +2,8 @@
 //!
 //! A row of a `published/1` document names a scenario file. A run of a scenario with the same name (that of the file,
 //! without the extension) is compared with the cells of the row. A trace does not name the system of the document
-//! that it corresponds to, so one table shows all systems. The requested system, or the only system, is also shown
+//! that it corresponds to, so one table shows all systems. Cells for which the document replaces parts of the scenario
+//! match no run. The requested system, or the only system, is also shown
 //! in the other tables of the report.
 //!
 //! Not here: running the scenarios of a document ([`super::scores`], `hearth reproduce`).
@@ -37,6 +38,10 @@ pub fn find_cells(
         let name = run.scenario.clone();
         published.rows.iter().filter(move |row| scenario(row) == Some(name.as_str()))
     };
+    let comparable = |row: &ResultRow, name: &str| {
+        let system = published.systems.iter().find(|system| system.name == name);
+        system.is_some_and(|system| published.keeps_scenario(row, system))
+    };
     if !runs.iter().any(|run| rows(run).next().is_some()) {
         let known = list(published.rows.iter().filter_map(scenario));
         let scenario = runs.first().map_or("", |run| &run.scenario);
@@ -47,8 +52,9 @@ pub fn find_cells(
     let mut found = Vec::new();
     for (index, run) in runs.iter().enumerate() {
         for row in rows(run) {
-            let requested =
-                row.cells_by_system.iter().filter(|(name, _)| system.is_none_or(|system| system == *name));
+            let requested = row.cells_by_system.iter().filter(|(name, _)| {
+                comparable(row, name) && system.is_none_or(|system| system == *name)
+            });
             let selected = requested.clone().count() == 1;
             found.extend(requested.map(|(name, cell)| PublishedCell {
                 run_index: index,

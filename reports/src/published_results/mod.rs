@@ -19,9 +19,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use hearth_profiles::device::SocOptions;
 use hearth_profiles::document::{Document, DocumentError};
 use hearth_profiles::{Fraction, PerSecond, Seconds};
+use hearth_schema::model::ModelRef;
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::PlannerOptions;
 use hearth_schema::trace::Outcome;
+use hearth_schema::workload::Workload;
 use serde::{Deserialize, Serialize};
 
 use speeds::{ExclusionReasons, GpuPeakRates, GpuRun};
@@ -61,6 +63,11 @@ pub struct PublishedResults {
     pub starts_warm: bool,
     /// Maximum accepted relative error of a simulated number.
     pub tolerance: Fraction,
+    /// The workload of all rows, instead of those of their scenarios.
+    pub workload: Option<Workload>,
+    /// The KV cache capacity of all rows in tokens, instead of those of their scenarios.
+    #[serde(rename = "context")]
+    pub context_length: Option<u32>,
     pub systems: Vec<System>,
     pub rows: Vec<ResultRow>,
     /// Names of the systems for which the report has a table of memory by device and processor.
@@ -81,6 +88,8 @@ pub struct System {
     pub rationale: String,
     /// Planner options that replace the planner options of the scenario.
     pub planner: Option<PlannerOptions>,
+    /// The name of the device that is the head, instead of the scenario's.
+    pub head: Option<String>,
     /// The peak rates of the GPU, for rows with the key `roofline`.
     pub gpu: Option<GpuPeakRates>,
     pub residency: Option<ResidencyOptions>,
@@ -95,6 +104,8 @@ pub struct ResultRow {
     pub label: String,
     /// The path of the scenario, relative to the folder of the `published/1` document.
     pub scenario: Option<String>,
+    /// The model, instead of the scenario's.
+    pub model: Option<ModelRef>,
     /// A run on one GPU, for a row without a scenario.
     #[serde(rename = "roofline")]
     pub gpu_run: Option<GpuRun>,
@@ -174,6 +185,13 @@ impl PublishedResults {
                 Some(((row_index, column), row, system, row.cells_by_system.get(&system.name)?))
             })
         })
+    }
+
+    /// Returns whether a cell is simulated with the scenario of its row as it is in its file, but for the planner, the
+    /// residency and the SoC options of the system.
+    pub fn keeps_scenario(&self, row: &ResultRow, system: &System) -> bool {
+        let replaced = self.workload.is_some() || self.context_length.is_some();
+        !replaced && row.model.is_none() && system.head.is_none()
     }
 
     /// Returns the indices of the row and the system that have these names.

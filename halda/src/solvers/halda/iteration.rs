@@ -7,7 +7,8 @@
 //!     stop if the cases have not changed
 //!     solve the program for each valid k; stop if none has a solution
 //!     store the best plan so far
-//!     if a GPU has free memory, and another device exceeds its memory, or has CPU layers beside a full GPU:
+//!     if a GPU has free memory, and a device (the same or another) exceeds its memory, or has CPU layers beside a full
+//!     GPU:
 //!         force the device with the slowest disk of M1 to M3 into M4, and repeat with the same w and n
 //!     w, n, k from the best plan
 //! ```
@@ -227,8 +228,8 @@ fn memory_cases(objective: &LinearCosts, forced: &[bool], rounds: u32, windows: 
     (0..windows.len()).map(exceeds).collect()
 }
 
-/// Returns whether a device has free GPU memory while another device exceeds its memory, or has CPU layers although its
-/// GPU is full. Algorithm 1 then forces a device into M4.
+/// Returns whether a device has free GPU memory while a device, the same or another, exceeds its memory, or has CPU
+/// layers although its GPU is full. Algorithm 1 then forces a device into M4.
 fn is_unbalanced(objective: &LinearCosts, found: &CandidatePlan) -> bool {
     let free_gpu_layers = |device: usize| {
         let most = objective.max_gpu_layers(device, found.rounds)?;
@@ -239,9 +240,8 @@ fn is_unbalanced(objective: &LinearCosts, found: &CandidatePlan) -> bool {
         let on_cpu = found.windows[device].layers > found.windows[device].gpu_layers;
         found.exceeds_memory[device] || on_cpu && free_gpu_layers(device).is_some_and(|free| free <= 0)
     };
-    (0..devices)
-        .filter(|device| free_gpu_layers(*device).is_some_and(|free| free > 0))
-        .any(|device| (0..devices).any(|other| other != device && overloaded(other)))
+    let has_free_gpu_memory = |device: usize| free_gpu_layers(device).is_some_and(|free| free > 0);
+    (0..devices).any(has_free_gpu_memory) && (0..devices).any(overloaded)
 }
 
 /// Returns the position of the slowest disk among devices that exceed their memory (`over`). Ties go to the first.

@@ -3,7 +3,7 @@
 //! Section 3.3 of the paper. The search alternates between memory cases and integer programs (`iteration`): one program
 //! for each k with fixed cases (`integer_program`), which has the paper's linear costs and bounds (`linear_costs`).
 //! Then all devices with one layer except the head are removed, and the problem is solved again, until no such device
-//! remains. As in the paper, the smaller ring is used even if it is slower, unless it has no plan.
+//! remains or there is no plan. The fastest of these rings is used.
 //!
 //! `halda-shipped` uses the objective of the public implementation of prima.cpp ([`CostTerms::PRIMA_CPP`]).
 //! Its reported T is that of the latency model, as for every strategy.
@@ -103,14 +103,15 @@ impl Strategy for Halda {
             let found = search.run()?;
             Some((objective, found))
         };
-        let Some(mut plan) = solve((0..count).collect()) else {
-            return Err(StrategyError::Infeasible(record.steps));
-        };
-        while let Some(devices) = self.without_single_layers(&plan) {
+        let mut plans: Vec<_> = solve((0..count).collect()).into_iter().collect();
+        while let Some(devices) = plans.last().and_then(|plan| self.without_single_layers(plan)) {
             let Some(smaller) = solve(devices) else { break };
-            plan = smaller;
+            plans.push(smaller);
         }
-        let (objective, found) = &plan;
+        // Of equally fast rings, the smallest is used: `min_by` returns the first.
+        let seconds = |(_, found): &(LinearCosts, CandidatePlan)| found.objective_seconds;
+        let best = plans.iter().rev().min_by(|left, right| seconds(left).total_cmp(&seconds(right)));
+        let Some((objective, found)) = best else { return Err(StrategyError::Infeasible(record.steps)) };
         Ok(Proposal { search_steps: record.steps, ..Proposal::new(to_assignment(objective, found)) })
     }
 }
