@@ -11,7 +11,8 @@ use crate::repository::repository_root;
 
 /// The claims about Fig. 2 of the prima.cpp paper that the simulator contradicts; the document's caveats explain why.
 const FIG_2_FAILED: [&str; 1] = ["65B: two rounds take about half"];
-const FIG_8_FAILED: [&str; 3] = [
+const FIG_8_FAILED: [&str; 4] = [
+    "{D2, D3} takes about twice as long as {D2, D3, D5}",
     "{D1, D2, D3, D4} is slower than {D2, D3, D5}",
     "{D1, D2, D3, D5} is slower than {D2, D3, D5}",
     "All six are slower than {D2, D3, D5}",
@@ -46,6 +47,29 @@ fn testbed_of_the_paper_is_within_its_tolerances() {
     let median = |key: &str| expect_number(&scores[key]);
     assert!(median("median_tpot") <= 0.10, "median error {}", median("median_tpot"));
     assert!(median("median_ttft") <= 0.25, "median error of TTFT {}", median("median_ttft"));
+    assert_eq!(scores["misordered"], serde_json::json!([]), "systems in the wrong order");
+    assert_eq!(scores["outcome_mismatches"], serde_json::json!([]), "runs that ended otherwise");
+    for column in expect_array(&scores["rank_correlation"]) {
+        assert!(column[1].as_f64() > Some(0.999), "{column}");
+    }
+}
+
+/// The time of Qwen2.5-72B, which exceeds the memory of the devices; a caveat of the document explains why it is off.
+const TABLE_9_OUTSIDE: &str = "Qwen-2.5-72B";
+
+#[test]
+fn other_models_on_the_same_testbed_are_within_a_few_percent() {
+    let scores = reproduce("prima-table-9");
+    assert!(expect_number(&scores["median_tpot"]) <= 0.08, "{}", scores["median_tpot"]);
+    let outside = outside(&scores);
+    assert!(matches!(&outside[..], [one] if one.contains(TABLE_9_OUTSIDE)), "{outside:?}");
+    assert_eq!(scores["misordered"], serde_json::json!([]), "systems in the wrong order");
+}
+
+#[test]
+fn second_testbed_has_the_published_orders() {
+    let scores = reproduce("prima-table-7");
+    assert!(expect_number(&scores["median_tpot"]) <= 0.30, "{}", scores["median_tpot"]);
     assert_eq!(scores["misordered"], serde_json::json!([]), "systems in the wrong order");
     assert_eq!(scores["outcome_mismatches"], serde_json::json!([]), "runs that ended otherwise");
     for column in expect_array(&scores["rank_correlation"]) {

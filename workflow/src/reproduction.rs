@@ -10,6 +10,7 @@ use std::path::Path;
 use hearth_core::memory::DeviceMemory;
 use hearth_core::{Cluster, metrics};
 use hearth_profiles::Bytes;
+use hearth_profiles::document::Document;
 use hearth_profiles::model::ModelDocument;
 use hearth_reports::published_results::results::{CellResult, CellResults, MemoryFootprint, SimulatedRun};
 use hearth_reports::published_results::speeds::{ChannelQuantisation, GpuPeakRates, GpuRun};
@@ -93,11 +94,15 @@ fn load(
     if let Some(head) = &system.head {
         let devices = &mut loaded.scenario.devices;
         if devices.iter().all(|device| device.name != *head) {
-            let what = format!("system `{}`: `head` names `{head}`, which is no device of the scenario", system.name);
+            let what = format!(
+                "system `{}`: `head` names `{head}`, which is no device of the scenario",
+                system.name
+            );
             return Err(Error::failed(what).with_location(path.display()));
         }
         devices.iter_mut().for_each(|device| device.is_head = device.name == *head);
     }
+    loaded.scenario.validate().map_err(|error| Error::from_document_error(path, &error))?;
     if let Some(planner) = &system.planner {
         loaded.scenario.planner = planner.clone();
     }

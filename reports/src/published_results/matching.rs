@@ -52,9 +52,10 @@ pub fn find_cells(
     let mut found = Vec::new();
     for (index, run) in runs.iter().enumerate() {
         for row in rows(run) {
-            let requested = row.cells_by_system.iter().filter(|(name, _)| {
-                comparable(row, name) && system.is_none_or(|system| system == *name)
-            });
+            let requested = row
+                .cells_by_system
+                .iter()
+                .filter(|(name, _)| comparable(row, name) && system.is_none_or(|system| system == *name));
             let selected = requested.clone().count() == 1;
             found.extend(requested.map(|(name, cell)| PublishedCell {
                 run_index: index,

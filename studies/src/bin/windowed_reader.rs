@@ -27,6 +27,8 @@ use hearth_studies::cgroups::{
     median, page_residency, require_cgroup_access,
 };
 use hearth_studies::{StudyError, run_study};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 
 /// Default read-ahead window of the kernel, in bytes. One `WILLNEED` call reads at most one read-ahead window.
@@ -95,6 +97,10 @@ struct Experiment {
     /// Repeat each experiment this many times.
     #[arg(long, default_value_t = 3)]
     repeats: usize,
+    /// Read the weights once before the first token, in pieces of 1 MiB in random order. A run without this reads them in
+    /// the order of use.
+    #[arg(long)]
+    shuffled_first: bool,
     /// Allocate this much additional anonymous memory in the reader, in MiB.
     #[arg(long, default_value_t = 0)]
     ballast_mib: usize,
@@ -189,6 +195,14 @@ fn read_windows(experiment: &Experiment, file: &Path) -> Result<(), StudyError> 
     let helper = spawn_helper(map, kind, streamed.clone(), experiment.verbose);
     let others = Duration::from_secs_f64(experiment.others_s / experiment.rounds as f64);
     let (mut tokens, mut sum) = (Vec::new(), 0u64);
+    if experiment.shuffled_first {
+        let mut pieces: Vec<&[u8]> = map.chunks(MIB).collect();
+        let mut random = ChaCha8Rng::seed_from_u64(1);
+        for last in (1..pieces.len()).rev() {
+            pieces.swap(last, random.next_u32() as usize % (last + 1));
+        }
+        sum = pieces.into_iter().map(checksum).fold(sum, u64::wrapping_add);
+    }
     for token in 0..experiment.tokens {
         let (start, before) = (Instant::now(), CgroupCounters::read(&groups)?);
         for (round, behind) in streamed.iter().enumerate() {
