@@ -37,6 +37,26 @@ fn several_prompts_give_the_texts_of_each_alone() {
 }
 
 #[test]
+fn vocabularies_that_differ_by_padding_draft_for_each_other() {
+    let folder = Folder::new();
+    let models = [("short.gguf", "500"), ("padded.gguf", "540"), ("other.gguf", "640")].map(|(name, size)| {
+        let path = folder.path_of(name);
+        run_successfully(&["synth", "--preset", "tiny", "--layers", "2", "--vocab", size, "-o", &path]);
+        path
+    });
+    let run = ["--tokens", "12", "--prompt-tokens", "5"];
+    for (target, draft) in [(0, 1), (1, 0)] {
+        let alone = run_json(&[&["execute", &models[target]], &run[..]].concat());
+        let drafting = ["--draft-model", &models[draft], "--draft-tokens", "3"];
+        let drafted = run_json(&[&["execute", &models[target]], &run[..], &drafting].concat());
+        assert_eq!(alone["token_ids"], drafted["token_ids"]);
+        assert!(drafted["speculation"]["drafted"].as_u64() > Some(0), "{drafted}");
+    }
+    let refused = [&["execute", &models[0]], &run[..], &["--draft-model", &models[2]]].concat();
+    assert_rejected(&refused, &["a vocabulary of 640 tokens", "same family"]);
+}
+
+#[test]
 fn wrong_drafts_and_prompts_are_rejected_before_running() {
     let folder = Folder::new();
     let (plan, other) = (folder.write_plan(&[8], &[], 64), folder.path_of("other.gguf"));

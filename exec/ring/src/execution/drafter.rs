@@ -9,8 +9,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use hearth_core::memory::draft::check_caches;
+use hearth_core::memory::draft::check_models;
 use hearth_core::schedule::ModelPart;
+use hearth_profiles::gguf::{Array, Value};
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::plan::{Plan, PlannedDevice, PlannedDraftModel, PlannedModel, Processor};
 
@@ -19,15 +20,18 @@ use crate::error::{Result, RingError};
 use hearth_runtime::sampler::greedy_token;
 use hearth_runtime::{Cpu, CriticalPathCost, ExecError, InputOutputLayers, Stage, ThreadPool};
 
-/// The metadata keys of a model file that define the meaning of token IDs.
-const VOCABULARY_KEYS: [&str; 4] =
-    ["tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.merges"];
+/// The metadata keys of a model file that define the meaning of token IDs, apart from the texts of the tokens.
+const TOKENIZER_KEYS: [&str; 3] = ["tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.merges"];
+/// The metadata key of the texts of the tokens.
+const TOKENS_KEY: &str = "tokenizer.ggml.tokens";
 
 /// The draft model on the head, with the cached tokens of each sequence.
 pub struct Drafter {
     stage: Stage,
     input_output: InputOutputLayers,
     layers: Range<u32>,
+    /// Number of the tokens that the draft model and the target model share. The larger vocabulary has padding after them.
+    shared_tokens: u32,
     /// Bytes of the weights that a pass of the draft model reads: all layers and the output layer.
     pub weight_bytes: u64,
     cached: Vec<Vec<u32>>,
@@ -37,9 +41,16 @@ pub struct Drafter {
 }
 
 impl Drafter {
-    /// Creates a drafter for a plan. The drafter computes all layers of `draft` on the threads of `pool`.
-    pub fn for_plan(draft: &LocalModel, plan: &Plan, pool: &Arc<ThreadPool>) -> Result<Self> {
+    /// Creates a drafter for a plan. The drafter computes all layers of `draft` on the threads of `pool`, and proposes only
+    /// tokens below `target_tokens`, the size of the target model's vocabulary.
+    pub fn for_plan(
+        draft: &LocalModel,
+        target_tokens: u32,
+        plan: &Plan,
+        pool: &Arc<ThreadPool>,
+    ) -> Result<Self> {
         let layers = draft.profile.shape.layers.0;
+        let shared_tokens = draft.profile.shape.vocab_size.min(target_tokens);
         let model = PlannedModel { layers, weight_digests: None, ..plan.model.clone() };
         let head = PlannedDevice { window: layers, ..plan.devices[0].clone() };
         draft.check_memory(&Plan { rounds: 1, model, devices: vec![head], ..plan.clone() }, 0)?;
@@ -52,6 +63,7 @@ impl Drafter {
             weight_bytes: parts.iter().map(|part| weights.part_bytes(part)).sum(),
             input_output: InputOutputLayers::new(weights, cpu),
             layers,
+            shared_tokens,
             cached: vec![Vec::new(); cache.sequences as usize],
             cost: CriticalPathCost::default(),
             passes: 0,
@@ -75,7 +87,7 @@ impl Drafter {
         loop {
             let logits = self.input_output.logits_of_last_row(&hidden)?;
             self.cost += self.input_output.last_logits_cost();
-            drafts.push(greedy_token(&logits));
+            drafts.push(greedy_token(&logits[..self.shared_tokens as usize]));
             if drafts.len() >= count as usize {
                 return Ok(drafts);
             }
@@ -105,7 +117,10 @@ impl Drafter {
     fn pass(&mut self, sequence: u32, tokens: &[u32]) -> Result<Vec<f32>> {
         let cached = self.cached.get_mut(sequence as usize).ok_or(ExecError::Sequence { sequence })?;
         let positions: Vec<u32> = (cached.len() as u32..).take(tokens.len()).collect();
-        let mut hidden = self.input_output.embed(tokens)?;
+        // The draft model does not know padding tokens of the target model, which hardly occur. Any other token only makes
+        // worse drafts.
+        let known: Vec<u32> = tokens.iter().map(|&token| token.min(self.shared_tokens - 1)).collect();
+        let mut hidden = self.input_output.embed(&known)?;
         self.cost += self.stage.forward_sequence(sequence, self.layers.clone(), &mut hidden, &positions)?;
         self.passes += 1;
         cached.extend_from_slice(tokens);
@@ -145,20 +160,28 @@ pub fn check_draft_model(plan: &Plan, model: &LocalModel, draft: Option<&LocalMo
 }
 
 fn check_vocabulary(model: &LocalModel, draft: &LocalModel) -> Result<()> {
-    check_caches(&draft.profile, &model.profile)
+    check_models(&draft.profile, &model.profile)
         .map_err(|error| RingError::invalid_plan_with_hint(error.to_string(), "omit `--draft-model`"))?;
     let [large, small] = [model, draft].map(|model| &model.weights.model().metadata);
-    let [expected, found] = [model, draft].map(|model| model.weights.shape().vocab_size);
-    let reason = if expected != found {
-        format!("a vocabulary of {found} tokens instead of {expected}")
-    } else if let Some(key) = VOCABULARY_KEYS.iter().find(|key| large.get(key) != small.get(key)) {
-        format!("a different value of `{key}` in its file")
-    } else {
-        return Ok(());
+    let different_key = TOKENIZER_KEYS.into_iter().find(|key| large.get(key) != small.get(key));
+    let reason = match (different_key, first_different_token(large.get(TOKENS_KEY), small.get(TOKENS_KEY))) {
+        (Some(key), _) => format!("a different value of `{key}` in its file"),
+        (None, Some(token)) => format!("a different text of token {token}"),
+        (None, None) => return Ok(()),
     };
     let (draft, model) = (&draft.profile.name, &model.profile.name);
     Err(RingError::invalid_plan_with_hint(
         format!("`{draft}` cannot draft for `{model}`: it has {reason}"),
         "give a draft model of the same family, with the same tokenizer",
     ))
+}
+
+/// Returns the first token whose text differs in two lists of texts. Tokens that only one list has are padding.
+fn first_different_token(one: Option<&Value>, other: Option<&Value>) -> Option<usize> {
+    match (one, other) {
+        (Some(Value::Array(Array::Str(one))), Some(Value::Array(Array::Str(other)))) => {
+            one.iter().zip(other).position(|(one, other)| one != other)
+        }
+        _ => (one != other).then_some(0),
+    }
 }

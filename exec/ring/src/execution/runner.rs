@@ -145,7 +145,9 @@ impl StageRunner {
     pub fn with_draft_model(mut self, draft: Option<&LocalModel>) -> Result<Self> {
         let plan = self.schedule.plan();
         let draft = draft.filter(|_| plan.draft_model.is_some());
-        self.drafter = draft.map(|draft| Drafter::for_plan(draft, plan, &self.pool)).transpose()?;
+        let target_tokens = self.weights.shape().vocab_size;
+        let drafter = |draft| Drafter::for_plan(draft, target_tokens, plan, &self.pool);
+        self.drafter = draft.map(drafter).transpose()?;
         Ok(self)
     }
 
