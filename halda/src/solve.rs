@@ -31,8 +31,28 @@ impl Solution {
 /// Runs a strategy, checks and evaluates its proposal, and explains the plan. Fails if the strategy finds no plan, or
 /// the plan violates a constraint.
 pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, StrategyError> {
-    let Proposal { assignment, mut residencies, mut search_steps, incomplete_search } =
-        propose_within_memory(strategy, model)?;
+    explained(strategy, model, strategy.propose(model)?, strategy.is_optimal())
+}
+
+/// Does what [`solve`] does, but tests memory with the actual layers of each device. The prima.cpp paper's model counts
+/// equal layers, although the last layers of many models are larger than the mean.
+///
+/// If a device has memory for its layers only by the paper's model, the strategy runs again with memory for one layer
+/// fewer on this device, until there is no such device. If it finds no such plan, the first plan is the result.
+pub fn solve_within_memory(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, StrategyError> {
+    let first = strategy.propose(model)?;
+    let within = propose_within_memory(strategy, model, &first);
+    let is_optimal = strategy.is_optimal() && within.is_none();
+    explained(strategy, model, within.unwrap_or(first), is_optimal)
+}
+
+fn explained(
+    strategy: &dyn Strategy,
+    model: &LatencyModel,
+    proposal: Proposal,
+    is_optimal: bool,
+) -> Result<Solution, StrategyError> {
+    let Proposal { assignment, mut residencies, mut search_steps, incomplete_search } = proposal;
     let assignment = with_relays(model, assignment);
     let (rules, objective) = (strategy.rules(), strategy.objective());
     if residencies.is_empty() {
@@ -60,7 +80,7 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
         search_steps.push(SearchStep { head, rounds, layers_per_round, outcome });
     }
     let is_limited = incomplete_search.as_ref().is_some_and(|limit| limit.lower_bound_seconds.is_some());
-    let is_optimal = strategy.is_optimal() && !is_limited;
+    let is_optimal = is_optimal && !is_limited;
     let explained =
         PlanToExplain { model, assignment: &assignment, breakdown: &breakdown, rules, objective, is_optimal };
     let explanation = Explanation { incomplete_search, ..Explanation::new(&explained, search_steps) };
@@ -68,34 +88,33 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
     Ok(Solution { strategy, strategy_options, assignment, residencies, breakdown, explanation })
 }
 
-/// The maximum number of times that a strategy is run again with less memory. source: assumed; the shipped scenarios take
-/// at most 6
+/// The maximum number of times that a strategy is run again with less memory. source: assumed
 const MAX_RETRIES: usize = 32;
 
-/// Runs a strategy whose memory test counts mean layers, until no device that has memory by this test must read weights
-/// again because its actual layers are larger. Each time, such a device gets memory for one layer fewer. Returns the
-/// first proposal if the strategy does not find enough memory elsewhere.
-fn propose_within_memory(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Proposal, StrategyError> {
-    let first = strategy.propose(model)?;
-    let has_actual_layers = !model.instance().model.weight_bytes_by_layer.is_empty();
-    if strategy.objective() != Objective::Paper || !has_actual_layers {
-        return Ok(first);
+/// Returns a proposal without [`devices_with_hidden_rereads`]; `None` if the first proposal has none, or if the strategy
+/// does not find enough memory elsewhere.
+fn propose_within_memory(
+    strategy: &dyn Strategy,
+    model: &LatencyModel,
+    first: &Proposal,
+) -> Option<Proposal> {
+    if strategy.objective() != Objective::Paper {
+        return None;
     }
-    let (mut reduced, mut proposal) = (model.clone(), first.clone());
+    let (mut reduced, mut found) = (model.clone(), None);
     for _ in 0..MAX_RETRIES {
-        let overloaded = devices_with_hidden_rereads(&reduced, &proposal.assignment);
+        let assignment = &found.as_ref().unwrap_or(first).assignment;
+        let overloaded = devices_with_hidden_rereads(&reduced, assignment);
         if overloaded.is_empty() {
-            return Ok(proposal);
+            return found;
         }
         for (device, layers) in overloaded {
-            reduced.limit_layers_in_main_memory(device, device == proposal.assignment.head, layers - 1);
+            reduced.limit_layers_in_main_memory(device, device == assignment.head, layers - 1);
         }
-        match strategy.propose(&reduced) {
-            Ok(next) if next.assignment != proposal.assignment => proposal = next,
-            _ => break,
-        }
+        let next = strategy.propose(&reduced).ok().filter(|next| next.assignment != *assignment)?;
+        found = Some(next);
     }
-    Ok(first)
+    None
 }
 
 /// Returns the devices that fit in memory by the prima.cpp paper's model, with the number of layers that they keep in

@@ -39,11 +39,12 @@ fn several_prompts_give_the_texts_of_each_alone() {
 #[test]
 fn vocabularies_that_differ_by_padding_draft_for_each_other() {
     let folder = Folder::new();
-    let models = [("short.gguf", "500"), ("padded.gguf", "540"), ("other.gguf", "640")].map(|(name, size)| {
-        let path = folder.path_of(name);
-        run_successfully(&["synth", "--preset", "tiny", "--layers", "2", "--vocab", size, "-o", &path]);
-        path
-    });
+    let models =
+        [("short.gguf", "500"), ("padded.gguf", "540"), ("other.gguf", "640")].map(|(name, size)| {
+            let path = folder.path_of(name);
+            run_successfully(&["synth", "--preset", "tiny", "--layers", "2", "--vocab", size, "-o", &path]);
+            path
+        });
     let run = ["--tokens", "12", "--prompt-tokens", "5"];
     for (target, draft) in [(0, 1), (1, 0)] {
         let alone = run_json(&[&["execute", &models[target]], &run[..]].concat());

@@ -56,3 +56,47 @@ fn every_scenario_of_a_phone_reports_its_processors() {
         assert!(run["soc"]["prefill_queue"]["max_ms"].as_f64() > Some(0.0), "{path}");
     }
 }
+
+/// Collects `(path of the key, value, source)` of all sourced values in a document.
+fn sourced_values(node: &serde_json::Value, path: &str, found: &mut Vec<(String, String, String)>) {
+    let Some(fields) = node.as_object() else { return };
+    if let (Some(value), Some(source)) =
+        (fields.get("value"), fields.get("source").and_then(|text| text.as_str()))
+    {
+        found.push((path.to_owned(), value.to_string(), source.to_owned()));
+    }
+    fields.iter().for_each(|(key, node)| sourced_values(node, &format!("{path}/{key}"), found));
+}
+
+#[test]
+fn values_assumed_as_for_another_device_equal_its_values() {
+    let values = |text: &str| {
+        let mut found = Vec::new();
+        sourced_values(&serde_yaml::from_str(text).expect("YAML"), "", &mut found);
+        found
+    };
+    let files = text_files();
+    let shipped = |name: &str| {
+        let path = format!("profiles/devices/{name}.yaml");
+        values(&files.iter().find(|file| file.path == path).expect("a shipped device").text)
+    };
+    let mut compared = 0;
+    for file in files.iter().filter(|file| file.path.contains("/devices/") && file.extension() == "yaml") {
+        for (key, value, source) in values(&file.text) {
+            // Such as "assumed: as for d2, which has 8 cores too", but not "as for D3, by cores".
+            let like = source.strip_prefix("assumed: as for ").map(str::to_lowercase).unwrap_or_default();
+            let name = like.split([' ', ',']).next().unwrap_or_default();
+            let is_shipped = name.len() == 2
+                && name.starts_with('d')
+                && name.ends_with(|digit: char| digit.is_ascii_digit());
+            if !is_shipped || [", by ", ", between"].iter().any(|scaled| like.contains(scaled)) {
+                continue;
+            }
+            let (_, original, _) =
+                shipped(name).into_iter().find(|(path, ..)| *path == key).expect("the same key");
+            assert_eq!(value, original, "{}: {key} is not that of {name}", file.path);
+            compared += 1;
+        }
+    }
+    assert!(compared >= 8, "{compared}");
+}

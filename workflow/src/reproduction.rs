@@ -100,7 +100,9 @@ fn load(
             );
             return Err(Error::failed(what).with_location(path.display()));
         }
-        devices.iter_mut().for_each(|device| device.is_head = device.name == *head);
+        for device in devices.iter_mut() {
+            device.is_head = device.name == *head;
+        }
     }
     loaded.scenario.validate().map_err(|error| Error::from_document_error(path, &error))?;
     if let Some(planner) = &system.planner {

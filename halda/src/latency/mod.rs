@@ -197,6 +197,14 @@ impl<'i> LatencyModel<'i> {
         *capacity = needed.min(*capacity);
     }
 
+    /// Returns this model with a fraction less memory for weights on a device.
+    pub(crate) fn with_less_memory(&self, device: usize, fraction: f64) -> Self {
+        let mut model = self.clone();
+        let capacity = &mut model.device_costs[device].steady_state_capacity_bytes;
+        *capacity -= (*capacity as f64 * fraction) as i64;
+        model
+    }
+
     /// Returns the terms of a device with these layer counts. Hop times are estimated if they depend on the receiver.
     pub fn device_latency_terms(&self, device: usize, is_head: bool, counts: LayerCounts) -> DeviceTerms {
         self.terms_with_hop(device, is_head, counts, self.device_costs[device].hop_seconds)

@@ -8,9 +8,8 @@ use hearth_schema::Plan;
 use hearth_schema::plan::{PlannedDevice, Role, ScenarioRecord};
 
 use super::devices::DeviceCheck;
-use super::{Finding, pinned};
+use super::{Finding, pinned, speed};
 use crate::problem::SLOW_DISK_THRESHOLD;
-use crate::{DropReason, Instance, LatencyModel, ManualPlan, solve};
 
 /// The fraction of the time per token above which hops take too long. source: assumed
 const MAX_HOP_SHARE: f64 = 0.5;
@@ -54,7 +53,7 @@ pub fn check_plan(
     }
     rounds(plan, &checks, cluster, &mut found);
     addresses(plan, &mut found);
-    dropped(plan, cluster, slow_disk, &mut found);
+    found.extend(speed::findings(plan, cluster, slow_disk));
     found
 }
 
@@ -197,42 +196,6 @@ fn addresses(plan: &Plan, found: &mut Vec<Finding>) {
             let what = format!("`{name}` has no address, so `hearth execute` cannot reach it");
             let location = format!("plan devices[{index}] `{name}`.address");
             found.push(Finding::note("no-address", location, what, fix));
-        }
-    }
-}
-
-/// Reports dropped devices whose use would make the plan faster by the latency model.
-fn dropped(plan: &Plan, cluster: &Cluster, slow_disk: Option<BytesPerSecond>, found: &mut Vec<Finding>) {
-    let instance = Instance::from_cluster(cluster, slow_disk);
-    let Ok(model) = LatencyModel::new(&instance) else { return };
-    let planned = |name: &str| plan.devices.iter().find(|device| device.name == name);
-    let order = instance.devices.iter().filter(|device| planned(&device.name).is_some());
-    // The instance does not describe a plan with another order or head.
-    if !order.map(|device| &device.name).eq(plan.devices.iter().map(|device| &device.name)) {
-        return;
-    }
-    let devices = || instance.devices.iter().map(|device| planned(&device.name));
-    let strategy = ManualPlan {
-        head: 0,
-        rounds: Some(plan.rounds),
-        window_layers: devices().map(|device| device.map_or(0, |device| device.window)).collect(),
-        gpu_layers: devices().map(|device| device.map_or(0, |device| device.gpu_layers)).collect(),
-        residencies: devices()
-            .map(|device| device.map(|device| device.residency).unwrap_or_default())
-            .collect(),
-    };
-    let Ok(solution) = solve(&strategy, &model) else { return };
-    for device in solution.explanation.devices.iter().filter(|device| planned(&device.name).is_none()) {
-        if let Some(DropReason::Slower(seconds)) = device.drop_reason
-            && seconds < -1e-9
-        {
-            let (name, saved) = (&device.name, Seconds(-seconds));
-            let what = format!(
-                "`{name}` has no layers, but by the latency model the best plan that uses it is {saved} per \
-                 token faster"
-            );
-            let fix = "compare the plans in the simulator with `hearth plan --compare`";
-            found.push(Finding::note("dropped-device-would-help", "plan dropped", what, fix));
         }
     }
 }

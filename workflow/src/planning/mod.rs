@@ -15,7 +15,9 @@ use hearth_core::Cluster;
 use hearth_core::recovery::{ReplanError, Replanner};
 use hearth_halda::registry::{STRATEGY_NAMES, StrategyLookupError, StrategyOptions};
 use hearth_halda::systems::{self, SystemPlanOptions};
-use hearth_halda::{Instance, LatencyModel, StrategyError, exo_memory_by_device, solve, strategy_by_name};
+use hearth_halda::{
+    Instance, LatencyModel, StrategyError, exo_memory_by_device, solve_within_memory, strategy_by_name,
+};
 use hearth_profiles::device::soc::SocStrategy;
 use hearth_schema::Plan;
 use hearth_schema::scenario::PlannerOptions;
@@ -89,7 +91,7 @@ pub fn make_plan(
         StrategyLookupError::UnknownStrategy { name } => unknown_strategy(&name),
         error @ StrategyLookupError::MissingOption { .. } => Error::invalid(error),
     })?;
-    let solution = solve(chosen.as_ref(), &model).map_err(no_plan)?;
+    let solution = solve_within_memory(chosen.as_ref(), &model).map_err(no_plan)?;
     hearth_halda::plan_from_solution(&solution, cluster, &loaded.record).map_err(Error::failed)
 }
 

@@ -14,7 +14,7 @@ use hearth_halda::registry::StrategyOptions;
 use hearth_halda::solvers::local_search::{self as search, RefineResult, StopReason};
 use hearth_halda::{
     Assignment, Instance, LatencyModel, PlanRules, RefineOptions, RefinedPlan, refine, solve,
-    strategy_by_name,
+    solve_within_memory, strategy_by_name,
 };
 use hearth_profiles::Seconds;
 use hearth_schema::Plan;
@@ -52,7 +52,7 @@ pub fn make_refined_plan(
     // The head of the cluster is the first device of an instance.
     let chosen = StrategyOptions { head: Some(0), ..StrategyOptions::from(options) };
     let strategy = strategy_by_name(first, &chosen).map_err(Error::invalid)?;
-    let start = solve(strategy.as_ref(), &model).map_err(no_plan)?;
+    let start = solve_within_memory(strategy.as_ref(), &model).map_err(no_plan)?;
     let rules = PlanRules { may_drop_devices: !options.keep_all_devices, may_have_partial_round: true };
     let (keep_rounds, max_evaluations) = (options.rounds.is_some(), budget.max_evaluations);
     let search = RefineOptions { rules, keep_rounds, max_evaluations };

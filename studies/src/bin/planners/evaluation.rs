@@ -8,7 +8,9 @@
 
 use hearth_core::{Cluster, metrics};
 use hearth_halda::registry::{STRATEGY_NAMES, StrategyOptions};
-use hearth_halda::{Instance, LatencyModel, PlanRules, exo_memory_by_device, solve, strategy_by_name};
+use hearth_halda::{
+    Instance, LatencyModel, PlanRules, exo_memory_by_device, solve_within_memory, strategy_by_name,
+};
 use hearth_profiles::{Bytes, BytesPerSecond};
 use hearth_schema::Plan;
 use hearth_schema::plan::ScenarioRecord;
@@ -70,7 +72,7 @@ fn evaluate_strategy(
         Ok(strategy) => strategy,
         Err(error) => return Ok(Err(error.to_string())),
     };
-    let solution = match solve(strategy.as_ref(), model) {
+    let solution = match solve_within_memory(strategy.as_ref(), model) {
         Ok(solution) => solution,
         Err(refusal) => return Ok(Err(refusal.to_string())),
     };
