@@ -38,7 +38,8 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
 /// equal layers, although the last layers of many models are larger than the mean.
 ///
 /// If a device has memory for its layers only by the paper's model, the strategy runs again with memory for one layer
-/// fewer on this device, until there is no such device. If it finds no such plan, the first plan is the result.
+/// fewer on this device, until there is no such device. If it finds no such plan, or a slower one, the first plan is
+/// the result.
 pub fn solve_within_memory(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, StrategyError> {
     let first = strategy.propose(model)?;
     let within = propose_within_memory(strategy, model, &first);
@@ -91,8 +92,8 @@ fn explained(
 /// The maximum number of times that a strategy is run again with less memory. source: assumed
 const MAX_RETRIES: usize = 32;
 
-/// Returns a proposal without [`devices_with_hidden_rereads`]; `None` if the first proposal has none, or if the strategy
-/// does not find enough memory elsewhere.
+/// Returns a proposal without [`devices_with_hidden_rereads`] that is faster in the steady state; `None` if the first
+/// proposal has no such devices, or if the strategy finds no such proposal.
 fn propose_within_memory(
     strategy: &dyn Strategy,
     model: &LatencyModel,
@@ -104,9 +105,12 @@ fn propose_within_memory(
     let (mut reduced, mut found) = (model.clone(), None);
     for _ in 0..MAX_RETRIES {
         let assignment = &found.as_ref().unwrap_or(first).assignment;
-        let overloaded = devices_with_hidden_rereads(&reduced, assignment);
+        let overloaded = devices_with_hidden_rereads(model, assignment);
         if overloaded.is_empty() {
-            return found;
+            let residencies = first_allowed_residencies(model);
+            let seconds =
+                |proposal: &Proposal| model.steady_state_seconds(&proposal.assignment, &residencies);
+            return found.filter(|found| seconds(found) < seconds(first));
         }
         for (device, layers) in overloaded {
             reduced.limit_layers_in_main_memory(device, device == assignment.head, layers - 1);

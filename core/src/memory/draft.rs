@@ -100,12 +100,13 @@ pub fn check_caches(draft: &ModelProfile, model: &ModelProfile) -> Result<(), Dr
     }
 }
 
-/// Maximum difference of the sizes of two vocabularies with the same tokens, which are padded to different lengths.
-/// source: Qwen2.5 has 151936 and 152064 rows for the same 151665 tokens; llama.cpp accepts the same difference
+/// Maximum difference of the sizes of two vocabularies with the same tokens, which are padded to different lengths or
+/// have a few added tokens. source: Qwen2.5 has 151936 and 152064 rows for the same 151665 tokens; llama.cpp accepts
+/// the same difference
 const MAX_PADDING_TOKENS: u32 = 128;
 
-/// Checks that the draft model suits the target model: its caches ([`check_caches`]) and the size of its vocabulary, which
-/// may differ by padding.
+/// Checks that the draft model suits the target model: its caches ([`check_caches`]) and the size of its vocabulary,
+/// which may differ by padding or a few added tokens.
 pub fn check_models(draft: &ModelProfile, model: &ModelProfile) -> Result<(), DraftError> {
     check_caches(draft, model)?;
     let (draft_tokens, model_tokens) = (draft.shape.vocab_size, model.shape.vocab_size);

@@ -30,9 +30,9 @@ use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
 
 /// Target size of a chunk of weight rows, in bytes.
 const CHUNK_BYTES: usize = 32 << 10;
-/// Minimum number of chunks of a matmul for each thread: with fewer, the last chunk of a small matrix keeps one thread
-/// busy while the others wait.
-const MIN_CHUNKS_PER_THREAD: usize = 8;
+/// Target number of chunks of the matmuls of a job for each thread, if there are enough rows: with fewer, the last chunk
+/// of a small matrix keeps one thread busy while the others wait.
+const TARGET_CHUNKS_PER_THREAD: usize = 8;
 /// Minimum number of elements for which a job on all threads is faster than a loop on the calling thread.
 const MIN_PARALLEL_ELEMENTS: usize = 16 << 10;
 
@@ -169,7 +169,7 @@ impl Cpu {
             })
             .collect();
         let bytes: usize = strips.iter().map(|strip| strip.matrix.bytes.len()).sum();
-        let chunk_bytes = (bytes / (MIN_CHUNKS_PER_THREAD * self.thread_pool.threads())).min(CHUNK_BYTES);
+        let chunk_bytes = (bytes / (TARGET_CHUNKS_PER_THREAD * self.thread_pool.threads())).min(CHUNK_BYTES);
         loop {
             let mut chunks = self.next_chunks(&mut strips, chunk_bytes);
             if chunks.is_empty() {

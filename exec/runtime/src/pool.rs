@@ -135,7 +135,7 @@ impl ThreadPool {
         let shared = Arc::new(Shared { worker_states, spin_ns: options.spin_ns, ..Shared::default() });
         let topology = Topology::detect();
         let start = |index: usize| {
-            // The calling thread takes the first CPU of the order: the scheduler moves it to a CPU without a worker.
+            // The first CPU of the order is left for the calling thread, which is not pinned.
             let cpu = topology.cpu(index + 1).filter(|_| options.pin_workers);
             let shared = Arc::clone(&shared);
             thread::Builder::new().name(format!("compute-{}", index + 1)).spawn(move || {

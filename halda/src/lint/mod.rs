@@ -22,7 +22,7 @@ pub use scenario::{check_event_times, check_scenario};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// The plan or scenario cannot run, or takes at least twice as long as it need.
+    /// The plan or scenario cannot run, or takes at least twice as long as the best plan.
     Error,
     /// The plan runs, but probably not as intended.
     Warning,

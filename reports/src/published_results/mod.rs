@@ -106,7 +106,7 @@ pub struct ResultRow {
     pub label: String,
     /// The path of the scenario, relative to the folder of the `published/1` document.
     pub scenario: Option<String>,
-    /// The model, instead of the scenario's.
+    /// The model, instead of the scenario's. Paths are relative to the folder of the scenario.
     pub model: Option<ModelRef>,
     /// A run on one GPU, for a row without a scenario.
     #[serde(rename = "roofline")]

@@ -30,7 +30,8 @@ pub struct Drafter {
     stage: Stage,
     input_output: InputOutputLayers,
     layers: Range<u32>,
-    /// Number of the tokens that the draft model and the target model share. The larger vocabulary has padding after them.
+    /// Number of the tokens that the draft model and the target model share. The larger vocabulary has padding
+    /// or added tokens after them.
     shared_tokens: u32,
     /// Bytes of the weights that a pass of the draft model reads: all layers and the output layer.
     pub weight_bytes: u64,
@@ -41,8 +42,8 @@ pub struct Drafter {
 }
 
 impl Drafter {
-    /// Creates a drafter for a plan. The drafter computes all layers of `draft` on the threads of `pool`, and proposes only
-    /// tokens below `target_tokens`, the size of the target model's vocabulary.
+    /// Creates a drafter for a plan. The drafter computes all layers of `draft` on the threads of `pool`, and proposes
+    /// only tokens below `target_tokens`, the size of the target model's vocabulary.
     pub fn for_plan(
         draft: &LocalModel,
         target_tokens: u32,
@@ -117,7 +118,7 @@ impl Drafter {
     fn pass(&mut self, sequence: u32, tokens: &[u32]) -> Result<Vec<f32>> {
         let cached = self.cached.get_mut(sequence as usize).ok_or(ExecError::Sequence { sequence })?;
         let positions: Vec<u32> = (cached.len() as u32..).take(tokens.len()).collect();
-        // The draft model does not know padding tokens of the target model, which hardly occur. Any other token only makes
+        // The draft model does not know tokens that only the target model has. Another token in their place only makes
         // worse drafts.
         let known: Vec<u32> = tokens.iter().map(|&token| token.min(self.shared_tokens - 1)).collect();
         let mut hidden = self.input_output.embed(&known)?;
@@ -176,7 +177,8 @@ fn check_vocabulary(model: &LocalModel, draft: &LocalModel) -> Result<()> {
     ))
 }
 
-/// Returns the first token whose text differs in two lists of texts. Tokens that only one list has are padding.
+/// Returns the first token whose text differs in two lists of texts. Tokens that only one list has, padding or
+/// added tokens, are not compared.
 fn first_different_token(one: Option<&Value>, other: Option<&Value>) -> Option<usize> {
     match (one, other) {
         (Some(Value::Array(Array::Str(one))), Some(Value::Array(Array::Str(other)))) => {

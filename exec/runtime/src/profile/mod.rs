@@ -52,7 +52,7 @@ pub struct ProfileOptions {
     /// The model file that will run on this machine: only its weight formats and the disk that stores it are measured.
     /// If `None`, all formats and the disk of the current folder are measured.
     pub model: Option<PathBuf>,
-    /// Number of compute threads; 0 means one for each CPU that the process may use.
+    /// Number of compute threads; 0 means one for each core that the process may use.
     pub threads: usize,
     /// The number and duration of samples; the default measurement takes a minute or more.
     pub measurement: MeasurementOptions,
