@@ -31,7 +31,7 @@ impl Solution {
 /// Runs a strategy, checks and evaluates its proposal, and explains the plan. Fails if the strategy finds no plan, or
 /// the plan violates a constraint.
 pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, StrategyError> {
-    explained(strategy, model, strategy.propose(model)?, strategy.is_optimal())
+    check_and_explain(strategy, model, strategy.propose(model)?, strategy.is_optimal())
 }
 
 /// Does what [`solve`] does, but tests memory with the actual layers of each device. The prima.cpp paper's model counts
@@ -44,10 +44,11 @@ pub fn solve_within_memory(strategy: &dyn Strategy, model: &LatencyModel) -> Res
     let first = strategy.propose(model)?;
     let within = propose_within_memory(strategy, model, &first);
     let is_optimal = strategy.is_optimal() && within.is_none();
-    explained(strategy, model, within.unwrap_or(first), is_optimal)
+    check_and_explain(strategy, model, within.unwrap_or(first), is_optimal)
 }
 
-fn explained(
+/// Checks, evaluates and explains a proposal of a strategy.
+fn check_and_explain(
     strategy: &dyn Strategy,
     model: &LatencyModel,
     proposal: Proposal,

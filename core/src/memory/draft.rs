@@ -93,7 +93,7 @@ pub fn check_planned_draft(plan: &Plan, cluster: &Cluster) -> Result<(), DraftEr
 }
 
 /// Checks that rejected drafts can be removed from the caches of the draft model and of the target model.
-pub fn check_caches(draft: &ModelProfile, model: &ModelProfile) -> Result<(), DraftError> {
+fn check_caches(draft: &ModelProfile, model: &ModelProfile) -> Result<(), DraftError> {
     match [draft, model].into_iter().find(|model| model.shape.is_recurrent()) {
         Some(ModelProfile { name, .. }) => Err(DraftError::Recurrent { model: name.clone() }),
         None => Ok(()),
@@ -105,7 +105,7 @@ pub fn check_caches(draft: &ModelProfile, model: &ModelProfile) -> Result<(), Dr
 /// the same difference
 const MAX_PADDING_TOKENS: u32 = 128;
 
-/// Checks that the draft model suits the target model: its caches ([`check_caches`]) and the size of its vocabulary,
+/// Checks that the draft model suits the target model: its caches and the size of its vocabulary,
 /// which may differ by padding or a few added tokens.
 pub fn check_models(draft: &ModelProfile, model: &ModelProfile) -> Result<(), DraftError> {
     check_caches(draft, model)?;

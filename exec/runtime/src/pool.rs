@@ -133,10 +133,10 @@ impl ThreadPool {
         let workers = options.threads.max(1) - 1;
         let worker_states = (0..workers).map(|_| WorkerState::default()).collect();
         let shared = Arc::new(Shared { worker_states, spin_ns: options.spin_ns, ..Shared::default() });
-        let topology = Topology::detect();
+        let topology = (options.pin_workers && workers > 0).then(Topology::detect);
         let start = |index: usize| {
             // The first CPU of the order is left for the calling thread, which is not pinned.
-            let cpu = topology.cpu(index + 1).filter(|_| options.pin_workers);
+            let cpu = topology.as_ref().and_then(|topology| topology.cpu(index + 1));
             let shared = Arc::clone(&shared);
             thread::Builder::new().name(format!("compute-{}", index + 1)).spawn(move || {
                 if let Some(cpu) = cpu {
