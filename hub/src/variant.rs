@@ -30,15 +30,15 @@ impl Variant {
     /// Finds the models among the paths of a repository, sorted by path.
     pub fn find_all<'p>(paths: impl IntoIterator<Item = &'p str>) -> Vec<Variant> {
         // Paths of one model are equal except for the number of the file.
-        let mut models: BTreeMap<(&str, u32), BTreeMap<u32, &str>> = BTreeMap::new();
+        let mut models: BTreeMap<(&str, Option<u32>), BTreeMap<u32, &str>> = BTreeMap::new();
         for path in paths.into_iter().filter(|path| is_model(path)) {
             let (stem, number, count) = split_path(path);
             models.entry((stem, count)).or_default().insert(number, path);
         }
-        let variant = |((stem, file_count), files): ((&str, u32), BTreeMap<u32, &str>)| Variant {
+        let variant = |((stem, count), files): ((&str, Option<u32>), BTreeMap<u32, &str>)| Variant {
             quant: quantisation(stem),
             paths: files.into_values().map(str::to_owned).collect(),
-            file_count,
+            file_count: count.unwrap_or(1),
         };
         models.into_iter().map(variant).collect()
     }
@@ -140,8 +140,8 @@ fn is_model(path: &str) -> bool {
 }
 
 /// Splits a path into the part that all files of a model have in common, the number of the file (from 1), and the
-/// number of files.
-fn split_path(path: &str) -> (&str, u32, u32) {
+/// number of files; `None` if the model is not split.
+fn split_path(path: &str) -> (&str, u32, Option<u32>) {
     let suffix = || {
         let stem = without_extension(path)?;
         let (stem, count) = stem.rsplit_once("-of-")?;
@@ -150,9 +150,9 @@ fn split_path(path: &str) -> (&str, u32, u32) {
         // The reader of split models finds the other files by exactly this suffix.
         let is_split = (1..=count).contains(&number)
             && path.strip_suffix(&split_suffix(number - 1, count)) == Some(stem);
-        is_split.then_some((stem, number, count))
+        is_split.then_some((stem, number, Some(count)))
     };
-    suffix().unwrap_or((without_extension(path).unwrap_or(path), 1, 1))
+    suffix().unwrap_or((without_extension(path).unwrap_or(path), 1, None))
 }
 
 fn quantisation(stem: &str) -> String {
@@ -280,6 +280,8 @@ mod tests {
         let ambiguous = select(&two, Some("Q8_0")).expect_err("two models");
         assert_eq!(ambiguous.to_string(), "`Q8_0` fits 2 models: `a-1b-Q8_0.gguf`, `a-3b-Q8_0.gguf`");
         assert_eq!(select(&[], None).expect_err("none").kind(), HubErrorKind::Invalid);
+        // A model in one file, and the same model split into one file.
+        assert_eq!(Variant::find_all(["a-Q8_0.gguf", "a-Q8_0-00001-of-00001.gguf"]).len(), 2);
     }
 
     /// Names of models, some of them split.
