@@ -26,6 +26,15 @@ const SHIPPED_FOLDER: &str = "reports/published";
 struct Output {
     name: String,
     scores: PublishedScores,
+    /// The scores without each inferred value.
+    without: Vec<ScoresWithout>,
+}
+
+/// The scores of a document if one of its inferred values is replaced.
+#[derive(Serialize)]
+struct ScoresWithout {
+    name: String,
+    scores: PublishedScores,
 }
 
 pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
@@ -36,7 +45,7 @@ pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
         let published: PublishedResults = read_document(path)?;
         let folder = path.parent().unwrap_or(Path::new(""));
         let progress = TerminalProgress::new();
-        let Reproduction { results, failed_cells } =
+        let Reproduction { results, without_inferred_values, failed_cells } =
             reproduce(&published, folder, args.draws as usize, &LocalMachineResolver, &progress)?;
         drop(progress);
         for (row, system, error) in failed_cells {
@@ -44,14 +53,20 @@ pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
         }
         if let Some(folder) = &args.output {
             create_folder(folder)?;
-            let files = page::render_files(&published, &results);
+            let files = page::render_files(&published, &results, &without_inferred_values);
             ReportFolder::write_all(&folder.join(&published.name), "hearth reproduce", &files)?;
         }
         let scores = PublishedScores::from_results(&published, &results);
         if !json {
             say!("{}", page::summary_text(&published, &results));
         }
-        outputs.push(Output { name: published.name, scores });
+        let inferred = published.inferred_values.iter().zip(&without_inferred_values);
+        let without = inferred.map(|(value, results)| ScoresWithout {
+            name: value.name.clone(),
+            scores: PublishedScores::from_results(&published, results),
+        });
+        let without = without.collect();
+        outputs.push(Output { name: published.name, scores, without });
     }
     if json {
         print_json(&outputs)?;

@@ -6,7 +6,8 @@
 
 use serde_json::Value;
 
-use crate::processes::{expect_array, expect_number, run_json};
+use crate::folder::Folder;
+use crate::processes::{assert_rejected, expect_array, expect_number, run_json};
 use crate::repository::repository_root;
 
 /// The claims about Fig. 2 of the prima.cpp paper that the simulator contradicts; the document's caveats explain why.
@@ -52,6 +53,46 @@ fn testbed_of_the_paper_is_within_its_tolerances() {
     for column in expect_array(&scores["rank_correlation"]) {
         assert!(column[1].as_f64() > Some(0.999), "{column}");
     }
+}
+
+/// Returns the simulated time per token of a cell in milliseconds.
+fn simulated(scores: &Value, row: &str, system: &str) -> f64 {
+    let mut cells = expect_array(&scores["tpot"]).iter();
+    let cell = cells.find(|cell| cell["row"] == row && cell["system"] == system).expect("a cell");
+    expect_number(&cell["simulated_ms"])
+}
+
+#[test]
+fn report_shows_what_depends_on_each_inferred_value() {
+    let path = repository_root().join("reports/published/prima-table-4.yaml").display().to_string();
+    let report = &run_json(&["reproduce", &path])[0];
+    let with = &report["scores"];
+    let without = expect_array(&report["without"]);
+    assert_eq!(without.len(), 12);
+    let of = |name: &str| {
+        let mut values = without.iter();
+        &values.find(|value| value["name"] == name).expect("an inferred value")["scores"]
+    };
+    // Only if Linux takes memory from other programs does 70B fit.
+    let ratio =
+        |name: &str, row: &str| simulated(of(name), row, "prima.cpp") / simulated(with, row, "prima.cpp");
+    assert!(ratio("memory that other programs release", "70B") > 5.0);
+    assert!((ratio("memory that other programs release", "30B") - 1.0).abs() < 0.01);
+    // The data sheet of D1 would do as well.
+    assert!((ratio("CPU bandwidth of D1", "70B") - 1.0).abs() < 0.1);
+}
+
+#[test]
+fn unknown_field_of_an_inferred_value_is_refused() {
+    let folder = Folder::new();
+    let text = std::fs::read_to_string(repository_root().join("reports/published/prima-table-4.yaml"));
+    let scenarios = repository_root().join("scenarios").display().to_string();
+    let text = text.expect("a document").replace("../../scenarios", &scenarios);
+    let wrong =
+        text.replace("devices.d1.cpu.read_bandwidth: 68.3 GB/s", "devices.d1.cpu.read_bandwith: 68.3 GB/s");
+    assert_ne!(text, wrong);
+    let path = folder.write("wrong.yaml", wrong);
+    assert_rejected(&["reproduce", &path], &["did you mean `devices.d1.cpu.read_bandwidth`"]);
 }
 
 /// The time of Qwen2.5-72B, which exceeds the memory of the devices; a caveat of the document explains why it is off.

@@ -24,7 +24,9 @@ use hearth_sim::mobile_gpu::{MobileGpu, WeightFormat};
 use crate::documents::read_document;
 use crate::scenario::ReferenceResolver;
 use crate::simulation::{self, MemoryOptions};
-use crate::{Error, LoadedScenario, NoProgress, Progress, SearchBudget, limits, planning, uncertainty};
+use crate::{
+    Error, LoadedScenario, NoProgress, Progress, SearchBudget, limits, planning, sweep, uncertainty,
+};
 
 /// The search budget for a system with the strategy `refine`. Only the number of simulated plans is limited, so that
 /// the result is the same on every machine.
@@ -35,6 +37,8 @@ const BUDGET: SearchBudget<'static> =
 #[derive(Debug)]
 pub struct Reproduction {
     pub results: CellResults,
+    /// The results without each of the document's inferred values.
+    pub without_inferred_values: Vec<CellResults>,
     /// Label of the row, name of the system, and error of each cell without a result.
     pub failed_cells: Vec<(String, String, Error)>,
 }
@@ -50,6 +54,7 @@ pub fn reproduce(
 ) -> Result<Reproduction, Error> {
     let runs = published.cells_to_simulate();
     let (mut results, mut failed_cells) = (CellResults::new(), Vec::new());
+    let mut without_inferred_values = vec![CellResults::new(); published.inferred_values.len()];
     for (done, (row, system)) in runs.iter().copied().enumerate() {
         let (entry, system_entry) = (&published.rows[row], &published.systems[system]);
         let what = format!("{} ({}, {})", published.name, entry.label, system_entry.name);
@@ -57,20 +62,31 @@ pub fn reproduce(
         let cell = match (&entry.scenario, &entry.gpu_run, &system_entry.gpu) {
             (Some(scenario), ..) => {
                 let loaded = load(&folder.join(scenario), published, entry, system_entry, resolver)?;
-                simulate_cell(&loaded, published.starts_warm, draws)
+                for (value, results) in published.inferred_values.iter().zip(&mut without_inferred_values) {
+                    let (loaded, cluster) = sweep::replace_values(&loaded, &value.values_without)?;
+                    let cell = simulate_cell(&loaded, cluster, published.starts_warm, 0)
+                        .unwrap_or_else(|error| failed(&error));
+                    results.insert((row, system), cell);
+                }
+                let cluster = loaded.resolve_cluster(None)?;
+                simulate_cell(&loaded, cluster, published.starts_warm, draws)
             }
             (None, Some(gpu_run), Some(gpu)) => Ok(predict_by_roofline(folder, gpu_run, gpu)?),
             // The validation of the document rejects such a row.
             _ => Err(Error::failed(format!("row `{}` has neither a scenario nor a GPU", entry.label))),
         };
         let cell = cell.unwrap_or_else(|error| {
-            let why = error.one_line_message();
+            let result = failed(&error);
             failed_cells.push((entry.label.clone(), system_entry.name.clone(), error));
-            CellResult::Failed { reason: why }
+            result
         });
         results.insert((row, system), cell);
     }
-    Ok(Reproduction { results, failed_cells })
+    Ok(Reproduction { results, without_inferred_values, failed_cells })
+}
+
+fn failed(error: &Error) -> CellResult {
+    CellResult::Failed { reason: error.one_line_message() }
 }
 
 /// Reads the scenario of a row at `path`, and replaces what the document, the row and the system replace.
@@ -118,8 +134,12 @@ fn load(
     Ok(loaded)
 }
 
-fn simulate_cell(loaded: &LoadedScenario, warm: bool, draws: usize) -> Result<CellResult, Error> {
-    let mut cluster = loaded.resolve_cluster(None)?;
+fn simulate_cell(
+    loaded: &LoadedScenario,
+    mut cluster: Cluster,
+    warm: bool,
+    draws: usize,
+) -> Result<CellResult, Error> {
     let plan = planning::make_plan(loaded, &cluster, &loaded.scenario.planner, BUDGET)?;
     limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let trace = simulation::simulate(&cluster, &plan, &loaded.scenario, warm)?;

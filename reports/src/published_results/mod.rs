@@ -70,6 +70,12 @@ pub struct PublishedResults {
     /// The KV cache capacity of all rows in tokens, instead of those of their scenarios.
     #[serde(rename = "context")]
     pub context_length: Option<u32>,
+    /// Labels of the rows that nobody had looked at when the simulator last changed.
+    #[serde(rename = "blind", default)]
+    pub blind_rows: Vec<String>,
+    /// The values that were fitted to the published numbers.
+    #[serde(rename = "inferred", default)]
+    pub inferred_values: Vec<InferredValue>,
     pub systems: Vec<System>,
     pub rows: Vec<ResultRow>,
     /// Names of the systems for which the report has a table of memory by device and processor.
@@ -78,6 +84,20 @@ pub struct PublishedResults {
     /// Ratios of two cells that the text of the publication states.
     #[serde(default)]
     pub claims: Vec<Claim>,
+}
+
+/// A value that was fitted to published numbers, and the value that it would have without the fit. The report shows
+/// how the simulated times depend on it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InferredValue {
+    pub name: String,
+    /// The values without the fit, by field. Fields are named as for `hearth sweep --vary`. Those of devices that a
+    /// scenario does not have are ignored.
+    #[serde(rename = "without")]
+    pub values_without: BTreeMap<String, String>,
+    /// The source of the values without the fit.
+    pub source: String,
 }
 
 /// A system whose results were published, and the options with which it is simulated.
@@ -196,6 +216,16 @@ impl PublishedResults {
         !replaced && row.model.is_none() && system.head.is_none()
     }
 
+    /// Returns how far a row was known when the simulator last changed, as text after its label.
+    pub fn status(&self, label: &str) -> &'static str {
+        let contains = |labels: &[String]| labels.iter().any(|other| other == label);
+        match (contains(&self.fitted_rows), contains(&self.blind_rows)) {
+            (true, _) => " (fitted)",
+            (_, true) => " (blind)",
+            _ => "",
+        }
+    }
+
     /// Returns the indices of the row and the system that have these names.
     pub fn cell_index(&self, [row, system]: &[String; 2]) -> Option<(usize, usize)> {
         let row = self.rows.iter().position(|entry| entry.label == *row)?;
@@ -234,8 +264,16 @@ impl Document for PublishedResults {
             }
             speeds::check_row(row, &self.systems).map_or(Ok(()), refuse)?;
         }
-        if let Some(unknown) = self.fitted_rows.iter().find(|label| !rows.contains(label)) {
-            return refuse(format!("`fitted` names `{unknown}`, which is not the label of a row"));
+        for (key, labels) in [("fitted", &self.fitted_rows), ("blind", &self.blind_rows)] {
+            if let Some(unknown) = labels.iter().find(|label| !rows.contains(label)) {
+                return refuse(format!("`{key}` names `{unknown}`, which is not the label of a row"));
+            }
+        }
+        if let Some(both) = self.blind_rows.iter().find(|label| self.fitted_rows.contains(label)) {
+            return refuse(format!("row `{both}` is both in `fitted` and in `blind`"));
+        }
+        if let Some(empty) = self.inferred_values.iter().find(|value| value.values_without.is_empty()) {
+            return refuse(format!("the inferred value `{}` has no values in `without`", empty.name));
         }
         if let Some(unknown) = self.footprint_systems.iter().find(|name| !systems.contains(name)) {
             return refuse(format!("`footprint` names `{unknown}`, which is not in `systems`"));

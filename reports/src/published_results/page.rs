@@ -10,18 +10,23 @@ use hearth_schema::trace::Outcome;
 use serde::Serialize;
 
 use super::results::{CellResult, CellResults, SimulatedRun};
-use super::scores::{ClaimResult, PublishedScores, TimeComparison};
+use super::scores::{ClaimResult, PublishedScores, TimeComparison, simulated_pressure};
 use super::speeds::SpeedScores;
-use super::{ClaimQuantity, PublishedResults, ResultCell, System};
+use super::{ClaimQuantity, InferredValue, PublishedResults, ResultCell, System};
 use crate::charts::drawing::CssClass;
 use crate::charts::parity::{self, ParityPoint};
 use crate::document::{Block, Document, NO_VALUE, RowStyle, Table, Text, to_json};
 use crate::text::numbers;
 
-/// Returns the name and the contents of each file of the report: HTML, Markdown, figures and JSON.
-pub fn render_files(published: &PublishedResults, results: &CellResults) -> Vec<(String, Vec<u8>)> {
+/// Returns the name and the contents of each file of the report: HTML, Markdown, figures and JSON. `without` has the
+/// results without each of the document's inferred values.
+pub fn render_files(
+    published: &PublishedResults,
+    results: &CellResults,
+    without: &[CellResults],
+) -> Vec<(String, Vec<u8>)> {
     let scores = PublishedScores::from_results(published, results);
-    let mut files = document(published, results, &scores).render_files();
+    let mut files = document(published, results, &scores, without).render_files();
     let runs = results.iter().map(|(&(row, system), result)| JsonRun {
         row: &published.rows[row].label,
         system: &published.systems[system].name,
@@ -48,6 +53,9 @@ pub fn summary_text(published: &PublishedResults, results: &CellResults) -> Stri
     text
 }
 
+/// The relative change of a simulated time from which a cell is listed. source: assumed
+const CHANGED: f64 = 0.1;
+
 #[derive(Serialize)]
 struct Json<'a> {
     name: &'a str,
@@ -62,7 +70,12 @@ struct JsonRun<'a> {
     result: &'a CellResult,
 }
 
-fn document(published: &PublishedResults, results: &CellResults, scores: &PublishedScores) -> Document {
+fn document(
+    published: &PublishedResults,
+    results: &CellResults,
+    scores: &PublishedScores,
+    without: &[CellResults],
+) -> Document {
     let source = Text::from(format!("{} ({}).", published.title, published.source));
     let mut opening_blocks = vec![Block::Paragraph(source), Block::Paragraph(summary(published, scores))];
     opening_blocks.extend(published.caveats.iter().map(|caveat| Block::Note(caveat.as_str().into())));
@@ -73,6 +86,7 @@ fn document(published: &PublishedResults, results: &CellResults, scores: &Publis
     document.push_section("Time per token", "tpot", tpot);
     let ttft = times(published, &scores.ttft_comparisons, "Time to the first token in ms");
     document.push_section("Time to the first token", "ttft", ttft);
+    document.push_section("Without each inferred value", "inferred", inferred(published, scores, without));
     document.push_section("Speeds", "speeds", scores.speed_scores.iter().flat_map(SpeedScores::to_blocks));
     document.push_section("Memory pressure", "pressure", pressure(published, results));
     document.push_section("Memory by device and processor", "footprint", footprint(published, results));
@@ -112,9 +126,14 @@ fn summary(published: &PublishedResults, scores: &PublishedScores) -> Text {
         sentences.push(format!("Rank correlation of the rows: {}.", ranks.join(", ")));
     }
     sentences.push(list("Runs whose outcome differs from the published one", &scores.outcome_mismatches));
+    if let Some(difference) = scores.median_pressure_difference {
+        sentences.push(format!("Memory pressure: median difference {:.1} points.", difference * 100.0));
+    }
     if !scores.claims.is_empty() {
         let hold = scores.claims.iter().filter(|claim| claim.holds).count();
-        sentences.push(format!("{hold} of {} claims hold.", scores.claims.len()));
+        let ties = scores.claims.iter().filter(|claim| claim.holds && claim.is_tie).count();
+        let ties = if ties > 0 { format!(", {ties} of them as ties") } else { String::new() };
+        sentences.push(format!("{hold} of {} claims hold{ties}.", scores.claims.len()));
     }
     sentences.join(" ").into()
 }
@@ -137,8 +156,7 @@ fn times(published: &PublishedResults, errors: &[TimeComparison], what: &str) ->
         return None;
     }
     let rows = published.rows.iter().map(|row| {
-        let fitted = if published.fitted_rows.contains(&row.label) { " (fitted)" } else { "" };
-        let mut cells = vec![Text::from(format!("{}{fitted}", row.label))];
+        let mut cells = vec![Text::from(format!("{}{}", row.label, published.status(&row.label)))];
         for name in &systems {
             let error = errors.iter().find(|error| error.row == row.label && error.system == *name);
             cells.push(error.map_or_else(|| missing(row.cells_by_system.get(*name)), time).into());
@@ -146,7 +164,9 @@ fn times(published: &PublishedResults, errors: &[TimeComparison], what: &str) ->
         cells
     });
     let caption = format!(
-        "{what}: published, simulated, error. Values in brackets are outside their tolerance, {:.0} % unless a cell has its own.",
+        "{what}: published, simulated, error. Values in brackets are outside their tolerance, {:.0} % unless a cell has \
+         its own. Values of the devices were fitted to the rows marked so; nobody had looked at the rows marked as blind \
+         when the simulator last changed; all others were looked at.",
         published.tolerance.0 * 100.0
     );
     let headings = std::iter::once("Row").chain(systems.iter().copied());
@@ -192,14 +212,57 @@ fn parity(published: &PublishedResults, errors: &[TimeComparison]) -> Option<Blo
     Some(Block::Figure(drawing, caption.into()))
 }
 
+/// Returns a table with a row for each inferred value: the errors without it, and the cells whose time it changes.
+fn inferred(
+    published: &PublishedResults,
+    scores: &PublishedScores,
+    without: &[CellResults],
+) -> Option<Block> {
+    let row = |(value, results): (&InferredValue, &CellResults)| {
+        let others = PublishedScores::from_results(published, results);
+        let cells = scores.tpot_comparisons.iter().zip(&others.tpot_comparisons);
+        let changed = cells.clone().filter_map(|(with, without)| {
+            let text = format!("{} {}", with.row, with.system);
+            match (with.simulated_ms, without.simulated_ms) {
+                (Some(with), Some(without)) if (without / with - 1.0).abs() >= CHANGED => {
+                    Some(format!("{text} {} to {}", format_ms(with), format_ms(without)))
+                }
+                (Some(_), None) => Some(format!("{text} does not run")),
+                _ => None,
+            }
+        });
+        let outside = others.tpot_comparisons.iter().filter(|time| !time.is_within_tolerance).count();
+        let values = value.values_without.iter().map(|(path, value)| format!("{path}: {value}"));
+        [
+            value.name.clone(),
+            format!("{} ({})", values.collect::<Vec<_>>().join(", "), value.source),
+            others.median_tpot_error.map_or_else(|| NO_VALUE.to_owned(), percent),
+            outside.to_string(),
+            others.median_ttft_error.map_or_else(|| NO_VALUE.to_owned(), percent),
+            changed.collect::<Vec<_>>().join("; "),
+        ]
+        .map(Text::from)
+        .to_vec()
+    };
+    let caption = format!(
+        "The times per token if one inferred value is replaced by what it would be without the published numbers: \
+         median error, cells outside their tolerance, median error of the times to the first token, and the cells whose \
+         simulated time per token (in ms) changes by {:.0} % or more. With all values the median error is {}.",
+        CHANGED * 100.0,
+        scores.median_tpot_error.map_or_else(|| NO_VALUE.to_owned(), percent)
+    );
+    let headings =
+        ["Inferred value", "Without the fit", "Median error", "Outside", "First token", "Cells that change"];
+    let rows = published.inferred_values.iter().zip(without).map(row);
+    Table::new(caption, headings, rows).with_only_text_columns().into_text_block()
+}
+
 fn pressure(published: &PublishedResults, results: &CellResults) -> Option<Block> {
     let mut rows = Vec::new();
     for (index, row, system, cell) in published.cells() {
-        let run = results.get(&index).and_then(CellResult::simulated_run);
         let mut style = RowStyle::Group;
         for (device, share) in &cell.memory_pressure {
-            // A device that the plan does not use has no weights, so its pressure is 0.
-            let simulated = run.map(|run| percent(run.memory_pressure.get(device).copied().unwrap_or(0.0)));
+            let simulated = simulated_pressure(results, index, device).map(percent);
             let cells = [row.label.clone(), system.name.clone(), device.clone(), percent(share.0)];
             let cells = cells.map(Text::from).into_iter().chain([Text::from_option(simulated)]);
             rows.push((style, cells.collect()));
@@ -252,7 +315,11 @@ fn claims(published: &PublishedResults, scores: &PublishedScores) -> Option<Bloc
     let row = |claim: &ClaimResult| {
         let ratio = claim.simulated_ratio.map_or("none".to_owned(), |ratio| format!("{ratio:.2}"));
         let range = format!("{} to {}", claim.ratio_range[0], claim.ratio_range[1]);
-        let holds = if claim.holds { "yes" } else { "no" };
+        let holds = match (claim.holds, claim.is_tie) {
+            (true, true) => "yes, a tie",
+            (true, false) => "yes",
+            (false, _) => "no",
+        };
         [claim.text.clone(), range, ratio, holds.to_owned()].map(Text::from).to_vec()
     };
     let headings = ["Claim", "Range of the text", "Simulated", "Holds"];

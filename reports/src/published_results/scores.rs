@@ -6,9 +6,11 @@
 //!   order in the simulation. A run that ran out of memory counts as slower than any other run.
 //! - The order of the rows in a column: Spearman's rank correlation of published and simulated times.
 //! - Outcomes: whether the same runs ran out of memory.
+//! - Memory pressure: the median of the absolute differences of published and simulated shares of memory.
 //! - Claims: whether a ratio is within the range that agrees with the text.
 //! - Speeds, where they were published instead of times ([`super::speeds`]).
 
+use hearth_profiles::Fraction;
 use hearth_schema::trace::Outcome;
 use serde::Serialize;
 
@@ -18,6 +20,9 @@ use super::{Claim, ClaimQuantity, PublishedResults, ResultCell, ResultRow, Syste
 
 /// Ratio of two published times up to which the order of the two systems is not compared.
 const TIE_RATIO: f64 = 1.2;
+
+/// Relative difference below which two simulated quantities count as equal. source: assumed, below all effects
+const EQUAL_WITHIN: f64 = 1e-3;
 
 /// A published time, the simulated time, and the error of the simulated time relative to the published time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -72,6 +77,8 @@ pub struct PublishedScores {
     pub rank_correlations: Vec<(String, f64)>,
     /// Cells whose outcome differs from the published outcome.
     pub outcome_mismatches: Vec<String>,
+    /// Median absolute difference of the memory pressures, as a share of the memory of a device.
+    pub median_pressure_difference: Option<f64>,
     pub claims: Vec<ClaimResult>,
     /// Published and predicted speeds of the rows with a run on one GPU (`roofline` in the `published/1` document).
     #[serde(rename = "speeds", skip_serializing_if = "Option::is_none")]
@@ -88,6 +95,8 @@ pub struct ClaimResult {
     #[serde(rename = "ratio")]
     pub simulated_ratio: Option<f64>,
     pub holds: bool,
+    /// Whether the two simulated quantities are equal, so that the claim says nothing about their order.
+    pub is_tie: bool,
 }
 
 impl PublishedScores {
@@ -101,6 +110,7 @@ impl PublishedScores {
             misordered_pairs: misordered(published, results),
             rank_correlations: rank_correlation(published, &tpot),
             outcome_mismatches: outcome_mismatches(published, results),
+            median_pressure_difference: median_pressure_difference(published, results),
             claims: published.claims.iter().map(|claim| score_claim(published, results, claim)).collect(),
             speed_scores: SpeedScores::from_results(published, results),
             tpot_comparisons: tpot,
@@ -211,6 +221,24 @@ fn outcome_mismatches(published: &PublishedResults, results: &CellResults) -> Ve
     different.map(|(_, row, system, _)| format!("{}, {}", row.label, system.name)).collect()
 }
 
+/// Returns the simulated memory pressure of a device in a cell. A device that the plan does not use has no weights.
+pub(super) fn simulated_pressure(results: &CellResults, index: (usize, usize), device: &str) -> Option<f64> {
+    let run = results.get(&index)?.simulated_run()?;
+    Some(run.memory_pressure.get(device).copied().unwrap_or(0.0))
+}
+
+fn median_pressure_difference(published: &PublishedResults, results: &CellResults) -> Option<f64> {
+    let of_cell = |(index, _, _, cell): ((usize, usize), _, _, &ResultCell)| {
+        let difference = |(device, share): (&String, &Fraction)| {
+            Some((simulated_pressure(results, index, device)? - share.0).abs())
+        };
+        cell.memory_pressure.iter().filter_map(difference).collect::<Vec<f64>>()
+    };
+    let mut differences: Vec<f64> = published.cells().flat_map(of_cell).collect();
+    differences.sort_by(f64::total_cmp);
+    crate::validation::scores::median(&differences)
+}
+
 fn score_claim(published: &PublishedResults, results: &CellResults, claim: &Claim) -> ClaimResult {
     let time = |cell| {
         published.cell_index(cell).and_then(|index| results.get(&index)?.claim_quantity(claim.quantity))
@@ -221,7 +249,8 @@ fn score_claim(published: &PublishedResults, results: &CellResults, claim: &Clai
         .filter(|ratio| ratio.is_finite());
     let range = [claim.min_ratio, claim.max_ratio];
     let holds = ratio.is_some_and(|ratio| (claim.min_ratio..=claim.max_ratio).contains(&ratio));
-    ClaimResult { text: claim.text.clone(), ratio_range: range, simulated_ratio: ratio, holds }
+    let is_tie = ratio.is_some_and(|ratio| (ratio - 1.0).abs() < EQUAL_WITHIN);
+    ClaimResult { text: claim.text.clone(), ratio_range: range, simulated_ratio: ratio, holds, is_tie }
 }
 
 #[cfg(test)]

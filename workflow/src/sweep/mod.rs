@@ -64,6 +64,37 @@ pub struct SweepRow {
     pub evaluation: Evaluation,
 }
 
+/// Returns a scenario and its cluster with other values of some fields, which are named as in a sweep. Fields of devices
+/// that the scenario does not have are ignored.
+pub(crate) fn replace_values(
+    loaded: &LoadedScenario,
+    values: &BTreeMap<String, String>,
+) -> Result<(LoadedScenario, Cluster), Error> {
+    let devices = loaded.resolve_devices(|_, entry| loaded.resolve_device(entry))?;
+    let documents = DocumentTrees::new(&loaded.scenario, &devices)?;
+    let is_present = |path: &str| {
+        let device = path.strip_prefix("devices.");
+        let names = |rest: &str| {
+            let mut devices = loaded.scenario.devices.iter();
+            devices.any(|entry| rest.strip_prefix(&entry.name).is_some_and(|key| key.starts_with('.')))
+        };
+        device.is_none_or(names)
+    };
+    let present = values.iter().filter(|(path, _)| is_present(path));
+    let fields = present.map(|(path, value)| VariedField::parse(&format!("{path}={value}"), &documents));
+    let fields = fields.collect::<Result<Vec<_>, _>>()?;
+    let settings: Vec<_> = fields.iter().map(|field| (field, &field.values[0])).collect();
+    let scenario = documents.scenario_with_settings(&settings).map_err(Error::invalid)?;
+    let replace = |(index, device)| {
+        DocumentTrees::device_with_settings(index, device, &settings).map_err(Error::invalid)
+    };
+    let devices = devices.into_iter().enumerate().map(replace).collect::<Result<Vec<_>, _>>()?;
+    let (model, draft) = (loaded.resolve_model_profile(None)?, loaded.resolve_draft_model_profile()?);
+    let loaded = loaded.with_scenario(scenario);
+    let cluster = loaded.assemble_cluster(devices, model, draft)?;
+    Ok((loaded, cluster))
+}
+
 /// A sweep with all documents from which its rows are computed.
 pub struct Sweep {
     loaded: LoadedScenario,
