@@ -41,6 +41,10 @@ impl LinkTable {
         Self { links }
     }
 
+    pub fn links(&self) -> &Links {
+        &self.links
+    }
+
     /// Returns the link between any two devices for which the scenario has no entry in `links.between`.
     pub fn default_link(&self) -> &Link {
         &self.links.default_link

@@ -7,8 +7,9 @@ use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::overlap::{ChoiceTables, best_choice, fastest_plan};
 use crate::solvers::shortest_cycle::with_missing_devices;
 use crate::{
-    Assignment, DeviceTiming, ExactSearch, HeadChoice, IncompleteSearch, InfeasibleReason, LatencyBreakdown,
-    LatencyModel, Objective, OrderChoice, OverlapSearch, PlanRules, Proposal, SearchStep, Strategy,
+    Assignment, AvoidedRisk, DeviceTiming, ExactSearch, HeadChoice, IncompleteSearch, InfeasibleReason,
+    LatencyBreakdown, LatencyModel, MemoryRisk, Objective, OrderChoice, OverlapSearch, PlanRules, Proposal,
+    SearchStep, Strategy,
 };
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -23,6 +24,8 @@ pub struct Explanation {
     pub optimality_gap: Option<f64>,
     /// What the search skipped; `None` if it covered every allowed plan.
     pub incomplete_search: Option<IncompleteSearch>,
+    /// The risk for which the plan was preferred to a faster one; `None` if there is no such risk.
+    pub avoided_risk: Option<AvoidedRisk>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -87,19 +90,30 @@ pub(crate) struct PlanToExplain<'a, 'i> {
     pub rules: PlanRules,
     pub objective: Objective,
     pub is_optimal: bool,
+    pub avoided_risk: Option<AvoidedRisk>,
 }
 
 impl Explanation {
     pub(crate) fn new(plan: &PlanToExplain, search_steps: Vec<SearchStep>) -> Self {
         let seconds = plan.breakdown.seconds_per_token;
-        let optimal_seconds_per_token =
-            if plan.is_optimal { Some(seconds) } else { plan.best_with_the_same_head() };
+        let optimal_seconds_per_token = match plan.avoided_risk {
+            Some(avoided) => Some(avoided.fastest_seconds),
+            None if plan.is_optimal => Some(seconds),
+            None => plan.best_with_the_same_head(),
+        };
         let optimum = optimal_seconds_per_token.filter(|optimum| *optimum > 0.0);
         let optimality_gap = optimum.map(|optimum| seconds / optimum - 1.0);
         let mut tables = None;
         let devices = 0..plan.model.device_count();
         let devices = devices.map(|device| plan.explain_device(device, &mut tables)).collect();
-        Self { search_steps, devices, optimal_seconds_per_token, optimality_gap, incomplete_search: None }
+        Self {
+            search_steps,
+            devices,
+            optimal_seconds_per_token,
+            optimality_gap,
+            incomplete_search: None,
+            avoided_risk: plan.avoided_risk,
+        }
     }
 }
 
@@ -114,7 +128,10 @@ impl PlanToExplain<'_, '_> {
         let proposal = match self.objective {
             // By this objective one round is never slower than several.
             Objective::Paper => ExactSearch { rules, head, rounds: Some(1), order }.propose(model),
-            Objective::SteadyState => OverlapSearch { rules, head, rounds: None, order }.propose(model),
+            Objective::SteadyState => {
+                OverlapSearch { rules, head, rounds: None, order, memory_risk: MemoryRisk::Ignore }
+                    .propose(model)
+            }
         };
         let Proposal { assignment, residencies, incomplete_search: limit, .. } = proposal.ok()?;
         let limited = limit.is_some_and(|limit| limit.lower_bound_seconds.is_some());
@@ -217,7 +234,14 @@ impl PlanToExplain<'_, '_> {
     }
 
     fn drop_reason(&self, device: usize, tables: &mut Option<ChoiceTables>) -> DropReason {
-        let model = self.model;
+        // A plan that avoids a risk is optimal over the memory that the devices may have.
+        let uncertain = self
+            .avoided_risk
+            .and_then(|avoided| Some((self.model.with_uncertain_memory()?, avoided.mean_seconds)));
+        let (model, seconds, is_optimal) = match &uncertain {
+            Some((model, mean_seconds)) => (model, *mean_seconds, true),
+            None => (self.model, self.breakdown.seconds_per_token, self.is_optimal),
+        };
         let head = self.assignment.head;
         let mut windows = vec![0; model.device_count()];
         (windows[head], windows[device]) = (1, 1);
@@ -225,7 +249,7 @@ impl PlanToExplain<'_, '_> {
         if layers_per_round < 2 {
             return DropReason::NoLayerLeft;
         }
-        if self.is_optimal && model.device_count() > MAX_DEVICES_COMPARED {
+        if is_optimal && model.device_count() > MAX_DEVICES_COMPARED {
             return DropReason::NotFaster;
         }
         let order: Vec<usize> = match &self.assignment.ring_order {
@@ -238,13 +262,13 @@ impl PlanToExplain<'_, '_> {
             Objective::SteadyState => {
                 let tables = tables.get_or_insert_with(|| ChoiceTables::new(model, head, layers_per_round));
                 // The optimal plan is a lower bound for plans that use this device.
-                let at_least = if self.is_optimal { self.breakdown.seconds_per_token } else { 0.0 };
+                let at_least = if is_optimal { seconds } else { 0.0 };
                 fastest_plan(&problem, tables, at_least)
                     .map(|proposal| model.steady_state_seconds(&proposal.assignment, &proposal.residencies))
             }
         };
         match with_device {
-            Ok(seconds) => DropReason::Slower(seconds - self.breakdown.seconds_per_token),
+            Ok(with_device) => DropReason::Slower(with_device - seconds),
             Err(InfeasibleReason::MissingLinks { .. }) => DropReason::Unreachable,
             Err(_) => DropReason::NoLayerFits,
         }

@@ -32,7 +32,7 @@ mod solve;
 pub mod solvers;
 pub mod strategy;
 
-pub use hearth_schema::scenario::RingOrder as OrderChoice;
+pub use hearth_schema::scenario::{MemoryRisk, RingOrder as OrderChoice};
 
 pub use baselines::edgeshard::EdgeShard;
 pub use baselines::even::EvenWindows;
@@ -62,5 +62,5 @@ pub use solvers::local_search::{RefineOptions, RefinedPlan, refine};
 pub use solvers::overlap::OverlapSearch;
 pub use solvers::search_space::HeadChoice;
 pub use strategy::{
-    IncompleteSearch, InfeasibleReason, Objective, Proposal, SearchStep, Strategy, StrategyError,
+    AvoidedRisk, IncompleteSearch, InfeasibleReason, Objective, Proposal, SearchStep, Strategy, StrategyError,
 };

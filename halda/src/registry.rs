@@ -4,8 +4,8 @@ use hearth_schema::scenario::PlannerOptions;
 
 use crate::{
     EdgeShard, EvenWindows, ExactSearch, ExhaustiveSearch, Halda, HeadChoice, LinguaLinked, ManualPlan,
-    MemoryProportional, OrderChoice, OverlapSearch, PerformanceProportional, PlanRules, SingleDevice,
-    Strategy,
+    MemoryProportional, MemoryRisk, OrderChoice, OverlapSearch, PerformanceProportional, PlanRules,
+    SingleDevice, Strategy,
 };
 
 /// The options of all strategies. Each strategy ignores the options that do not apply to it.
@@ -18,6 +18,8 @@ pub struct StrategyOptions {
     pub choose_best_head: bool,
     /// The order of the devices in the ring for the strategies `overlap`, `exact` and `exhaustive`.
     pub order: OrderChoice,
+    /// How `overlap` treats the uncertainty of the available memory.
+    pub memory_risk: MemoryRisk,
     /// The number of rounds per token (k); `None` lets the strategy choose it.
     pub rounds: Option<u32>,
     pub window_layers: Option<Vec<u32>>,
@@ -32,6 +34,7 @@ impl From<&PlannerOptions> for StrategyOptions {
             choose_best_head: options.choose_best_head,
             rules: PlanRules { may_drop_devices: !options.keep_all_devices, may_have_partial_round: false },
             order: options.order.unwrap_or_default(),
+            memory_risk: options.risk.unwrap_or_default(),
             rounds: options.rounds,
             window_layers: options.windows.clone(),
             gpu_layers: options.gpu_layers.clone(),
@@ -71,13 +74,13 @@ pub fn strategy_by_name(
     name: &str,
     options: &StrategyOptions,
 ) -> Result<Box<dyn Strategy>, StrategyLookupError> {
-    let StrategyOptions { rules, rounds, order, .. } = *options;
+    let StrategyOptions { rules, rounds, order, memory_risk, .. } = *options;
     let first = options.head.unwrap_or(0);
     let head = if options.choose_best_head { HeadChoice::Best } else { HeadChoice::Fixed(first) };
     let missing = |strategy, needs| StrategyLookupError::MissingOption { strategy, needs };
     Ok(match name {
         "exact" => Box::new(ExactSearch { rules, head, rounds, order }),
-        "overlap" => Box::new(OverlapSearch { rules, head, rounds, order }),
+        "overlap" => Box::new(OverlapSearch { rules, head, rounds, order, memory_risk }),
         "halda" | "halda-shipped" => {
             let base = if name == "halda" { Halda::default() } else { Halda::PRIMA_CPP };
             Box::new(Halda { may_drop_devices: rules.may_drop_devices, head: first, rounds, ..base })

@@ -16,6 +16,9 @@ pub struct RuntimeModel {
     /// Which weights the page cache reads again for each token if they do not all fit in memory.
     #[serde(rename = "rereads")]
     pub reread_scope: RereadScope,
+    /// The uncertainty of the available memory, as the standard deviation of its logarithm.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub memory_uncertainty: f64,
     /// The number of CPU cores. The kernel keeps some pages free for each core.
     #[serde(rename = "processors")]
     pub cpu_count: u32,
@@ -80,11 +83,17 @@ pub enum RereadScope {
     Excess,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(value: &f64) -> bool {
+    *value == 0.0
+}
+
 impl Default for RuntimeModel {
     fn default() -> Self {
         Self {
             allowed_residencies: vec![ResidencyOptions::default()],
             reread_scope: RereadScope::default(),
+            memory_uncertainty: 0.0,
             cpu_count: 1,
             token_overhead_seconds: 0.0,
             read_rates: None,

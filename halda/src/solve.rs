@@ -54,7 +54,8 @@ fn check_and_explain(
     proposal: Proposal,
     is_optimal: bool,
 ) -> Result<Solution, StrategyError> {
-    let Proposal { assignment, mut residencies, mut search_steps, incomplete_search } = proposal;
+    let Proposal { assignment, mut residencies, mut search_steps, incomplete_search, avoided_risk } =
+        proposal;
     let assignment = with_relays(model, assignment);
     let (rules, objective) = (strategy.rules(), strategy.objective());
     if residencies.is_empty() {
@@ -82,9 +83,16 @@ fn check_and_explain(
         search_steps.push(SearchStep { head, rounds, layers_per_round, outcome });
     }
     let is_limited = incomplete_search.as_ref().is_some_and(|limit| limit.lower_bound_seconds.is_some());
-    let is_optimal = is_optimal && !is_limited;
-    let explained =
-        PlanToExplain { model, assignment: &assignment, breakdown: &breakdown, rules, objective, is_optimal };
+    let is_optimal = is_optimal && !is_limited && avoided_risk.is_none();
+    let explained = PlanToExplain {
+        model,
+        assignment: &assignment,
+        breakdown: &breakdown,
+        rules,
+        objective,
+        is_optimal,
+        avoided_risk,
+    };
     let explanation = Explanation { incomplete_search, ..Explanation::new(&explained, search_steps) };
     let (strategy, strategy_options) = (strategy.name(), strategy.options());
     Ok(Solution { strategy, strategy_options, assignment, residencies, breakdown, explanation })

@@ -57,6 +57,19 @@ pub struct Proposal {
     pub search_steps: Vec<SearchStep>,
     /// What the search skipped; `None` if it skipped nothing.
     pub incomplete_search: Option<IncompleteSearch>,
+    /// The risk for which the strategy does not propose the fastest plan; `None` if it proposes the fastest one.
+    pub avoided_risk: Option<AvoidedRisk>,
+}
+
+/// Why a plan is chosen that is not the fastest in the memory that the devices are described with.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AvoidedRisk {
+    /// The seconds per token of the fastest plan in the memory that the devices are described with.
+    pub fastest_seconds: f64,
+    /// The mean seconds per token of that plan over the memory that the devices may have.
+    pub fastest_mean_seconds: f64,
+    /// The mean seconds per token of the chosen plan over the memory that the devices may have.
+    pub mean_seconds: f64,
 }
 
 /// The part of the search space that a strategy skipped because searching it would take too long.
@@ -71,7 +84,13 @@ pub struct IncompleteSearch {
 impl Proposal {
     /// Creates a proposal of a strategy that searches no ring sizes (layers per round).
     pub fn new(assignment: Assignment) -> Self {
-        Self { assignment, residencies: Vec::new(), search_steps: Vec::new(), incomplete_search: None }
+        Self {
+            assignment,
+            residencies: Vec::new(),
+            search_steps: Vec::new(),
+            incomplete_search: None,
+            avoided_risk: None,
+        }
     }
 }
 

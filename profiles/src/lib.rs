@@ -13,6 +13,7 @@ pub mod link;
 pub mod measure;
 pub mod model;
 mod shipped;
+pub mod uncertainty;
 pub mod units;
 
 pub use device::DeviceProfile;

@@ -323,6 +323,9 @@ pub struct PlannerOptions {
     /// Whether the strategies `overlap` and `exact` choose the head, instead of using the head of the scenario.
     #[serde(rename = "best_head", default, skip_serializing_if = "std::ops::Not::not")]
     pub choose_best_head: bool,
+    /// How the strategy `overlap` treats the uncertainty of the available memory; as `average` if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub risk: Option<MemoryRisk>,
     /// Disk bandwidth below which a device must have all its weights in memory; 0.1 GB/s if absent, as in prima.cpp.
     #[serde(rename = "slow_disk", default, skip_serializing_if = "Option::is_none")]
     pub slow_disk_threshold: Option<BytesPerSecond>,
@@ -344,6 +347,17 @@ pub enum RingOrder {
     Given,
     /// The best order that the planner finds; the order of the scenario if the strategy cannot change the order.
     Best,
+}
+
+/// How a planner treats the uncertainty of the available memory, which follows from its source.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum MemoryRisk {
+    /// A plan counts with its mean time over the memory that the devices may have.
+    #[default]
+    Average,
+    /// A plan counts with its time in the memory that the devices are described with.
+    Ignore,
 }
 
 impl Scenario {

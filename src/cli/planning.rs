@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use hearth_profiles::{Bytes, Format, Seconds};
 use hearth_schema::residency::Residency;
-use hearth_schema::scenario::{PlannerOptions, RingOrder};
+use hearth_schema::scenario::{MemoryRisk, PlannerOptions, RingOrder};
 use hearth_workflow::{Error, LoadedScenario, Progress, ScenarioOverrides, SearchBudget};
 
 use super::choice_parser;
@@ -16,7 +16,7 @@ use super::choice_parser;
 const REFINE_SECONDS: u64 = 30;
 
 /// Ids of the flags of [`PlanningArgs`] that conflict with `--plan`.
-pub(super) const PLANNING_FLAGS: [&str; 13] = [
+pub(super) const PLANNING_FLAGS: [&str; 14] = [
     "strategy",
     "rounds",
     "windows",
@@ -24,6 +24,7 @@ pub(super) const PLANNING_FLAGS: [&str; 13] = [
     "keep_all",
     "best_head",
     "order",
+    "risk",
     "residency",
     "stream_buffer",
     "refine_seconds",
@@ -59,6 +60,10 @@ pub struct PlanningArgs {
     /// Set the order of the devices in the ring; only the strategies `overlap` and `exact` can find the best order.
     #[arg(long, value_parser = choice_parser(&ORDERS))]
     pub order: Option<RingOrder>,
+    /// Set how the strategy `overlap` treats the uncertainty of the devices' memory, which follows from the sources in
+    /// their profiles [default: average].
+    #[arg(long, value_parser = choice_parser(&RISKS))]
+    pub risk: Option<MemoryRisk>,
     /// Limit the search of the strategy `refine` to this many seconds. Ctrl-C ends the search early and keeps the
     /// best plan found.
     #[arg(long, default_value_t = REFINE_SECONDS, value_parser = clap::value_parser!(u64).range(1..=86_400))]
@@ -92,6 +97,15 @@ const ORDERS: [(&str, &str, RingOrder); 2] = [
     ("best", "The best order that the planner finds", RingOrder::Best),
 ];
 
+const RISKS: [(&str, &str, MemoryRisk); 2] = [
+    (
+        "average",
+        "Prefer the plan with the best mean time over the memory that devices may have",
+        MemoryRisk::Average,
+    ),
+    ("ignore", "Prefer the plan that is fastest in the memory of the profiles", MemoryRisk::Ignore),
+];
+
 const RESIDENCY_POLICIES: [(&str, &str, Residency); 3] = [
     ("os", "The operating system evicts weights; `madvise` announces the next window", Residency::Os),
     ("windowed", "The operating system evicts weights; hearth reads one window ahead", Residency::Windowed),
@@ -107,6 +121,7 @@ impl PlanningArgs {
             gpu_layers: self.gpu_layers.clone(),
             keep_all_devices: self.keep_all_devices,
             order: self.order,
+            risk: self.risk,
             choose_best_head: self.choose_best_head,
             slow_disk_threshold: None,
             weight_format: self.weight_format,

@@ -87,6 +87,7 @@ impl ScenarioOverrides {
             keep_all_devices: given.keep_all_devices || scenario.keep_all_devices,
             choose_best_head: given.choose_best_head || scenario.choose_best_head,
             order: given.order.or(scenario.order),
+            risk: given.risk.or(scenario.risk),
             slow_disk_threshold: given.slow_disk_threshold.or(scenario.slow_disk_threshold),
             weight_format: given.weight_format.or(scenario.weight_format),
             all_reduce_time: given.all_reduce_time.or(scenario.all_reduce_time),

@@ -9,6 +9,7 @@
 //! Not here: errors of the device model. Only measured runs show them.
 
 use hearth_core::{Cluster, LinkTable, metrics};
+use hearth_profiles::uncertainty::relative_uncertainty;
 use hearth_reports::published_results::results::PredictionInterval;
 use hearth_schema::trace::Outcome;
 use hearth_schema::{Plan, Scenario};
@@ -25,15 +26,6 @@ const MAX_SENSITIVE_PARAMETERS: usize = 3;
 
 /// Number of the random stream for the draws of the parameters.
 const RNG_STREAM: u64 = 0x0050_4152_414d_5321;
-
-/// Uncertainty of a value by the first word of its source, as the standard deviation of the logarithm. source: assumed;
-/// repeated measurements differ by up to 3 %, inferred values are fits to a few rows, and assumed values are orders of
-/// magnitude by analogy.
-const UNCERTAINTY: [(&str, f64); 5] =
-    [("measured", 0.03), ("read from", 0.0), ("set", 0.0), ("inferred", 0.1), ("assumed", 0.25)];
-/// Uncertainty of a published value, as the standard deviation of the logarithm. source: assumed; published numbers
-/// are rounded, such as 0.72 to 0.7 GB/s
-const PUBLISHED_UNCERTAINTY: f64 = 0.03;
 
 /// A quantity of a document that has a unit and a source.
 struct Parameter {
@@ -58,20 +50,16 @@ pub fn estimate_prediction_interval(
     events: &ScenarioEvents,
     draws: usize,
 ) -> Result<PredictionInterval, Error> {
-    let documents = ClusterDocuments::new(cluster, scenario)?;
-    let parameters = documents.parameters(plan);
+    let documents = ClusterDocuments::new(cluster)?;
+    let parameters = documents.parameters(Some(plan));
     let time = |factors: &[f64]| -> Result<Option<f64>, Error> {
         let scaled = documents.scaled(&parameters, factors, cluster)?;
         let trace = simulate_with_events(&scaled, plan, scenario, memory, events)?.trace;
         let tpot = metrics::compute_metrics(&trace).tpot_ms.map(|tpot| tpot.mean_ms);
         Ok(tpot.filter(|_| trace.outcome == Outcome::Ok))
     };
-    let mut random = ChaCha8Rng::seed_from_u64(cluster.seed);
-    random.set_stream(RNG_STREAM);
     let mut times = Vec::new();
-    for _ in 0..draws {
-        let mut draw = || -> f64 { StandardNormal.sample(&mut random) };
-        let factors: Vec<f64> = parameters.iter().map(|parameter| (parameter.sigma * draw()).exp()).collect();
+    for factors in draw_factors(&parameters, cluster.seed).take(draws) {
         times.push(time(&factors)?.unwrap_or(f64::INFINITY));
     }
     times.sort_by(f64::total_cmp);
@@ -80,6 +68,24 @@ pub fn estimate_prediction_interval(
     let at = |share: f64| times.get(((times.len() as f64 - 1.0) * share).round() as usize).copied();
     let [p10_ms, p90_ms] = [0.1, 0.9].map(|share| at(share).unwrap_or(f64::INFINITY));
     Ok(PredictionInterval { p10_ms, p90_ms, failed_draw_count, draw_count: draws, sensitive_parameters })
+}
+
+/// Returns copies of a cluster in which all parameters of the devices and links are drawn at random.
+pub fn draw_clusters(cluster: &Cluster, draws: usize) -> Result<Vec<Cluster>, Error> {
+    let documents = ClusterDocuments::new(cluster)?;
+    let parameters = documents.parameters(None);
+    let factors = draw_factors(&parameters, cluster.seed).take(draws);
+    factors.map(|factors| documents.scaled(&parameters, &factors, cluster)).collect()
+}
+
+/// Returns an endless sequence of random draws, each with a factor for each parameter.
+fn draw_factors(parameters: &[Parameter], seed: u64) -> impl Iterator<Item = Vec<f64>> {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    random.set_stream(RNG_STREAM);
+    std::iter::repeat_with(move || {
+        let mut draw = || -> f64 { StandardNormal.sample(&mut random) };
+        parameters.iter().map(|parameter| (parameter.sigma * draw()).exp()).collect()
+    })
 }
 
 /// Returns the parameters to which the time per token is most sensitive. Each has the relative change of the time if
@@ -111,22 +117,23 @@ fn find_sensitive_parameters(
 }
 
 impl ClusterDocuments {
-    fn new(cluster: &Cluster, scenario: &Scenario) -> Result<Self, Error> {
+    fn new(cluster: &Cluster) -> Result<Self, Error> {
         let mut documents = Vec::new();
         for member in &cluster.members {
             let device = serde_yaml::to_value(&member.device).map_err(Error::failed)?;
             documents.push((member.name.clone(), device));
         }
-        let links = serde_yaml::to_value(&scenario.links).map_err(Error::failed)?;
+        let links = serde_yaml::to_value(cluster.links.links()).map_err(Error::failed)?;
         documents.push(("links".to_owned(), links));
         Ok(Self(documents))
     }
 
-    fn parameters(&self, plan: &Plan) -> Vec<Parameter> {
+    /// Returns the parameters of the links and of the devices of a plan; without a plan, of all devices.
+    fn parameters(&self, plan: Option<&Plan>) -> Vec<Parameter> {
         let mut parameters = Vec::new();
         let last = self.0.len() - 1;
         for (owner, (name, document)) in self.0.iter().enumerate() {
-            if owner == last || plan.device_index(name).is_some() {
+            if owner == last || plan.is_none_or(|plan| plan.device_index(name).is_some()) {
                 collect(document, owner, &mut Vec::new(), &mut parameters);
             }
         }
@@ -161,12 +168,16 @@ fn collect(value: &Value, owner: usize, keys: &mut Vec<String>, found: &mut Vec<
         Value::Mapping(map) => {
             let source = map.get("source").and_then(Value::as_str);
             if let (Some(Value::String(_)), Some(source)) = (map.get("value"), source) {
-                let spread = map.get("spread").and_then(Value::as_str);
+                let spread = map.get("spread").and_then(Value::as_str).and_then(|text| text.parse().ok());
                 // The installed memory is known: main memory, and that of a graphics card.
                 let built_in = keys.ends_with(&["total".into()])
                     || keys.ends_with(&["gpu".into(), "memory_available".into()]);
                 if !built_in {
-                    found.push(Parameter { owner, keys: keys.clone(), sigma: sigma(source, spread) });
+                    found.push(Parameter {
+                        owner,
+                        keys: keys.clone(),
+                        sigma: relative_uncertainty(source, spread),
+                    });
                 }
                 return;
             }
@@ -185,15 +196,6 @@ fn collect(value: &Value, owner: usize, keys: &mut Vec<String>, found: &mut Vec<
         }
         _ => {}
     }
-}
-
-/// Returns the standard deviation of the logarithm of a value with this source and spread.
-fn sigma(source: &str, spread: Option<&str>) -> f64 {
-    let repeats = spread.and_then(|text| text.trim_end_matches('%').trim().parse::<f64>().ok());
-    // Half the interquartile range is 0.67 standard deviations.
-    let repeats = repeats.map(|percent| percent / 100.0 / 0.67);
-    let kind = UNCERTAINTY.iter().find(|(word, _)| source.starts_with(word));
-    kind.map_or(PUBLISHED_UNCERTAINTY, |(_, sigma)| *sigma).max(repeats.unwrap_or(0.0))
 }
 
 /// Multiplies the quantity at a path of a document by a factor, and keeps its unit.
@@ -216,15 +218,6 @@ fn multiply(document: &mut Value, keys: &[String], factor: f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn uncertainty_follows_from_the_source() {
-        assert_eq!(sigma("assumed: as for q4_k", None), 0.25);
-        assert_eq!(sigma("prima.cpp paper, Table 3", None), 0.03);
-        assert_eq!(sigma("set: the scenario's limit", None), 0.0);
-        // A spread of 6.7 % is a standard deviation of 10 %.
-        assert!((sigma("measured: five runs", Some("6.7 %")) - 0.1).abs() < 1e-12);
-    }
 
     #[test]
     fn quantity_is_multiplied_in_its_unit() {

@@ -34,11 +34,14 @@ use hearth_schema::residency::ResidencyOptions;
 use serde::Serialize;
 
 use crate::problem::assignment::{Assignment, LayerCounts};
-use crate::problem::instance::Instance;
+use crate::problem::instance::{Device, Instance};
 use crate::problem::validation::InstanceError;
 use coefficients::{DeviceCosts, MemoryCase, ModelSizes};
 use constraints::{Violation, shape_violations};
 use hop_times::HopTimes;
+
+/// The middles of five equally likely ranges of a normal distribution, in standard deviations.
+const MEMORY_QUANTILES: [f64; 5] = [-1.2816, -0.5244, 0.0, 0.5244, 1.2816];
 
 /// A validated instance with the coefficients of its devices; the input of every planner.
 #[derive(Debug, Clone)]
@@ -47,6 +50,9 @@ pub struct LatencyModel<'i> {
     pub(crate) sizes: ModelSizes,
     pub(crate) device_costs: Vec<DeviceCosts>,
     pub(crate) hop_times: HopTimes,
+    /// The quantiles of the available memory over which the steady-state model averages the times of reading from
+    /// disk, as numbers of standard deviations.
+    pub(crate) memory_quantiles: &'static [f64],
 }
 
 /// The time per token of an assignment, and its terms.
@@ -109,7 +115,7 @@ impl<'i> LatencyModel<'i> {
         let device_costs = (0..instance.devices.len())
             .map(|index| DeviceCosts::new(instance, index, &sizes, &hop_times))
             .collect::<Result<_, _>>()?;
-        Ok(Self { instance, sizes, device_costs, hop_times })
+        Ok(Self { instance, sizes, device_costs, hop_times, memory_quantiles: &[0.0] })
     }
 
     pub fn instance(&self) -> &'i Instance {
@@ -195,6 +201,15 @@ impl<'i> LatencyModel<'i> {
         let needed = self.device_costs[device].required_memory_bytes(is_head, &self.sizes, i64::from(layers));
         let capacity = &mut self.device_costs[device].memory_capacity_bytes;
         *capacity = needed.min(*capacity);
+    }
+
+    /// Returns this model with the mean times of the steady state over the uncertain memory of its devices; `None` if
+    /// the memory of no device is uncertain.
+    #[must_use]
+    pub fn with_uncertain_memory(&self) -> Option<Self> {
+        let is_uncertain = |device: &Device| device.runtime.memory_uncertainty > 0.0;
+        let memory_quantiles = &MEMORY_QUANTILES;
+        self.instance.devices.iter().any(is_uncertain).then(|| Self { memory_quantiles, ..self.clone() })
     }
 
     /// Returns this model with a fraction less memory for weights on a device.

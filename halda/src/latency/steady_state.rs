@@ -52,6 +52,10 @@ use crate::{
     RoundWindow, RuntimeModel, Violation,
 };
 
+/// The seconds per token that count for a device that runs out of memory, in the mean over its uncertain memory.
+/// source: assumed, longer than any useful token, so that a plan that may fail is the last choice
+pub(crate) const OUT_OF_MEMORY_SECONDS: f64 = 1e4;
+
 /// The time that a device adds to a token, and the time for which a token occupies its disk.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceTiming {
@@ -81,7 +85,7 @@ pub(crate) struct ResidentTiming {
 }
 
 /// The bytes of a device's weights, and of the memory that is available for them.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 struct Memory {
     /// The bytes of the weights that the CPU reads for a token.
     share: i64,
@@ -91,6 +95,12 @@ struct Memory {
     budget: i64,
     /// The bytes of the weights on the GPU, which Metal keeps wired in main memory; 0 without Metal.
     wired: i64,
+}
+
+impl Memory {
+    fn is_too_small(&self) -> bool {
+        self.budget < 0 || (self.share > 0 && self.budget < MIN_WEIGHT_CACHE.0 as i64)
+    }
 }
 
 impl DeviceTiming {
@@ -164,22 +174,61 @@ impl LatencyModel<'_> {
         terms.required_memory_bytes =
             (costs.steady_state_capacity_bytes - memory.budget + memory.share) as f64;
         terms.memory_capacity_bytes = costs.steady_state_capacity_bytes as u64;
-        let too_small = memory.budget < 0 || (memory.share > 0 && memory.budget < MIN_WEIGHT_CACHE.0 as i64);
-        let fits = !too_small && self.fits_gpu_memory(work);
+        let fits = !memory.is_too_small() && self.fits_gpu_memory(work);
         fits.then_some(ResidentTiming { device, terms, memory, within_metal })
     }
 
-    /// Adds the time of reading weights that did not stay in memory. Returns `None` if this would read a slow disk.
+    /// Adds the time of reading weights that did not stay in memory, as the mean over the quantiles of the device's
+    /// uncertain memory. Returns `None` if this would read a slow disk.
     pub(crate) fn add_reread_time(
         &self,
         resident_timing: &ResidentTiming,
         residency: &ResidencyOptions,
     ) -> Option<DeviceTiming> {
+        let device = resident_timing.device;
+        let as_described = self.add_reread_time_with(resident_timing, residency, 0)?;
+        let uncertainty = self.instance().devices[device].runtime.memory_uncertainty;
+        if uncertainty == 0.0 || self.memory_quantiles == [0.0] {
+            return Some(as_described);
+        }
+        let capacity = self.device_costs[device].steady_state_capacity_bytes as f64;
+        let (mut disk_seconds, mut disk_busy_seconds) = (0.0, 0.0);
+        for quantile in self.memory_quantiles {
+            let additional = capacity * (uncertainty * quantile).exp_m1();
+            match self.add_reread_time_with(resident_timing, residency, additional as i64) {
+                Some(timing) => {
+                    disk_seconds += timing.terms.disk_seconds;
+                    disk_busy_seconds += timing.disk_busy_seconds;
+                }
+                None => disk_seconds += OUT_OF_MEMORY_SECONDS,
+            }
+            // The first quantile has the least memory. With more, nothing is read either.
+            if disk_seconds + disk_busy_seconds == 0.0 {
+                return Some(as_described);
+            }
+        }
+        let count = self.memory_quantiles.len() as f64;
+        let terms = DeviceTerms { disk_seconds: disk_seconds / count, ..as_described.terms };
+        Some(DeviceTiming { terms, disk_busy_seconds: disk_busy_seconds / count })
+    }
+
+    /// Adds the time of reading weights that did not stay in memory, of which the device has some additional bytes; they
+    /// may be negative. Returns `None` if this would read a slow disk, or if memory is too small for a run.
+    fn add_reread_time_with(
+        &self,
+        resident_timing: &ResidentTiming,
+        residency: &ResidencyOptions,
+        additional_memory: i64,
+    ) -> Option<DeviceTiming> {
         let ResidentTiming { device, terms, memory, within_metal } = resident_timing;
+        let memory = &Memory { budget: memory.budget + additional_memory, ..*memory };
         let (costs, runtime) = (&self.device_costs[*device], &self.instance().devices[*device].runtime);
         let mut terms = terms.clone();
         if terms.layer_counts.layers == 0 {
             return Some(DeviceTiming { terms, disk_busy_seconds: 0.0 });
+        }
+        if memory.is_too_small() {
+            return None;
         }
         // With the paper's page cache the time has no jump where the share exceeds memory, so no reserve is needed.
         terms.exceeds_memory = match runtime.reread_scope {
@@ -195,7 +244,8 @@ impl LatencyModel<'_> {
         if !terms.exceeds_memory && *within_metal && !releases_fitting_weights(residency, memory.share) {
             return Some(DeviceTiming { terms, disk_busy_seconds: 0.0 });
         }
-        if costs.has_slow_disk {
+        // A device with less memory than described reads even a slow disk.
+        if costs.has_slow_disk && additional_memory >= 0 {
             return None;
         }
         terms.exceeds_memory |= !within_metal;

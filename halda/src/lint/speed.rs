@@ -13,6 +13,9 @@ const FAR_ABOVE: f64 = 2.0;
 /// opened during a run takes
 const MEMORY_RESERVE: f64 = 0.05;
 
+/// The fraction of a plan's time from which a saving is reported. source: assumed, below the error of the model
+const NOTEWORTHY: f64 = 0.02;
+
 /// Compares a plan with the best plan, with plans that use its dropped devices, and with itself in less memory.
 pub(super) fn findings(plan: &Plan, cluster: &Cluster, slow_disk: Option<BytesPerSecond>) -> Vec<Finding> {
     let instance = Instance::from_cluster(cluster, slow_disk);
@@ -81,7 +84,9 @@ fn dropped(plan: &Plan, solution: &Solution) -> Vec<Finding> {
     let is_planned = |name: &str| plan.devices.iter().any(|device| device.name == name);
     let unused = solution.explanation.devices.iter().filter(|device| !is_planned(&device.name));
     let slower = unused.filter_map(|device| match device.drop_reason {
-        Some(DropReason::Slower(seconds)) if seconds < -1e-9 => Some((&device.name, Seconds(-seconds))),
+        Some(DropReason::Slower(seconds)) if -seconds >= NOTEWORTHY * solution.seconds_per_token() => {
+            Some((&device.name, Seconds(-seconds)))
+        }
         _ => None,
     });
     slower

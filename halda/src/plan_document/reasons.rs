@@ -1,7 +1,9 @@
 //! The sentences in a plan document that explain the plan, generated from its [`Explanation`](crate::Explanation).
 
+use crate::latency::steady_state::OUT_OF_MEMORY_SECONDS;
 use crate::{
-    BindingConstraint, DeviceExplanation, DeviceTerms, DropReason, InfeasibleReason, LayerCounts, Solution,
+    AvoidedRisk, BindingConstraint, DeviceExplanation, DeviceTerms, DropReason, InfeasibleReason,
+    LayerCounts, Solution,
 };
 
 /// Returns the explanation of a solution as sentences: first about the plan, then about each device with layers.
@@ -17,6 +19,7 @@ pub fn explanation_sentences(solution: &Solution) -> Vec<String> {
             format!("By the same latency model, the optimal plan takes {optimum}; this one is {percent:.1} % slower.")
         });
     }
+    all.extend(solution.explanation.avoided_risk.as_ref().map(avoided_risk));
     all.extend(limit(solution));
     let relays = solution.explanation.devices.iter().filter_map(|device| {
         let relay = device.relay.as_ref()?;
@@ -34,6 +37,28 @@ pub fn explanation_sentences(solution: &Solution) -> Vec<String> {
         format!("`{}`: {}; {limits}; {}.", device.name, share(terms), one_more(device))
     }));
     all
+}
+
+/// The least share of the quantiles of uncertain memory in which a device can run out of memory.
+const MIN_FAILURES: f64 = 0.2;
+
+fn avoided_risk(avoided: &AvoidedRisk) -> String {
+    let AvoidedRisk { fastest_seconds, fastest_mean_seconds, mean_seconds } = *avoided;
+    let on_average = |mean_seconds: f64| {
+        let runs = mean_seconds < OUT_OF_MEMORY_SECONDS * MIN_FAILURES;
+        if runs {
+            format!("takes {} on average", time(mean_seconds))
+        } else {
+            "may run out of memory".to_owned()
+        }
+    };
+    format!(
+        "The fastest plan takes {} in the memory of the profiles, which is uncertain; in the memory that the devices \
+         may have, that plan {}, and this one {}.",
+        time(fastest_seconds),
+        on_average(fastest_mean_seconds),
+        on_average(mean_seconds)
+    )
 }
 
 fn limit(solution: &Solution) -> Vec<String> {

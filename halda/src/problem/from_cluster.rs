@@ -28,7 +28,7 @@
 use hearth_core::compute_cost::{ComputeCost, os_read_ahead_rate, stream_rate};
 use hearth_core::memory::draft;
 use hearth_core::{Cluster, Member};
-use hearth_profiles::device::{Gpu, GpuKind, Os, PageCachePolicy};
+use hearth_profiles::device::{Gpu, GpuKind, Memory, Os, PageCachePolicy};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, Seconds};
 use hearth_schema::pass::Pass;
@@ -187,6 +187,7 @@ fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
             // The other policies read a share that does not fit again almost completely for every token.
             _ => RereadScope::Everything,
         },
+        memory_uncertainty: memory_uncertainty(&profile.memory),
         cpu_count: profile.cpu.cores,
         token_overhead_seconds: profile.cpu.token_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
         read_rates: Some(ReadRates {
@@ -196,6 +197,17 @@ fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
         }),
         compute_times: Some(compute_times(cluster, member)),
     }
+}
+
+/// Returns the uncertainty of the memory that a run can use, which consists of available memory and of memory of other
+/// programs that can be swapped out.
+fn memory_uncertainty(memory: &Memory) -> f64 {
+    let parts = [Some(&memory.available_memory), memory.can_swap.as_ref()].into_iter().flatten();
+    let (sum, variance) = parts.fold((0.0, 0.0), |(sum, variance): (f64, f64), part| {
+        let bytes = part.value.as_f64();
+        (sum + bytes, variance + (bytes * part.relative_uncertainty()).powi(2))
+    });
+    if sum > 0.0 { variance.sqrt() / sum } else { 0.0 }
 }
 
 /// Returns the compute times of one token as in the simulator, at the mean length of the KV cache during the run.

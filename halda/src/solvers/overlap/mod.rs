@@ -5,6 +5,11 @@
 //! their additional hops take. It also chooses the residency policies and stream buffers that the scenario does not
 //! fix.
 //!
+//! The memory that a device will have is uncertain, and a plan that just fits in it may be much slower in a little less.
+//! So among all plans the one with the best mean time over five quantiles of the memory is chosen
+//! ([`LatencyModel::with_uncertain_memory`]), unless [`MemoryRisk::Ignore`] is set. A device may then even read a slow
+//! disk if it has less memory than described; the time of this counts.
+//!
 //! For a given order of the ring the search is exact in windows, GPU layers, rounds and residency policies
 //! (`search.rs`). If the order is free, only a few orders are tried.
 
@@ -15,8 +20,8 @@ use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::search_space::{min_windows, ring_sizes, rotated_to_head, search_options};
 use crate::solvers::shortest_cycle::candidate_cycle;
 use crate::{
-    ExactSearch, HeadChoice, IncompleteSearch, InfeasibleReason, LatencyModel, Objective, OrderChoice,
-    PlanRules, Proposal, SearchStep, Strategy, StrategyError,
+    AvoidedRisk, ExactSearch, HeadChoice, IncompleteSearch, InfeasibleReason, LatencyModel, MemoryRisk,
+    Objective, OrderChoice, PlanRules, Proposal, SearchStep, Strategy, StrategyError,
 };
 
 pub use residency_choices::best_residencies;
@@ -30,6 +35,7 @@ pub struct OverlapSearch {
     /// The number of rounds per token (k); `None` to search every valid number.
     pub rounds: Option<u32>,
     pub order: OrderChoice,
+    pub memory_risk: MemoryRisk,
 }
 
 impl Default for OverlapSearch {
@@ -37,7 +43,8 @@ impl Default for OverlapSearch {
     /// is free.
     fn default() -> Self {
         let rules = PlanRules { may_drop_devices: true, may_have_partial_round: false };
-        Self { rules, head: HeadChoice::Fixed(0), rounds: None, order: OrderChoice::Given }
+        let head = HeadChoice::Fixed(0);
+        Self { rules, head, rounds: None, order: OrderChoice::Given, memory_risk: MemoryRisk::Average }
     }
 }
 
@@ -55,7 +62,9 @@ impl Strategy for OverlapSearch {
     }
 
     fn options(&self) -> Vec<String> {
-        search_options(self.rules, self.head, self.order, self.rounds)
+        let mut options = search_options(self.rules, self.head, self.order, self.rounds);
+        options.extend((self.memory_risk == MemoryRisk::Ignore).then(|| "risk=ignore".to_owned()));
+        options
     }
 
     fn is_optimal(&self) -> bool {
@@ -63,6 +72,37 @@ impl Strategy for OverlapSearch {
     }
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
+        let fastest = self.search(model)?;
+        let uncertain = model.with_uncertain_memory().filter(|_| self.memory_risk == MemoryRisk::Average);
+        Ok(match uncertain {
+            Some(uncertain) => self.avoid_risk(model, &uncertain, fastest),
+            None => fastest,
+        })
+    }
+}
+
+impl OverlapSearch {
+    /// Returns the plan with the best mean time over the memory that the devices may have, if the fastest plan in the
+    /// memory that they are described with does not have it.
+    fn avoid_risk(&self, model: &LatencyModel, uncertain: &LatencyModel, fastest: Proposal) -> Proposal {
+        let seconds = |model: &LatencyModel, proposal: &Proposal| {
+            model.steady_state_seconds(&proposal.assignment, &proposal.residencies)
+        };
+        let (fastest_seconds, fastest_mean) = (seconds(model, &fastest), seconds(uncertain, &fastest));
+        if fastest_mean <= fastest_seconds {
+            return fastest;
+        }
+        let Ok(careful) = self.search(uncertain) else { return fastest };
+        let mean_seconds = seconds(uncertain, &careful);
+        if mean_seconds >= fastest_mean * (1.0 - 1e-9) {
+            return fastest;
+        }
+        let avoided = AvoidedRisk { fastest_seconds, fastest_mean_seconds: fastest_mean, mean_seconds };
+        let Proposal { search_steps, incomplete_search, .. } = fastest;
+        Proposal { search_steps, incomplete_search, avoided_risk: Some(avoided), ..careful }
+    }
+
+    fn search(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         let rings = ring_sizes(model.model_layers(), self.rules.may_have_partial_round, self.rounds)?;
         let windows = window_evaluations(model, &rings);
         if windows > MAX_WINDOW_EVALUATIONS {

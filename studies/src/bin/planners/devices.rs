@@ -18,8 +18,8 @@ use crate::random::InstanceRng;
 const MIB: f64 = 1024.0 * 1024.0;
 const GIB: f64 = 1024.0 * MIB;
 
-const DRAWN: &str = "assumed: drawn from a range that is usual in homes";
-const AS_SHIPPED: &str = "assumed: as in the shipped devices d1 to d6";
+const DRAWN: &str = "set: drawn from a range that is usual in homes";
+const AS_SHIPPED: &str = "set: as in the shipped devices d1 to d6";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {

@@ -9,7 +9,7 @@
 use hearth_core::{Cluster, metrics};
 use hearth_halda::registry::{STRATEGY_NAMES, StrategyOptions};
 use hearth_halda::{
-    Instance, LatencyModel, PlanRules, exo_memory_by_device, solve_within_memory, strategy_by_name,
+    Instance, LatencyModel, PlanRules, Solution, exo_memory_by_device, solve_within_memory, strategy_by_name,
 };
 use hearth_profiles::{Bytes, BytesPerSecond};
 use hearth_schema::Plan;
@@ -68,7 +68,28 @@ fn evaluate_strategy(
 ) -> Result<PlanResult, StudyError> {
     let (head, total_bytes_by_device) = (Some(0), Some(exo_memory_by_device(cluster)));
     let options = StrategyOptions { rules, head, total_bytes_by_device, ..StrategyOptions::default() };
-    let strategy = match strategy_by_name(strategy, &options) {
+    let (solution, plan) = match make_plan(cluster, model, strategy, &options)? {
+        Ok(made) => made,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    let score = PlanEvaluation {
+        rounds: plan.rounds,
+        device_count: plan.devices.len(),
+        paper_objective_seconds: model.evaluate(&solution.assignment)?.seconds_per_token,
+        strategy_objective_seconds: solution.seconds_per_token(),
+        simulated_tpot_seconds: simulate_tpot_seconds(cluster, &plan, chunk)?,
+    };
+    Ok(Ok((plan, score)))
+}
+
+/// Makes the plan of a strategy. The outer `Err` means a defect of the program, the inner one that there is no plan.
+pub fn make_plan(
+    cluster: &Cluster,
+    model: &LatencyModel,
+    strategy: &str,
+    options: &StrategyOptions,
+) -> Result<Result<(Solution, Plan), String>, StudyError> {
+    let strategy = match strategy_by_name(strategy, options) {
         Ok(strategy) => strategy,
         Err(error) => return Ok(Err(error.to_string())),
     };
@@ -78,14 +99,7 @@ fn evaluate_strategy(
     };
     let origin = ScenarioRecord { name: "study".into(), digest: String::new() };
     let plan = hearth_halda::plan_from_solution(&solution, cluster, &origin)?;
-    let score = PlanEvaluation {
-        rounds: plan.rounds,
-        device_count: plan.devices.len(),
-        paper_objective_seconds: model.evaluate(&solution.assignment)?.seconds_per_token,
-        strategy_objective_seconds: solution.seconds_per_token(),
-        simulated_tpot_seconds: simulate_tpot_seconds(cluster, &plan, chunk)?,
-    };
-    Ok(Ok((plan, score)))
+    Ok(Ok((solution, plan)))
 }
 
 /// Returns the simulated time per output token in seconds; `None` if the run ends out of memory.

@@ -24,6 +24,8 @@ mod population;
 mod published;
 mod random;
 mod regret;
+mod risk;
+mod risk_tables;
 mod tables;
 
 use std::path::{Path, PathBuf};
@@ -72,9 +74,14 @@ fn run_random_clusters(arguments: &Arguments) -> Result<(), StudyError> {
         parallel::map("random clusters", instances, |number| population::evaluate_instance(seed, number))?;
     let exhaustive =
         parallel::map("small instances", small, |number| regret::search_exhaustively(seed, number))?;
+    let risks = parallel::map("uncertain memory", instances, |number| risk::evaluate_risk(seed, number))?;
     let exhaustive: Vec<ExhaustiveSearchResult> = exhaustive.into_iter().flatten().collect();
     let command = format!("{COMMAND} --instances {instances} --small {small} --seed {seed}");
-    write(folder, "report.md", &tables::markdown_page(&command, &results, &exhaustive))?;
+    write(
+        folder,
+        "report.md",
+        &(tables::markdown_page(&command, &results, &exhaustive) + &risk_tables::risk_section(&risks)),
+    )?;
     write(folder, "gaps.svg", &tables::gaps_svg(&results))?;
     write(folder, "data.csv", &tables::evaluations_csv(&results, &exhaustive))
 }

@@ -195,7 +195,7 @@ fn regrets(small: &[ExhaustiveSearchResult]) -> String {
 }
 
 /// Returns table cells with the median, ninth decile and maximum of the gaps, and the share of gaps above 100 %.
-fn gap_cells(gaps: &Gaps) -> [String; 4] {
+pub fn gap_cells(gaps: &Gaps) -> [String; 4] {
     let [median, p90, max] = [0.5, 0.9, 1.0].map(|share| format_gap(gaps.quantile(share)));
     [median, p90, max, share(gaps.more_than_double_count(), gaps.count())]
 }
