@@ -1,5 +1,6 @@
 //! Command line of `hearth`: the commands and their flags.
 
+mod device;
 mod init;
 mod lab;
 mod measure;
@@ -20,6 +21,7 @@ mod tests;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
 
+pub use self::device::{CatalogueArgs, CatalogueCommand, NewArgs};
 pub use self::init::InitArgs;
 pub use self::lab::LabArgs;
 pub use self::measure::{BenchArgs, GpuArgs, GpuMeasurementMode, GpuWeightFormat, ProfileArgs};
@@ -54,7 +56,7 @@ use crate::logging::LogFormat;
     version,
     arg_required_else_help = true,
     after_help = "Example: hearth run model.gguf 'What is the capital of France?'\n\
-                  Example: hearth init home.yaml --device desktop=d3 --device laptop=d2\n\
+                  Example: hearth init home.yaml --device 'laptop=laptop-ddr4-3200,16 GiB,nvme-gen3,linux'\n\
                   Example: hearth simulate scenarios/home/llama-70b-on-four.yaml"
 )]
 pub struct Cli {
@@ -134,6 +136,11 @@ pub enum Verb {
     #[command(after_help = "Example: hearth profile --model model.gguf -o this.yaml\n\
                       Example: hearth profile --from-trace run.trace --predicted sim.trace --profile this.yaml --name a -o new.yaml")]
     Profile(ProfileArgs),
+    /// Find parts of devices, such as graphics cards, and write profiles of devices that consist of them.
+    #[command(after_help = "Example: hearth device search rtx 3060\n\
+                      Example: hearth device new --cpu ddr4-3200-dual --memory '16 GiB' --disk nvme-gen3 --os windows --gpu \
+                      rtx-3060-12gb -o desktop.yaml")]
+    Device(CatalogueArgs),
     /// List the GPUs that can compute layers.
     ///
     /// Exits with code 0 even if there is no such GPU.
@@ -173,7 +180,8 @@ pub enum Verb {
     Whatif(Box<WhatifArgs>),
     /// Write a new scenario from flags, discovered workers, and answers to questions.
     #[command(
-        after_help = "Example: hearth init home.yaml --model llama-8b --device desktop=d3 --device laptop=d2\n\
+        after_help = "Example: hearth init home.yaml --model llama-8b --device 'desktop=rtx-3060-12gb,ddr4-3200-dual,16 \
+                      GiB,nvme-gen3,windows' --device 'laptop=laptop-ddr4-3200,16 GiB,nvme-gen3,linux'\n\
                       Example: hearth init home.yaml --discover --network cable"
     )]
     Init(InitArgs),

@@ -106,7 +106,7 @@ impl<'a> ComputeCost<'a> {
             bandwidth: gpu.read_bandwidth.value,
             attention: None,
             kv_copy: &gpu.kv_copy,
-            layer_overhead: Seconds(0.0),
+            layer_overhead: gpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value),
             soc_model: None,
         }
     }

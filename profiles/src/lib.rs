@@ -12,6 +12,7 @@ pub mod gguf;
 pub mod link;
 pub mod measure;
 pub mod model;
+pub mod parts;
 mod shipped;
 pub mod uncertainty;
 pub mod units;

@@ -11,12 +11,19 @@ const UNCERTAINTY: [(&str, f64); 5] =
 /// are rounded, such as 0.72 to 0.7 GB/s
 const PUBLISHED_UNCERTAINTY: f64 = 0.03;
 
+/// Half the interquartile range of a normal distribution, in standard deviations.
+const HALF_INTERQUARTILE_RANGE: f64 = 0.67;
+
 /// Returns the standard deviation of the logarithm of a value with this source and spread of repeated measurements.
 pub fn relative_uncertainty(source: &str, spread: Option<Fraction>) -> f64 {
-    // Half the interquartile range is 0.67 standard deviations.
-    let repeats = spread.map_or(0.0, |spread| spread.0 / 0.67);
+    let repeats = spread.map_or(0.0, |spread| spread.0 / HALF_INTERQUARTILE_RANGE);
     let kind = UNCERTAINTY.iter().find(|(word, _)| source.starts_with(word));
     kind.map_or(PUBLISHED_UNCERTAINTY, |(_, uncertainty)| *uncertainty).max(repeats)
+}
+
+/// Returns the spread of a value with this uncertainty, rounded to tenths of a percent.
+pub fn spread_of_uncertainty(uncertainty: f64) -> Fraction {
+    Fraction((uncertainty * HALF_INTERQUARTILE_RANGE * 1e3).round() / 1e3)
 }
 
 impl<T> Sourced<T> {

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use hearth_profiles::device::{MAX_MEMORY_BYTES, Quota, SocOptions};
 use hearth_profiles::document::{Document, DocumentError, RenamedKey};
 use hearth_profiles::link::wifi::Wifi;
+use hearth_profiles::parts::DeviceParts;
 use hearth_profiles::{Bytes, BytesPerSecond, Format, Fraction, Link, Seconds, Sourced};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -67,8 +68,12 @@ pub struct DeviceEntry {
     /// The name of the device, unique in the scenario.
     pub name: String,
     /// The name of a shipped device, such as `d3`, the path of a `device/1` document, or `measured` for a measurement
-    /// of this machine within `limits`.
+    /// of this machine within `limits`. Empty if the device has `parts`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub profile: String,
+    /// The parts of the device in the catalogue, instead of a profile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parts: Option<DeviceParts>,
     /// The address (`HOST:PORT`) of the device's worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
@@ -87,7 +92,27 @@ pub struct DeviceEntry {
 }
 
 impl DeviceEntry {
+    /// Returns the name or the parts of the device's profile, as text.
+    pub fn profile_label(&self) -> String {
+        match &self.parts {
+            Some(parts) => parts.to_string(),
+            None => self.profile.clone(),
+        }
+    }
+
     fn validate(&self) -> Result<(), DocumentError> {
+        if self.profile.is_empty() == self.parts.is_none() {
+            let what = if self.parts.is_none() {
+                "neither `profile` nor `parts`"
+            } else {
+                "both `profile` and `parts`"
+            };
+            return Err(DocumentError::invalid_document(format!(
+                "device `{}` has {what}; write `profile: d3` for a device document, or `parts: {{cpu: ddr4-3200-dual, \
+                 memory: 16 GiB, disk: nvme-gen3, os: linux}}` for parts that `hearth device search` lists",
+                self.name
+            )));
+        }
         let is_invalid = |address: &&String| split_host_port(address).is_none_or(|(_, port)| port == 0);
         if let Some(address) = self.address.as_ref().filter(is_invalid) {
             return Err(DocumentError::invalid_document(format!(

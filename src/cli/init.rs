@@ -19,10 +19,11 @@ pub struct InitArgs {
     /// file or of a `model/1` document.
     #[arg(long)]
     pub model: Option<String>,
-    /// Add a device: its name, its profile (the name of a device profile that ships with hearth, such as `d2`, the
-    /// path of a `device/1` document, or `measured` for this machine), and optionally the address of its worker. Can
-    /// be repeated. The first device is the head.
-    #[arg(long, value_name = "NAME=PROFILE[@HOST:PORT]")]
+    /// Add a device: its name, and its parts, separated by commas in any order, such as
+    /// `rtx-3060-12gb,ddr4-3200-dual,16 GiB,nvme-gen3,windows` (`hearth device search` finds parts). Instead of parts, give
+    /// `measured` for this machine, the path of a `device/1` document, or the name of a device profile that ships with
+    /// hearth, such as `d2`. The address of the device's worker may follow. Can be repeated. The first device is the head.
+    #[arg(long, value_name = "NAME=PARTS[@HOST:PORT]")]
     pub device: Vec<String>,
     /// Search for workers by multicast DNS for this many seconds (5 without a value), and add them as devices.
     #[arg(id = "discover", long = "discover", value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5",

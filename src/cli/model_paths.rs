@@ -29,6 +29,7 @@ impl Verb {
             | Verb::Reproduce(_)
             | Verb::Synth(_)
             | Verb::Init(_)
+            | Verb::Device(_)
             | Verb::Completions(_)
             | Verb::Schema(_)
             | Verb::Man(_) => Vec::new(),

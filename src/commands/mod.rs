@@ -1,6 +1,7 @@
 //! The commands of `hearth`, one module for each: parse flags, call a library, print the result.
 
 mod bench;
+mod device;
 mod execute;
 mod gpu;
 mod init;
@@ -40,6 +41,7 @@ pub fn run(mut cli: Cli) -> Result<ExitCode, Failure> {
         Verb::Execute(args) => execute::run(&args, json),
         Verb::Worker(args) => worker::run(&args, json),
         Verb::Gpu(args) => gpu::run(&args, json),
+        Verb::Device(args) => device::run(&args, json),
         Verb::Serve(args) => serve::run(&args, json),
         Verb::Bench(args) => bench::run(&args, json),
         Verb::Pull(args) => pull::run(&args, json),

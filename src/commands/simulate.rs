@@ -7,6 +7,7 @@ use hearth_schema::trace::Outcome;
 use hearth_sim::{ScenarioEvents, SimulationResult};
 use hearth_workflow::documents::{check_run_outputs, write_run_outputs};
 use hearth_workflow::simulation::{MemoryOptions, runs_on_one_soc, simulate_with_events, soc_metrics};
+use hearth_workflow::verdict::Verdict;
 use hearth_workflow::{ScenarioReplanner, limits, planning, uncertainty};
 
 use super::print_json;
@@ -14,7 +15,7 @@ use crate::cli::{PlanSource, SimulateArgs};
 use crate::diagnostics::{EXIT_INCOMPLETE, ExitCode, Failure};
 use crate::machine::read_scenario;
 use crate::output::run::{self, RunSummary};
-use crate::output::{plan, run_events, say, soc};
+use crate::output::{plan, run_events, say, soc, verdict};
 use crate::progress::{self, TerminalProgress};
 
 /// The note that is printed before the results of a simulation with `--ignore-memory`.
@@ -60,6 +61,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     }
     let mut output = RunSummary::from_trace(&trace);
     output.soc_metrics = soc_metrics(&cluster, &plan, &trace);
+    output.verdict = Some(Verdict::new(&loaded, &cluster, &plan, &trace, memory.warm_start));
     if args.draws > 0 && trace.outcome == Outcome::Ok {
         let spinner = progress::spinner();
         spinner.set_message("drawing the parameters of devices and links");
@@ -82,6 +84,9 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
 }
 
 fn show(plan: &Plan, output: &RunSummary, ignored: &str, events: &str, is_cold: bool) -> Result<(), Failure> {
+    if let Some(found) = &output.verdict {
+        say!("{}\n", verdict::format_verdict(found, output.prediction_interval.as_ref()));
+    }
     say!("{}", plan::format_table(plan));
     if let Some(predicted) = plan.prediction {
         let tpot = predicted.tpot;

@@ -9,6 +9,7 @@ pub mod plan;
 pub mod run;
 pub mod run_events;
 pub mod soc;
+pub mod verdict;
 
 use std::fmt;
 use std::io::{self, Write};

@@ -9,6 +9,7 @@ use hearth_profiles::Bytes;
 use hearth_reports::published_results::results::PredictionInterval;
 use hearth_schema::Trace;
 use hearth_schema::trace::{MemoryKind, Outcome};
+use hearth_workflow::verdict::Verdict;
 use serde::Serialize;
 
 use super::escape_line;
@@ -27,6 +28,9 @@ pub struct RunSummary {
     pub event_count: usize,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub run_events: Vec<EventSummary>,
+    /// The speed of a prediction beside other possibilities, and what it relies on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<Verdict>,
     /// The uncertainty of the predicted time per token, if the flag `--draws` requests an estimate.
     #[serde(rename = "spread", skip_serializing_if = "Option::is_none")]
     pub prediction_interval: Option<PredictionInterval>,
@@ -40,6 +44,7 @@ impl RunSummary {
             metrics: metrics::compute_metrics(trace),
             event_count: trace.records.len() + trace.readings.len(),
             run_events: run_events::summaries(trace),
+            verdict: None,
             prediction_interval: None,
             soc_metrics: None,
         }

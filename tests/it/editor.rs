@@ -102,7 +102,8 @@ fn every_document_passes_the_schema_of_its_kind() {
         TextFile { path: strategy.into(), text: folder.read(strategy) }
     });
     let documents = text_files().into_iter().filter(|file| file.extension() == "yaml");
-    let folders = ["scenarios/", "profiles/"];
+    // The catalogue of parts is no document that users write.
+    let folders = ["scenarios/", "profiles/devices/", "profiles/models/"];
     let shipped = documents.filter(|file| folders.iter().any(|folder| file.path.starts_with(folder)));
     let mut counts = [0; 4];
     for file in shipped.chain(plans) {

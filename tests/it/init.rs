@@ -69,7 +69,7 @@ fn questions_read_one_answer_per_line() {
     let questions = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{questions}");
     // A question is repeated after an invalid answer, and an empty answer selects the default.
-    for repeated in ["Which model", "Which profile does `this`", "wifi or by cable"] {
+    for repeated in ["Which model", "What is `this`", "wifi or by cable"] {
         assert_eq!(questions.matches(repeated).count(), 2, "{questions}");
     }
     check(&path);

@@ -8,6 +8,7 @@ mod bench;
 mod both_runners;
 mod chat;
 mod control_characters;
+mod device;
 mod discovery;
 mod documented;
 mod editor;

@@ -63,6 +63,22 @@ fn simulated(scores: &Value, row: &str, system: &str) -> f64 {
 }
 
 #[test]
+fn parts_predict_the_machines_of_users() {
+    let path = repository_root().join("reports/published/measured-machines.yaml").display().to_string();
+    let report = &run_json(&["reproduce", &path])[0];
+    let median = |scores: &Value| expect_number(&scores["median_tpot"]);
+    assert!(
+        median(&report["scores"]) < 0.03 && outside(&report["scores"]).is_empty(),
+        "{}",
+        report["scores"]
+    );
+    // The classes of the other machines predict each machine nearly as well.
+    let without = expect_array(&report["without"]);
+    assert_eq!(without.len(), 4);
+    assert!(without.iter().all(|value| median(&value["scores"]) < 0.03), "{without:?}");
+}
+
+#[test]
 fn report_shows_what_depends_on_each_inferred_value() {
     let path = repository_root().join("reports/published/prima-table-4.yaml").display().to_string();
     let report = &run_json(&["reproduce", &path])[0];

@@ -5,6 +5,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use hearth_profiles::parts::{DeviceParts, PartsError};
 use hearth_schema::address::split_host_port;
 use hearth_schema::hub_model::is_hub_model_name;
 
@@ -18,18 +19,20 @@ pub enum Network {
     Cable,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct NewDevice {
     pub name: String,
-    /// Name of a shipped device profile, path of a device document, or `measured`.
+    /// Name of a shipped device profile, path of a device document, or `measured`; empty if the device has `parts`.
     pub profile: String,
+    /// The parts of the device in the catalogue.
+    pub parts: Option<DeviceParts>,
     /// Address of the worker on the device, as `HOST:PORT`.
     pub address: Option<String>,
     /// Whether the profile is a placeholder until the device is measured.
     pub is_placeholder: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct NewScenario {
     pub name: String,
     /// Name of a shipped model profile, or path of a model document or of a GGUF file.
@@ -45,12 +48,15 @@ pub struct NewScenario {
 const WORKLOAD: [u32; 2] = [32, 64];
 
 impl NewDevice {
-    /// Parses the argument of `--device`: `NAME=PROFILE[@HOST:PORT]`.
+    /// Parses the argument of `--device`: `NAME=PROFILE[@HOST:PORT]`. A profile with commas is a list of parts.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let wrong = || {
             Error::invalid(format!("`{text}` is not a device"))
                 .with_location("--device")
-                .with_hint("write NAME=PROFILE, for example `laptop=d2`, or with an address `laptop=d2@192.168.1.7:9001`")
+                .with_hint(
+                    "write NAME=PARTS, for example `laptop=laptop-ddr4-3200,16 GiB,nvme-gen3,linux`, or NAME=PROFILE, such as \
+                     `laptop=d2`, or with an address `laptop=d2@192.168.1.7:9001`",
+                )
         };
         let (name, rest) = text.split_once('=').ok_or_else(wrong)?;
         let with_address = rest.rsplit_once('@').map(|(profile, at)| (profile, Some(at.trim().to_owned())));
@@ -59,8 +65,20 @@ impl NewDevice {
         if name.trim().is_empty() || profile.trim().is_empty() || bad_address {
             return Err(wrong());
         }
-        let (name, profile) = (name.trim().to_owned(), profile.trim().to_owned());
-        Ok(Self { name, profile, address, is_placeholder: false })
+        Self::new(name.trim().to_owned(), profile.trim().to_owned(), address)
+    }
+
+    /// Creates a device. A profile with commas is a list of parts.
+    pub fn new(name: String, profile: String, address: Option<String>) -> Result<Self, Error> {
+        let (profile, parts) = if profile.contains(',') {
+            let parts: DeviceParts = profile.parse().map_err(|error: PartsError| {
+                Error::invalid(&error).with_location(format!("--device {name}")).with_hint(error.hint())
+            })?;
+            (String::new(), Some(parts))
+        } else {
+            (profile, None)
+        };
+        Ok(Self { name, profile, parts, address, is_placeholder: false })
     }
 }
 
@@ -100,8 +118,11 @@ impl NewScenario {
                     "  # This profile is a placeholder: run `hearth profile --name NAME -o FILE.yaml` on the device, and write FILE.yaml here."
                 );
             }
-            let (name, profile) = (quoted(&device.name), quoted(&device.profile));
-            let _ = writeln!(text, "  - {{name: {name}, profile: {profile}{address}}}");
+            let described = match &device.parts {
+                Some(parts) => parts_yaml(parts),
+                None => format!("profile: {}", quoted(&device.profile)),
+            };
+            let _ = writeln!(text, "  - {{name: {}, {described}{address}}}", quoted(&device.name));
         }
         let [latency, bandwidth] = match self.network {
             Network::Wifi => [
@@ -120,6 +141,12 @@ impl NewScenario {
         );
         text
     }
+}
+
+fn parts_yaml(parts: &DeviceParts) -> String {
+    let DeviceParts { cpu, memory, disk, os, gpu } = parts;
+    let gpu = gpu.as_ref().map_or_else(String::new, |gpu| format!(", gpu: {gpu}"));
+    format!("parts: {{cpu: {cpu}, memory: {memory}, disk: {disk}, os: {os}{gpu}}}")
 }
 
 /// Returns whether a model is given by the path of a GGUF file, or by its name on a hub.

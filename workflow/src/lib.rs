@@ -25,6 +25,7 @@ pub mod score;
 pub mod simulation;
 pub mod sweep;
 pub mod uncertainty;
+pub mod verdict;
 pub mod whatif;
 
 mod error;

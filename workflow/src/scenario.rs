@@ -193,7 +193,9 @@ impl LoadedScenario {
         let entries = &self.scenario.devices;
         let mut devices: Vec<DeviceProfile> = Vec::new();
         for (index, entry) in entries.iter().enumerate() {
-            let equals = |other: &DeviceEntry| other.profile == entry.profile && other.limits == entry.limits;
+            let equals = |other: &DeviceEntry| {
+                (&other.profile, &other.parts, &other.limits) == (&entry.profile, &entry.parts, &entry.limits)
+            };
             let mut device = match entries[..index].iter().position(equals) {
                 Some(equal) => devices[equal].clone(),
                 None => find(index, entry)?,
@@ -298,6 +300,12 @@ impl LoadedScenario {
 
     /// Reads or measures the profile of a device of the scenario.
     pub fn resolve_device(&self, entry: &DeviceEntry) -> Result<DeviceProfile, Error> {
+        if let Some(parts) = &entry.parts {
+            return parts.to_profile(&entry.name).map_err(|unknown| {
+                let location = format!("{}, `parts` of `{}`", self.path.display(), entry.name);
+                Error::invalid(&unknown).with_location(location).with_hint(unknown.hint())
+            });
+        }
         let name = entry.profile.as_str();
         if name == "measured" {
             return self.resolver.measure(entry);
@@ -320,8 +328,10 @@ fn with_soc_options(entry: &DeviceEntry, mut device: DeviceProfile) -> Result<De
     let Some(options) = entry.soc else { return Ok(device) };
     let name = &entry.name;
     let Some(soc) = &mut device.soc else {
-        let what =
-            format!("device `{name}` has `soc` options, but its profile `{}` has no SoC", entry.profile);
+        let what = format!(
+            "device `{name}` has `soc` options, but its profile `{}` has no SoC",
+            entry.profile_label()
+        );
         return Err(Error::invalid(what)
             .with_hint("remove `soc`, or choose a profile with a SoC, such as `snapdragon-8-gen-3`"));
     };

@@ -117,6 +117,8 @@ pub fn measure_gpu(
         download: transfer(long, "a copy from the GPU", |bytes| downloader(gpu, bytes), options)?,
         compute_buffer: buffers,
         window_overhead: Some(window_overhead(gpu, options)?),
+        // Measured products of matrices include the launches of their kernels.
+        layer_overhead: None,
     })
 }
 

@@ -285,7 +285,7 @@ fn capacity_and_case(device: &Device) -> (i64, MemoryCase) {
     match (device.os, device.gpu) {
         (Os::Macos, GpuApi::Metal) => (device.metal_available as i64, MemoryCase::ReloadsEverything),
         (Os::Macos, _) => (ram, MemoryCase::ReloadsExcessMacos),
-        (Os::Linux, _) => (ram, MemoryCase::ReloadsExcess),
+        (Os::Linux | Os::Windows, _) => (ram, MemoryCase::ReloadsExcess),
         (Os::Android, _) => (ram_and_swap(device), MemoryCase::ReloadsExcess),
     }
 }

@@ -5,7 +5,7 @@
 use hearth_core::Cluster;
 use hearth_profiles::device::DeviceProfile;
 use hearth_profiles::model::ModelProfile;
-use hearth_profiles::{Bytes, Format, FormatMap};
+use hearth_profiles::{Bytes, Format, FormatMap, Fraction, Sourced};
 use hearth_schema::Scenario;
 use hearth_schema::scenario::DeviceEntry;
 
@@ -51,12 +51,12 @@ fn formats(model: &ModelProfile) -> Vec<Format> {
 pub fn uncertain_rates(device: &DeviceProfile, wanted: impl Fn(Format) -> bool) -> Vec<String> {
     let (cpu, disk) = (&device.cpu, &device.disk);
     let plain = [
-        ("cpu.read_bandwidth", cpu.read_bandwidth.spread),
-        ("disk.sequential", disk.sequential_bandwidth.spread),
-        ("disk.fault", disk.fault_bandwidth.as_ref().and_then(|rate| rate.spread)),
-        ("disk.populate", disk.populate_bandwidth.as_ref().and_then(|rate| rate.spread)),
-        ("disk.turnover", disk.page_cache_throughput.as_ref().and_then(|rate| rate.spread)),
-        ("gpu.read_bandwidth", device.gpu.as_ref().and_then(|gpu| gpu.read_bandwidth.spread)),
+        ("cpu.read_bandwidth", measured_spread(&cpu.read_bandwidth)),
+        ("disk.sequential", measured_spread(&disk.sequential_bandwidth)),
+        ("disk.fault", disk.fault_bandwidth.as_ref().and_then(measured_spread)),
+        ("disk.populate", disk.populate_bandwidth.as_ref().and_then(measured_spread)),
+        ("disk.turnover", disk.page_cache_throughput.as_ref().and_then(measured_spread)),
+        ("gpu.read_bandwidth", device.gpu.as_ref().and_then(|gpu| measured_spread(&gpu.read_bandwidth))),
     ];
     let gpu = device.gpu.iter().flat_map(|gpu| [("gpu.matvec", &gpu.matvec), ("gpu.matmul", &gpu.matmul)]);
     let by_format = [
@@ -66,12 +66,20 @@ pub fn uncertain_rates(device: &DeviceProfile, wanted: impl Fn(Format) -> bool) 
     ];
     let rates = by_format.into_iter().chain(gpu).flat_map(|(key, rates)| {
         let known = rates.iter().filter(|(format, _)| wanted(*format));
-        known.map(move |(format, rate)| (format!("{key}.{format}"), rate.spread)).collect::<Vec<_>>()
+        known
+            .map(move |(format, rate)| (format!("{key}.{format}"), measured_spread(rate)))
+            .collect::<Vec<_>>()
     });
     let all = plain.into_iter().map(|(key, spread)| (key.to_owned(), spread)).chain(rates);
     all.filter_map(|(key, spread)| Some((key, spread.filter(|spread| spread.0 > MAX_SPREAD)?)))
         .map(|(key, spread)| format!("`{key}` by {:.0} %", 100.0 * spread.0))
         .collect()
+}
+
+/// Returns the spread of repeated measurements; `None` for a value of the catalogue of parts, whose spread is the
+/// uncertainty of its class.
+fn measured_spread<T>(value: &Sourced<T>) -> Option<Fraction> {
+    value.spread.filter(|_| !value.source.starts_with("derived"))
 }
 
 fn noisy(name: &str, device: &DeviceProfile, formats: &[Format], found: &mut Vec<Finding>) {

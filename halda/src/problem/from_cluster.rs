@@ -157,7 +157,7 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
         cpu_memory_rate: soc.map_or(profile.cpu.read_bandwidth.value.0, |(_, rate)| rate.0),
         gpu_memory_rate: gpu.map_or(0.0, |gpu| gpu.read_bandwidth.value.0),
         cpu_cache_write_seconds: cache_write.0,
-        gpu_cache_write_seconds: gpu.map_or(0.0, |gpu| gpu.kv_copy.transfer_time(new_cache).0),
+        gpu_cache_write_seconds: gpu.map_or(0.0, |gpu| gpu_layer_extras(gpu, new_cache).0),
         gpu_upload_seconds: gpu.map_or(0.0, |gpu| gpu.upload.transfer_time(activation).0),
         gpu_download_seconds: gpu.map_or(0.0, |gpu| gpu.download.transfer_time(activation).0),
         unified_memory: gpu.is_some_and(|gpu| gpu.unified_memory),
@@ -179,7 +179,7 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
 fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
     let (profile, managed) = (&member.device, ResidencyOptions::with_policy(Residency::Managed));
     let os = ResidencyOptions::default();
-    let open = if profile.os == Os::Macos { vec![os] } else { vec![os, managed] };
+    let open = if matches!(profile.os, Os::Macos | Os::Windows) { vec![os] } else { vec![os, managed] };
     RuntimeModel {
         allowed_residencies: member.residency.map_or(open, |residency| vec![residency]),
         reread_scope: match profile.memory.page_cache {
@@ -251,6 +251,11 @@ fn layer_extras(cluster: &Cluster, member: &Member) -> Seconds {
     let mean = work / f64::from(shape.layers.0);
     let attention = cpu.attention_rate.as_ref().map_or(Seconds(0.0), |rate| mean / rate.value);
     attention + cpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value)
+}
+
+/// Returns the time of a GPU layer for copying keys and values, plus the fixed overhead of a layer.
+fn gpu_layer_extras(gpu: &Gpu, new_cache: Bytes) -> Seconds {
+    gpu.kv_copy.transfer_time(new_cache) + gpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value)
 }
 
 /// Returns the size of the keys and values of one token in the mean layer.

@@ -41,6 +41,8 @@ pub enum Os {
     Linux,
     /// macOS. Whether Metal is used depends on the GPU of the device.
     Macos,
+    /// Windows. Its memory reclaim is simulated as that of Linux.
+    Windows,
     /// Android or `HarmonyOS`, which swap out idle applications under memory pressure.
     Android,
 }
@@ -215,6 +217,9 @@ pub struct Gpu {
     /// Fixed time of a pass through one window (the layers of the device in a round): kernel launches, synchronisation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_overhead: Option<Sourced<Seconds>>,
+    /// Fixed time of a layer in addition to its matrix products: launches of its kernels, and small operations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer_overhead: Option<Sourced<Seconds>>,
 }
 
 /// Main memory of a device.
@@ -318,7 +323,7 @@ impl DeviceProfile {
     /// the random rate on macOS, but in both cases at most the limit of the disk.
     pub fn disk_read_rate(&self) -> BytesPerSecond {
         let rate = match self.os {
-            Os::Linux | Os::Android => self.disk.sequential_bandwidth.value,
+            Os::Linux | Os::Windows | Os::Android => self.disk.sequential_bandwidth.value,
             Os::Macos => self.disk.random_bandwidth.as_ref().unwrap_or(&self.disk.sequential_bandwidth).value,
         };
         self.disk.within_limit(rate)

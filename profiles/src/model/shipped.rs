@@ -14,6 +14,7 @@ shipped!(
     "tiny", "120m", "1b", "llama-1b", "3b",
     "llama-8b", "llama-14b", "llama-30b", "llama-45b", "llama-60b", "llama-65b", "llama-70b",
     "qwen-0.5b", "qwen-1.5b", "qwen-7b", "qwen-14b", "qwen-32b", "qwen-72b",
+    "llama-3b", "mistral-nemo-12b", "qwen3-1.7b", "qwen3-8b", "qwen3-14b", "qwen3-32b",
     "qwen3.5-27b", "gemma-4-31b",
 );
 

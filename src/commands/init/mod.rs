@@ -120,18 +120,15 @@ fn add_discovered(devices: &mut Vec<NewDevice>, seconds: u64, like: &str) -> Res
     }
     if devices.is_empty() && !found.is_empty() {
         let profile = "measured".to_owned();
-        devices.push(NewDevice { name: HEAD_NAME.into(), profile, address: None, is_placeholder: false });
+        devices.push(NewDevice::new(HEAD_NAME.into(), profile, None)?);
     }
     for (name, address) in found {
         tracing::info!("found `{}` at {address}", name.escape_debug());
-        match devices.iter_mut().find(|device| device.name == name) {
-            Some(device) => device.address = device.address.take().or(Some(address.to_string())),
-            None => devices.push(NewDevice {
-                name,
-                profile: like.to_owned(),
-                address: Some(address.to_string()),
-                is_placeholder: true,
-            }),
+        if let Some(device) = devices.iter_mut().find(|device| device.name == name) {
+            device.address = device.address.take().or(Some(address.to_string()));
+        } else {
+            let placeholder = NewDevice::new(name, like.to_owned(), Some(address.to_string()))?;
+            devices.push(NewDevice { is_placeholder: true, ..placeholder });
         }
     }
     Ok(())

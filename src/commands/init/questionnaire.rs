@@ -3,8 +3,10 @@
 //! Questions are printed to standard error; each answer is a line of standard input. An empty line selects the
 //! default in brackets. After an invalid answer the question is repeated, up to a limit.
 
+use std::fmt::Display;
 use std::io::BufRead;
 
+use hearth_profiles::parts::DeviceParts;
 use hearth_profiles::{device, model};
 use hearth_workflow::init::{Network, NewDevice, is_gguf_path};
 
@@ -37,7 +39,8 @@ impl<R: BufRead> Questionnaire<R> {
     pub fn ask_devices(&mut self) -> Result<Vec<NewDevice>, Failure> {
         let known: Vec<&str> = device::shipped_names().collect();
         crate::output::say_stderr!(
-            "Shipped devices: {}; `measured` is this machine. `hearth profile` writes the document of any other.",
+            "Devices: `measured` is this machine; any other has parts, such as `rtx-3060-12gb, ddr4-3200-dual, 16 GiB, \
+             nvme-gen3, windows` (`hearth device search` finds them), a document from `hearth profile`, or is one of {}.",
             known.join(", ")
         );
         let mut devices: Vec<NewDevice> = Vec::new();
@@ -54,13 +57,14 @@ impl<R: BufRead> Questionnaire<R> {
                 return Ok(devices);
             }
             let default = if devices.is_empty() { "measured" } else { "d2" };
-            let question = format!("Which profile does `{name}` have (a name, or the path of a document)?");
+            let question = format!("What is `{name}` (its parts, a name, or the path of a document)?");
             let profile = self.ask(&question, default, |answer| {
-                let path = answer.contains('/') || answer.contains('.');
+                let path = !answer.contains(',') && answer.contains(['/', '.']);
                 let is_known = path || answer == "measured" || known.contains(&answer);
-                is_known.then(|| answer.to_owned()).ok_or("hearth ships no device with this name")
+                let parts = || answer.parse::<DeviceParts>().map(|_| ()).map_err(|error| error.to_string());
+                if is_known { Ok(()) } else { parts() }.map(|()| answer.to_owned())
             })?;
-            devices.push(NewDevice { name, profile, address: None, is_placeholder: false });
+            devices.push(NewDevice::new(name, profile, None)?);
         }
     }
 
@@ -72,11 +76,11 @@ impl<R: BufRead> Questionnaire<R> {
         })
     }
 
-    fn ask<T>(
+    fn ask<T, E: Display>(
         &mut self,
         question: &str,
         default: &str,
-        read: impl Fn(&str) -> Result<T, &'static str>,
+        read: impl Fn(&str) -> Result<T, E>,
     ) -> Result<T, Failure> {
         loop {
             let brackets = if default.is_empty() { String::new() } else { format!(" [{default}]") };

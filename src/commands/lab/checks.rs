@@ -112,7 +112,7 @@ pub fn warnings(scenario: &Scenario) -> Vec<String> {
     let others = scenario.devices.iter().filter(|entry| entry.profile != "measured");
     let mut found: Vec<String> = others
         .map(|entry| {
-            let (name, profile) = (&entry.name, &entry.profile);
+            let (name, profile) = (&entry.name, entry.profile_label());
             format!("device `{name}` is this machine with limits, not `{profile}`")
         })
         .collect();

@@ -419,7 +419,7 @@ fn loses_a_device(scenario: &Scenario) -> bool {
 fn as_measured(loaded: &LoadedScenario) -> Scenario {
     let mut scenario = loaded.scenario.clone();
     for entry in &mut scenario.devices {
-        (entry.profile, entry.limits) = (format!("./{}.device.yaml", entry.name), None);
+        (entry.profile, entry.parts, entry.limits) = (format!("./{}.device.yaml", entry.name), None, None);
     }
     // The head gets its model from a flag.
     scenario.model = hearth_schema::scenario::ModelRef { profile: Some("unused".into()), file: None };

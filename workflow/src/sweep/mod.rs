@@ -197,9 +197,13 @@ impl Sweep {
     ) -> Result<Cluster, String> {
         let mut devices = Vec::new();
         for (member, entry) in loaded.scenario.devices.iter().enumerate() {
-            let found = self.devices.get(&device_key(member, entry));
-            let mut device =
-                found.cloned().ok_or_else(|| format!("there is no device `{}`", entry.profile))?;
+            let mut device = if entry.parts.is_some() {
+                // The parts may be varied.
+                loaded.resolve_device(entry).map_err(|error| error.one_line_message())?
+            } else {
+                let found = self.devices.get(&device_key(member, entry));
+                found.cloned().ok_or_else(|| format!("there is no device `{}`", entry.profile))?
+            };
             device.name.clone_from(&entry.name);
             let device = DocumentTrees::device_with_settings(member, device, settings)?;
             device.validate().map_err(|error| error.to_string())?;
@@ -291,7 +295,7 @@ impl Sweep {
 }
 
 fn device_key(index: usize, entry: &DeviceEntry) -> (String, Option<usize>) {
-    (entry.profile.clone(), (entry.profile == "measured").then_some(index))
+    (entry.profile.clone(), (entry.profile == "measured" || entry.parts.is_some()).then_some(index))
 }
 
 /// Checks that the varied fields are different, and that each of them has an effect on the rows.

@@ -153,7 +153,7 @@ impl Base<'_> {
         let own = device.disk.sequential_bandwidth.value;
         let (fast, kind) = match device.os {
             Os::Android => (FAST_FLASH, "UFS 4.0"),
-            Os::Linux | Os::Macos => (FAST_DISK, "an SSD on PCI Express 4.0"),
+            Os::Linux | Os::Windows | Os::Macos => (FAST_DISK, "an SSD on PCI Express 4.0"),
         };
         let now = throttle.filter(|limit| *limit < own).unwrap_or(own);
         if fast.0 < MIN_SPEEDUP * now.0 {

@@ -204,6 +204,7 @@ fn operating_system() -> Os {
     match std::env::consts::OS {
         "macos" | "ios" => Os::Macos,
         "android" => Os::Android,
+        "windows" => Os::Windows,
         _ => Os::Linux,
     }
 }

@@ -67,7 +67,7 @@ fn backend(device: &DeviceProfile) -> (ResidencyOptions, bool) {
     let usable = device.gpu.as_ref().is_some_and(|gpu| !gpu.matvec.is_empty());
     match device.os {
         Os::Macos => (ResidencyOptions::pinned(None), usable),
-        Os::Linux | Os::Android => {
+        Os::Linux | Os::Windows | Os::Android => {
             let half = ResidencyOptions::pinned(Some(Format::F16));
             let decoded = Some(Format::F32).filter(|_| usable);
             (ResidencyOptions { gpu_conversion_format: decoded, ..half }, usable)

@@ -203,6 +203,7 @@ fn unified_gpu(name: String, speed: f64, read: f64, memory: f64) -> Gpu {
         download: copy(0.0, read),
         compute_buffer: Sourced::new(Bytes::from_mib(256), AS_SHIPPED),
         window_overhead: None,
+        layer_overhead: None,
     }
 }
 

@@ -1,0 +1,232 @@
+//! The profile of a device that consists of parts of the catalogue.
+
+use super::{Catalogue, CpuPart, DeviceParts, GpuEfficiency, SystemPart, UnknownPart};
+use crate::device::{Cpu, DeviceProfile, Disk, Gpu, GpuKind, Memory, Os, PageCachePolicy, TransferCost};
+use crate::document::Document;
+use crate::uncertainty::spread_of_uncertainty;
+use crate::{Bytes, BytesPerSecond, FlopsPerSecond, Format, FormatMap, Fraction, Seconds, Sourced};
+
+/// Share of the installed memory that is available at least. source: assumed
+const MIN_AVAILABLE: f64 = 0.25;
+/// Share of the installed memory that Metal recommends as the working set, up to a size and above it. source: measured
+/// by users: `recommendedMaxWorkingSetSize` that llama.cpp prints
+const METAL_WORKING_SET: [f64; 2] = [0.667, 0.75];
+const LARGE_MAC: Bytes = Bytes::from_mib(36 << 10);
+/// Compute buffers in memory, and in the memory of a graphics card. source: the shipped devices d2 and d3
+const CPU_BUFFER: Bytes = Bytes::from_mib(256);
+const GPU_BUFFER: Bytes = Bytes(650_000_000);
+/// Latency and bandwidth of copies over PCI Express. source: the shipped devices d2 and d3
+const COPY: (Seconds, BytesPerSecond) = (Seconds(10e-6), BytesPerSecond(12e9));
+/// Arithmetic that is so fast that reading bounds decoding: the bandwidths below are those of whole products.
+/// source: assumed, as in the shipped devices
+const ARITHMETIC_ABOVE_READING: f64 = 100.0;
+/// The weight formats with rates; other formats get the rate of the nearest one.
+const FORMATS: [Format; 5] = [Format::Q4K, Format::Q6K, Format::Q8_0, Format::F16, Format::F32];
+
+const AS_SHIPPED: &str = "assumed: as in the shipped devices d2 and d3";
+
+impl DeviceParts {
+    /// Returns the profile of a device with these parts. Fails if the catalogue does not have a part.
+    pub fn to_profile(&self, name: &str) -> Result<DeviceProfile, UnknownPart> {
+        let catalogue = Catalogue::shipped();
+        let system = catalogue.system(&self.os)?;
+        let (_, chip) = catalogue.cpu_in_family(&self.cpu)?;
+        let memory = self.memory(system);
+        let gpu = match (&self.gpu, chip.gpu_fp32) {
+            (Some(card), _) => Some(graphics_card(catalogue, card, system)?),
+            (None, Some(fp32)) if system.os == Os::Macos => Some(self.metal(catalogue, chip, fp32)),
+            (None, _) => None,
+        };
+        Ok(DeviceProfile {
+            schema: DeviceProfile::SCHEMA.into(),
+            name: name.to_owned(),
+            description: self.description(catalogue)?,
+            os: system.os,
+            cpu: self.cpu(catalogue)?,
+            memory,
+            disk: self.disk(catalogue, system.os)?,
+            gpu,
+            soc: None,
+            peer_links: Vec::new(),
+        })
+    }
+
+    fn description(&self, catalogue: &Catalogue) -> Result<String, UnknownPart> {
+        let (_, cpu) = catalogue.cpu_in_family(&self.cpu)?;
+        let (_, disk) = catalogue.disk_in_family(&self.disk)?;
+        let card = self.gpu.as_ref().map(|id| catalogue.gpu(id)).transpose()?;
+        let card = card.map_or_else(String::new, |part| format!(", {}", part.name));
+        let system = &catalogue.system(&self.os)?.name;
+        Ok(format!(
+            "{}, {}{card}, {}, {system}; from the catalogue of parts.",
+            cpu.name, self.memory, disk.name
+        ))
+    }
+
+    fn cpu(&self, catalogue: &Catalogue) -> Result<Cpu, UnknownPart> {
+        let (family, part) = catalogue.cpu_in_family(&self.cpu)?;
+        let class = catalogue.cpu_efficiency(&family.class);
+        let by_memory = part.bandwidth.0 * class.bandwidth_share.value.0;
+        let by_cores = class.core_rate.value.0 * f64::from(part.cores);
+        let read_bandwidth = if by_memory <= by_cores {
+            let share = &class.bandwidth_share;
+            let what = format!(
+                "{} of the peak of {} ({}); {}",
+                percent(share),
+                part.bandwidth,
+                family.source,
+                share.source
+            );
+            derived(BytesPerSecond(by_memory), &what, share)
+        } else {
+            let rate = &class.core_rate;
+            let what = format!("{} cores at {} of weights; {}", part.cores, rate.value, rate.source);
+            derived(BytesPerSecond(by_cores), &what, rate)
+        };
+        let matmul = class.core_matmul.value.0 * f64::from(part.cores);
+        let what =
+            format!("{} cores at {}; {}", part.cores, class.core_matmul.value, class.core_matmul.source);
+        let matmul = derived(FlopsPerSecond(matmul), &what, &class.core_matmul);
+        Ok(Cpu {
+            name: part.name.clone(),
+            cores: part.cores,
+            matvec: reading_bound_rates(read_bandwidth.value),
+            matvec_streamed: FormatMap::default(),
+            matmul: same_rates(&matmul),
+            kv_copy: copy_at(&read_bandwidth),
+            read_bandwidth,
+            attention_rate: None,
+            layer_overhead: None,
+            window_overhead: None,
+            token_overhead: None,
+            compute_buffer: Sourced::new(CPU_BUFFER, AS_SHIPPED),
+            quota: None,
+        })
+    }
+
+    fn memory(&self, system: &SystemPart) -> Memory {
+        let used = &system.used_memory;
+        let least = Bytes((self.memory.as_f64() * MIN_AVAILABLE) as u64);
+        let available = self.memory.saturating_sub(used.value).max(least);
+        let what =
+            format!("{} less what other programs hold ({}), at least a quarter", used.value, used.source);
+        // The uncertainty is that of the other programs, whatever remains.
+        let lost = used.value.as_f64() * used.relative_uncertainty() / available.as_f64();
+        let spread = Some(spread_of_uncertainty(lost));
+        Memory {
+            total_memory: Sourced::new(self.memory, "set: installed memory"),
+            available_memory: Sourced { value: available, source: format!("derived: {what}"), spread },
+            can_swap: system.swap.clone(),
+            swap_available: None,
+            page_cache: PageCachePolicy::TwoList,
+            reclaim_parameters: None,
+        }
+    }
+
+    fn disk(&self, catalogue: &Catalogue, os: Os) -> Result<Disk, UnknownPart> {
+        let (family, part) = catalogue.disk_in_family(&self.disk)?;
+        let source = &family.source;
+        Ok(Disk {
+            sequential_bandwidth: Sourced::new(part.sequential, source),
+            fault_bandwidth: None,
+            random_bandwidth: Some(Sourced::new(part.random, "assumed: one request at a time")),
+            populate_bandwidth: None,
+            page_cache_throughput: None,
+            latency: Some(Sourced::new(part.latency, "assumed: usual of such disks")),
+            bandwidth_limit: None,
+            read_ahead_window: matches!(os, Os::Linux | Os::Android)
+                .then(|| Sourced::new(Bytes(128 << 10), "assumed: the default of Linux block devices")),
+        })
+    }
+
+    /// Returns the GPU of an Apple chip, which shares the memory.
+    fn metal(&self, catalogue: &Catalogue, chip: &CpuPart, fp32: FlopsPerSecond) -> Gpu {
+        let share = METAL_WORKING_SET[usize::from(self.memory > LARGE_MAC)];
+        let working_set = Bytes((self.memory.as_f64() * share) as u64);
+        let what = format!("{:.0} % of the memory, the working set that Metal recommends", share * 100.0);
+        let class = catalogue.gpu_efficiency("apple");
+        let peaks = (chip.bandwidth, fp32, "Apple, technical specifications");
+        let available = Sourced::new(working_set, format!("derived: {what}"));
+        gpu(GpuKind::Metal, &chip.name, peaks, class, available)
+    }
+}
+
+fn graphics_card(catalogue: &Catalogue, id: &str, system: &SystemPart) -> Result<Gpu, UnknownPart> {
+    let (family, part) = catalogue.gpu_in_family(id)?;
+    let class = catalogue.gpu_efficiency(&family.class);
+    let reserved = &system.gpu_reserved;
+    let available = part.memory.saturating_sub(reserved.value);
+    let what =
+        format!("derived: {} less {} for the desktop; {}", part.memory, reserved.value, reserved.source);
+    let peaks = (part.bandwidth, part.fp32, family.source.as_str());
+    Ok(gpu(family.kind, &part.name, peaks, class, Sourced::new(available, what)))
+}
+
+fn gpu(
+    kind: GpuKind,
+    name: &str,
+    (bandwidth, fp32, source): (BytesPerSecond, FlopsPerSecond, &str),
+    class: &GpuEfficiency,
+    memory_available: Sourced<Bytes>,
+) -> Gpu {
+    let share = &class.bandwidth_share;
+    let what = format!("{} of the peak of {bandwidth} ({source}); {}", percent(share), share.source);
+    let read_bandwidth = derived(BytesPerSecond(bandwidth.0 * share.value.0), &what, share);
+    let share = &class.matmul_share;
+    let what = format!("{} of the peak of {fp32} ({source}); {}", percent(share), share.source);
+    let matmul = derived(FlopsPerSecond(fp32.0 * share.value.0), &what, share);
+    let unified = kind == GpuKind::Metal;
+    let copy = || TransferCost {
+        latency: Sourced::new(COPY.0, AS_SHIPPED),
+        bandwidth: Sourced::new(COPY.1, AS_SHIPPED),
+    };
+    Gpu {
+        kind,
+        name: name.to_owned(),
+        unified_memory: unified,
+        matvec: reading_bound_rates(read_bandwidth.value),
+        matmul: same_rates(&matmul),
+        kv_copy: copy_at(&read_bandwidth),
+        read_bandwidth,
+        memory_available,
+        upload: copy(),
+        download: copy(),
+        compute_buffer: Sourced::new(if unified { CPU_BUFFER } else { GPU_BUFFER }, AS_SHIPPED),
+        window_overhead: None,
+        layer_overhead: Some(class.layer_time.clone()),
+    }
+}
+
+fn percent(share: &Sourced<Fraction>) -> String {
+    format!("{:.0} %", share.value.0 * 100.0)
+}
+
+/// Returns a value that follows from a data sheet and a coefficient, as uncertain as the coefficient.
+fn derived<T, C>(value: T, what: &str, coefficient: &Sourced<C>) -> Sourced<T> {
+    let spread = Some(spread_of_uncertainty(coefficient.relative_uncertainty()));
+    Sourced { value, source: format!("derived: {what}"), spread }
+}
+
+/// Returns rates of arithmetic that do not bound decoding.
+fn reading_bound_rates(bandwidth: BytesPerSecond) -> FormatMap<Sourced<FlopsPerSecond>> {
+    let source = "assumed: decoding is bound by reading, and the read bandwidth includes the arithmetic";
+    let rate = |format: Format| {
+        let flops_per_byte = 16.0 / format.bits_per_weight();
+        (
+            format,
+            Sourced::new(FlopsPerSecond(ARITHMETIC_ABOVE_READING * bandwidth.0 * flops_per_byte), source),
+        )
+    };
+    FormatMap(FORMATS.map(rate).into())
+}
+
+fn same_rates(rate: &Sourced<FlopsPerSecond>) -> FormatMap<Sourced<FlopsPerSecond>> {
+    FormatMap(FORMATS.map(|format| (format, rate.clone())).into())
+}
+
+fn copy_at(bandwidth: &Sourced<BytesPerSecond>) -> TransferCost {
+    TransferCost {
+        latency: Sourced::new(Seconds(0.0), "assumed: part of the time of a layer"),
+        bandwidth: Sourced::new(bandwidth.value, "assumed: as fast as reading weights"),
+    }
+}

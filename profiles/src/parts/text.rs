@@ -1,0 +1,105 @@
+//! Parts of a device as text: `rtx-3060-12gb, ddr4-3200-dual, 16 GiB, nvme-gen3, windows`, in any order.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{Catalogue, DeviceParts, PartKind, UnknownPart};
+use crate::Bytes;
+
+/// Why a text does not name the parts of a device.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PartsError {
+    #[error("{0}")]
+    Unknown(UnknownPart),
+    #[error("two parts are of the same kind: {0}")]
+    Twice(String),
+    /// All parts that are missing, as text.
+    #[error("these parts are missing: {0}")]
+    Missing(String),
+}
+
+impl PartsError {
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Unknown(unknown) => unknown.hint(),
+            Self::Twice(_) | Self::Missing(_) => {
+                "write for example `ddr4-3200-dual, 16 GiB, nvme-gen3, linux`, and a graphics card if there is one, such as \
+                 `rtx-3060-12gb`; `hearth device list` has all parts"
+                    .to_owned()
+            }
+        }
+    }
+}
+
+impl fmt::Display for DeviceParts {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(gpu) = &self.gpu {
+            write!(formatter, "{gpu}, ")?;
+        }
+        write!(formatter, "{}, {}, {}, {}", self.cpu, self.memory, self.disk, self.os)
+    }
+}
+
+impl FromStr for DeviceParts {
+    type Err = PartsError;
+
+    fn from_str(text: &str) -> Result<Self, PartsError> {
+        let catalogue = Catalogue::shipped();
+        let (mut found, mut memory): (Vec<(PartKind, String)>, Option<Bytes>) = (Vec::new(), None);
+        for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+            if let Ok(bytes) = word.parse::<Bytes>() {
+                if memory.replace(bytes).is_some() {
+                    return Err(PartsError::Twice(format!("`{word}` is the second size of memory")));
+                }
+                continue;
+            }
+            let kind = catalogue.part(word).map_err(PartsError::Unknown)?.kind;
+            if let Some((_, other)) = found.iter().find(|(other, _)| *other == kind) {
+                return Err(PartsError::Twice(format!("`{other}` and `{word}`")));
+            }
+            found.push((kind, word.to_owned()));
+        }
+        let mut take = |kind: PartKind| {
+            let at = found.iter().position(|(other, _)| *other == kind)?;
+            Some(found.swap_remove(at).1)
+        };
+        let (cpu, disk, os, gpu) =
+            (take(PartKind::Cpu), take(PartKind::Disk), take(PartKind::System), take(PartKind::Gpu));
+        match (cpu, memory, disk, os) {
+            (Some(cpu), Some(memory), Some(disk), Some(os)) => Ok(Self { cpu, memory, disk, os, gpu }),
+            (cpu, memory, disk, os) => {
+                let all = [
+                    (cpu.is_none(), "a CPU"),
+                    (memory.is_none(), "the size of the memory"),
+                    (disk.is_none(), "a disk"),
+                    (os.is_none(), "an operating system"),
+                ];
+                let missing: Vec<&str> =
+                    all.into_iter().filter(|(is_missing, _)| *is_missing).map(|(_, what)| what).collect();
+                Err(PartsError::Missing(missing.join(", ")))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_read_in_any_order_and_written_again() {
+        let parts: DeviceParts = "windows, 16 GiB,rtx-3060-12gb, nvme-gen3, ddr4-3200-dual".parse().unwrap();
+        assert_eq!(parts.gpu.as_deref(), Some("rtx-3060-12gb"));
+        assert_eq!(parts.to_string().parse::<DeviceParts>().unwrap(), parts);
+    }
+
+    #[test]
+    fn missing_and_wrong_parts_are_named() {
+        let error = |text: &str| text.parse::<DeviceParts>().unwrap_err();
+        let missing = error("rtx-3060-12gb, 16 GiB").to_string();
+        assert_eq!(missing, "these parts are missing: a CPU, a disk, an operating system");
+        assert!(error("rtx3060, 16 GiB").hint().contains("`rtx-3060-8gb`"));
+        assert!(error("linux, windows").to_string().contains("same kind"));
+        assert!(error("1 GiB, 2 GiB").to_string().contains("second size"));
+    }
+}
