@@ -2,6 +2,7 @@
 //!
 //! Not here: the sentences that a plan document has for an explanation (`plan_document::reasons`).
 
+use crate::latency::steady_state::may_run_out_of_memory;
 use crate::problem::assignment::{RoundWindow, ring_order};
 use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::overlap::{ChoiceTables, best_choice, fastest_plan};
@@ -67,8 +68,10 @@ pub enum BindingConstraint {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum DropReason {
     /// The additional seconds per token of the best plan that uses the device, with the same rounds and head; may be
-    /// negative.
+    /// negative. They are means over the uncertain memory of the devices if the plan avoids a risk.
     Slower(f64),
+    /// The best plan that uses the device may run out of memory, because the memory of the devices is uncertain.
+    MayRunOutOfMemory,
     /// No ring can include the device, because links are missing.
     Unreachable,
     /// No layer of a round fits in memory, and the disk is too slow to read weights for every token.
@@ -90,6 +93,8 @@ pub(crate) struct PlanToExplain<'a, 'i> {
     pub rules: PlanRules,
     pub objective: Objective,
     pub is_optimal: bool,
+    /// Whether a limit of the search left out plans that may be faster.
+    pub is_limited: bool,
     pub avoided_risk: Option<AvoidedRisk>,
 }
 
@@ -97,7 +102,7 @@ impl Explanation {
     pub(crate) fn new(plan: &PlanToExplain, search_steps: Vec<SearchStep>) -> Self {
         let seconds = plan.breakdown.seconds_per_token;
         let optimal_seconds_per_token = match plan.avoided_risk {
-            Some(avoided) => Some(avoided.fastest_seconds),
+            Some(avoided) => Some(avoided.fastest_seconds).filter(|_| !plan.is_limited),
             None if plan.is_optimal => Some(seconds),
             None => plan.best_with_the_same_head(),
         };
@@ -268,6 +273,7 @@ impl PlanToExplain<'_, '_> {
             }
         };
         match with_device {
+            Ok(with_device) if may_run_out_of_memory(with_device) => DropReason::MayRunOutOfMemory,
             Ok(with_device) => DropReason::Slower(with_device - seconds),
             Err(InfeasibleReason::MissingLinks { .. }) => DropReason::Unreachable,
             Err(_) => DropReason::NoLayerFits,

@@ -91,6 +91,7 @@ fn check_and_explain(
         rules,
         objective,
         is_optimal,
+        is_limited,
         avoided_risk,
     };
     let explanation = Explanation { incomplete_search, ..Explanation::new(&explained, search_steps) };

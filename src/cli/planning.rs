@@ -190,9 +190,9 @@ pub struct SimulateArgs {
     #[arg(long)]
     pub warm: bool,
     /// Estimate the uncertainty of the time per token from this many simulations with random device and link
-    /// parameters; 0 disables the estimate.
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100_000))]
-    pub draws: u32,
+    /// parameters; 0 disables the estimate [default: 32 for a run of few steps, otherwise 0].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    pub draws: Option<u32>,
     /// Write the trace of the simulated run to FILE.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,

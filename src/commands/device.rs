@@ -5,7 +5,7 @@ use std::fmt::Write;
 use hearth_profiles::DeviceProfile;
 use hearth_profiles::device::{Gpu, shipped_names, shipped_profile, shipped_yaml};
 use hearth_profiles::document::Document;
-use hearth_profiles::parts::{Catalogue, DeviceParts, PartSummary, UnknownPart};
+use hearth_profiles::parts::{Catalogue, DeviceParts, PartSummary, PartsError};
 use hearth_workflow::Error;
 use hearth_workflow::files::{check_parent_folder, write};
 use serde::Serialize;
@@ -15,20 +15,23 @@ use crate::cli::{CatalogueArgs, CatalogueCommand, NewArgs};
 use crate::diagnostics::{ExitCode, Failure};
 use crate::output::say;
 
-/// A part as `--json` prints it.
+/// A part and a shipped device of the same name as `--json` prints them.
 #[derive(Serialize)]
-struct Part {
-    kind: String,
-    id: String,
-    name: String,
-    numbers: String,
-    source: String,
+struct Shown {
+    part: Option<PartSummary>,
+    device: Option<DeviceProfile>,
+}
+
+/// The written profile as `--json` prints it.
+#[derive(Serialize)]
+struct Written {
+    path: String,
 }
 
 pub fn run(args: &CatalogueArgs, json: bool) -> Result<ExitCode, Failure> {
     let catalogue = Catalogue::shipped();
     match &args.command {
-        CatalogueCommand::List => print_parts(catalogue.summaries(), json),
+        CatalogueCommand::List => print_parts(&catalogue.summaries(), json),
         CatalogueCommand::Search(args) => {
             let found = catalogue.search(&args.words);
             if found.is_empty() {
@@ -36,46 +39,44 @@ pub fn run(args: &CatalogueArgs, json: bool) -> Result<ExitCode, Failure> {
                 let hint = "use fewer words, or list all parts with `hearth device list`";
                 return Err(Failure::invalid(what).with_hint(hint));
             }
-            print_parts(found, json)
+            print_parts(&found, json)
         }
         CatalogueCommand::Show(args) => show(&args.id, json),
         CatalogueCommand::New(args) => new_profile(args, json),
     }
 }
 
-fn print_parts(parts: Vec<PartSummary>, json: bool) -> Result<ExitCode, Failure> {
-    let parts: Vec<Part> = parts.into_iter().map(Part::from).collect();
+fn print_parts(parts: &[PartSummary], json: bool) -> Result<ExitCode, Failure> {
     print_result(json, &parts, |parts| {
-        let width = |text: fn(&Part) -> &str| parts.iter().map(|part| text(part).len()).max().unwrap_or(0);
-        let (kinds, ids, names) =
-            (width(|part| &part.kind), width(|part| &part.id), width(|part| &part.name));
+        let width =
+            |text: fn(&PartSummary) -> &str| parts.iter().map(|part| text(part).len()).max().unwrap_or(0);
+        let (ids, names) = (width(|part| &part.id), width(|part| &part.name));
         let mut text = String::new();
-        for Part { kind, id, name, numbers, .. } in parts {
-            let _ = writeln!(text, "{kind:<kinds$}  {id:<ids$}  {name:<names$}  {numbers}");
+        for PartSummary { kind, id, name, numbers, .. } in *parts {
+            let _ = writeln!(text, "{:<4}  {id:<ids$}  {name:<names$}  {numbers}", kind.to_string());
         }
         text
     })
 }
 
+/// Shows a part, and the device with this name that ships with hearth. Some phones are both.
 fn show(id: &str, json: bool) -> Result<ExitCode, Failure> {
-    let catalogue = Catalogue::shipped();
-    if let Ok(profile) = shipped_profile(id) {
-        if json {
-            print_json(&profile)?;
-        } else {
-            say!("{}", shipped_yaml(id).unwrap_or_default());
+    let (part, device) = (Catalogue::shipped().part(id), shipped_yaml(id).ok());
+    let part = match (part, device) {
+        (Err(unknown), None) => {
+            let devices = shipped_names().collect::<Vec<_>>().join(", ");
+            let hint = format!("{}; devices that ship with hearth are {devices}", unknown.hint());
+            return Err(Failure::invalid(&unknown).with_hint(hint));
         }
-        return Ok(ExitCode::SUCCESS);
-    }
-    let part = catalogue.part(id).map_err(|unknown| {
-        let devices = shipped_names().collect::<Vec<_>>().join(", ");
-        let hint = format!("{}; devices that ship with hearth are {devices}", unknown.hint());
-        Failure::invalid(&unknown).with_hint(hint)
-    })?;
-    let part = Part::from(part);
-    print_result(json, &part, |part| {
-        let Part { kind, id, name, numbers, source } = part;
-        format!("{name} ({kind} `{id}`): {numbers}\n  source: {source}\n")
+        (part, _) => part.ok(),
+    };
+    let shown = Shown { part, device: device.and_then(|_| shipped_profile(id).ok()) };
+    print_result(json, &shown, |shown| {
+        let part = shown.part.as_ref().map_or_else(String::new, |part| {
+            let PartSummary { kind, id, name, numbers, source } = part;
+            format!("{name} ({kind} `{id}`): {numbers}\n  source: {source}\n")
+        });
+        part + device.unwrap_or_default()
     })
 }
 
@@ -89,15 +90,20 @@ fn new_profile(args: &NewArgs, json: bool) -> Result<ExitCode, Failure> {
         os: os.clone(),
         gpu: gpu.clone(),
     };
-    let unknown = |unknown: UnknownPart| {
-        let hint = unknown.hint();
-        Error::invalid(&unknown).with_location(format!("--{}", unknown.kind)).with_hint(hint)
+    let wrong = |error: PartsError| {
+        let location = match &error {
+            PartsError::Unknown(unknown) => format!("--{}", unknown.kind),
+            _ => "hearth device new".to_owned(),
+        };
+        Error::invalid(&error).with_location(location).with_hint(error.hint())
     };
-    let profile = parts.to_profile(name).map_err(unknown)?;
+    let profile = parts.to_profile(name).map_err(wrong)?;
     match output {
         Some(path) => {
             write(path, profile.to_yaml().as_bytes())?;
-            if !json {
+            if json {
+                print_json(&Written { path: path.display().to_string() })?;
+            } else {
                 say!("{}wrote {}\n", summary(&profile), path.display());
             }
         }
@@ -126,11 +132,4 @@ fn summary(profile: &DeviceProfile) -> String {
         );
     }
     text
-}
-
-impl From<PartSummary> for Part {
-    fn from(part: PartSummary) -> Self {
-        let PartSummary { kind, id, name, numbers, source } = part;
-        Self { kind: kind.to_string(), id, name, numbers, source }
-    }
 }

@@ -2,46 +2,51 @@
 
 use std::fmt::Write;
 
+use hearth_profiles::Seconds;
 use hearth_reports::published_results::results::PredictionInterval;
-use hearth_workflow::verdict::{FirstToken, SingleDeviceTime, Verdict, spoken_time};
+use hearth_schema::plan::DroppedDevice;
+use hearth_workflow::verdict::{FirstToken, SingleDeviceSpeed, Verdict, format_duration};
 
 /// Ratio of two speeds up to which they are called equal. source: assumed, about the error of a prediction
 const EQUAL_UP_TO: f64 = 1.05;
 
 pub fn format_verdict(verdict: &Verdict, interval: Option<&PredictionInterval>) -> String {
     let mut text = String::new();
-    if let Some(speed) = verdict.tokens_per_second {
-        let pace = match speed / verdict.reading_speed {
+    if let Some(speed) = verdict.speed {
+        let (speed, token) = (speed.tokens_per_second, Seconds(speed.tpot_ms / 1e3));
+        let comparison = match speed / verdict.reading_speed {
             ratio if ratio >= EQUAL_UP_TO => "faster than people read",
             ratio if ratio > 1.0 / EQUAL_UP_TO => "as fast as people read",
             _ => "slower than people read",
         };
-        let range = interval.and_then(speed_range).map_or_else(String::new, |range| format!(" ({range})"));
-        let _ =
-            writeln!(text, "{} tokens/s{range}: {pace}, {} a token", short(speed), spoken_time(1.0 / speed));
+        let range = interval.map_or_else(String::new, |interval| format!(" ({})", speed_range(interval)));
+        let _ = writeln!(text, "{} tokens/s{range}: {comparison}, {token} per token", short(speed));
+        if let Some(interval) = interval {
+            let _ = writeln!(text, "  uncertain: {}", uncertainty(interval));
+        }
         if let Some(alone) = &verdict.best_single_device {
             let _ = writeln!(text, "  {}", beside_single_device(speed, alone));
         }
     }
     if !verdict.first_tokens.is_empty() {
         let each = |first: &FirstToken| {
-            let time = first.seconds.map_or_else(|| "does not run".to_owned(), spoken_time);
+            let time = first.seconds.map_or_else(|| "does not run".to_owned(), format_duration);
             format!("{time} for {} tokens", first.prompt_tokens)
         };
         let all: Vec<String> = verdict.first_tokens.iter().map(each).collect();
         let _ = writeln!(text, "  first token after a prompt: {}", all.join(", "));
     }
-    for reliance in &verdict.relies_on {
-        let _ = writeln!(text, "  relies on {reliance}");
+    for assumption in &verdict.assumptions {
+        let _ = writeln!(text, "  assumes: {assumption}");
     }
-    for (device, reason) in &verdict.left_out {
-        let _ = writeln!(text, "  `{device}` is left out: {reason}");
+    for DroppedDevice { name, reason } in &verdict.left_out {
+        let _ = writeln!(text, "  `{name}` is left out: {reason}");
     }
     text
 }
 
-fn beside_single_device(speed: f64, alone: &SingleDeviceTime) -> String {
-    let single = 1.0 / alone.seconds_per_token;
+fn beside_single_device(speed: f64, alone: &SingleDeviceSpeed) -> String {
+    let single = alone.speed.tokens_per_second;
     let ratio = speed / single;
     let times = |ratio: f64| if ratio < 10.0 { format!("{ratio:.1}") } else { format!("{ratio:.0}") };
     let comparison = if ratio >= EQUAL_UP_TO {
@@ -54,11 +59,20 @@ fn beside_single_device(speed: f64, alone: &SingleDeviceTime) -> String {
     format!("`{}` alone, the best single device: {} tokens/s; {comparison}", alone.device, short(single))
 }
 
-/// Returns the range of speeds of 80 % of the draws.
-fn speed_range(interval: &PredictionInterval) -> Option<String> {
+/// Returns the range of speeds that contains 80 % of the draws. A run that ends out of memory has the speed 0.
+fn speed_range(interval: &PredictionInterval) -> String {
     let [slow, fast] = [interval.p90_ms, interval.p10_ms].map(|ms| 1e3 / ms);
-    let range = format!("{} to {} in 80 % of {} draws", short(slow), short(fast), interval.draw_count);
-    fast.is_finite().then_some(range)
+    format!("{} to {} in 80 % of {} draws", short(slow), short(fast), interval.draw_count)
+}
+
+/// Returns the values on which the prediction depends most, and how to know them better.
+fn uncertainty(interval: &PredictionInterval) -> String {
+    let failed = match interval.failed_draw_count {
+        0 => String::new(),
+        failed => format!("; {failed} of {} draws do not fit in memory", interval.draw_count),
+    };
+    let changes = interval.sensitivities_text();
+    format!("most of all {changes}{failed}; `hearth profile` on a device measures its values")
 }
 
 /// Formats a speed with two or three digits.
@@ -67,6 +81,7 @@ fn short(speed: f64) -> String {
         speed if speed >= 99.95 => format!("{speed:.0}"),
         speed if speed >= 9.995 => format!("{speed:.1}"),
         speed if speed >= 0.0995 => format!("{speed:.2}"),
+        0.0 => "0".to_owned(),
         speed => format!("{speed:.3}"),
     }
 }

@@ -46,5 +46,6 @@ mod sweep;
 mod systems;
 mod tidy;
 mod tokenize;
+mod verdict;
 mod verification;
 mod whatif;

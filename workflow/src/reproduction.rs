@@ -55,6 +55,8 @@ pub fn reproduce(
     let runs = published.cells_to_simulate();
     let (mut results, mut failed_cells) = (CellResults::new(), Vec::new());
     let mut without_inferred_values = vec![CellResults::new(); published.inferred_values.len()];
+    let mut unused_fields: Vec<&String> =
+        published.inferred_values.iter().flat_map(|value| value.values_without.keys()).collect();
     for (done, (row, system)) in runs.iter().copied().enumerate() {
         let (entry, system_entry) = (&published.rows[row], &published.systems[system]);
         let what = format!("{} ({}, {})", published.name, entry.label, system_entry.name);
@@ -62,8 +64,10 @@ pub fn reproduce(
         let cell = match (&entry.scenario, &entry.gpu_run, &system_entry.gpu) {
             (Some(scenario), ..) => {
                 let loaded = load(&folder.join(scenario), published, entry, system_entry, resolver)?;
+                let devices = loaded.resolve_devices(|_, entry| loaded.resolve_device(entry))?;
                 for (value, results) in published.inferred_values.iter().zip(&mut without_inferred_values) {
-                    let (loaded, cluster) = sweep::replace_values(&loaded, &value.values_without)?;
+                    unused_fields.retain(|path| !sweep::can_have_field(&loaded.scenario, path));
+                    let (loaded, cluster) = sweep::replace_values(&loaded, &devices, &value.values_without)?;
                     let cell = simulate_cell(&loaded, cluster, published.starts_warm, 0)
                         .unwrap_or_else(|error| failed(&error));
                     results.insert((row, system), cell);
@@ -81,6 +85,10 @@ pub fn reproduce(
             result
         });
         results.insert((row, system), cell);
+    }
+    if let Some(path) = unused_fields.first() {
+        return Err(Error::invalid(format!("`inferred`: no scenario has the device of `{path}`"))
+            .with_hint("use the name of a device of a scenario in `rows`"));
     }
     Ok(Reproduction { results, without_inferred_values, failed_cells })
 }

@@ -24,6 +24,9 @@ use crate::simulation::{MemoryOptions, simulate_with_events};
 
 const MAX_SENSITIVE_PARAMETERS: usize = 3;
 
+/// The relative change of the time per token from which a parameter is named. source: assumed, rounded to percents
+const MIN_CHANGE: f64 = 5e-3;
+
 /// Number of the random stream for the draws of the parameters.
 const RNG_STREAM: u64 = 0x0050_4152_414d_5321;
 
@@ -112,7 +115,7 @@ fn find_sensitive_parameters(
     }
     changes.sort_by(|one, other| other.1.abs().total_cmp(&one.1.abs()));
     changes.truncate(MAX_SENSITIVE_PARAMETERS);
-    changes.retain(|(_, change)| change.abs() > 1e-3);
+    changes.retain(|(_, change)| change.abs() >= MIN_CHANGE);
     Ok(changes)
 }
 
@@ -157,6 +160,8 @@ impl ClusterDocuments {
         scaled.links = LinkTable::new(serde_yaml::from_value(links).map_err(Error::failed)?);
         for (member, document) in scaled.members.iter_mut().zip(documents) {
             member.device = serde_yaml::from_value(document).map_err(Error::failed)?;
+            let memory = &mut member.device.memory;
+            memory.available_memory.value = memory.available_memory.value.min(memory.total_memory.value);
         }
         Ok(scaled)
     }

@@ -4,14 +4,17 @@
 
 use hearth_core::memory::DeviceMemory;
 use hearth_core::{Cluster, metrics};
-use hearth_halda::{Instance, LatencyModel, SingleDevice, plan_from_solution, solve};
+use hearth_halda::{Instance, LatencyModel, SingleDevice, plan_from_solution, solve_within_memory};
+use hearth_profiles::device::shipped_names;
 use hearth_profiles::{Bytes, PerSecond, Seconds};
+use hearth_schema::plan::DroppedDevice;
 use hearth_schema::scenario::DeviceEntry;
 use hearth_schema::trace::Outcome;
 use hearth_schema::{Plan, Trace};
+use hearth_sim::ScenarioEvents;
 use serde::Serialize;
 
-use crate::simulation::simulate;
+use crate::simulation::{MemoryOptions, simulate_with_events};
 use crate::{LoadedScenario, limits};
 
 /// Speed of silent reading, in tokens. source: Brysbaert 2019, "How many words do we read per minute?": 238 words a
@@ -25,16 +28,26 @@ const MIN_TAKEN: Bytes = Bytes::from_mib(64);
 /// The speed of a plan, and what a reader must know about it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verdict {
-    pub tokens_per_second: Option<f64>,
+    /// `None` if the run did not complete, or generated one token only.
+    pub speed: Option<Speed>,
     /// The speed of silent reading, in tokens per second.
     pub reading_speed: f64,
     pub first_tokens: Vec<FirstToken>,
     /// The device that is fastest alone; `None` if no device can run the model alone, or the plan has one device.
-    pub best_single_device: Option<SingleDeviceTime>,
-    /// What the prediction relies on, as sentences.
-    pub relies_on: Vec<String>,
-    /// The devices without layers, each with the reason.
-    pub left_out: Vec<(String, String)>,
+    pub best_single_device: Option<SingleDeviceSpeed>,
+    /// What the prediction assumes, as sentences.
+    pub assumptions: Vec<String>,
+    /// The devices without layers.
+    pub left_out: Vec<DroppedDevice>,
+}
+
+/// The speed of decoding.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Speed {
+    /// The generated tokens of all sequences per second.
+    pub tokens_per_second: f64,
+    /// The mean milliseconds per token of a sequence.
+    pub tpot_ms: f64,
 }
 
 /// The time to the first token of a prompt.
@@ -46,35 +59,50 @@ pub struct FirstToken {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct SingleDeviceTime {
+pub struct SingleDeviceSpeed {
     pub device: String,
-    pub seconds_per_token: f64,
+    pub speed: Speed,
 }
 
 impl Verdict {
-    /// Creates the verdict on a plan with its trace. `cluster` has the limits of the scenario; if `warm`, runs begin with
-    /// the weights in memory that earlier tokens would leave there.
-    pub fn new(loaded: &LoadedScenario, cluster: &Cluster, plan: &Plan, trace: &Trace, warm: bool) -> Self {
-        let tokens_per_second =
-            metrics::compute_metrics(trace).tokens_per_s.filter(|_| trace.outcome == Outcome::Ok);
+    /// Creates the verdict on a plan with its trace. `described` is the cluster without the memory limits of the plan's
+    /// shares, `limited` the one that was simulated.
+    pub fn new(
+        loaded: &LoadedScenario,
+        [described, limited]: [&Cluster; 2],
+        plan: &Plan,
+        trace: &Trace,
+        memory: MemoryOptions,
+    ) -> Self {
         let prompt_time = |prompt_tokens| FirstToken {
             prompt_tokens,
-            seconds: first_token_seconds(loaded, cluster, plan, prompt_tokens, warm),
+            seconds: first_token_seconds(loaded, limited, plan, prompt_tokens, memory),
         };
-        let dropped =
-            plan.dropped_devices.iter().map(|dropped| (dropped.name.clone(), dropped.reason.clone()));
         let is_ring = plan.kind.is_ring();
+        let alone = (plan.devices.len() > 1).then(|| best_single_device(loaded, described, memory));
         Self {
-            tokens_per_second,
+            speed: Speed::from_trace(trace),
             reading_speed: READING_SPEED.0,
             first_tokens: if is_ring { PROMPTS.map(prompt_time).to_vec() } else { Vec::new() },
-            best_single_device: (plan.devices.len() > 1)
-                .then(|| best_single_device(loaded, cluster, warm))
-                .flatten(),
-            relies_on: reliances(loaded, cluster, plan, trace),
-            left_out: dropped.collect(),
+            best_single_device: alone.flatten(),
+            assumptions: assumptions(loaded, limited, plan, trace),
+            left_out: plan.dropped_devices.clone(),
         }
     }
+}
+
+impl Speed {
+    fn from_trace(trace: &Trace) -> Option<Self> {
+        let metrics = metrics::compute_metrics(trace);
+        let tokens_per_second = metrics.tokens_per_s.filter(|_| trace.outcome == Outcome::Ok)?;
+        Some(Self { tokens_per_second, tpot_ms: metrics.tpot_ms?.mean_ms })
+    }
+}
+
+/// Simulates a plan without run events; `None` if it cannot be simulated.
+fn simulate(loaded: &LoadedScenario, cluster: &Cluster, plan: &Plan, memory: MemoryOptions) -> Option<Trace> {
+    let none = ScenarioEvents::default();
+    simulate_with_events(cluster, plan, &loaded.scenario, memory, &none).ok().map(|run| run.trace)
 }
 
 /// Returns the time to the first token of a prompt, in a context that is long enough for it.
@@ -83,33 +111,40 @@ fn first_token_seconds(
     cluster: &Cluster,
     plan: &Plan,
     prompt_tokens: u32,
-    warm: bool,
+    memory: MemoryOptions,
 ) -> Option<f64> {
     let (mut cluster, mut plan) = (cluster.clone(), plan.clone());
     cluster.workload.prompt_tokens = prompt_tokens;
     cluster.workload.generated_tokens = 1;
     let context = cluster.context_length.max(prompt_tokens + 1);
     (cluster.context_length, plan.context_length) = (context, context);
-    let trace = simulate(&cluster, &plan, &loaded.scenario, warm).ok()?;
+    let trace = simulate(loaded, &cluster, &plan, memory)?;
     metrics::compute_metrics(&trace).ttft_ms.filter(|_| trace.outcome == Outcome::Ok).map(|ms| ms / 1e3)
 }
 
-fn best_single_device(loaded: &LoadedScenario, cluster: &Cluster, warm: bool) -> Option<SingleDeviceTime> {
+fn best_single_device(
+    loaded: &LoadedScenario,
+    cluster: &Cluster,
+    memory: MemoryOptions,
+) -> Option<SingleDeviceSpeed> {
     let instance = Instance::from_cluster(cluster, loaded.scenario.planner.slow_disk_threshold);
     let model = LatencyModel::new(&instance).ok()?;
-    let solution = solve(&SingleDevice { device: None }, &model).ok()?;
-    let plan = plan_from_solution(&solution, cluster, &loaded.record).ok()?;
-    let mut cluster = cluster.clone();
-    limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
-    let trace = simulate(&cluster, &plan, &loaded.scenario, warm).ok()?;
-    let tpot = metrics::compute_metrics(&trace).tpot_ms.filter(|_| trace.outcome == Outcome::Ok)?;
-    let device = plan.devices.first()?.name.clone();
-    Some(SingleDeviceTime { device, seconds_per_token: tpot.mean_ms / 1e3 })
+    let alone = |device: usize| {
+        let solution = solve_within_memory(&SingleDevice { device: Some(device) }, &model).ok()?;
+        let plan = plan_from_solution(&solution, cluster, &loaded.record).ok()?;
+        let mut cluster = cluster.clone();
+        limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
+        let speed = Speed::from_trace(&simulate(loaded, &cluster, &plan, memory)?)?;
+        Some(SingleDeviceSpeed { device: plan.devices.first()?.name.clone(), speed })
+    };
+    let speed = |alone: &SingleDeviceSpeed| alone.speed.tokens_per_second;
+    let devices = (0..model.device_count()).filter_map(alone);
+    devices.max_by(|one, other| speed(one).total_cmp(&speed(other)))
 }
 
-/// Returns what a prediction relies on, as sentences: memory of other programs, profiles that were not measured, and
-/// page caches that were not compared with a machine.
-fn reliances(loaded: &LoadedScenario, cluster: &Cluster, plan: &Plan, trace: &Trace) -> Vec<String> {
+/// Returns what a prediction assumes, as sentences: memory of other programs that is free then, profiles that were not
+/// measured, and page caches that were not compared with a machine.
+fn assumptions(loaded: &LoadedScenario, cluster: &Cluster, plan: &Plan, trace: &Trace) -> Vec<String> {
     let mut all = Vec::new();
     for (index, planned) in plan.devices.iter().enumerate() {
         let Some(member) = cluster.member(&planned.name) else { continue };
@@ -118,38 +153,33 @@ fn reliances(loaded: &LoadedScenario, cluster: &Cluster, plan: &Plan, trace: &Tr
         let taken = needed.saturating_sub(member.device.memory.available_memory.value);
         if taken >= MIN_TAKEN {
             all.push(format!(
-                "`{}`: {taken} of memory that other programs hold now are swapped out",
+                "on `{}` other programs give up {taken} of memory that they hold now",
                 planned.name
             ));
         }
     }
     let is_planned = |entry: &&DeviceEntry| plan.device_index(&entry.name).is_some();
     let planned: Vec<&DeviceEntry> = loaded.scenario.devices.iter().filter(is_planned).collect();
-    let names = |is_such: &dyn Fn(&DeviceEntry) -> bool| {
-        let such: Vec<String> =
-            planned.iter().filter(|entry| is_such(entry)).map(|entry| format!("`{}`", entry.name)).collect();
-        (!such.is_empty()).then(|| such.join(", "))
+    let names = |matches: &dyn Fn(&DeviceEntry) -> bool| {
+        let entries = planned.iter().filter(|entry| matches(entry));
+        let names: Vec<String> = entries.map(|entry| format!("`{}`", entry.name)).collect();
+        (!names.is_empty()).then(|| names.join(", "))
     };
-    let is_shipped =
-        |entry: &DeviceEntry| hearth_profiles::device::shipped_names().any(|name| name == entry.profile);
+    let is_shipped = |entry: &DeviceEntry| shipped_names().any(|name| name == entry.profile);
     if let Some(names) = names(&is_shipped) {
-        all.push(format!(
-            "{names}: profiles of other devices that ship with hearth; `hearth profile` measures yours"
-        ));
+        all.push(format!("{names} as fast as the device of a paper; `hearth profile` measures yours"));
     }
     if let Some(names) = names(&|entry| entry.parts.is_some()) {
-        all.push(format!("{names}: speeds by data sheets of parts; `hearth profile` measures yours"));
+        all.push(format!("{names} as fast as such parts usually are; `hearth profile` measures yours"));
     }
-    let unvalidated = trace.header.devices.iter();
-    all.extend(
-        unvalidated
-            .filter_map(|device| Some(format!("`{}`: {}", device.name, device.unvalidated_parts.as_ref()?))),
-    );
+    let devices = trace.header.devices.iter();
+    let unvalidated = devices.filter_map(|device| Some((&device.name, device.unvalidated_parts.as_ref()?)));
+    all.extend(unvalidated.map(|(name, parts)| format!("`{name}` with the {parts}")));
     all
 }
 
-/// Formats a time as people say it: `538 ms`, `10.8 s`, `14 min 56 s` or `2 h 5 min`.
-pub fn spoken_time(seconds: f64) -> String {
+/// Formats a duration: `538 ms`, `10.8 s`, `14 min 56 s` or `2 h 5 min`.
+pub fn format_duration(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     match whole {
         0..60 => Seconds(seconds).to_string(),
@@ -164,7 +194,7 @@ mod tests {
 
     #[test]
     fn times_are_in_units_that_people_use() {
-        let texts = [0.5, 10.8, 59.9, 896.2, 7500.0].map(spoken_time);
+        let texts = [0.5, 10.8, 59.9, 896.2, 7500.0].map(format_duration);
         assert_eq!(texts, ["500 ms", "10.8 s", "1 min 0 s", "14 min 56 s", "2 h 5 min"]);
     }
 }

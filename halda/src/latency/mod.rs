@@ -41,7 +41,7 @@ use constraints::{Violation, shape_violations};
 use hop_times::HopTimes;
 
 /// The middles of five equally likely ranges of a normal distribution, in standard deviations.
-const MEMORY_QUANTILES: [f64; 5] = [-1.2816, -0.5244, 0.0, 0.5244, 1.2816];
+pub(crate) const MEMORY_QUANTILES: [f64; 5] = [-1.2816, -0.5244, 0.0, 0.5244, 1.2816];
 
 /// A validated instance with the coefficients of its devices; the input of every planner.
 #[derive(Debug, Clone)]

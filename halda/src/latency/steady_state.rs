@@ -45,6 +45,7 @@ use hearth_core::residency::{kept_bytes, stream_buffer_bytes, weights_fit};
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 
+use crate::latency::MEMORY_QUANTILES;
 use crate::latency::constraints::shape_violations;
 use crate::problem::assignment::ring_order;
 use crate::{
@@ -55,6 +56,11 @@ use crate::{
 /// The seconds per token that count for a device that runs out of memory, in the mean over its uncertain memory.
 /// source: assumed, longer than any useful token, so that a plan that may fail is the last choice
 pub(crate) const OUT_OF_MEMORY_SECONDS: f64 = 1e4;
+
+/// Returns whether a mean time includes that of a device that runs out of memory, in at least one of the quantiles.
+pub(crate) fn may_run_out_of_memory(mean_seconds: f64) -> bool {
+    mean_seconds >= OUT_OF_MEMORY_SECONDS / MEMORY_QUANTILES.len() as f64
+}
 
 /// The time that a device adds to a token, and the time for which a token occupies its disk.
 #[derive(Debug, Clone, PartialEq)]

@@ -43,13 +43,13 @@ pub(super) fn findings(plan: &Plan, cluster: &Cluster, slow_disk: Option<BytesPe
     found
 }
 
-/// Reports a plan that takes much longer than the best plan.
+/// Reports a plan that takes much longer than the default one, which is fast in uncertain memory too.
 fn far_above_optimum(model: &LatencyModel, solution: &Solution) -> Option<Finding> {
     let best = solve(&OverlapSearch::default(), model).ok()?.seconds_per_token();
     let seconds = solution.seconds_per_token();
     (seconds >= FAR_ABOVE * best).then(|| {
         let what = format!(
-            "by the steady-state model a token takes {} with this plan, {:.1} times the {} of the best plan",
+            "by the steady-state model a token takes {} with this plan, {:.1} times the {} of the plan of `overlap`",
             Seconds(seconds),
             seconds / best,
             Seconds(best)

@@ -1,6 +1,6 @@
 //! The sentences in a plan document that explain the plan, generated from its [`Explanation`](crate::Explanation).
 
-use crate::latency::steady_state::OUT_OF_MEMORY_SECONDS;
+use crate::latency::steady_state::may_run_out_of_memory;
 use crate::{
     AvoidedRisk, BindingConstraint, DeviceExplanation, DeviceTerms, DropReason, InfeasibleReason,
     LayerCounts, Solution,
@@ -9,17 +9,10 @@ use crate::{
 /// Returns the explanation of a solution as sentences: first about the plan, then about each device with layers.
 pub fn explanation_sentences(solution: &Solution) -> Vec<String> {
     let mut all = vec![best_by_rounds(solution)];
-    if let (Some(optimum), Some(gap)) =
-        (solution.explanation.optimal_seconds_per_token, solution.explanation.optimality_gap)
-    {
-        all.push(if gap.abs() < 1e-9 {
-            "By the same latency model, no plan under the same rules is faster.".to_owned()
-        } else {
-            let (percent, optimum) = (gap * 100.0, time(optimum));
-            format!("By the same latency model, the optimal plan takes {optimum}; this one is {percent:.1} % slower.")
-        });
+    match &solution.explanation.avoided_risk {
+        Some(avoided) => all.push(avoided_risk(avoided)),
+        None => all.extend(optimality(solution)),
     }
-    all.extend(solution.explanation.avoided_risk.as_ref().map(avoided_risk));
     all.extend(limit(solution));
     let relays = solution.explanation.devices.iter().filter_map(|device| {
         let relay = device.relay.as_ref()?;
@@ -39,17 +32,27 @@ pub fn explanation_sentences(solution: &Solution) -> Vec<String> {
     all
 }
 
-/// The least share of the quantiles of uncertain memory in which a device can run out of memory.
-const MIN_FAILURES: f64 = 0.2;
+/// Returns how the plan compares with the optimum, if the optimum is known.
+fn optimality(solution: &Solution) -> Option<String> {
+    let explanation = &solution.explanation;
+    let (optimum, gap) = explanation.optimal_seconds_per_token.zip(explanation.optimality_gap)?;
+    Some(if gap.abs() < 1e-9 {
+        "By the same latency model, no plan under the same rules is faster.".to_owned()
+    } else {
+        let (percent, optimum) = (gap * 100.0, time(optimum));
+        format!(
+            "By the same latency model, the optimal plan takes {optimum}; this one is {percent:.1} % slower."
+        )
+    })
+}
 
 fn avoided_risk(avoided: &AvoidedRisk) -> String {
     let AvoidedRisk { fastest_seconds, fastest_mean_seconds, mean_seconds } = *avoided;
     let on_average = |mean_seconds: f64| {
-        let runs = mean_seconds < OUT_OF_MEMORY_SECONDS * MIN_FAILURES;
-        if runs {
-            format!("takes {} on average", time(mean_seconds))
-        } else {
+        if may_run_out_of_memory(mean_seconds) {
             "may run out of memory".to_owned()
+        } else {
+            format!("takes {} on average", time(mean_seconds))
         }
     };
     format!(
@@ -83,6 +86,9 @@ pub fn drop_reason_text(device: &DeviceExplanation) -> Option<String> {
         }
         DropReason::Slower(seconds) => {
             format!("the best plan that uses it takes {} longer per token", time(seconds))
+        }
+        DropReason::MayRunOutOfMemory => {
+            "the best plan that uses it may run out of memory, because memory is uncertain".to_owned()
         }
         DropReason::Unreachable => "links are missing, so no ring in this order can include it".to_owned(),
         DropReason::NoLayerFits => {

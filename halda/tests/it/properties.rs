@@ -289,7 +289,7 @@ proptest! {
         }
     }
 
-    // If the fastest plan is as fast in the least memory, no other is searched.
+    // If the fastest plan is not slower on average, no other is searched.
     #[test]
     fn overlap_has_the_best_mean_over_uncertain_memory(instance in small([8, 5, 4, 3])) {
         let model = LatencyModel::new(&instance).unwrap();

@@ -92,6 +92,32 @@ fn lru_page_cache_times() {
 }
 
 #[test]
+fn uncertain_memory_counts_with_its_mean() {
+    let mean = |uncertainty: f64, slow_disk: f64| {
+        let residency = ResidencyOptions::default().without_prefetch();
+        // 60 MiB more than the weights. With 12 % less memory they do not fit, with 5 % less they do.
+        let mut instance = instance(460 * MIB, residency, 0.0);
+        instance.devices[1].runtime.memory_uncertainty = uncertainty;
+        instance.slow_disk_threshold = slow_disk;
+        let model = LatencyModel::new(&instance).unwrap();
+        let assignment = Assignment::new(0, 1, vec![8; 2], vec![0; 2]);
+        let residencies = [ResidencyOptions::default(), residency];
+        close(model.steady_state_seconds(&assignment, &residencies), QUIET);
+        let uncertain = model.with_uncertain_memory().expect("uncertain memory");
+        uncertain.steady_state_seconds(&assignment, &residencies)
+    };
+    // One of the five quantiles, 10 %, is 12 % below: then a token reads everything, even from a slow disk.
+    let reads = 400.0 * MIB as f64 / DISK;
+    close(mean(0.1, 0.0), QUIET + reads / 5.0);
+    close(mean(0.1, 2.0 * DISK), QUIET + reads / 5.0);
+    close(mean(0.01, 0.0), QUIET);
+    // With a fiftieth of the memory the device fails, which counts 10,000 s.
+    assert!(mean(3.0, 0.0) > 2000.0);
+    let certain = instance(460 * MIB, ResidencyOptions::default(), 0.0);
+    assert!(LatencyModel::new(&certain).unwrap().with_uncertain_memory().is_none());
+}
+
+#[test]
 fn paper_page_cache_rereads_the_excess() {
     let times = |memory, residency| {
         let mut instance = instance(memory, ResidencyOptions::default(), 0.0);

@@ -1,6 +1,6 @@
 //! The profile of a device that consists of parts of the catalogue.
 
-use super::{Catalogue, CpuPart, DeviceParts, GpuEfficiency, SystemPart, UnknownPart};
+use super::{Catalogue, CpuPart, DeviceParts, GpuEfficiency, PartsError, SystemPart, UnknownPart};
 use crate::device::{Cpu, DeviceProfile, Disk, Gpu, GpuKind, Memory, Os, PageCachePolicy, TransferCost};
 use crate::document::Document;
 use crate::uncertainty::spread_of_uncertainty;
@@ -12,6 +12,8 @@ const MIN_AVAILABLE: f64 = 0.25;
 /// by users: `recommendedMaxWorkingSetSize` that llama.cpp prints
 const METAL_WORKING_SET: [f64; 2] = [0.667, 0.75];
 const LARGE_MAC: Bytes = Bytes::from_mib(36 << 10);
+/// The largest uncertainty of the available memory: that of an assumed value.
+const MAX_MEMORY_UNCERTAINTY: f64 = 0.25;
 /// Compute buffers in memory, and in the memory of a graphics card. source: the shipped devices d2 and d3
 const CPU_BUFFER: Bytes = Bytes::from_mib(256);
 const GPU_BUFFER: Bytes = Bytes(650_000_000);
@@ -24,20 +26,27 @@ const ARITHMETIC_ABOVE_READING: f64 = 100.0;
 const FORMATS: [Format; 5] = [Format::Q4K, Format::Q6K, Format::Q8_0, Format::F16, Format::F32];
 
 const AS_SHIPPED: &str = "assumed: as in the shipped devices d2 and d3";
+/// The source of buffer sizes, which hearth chooses and therefore knows.
+const KNOWN_BUFFER: &str = "derived: as in the shipped devices d2 and d3";
 
 impl DeviceParts {
-    /// Returns the profile of a device with these parts. Fails if the catalogue does not have a part.
-    pub fn to_profile(&self, name: &str) -> Result<DeviceProfile, UnknownPart> {
+    /// Returns the profile of a device with these parts. Fails if the catalogue does not have a part, if the parts do not
+    /// exist together, or if the size of the memory is not plausible.
+    pub fn to_profile(&self, name: &str) -> Result<DeviceProfile, PartsError> {
         let catalogue = Catalogue::shipped();
         let system = catalogue.system(&self.os)?;
-        let (_, chip) = catalogue.cpu_in_family(&self.cpu)?;
+        let (family, chip) = catalogue.cpu_in_family(&self.cpu)?;
+        self.check_combination(system.os, &family.class)?;
+        if self.memory == Bytes::ZERO {
+            return Err(PartsError::Invalid { reason: "a device needs some memory, but it has 0 B".into() });
+        }
         let memory = self.memory(system);
         let gpu = match (&self.gpu, chip.gpu_fp32) {
             (Some(card), _) => Some(graphics_card(catalogue, card, system)?),
             (None, Some(fp32)) if system.os == Os::Macos => Some(self.metal(catalogue, chip, fp32)),
             (None, _) => None,
         };
-        Ok(DeviceProfile {
+        let profile = DeviceProfile {
             schema: DeviceProfile::SCHEMA.into(),
             name: name.to_owned(),
             description: self.description(catalogue)?,
@@ -48,7 +57,27 @@ impl DeviceParts {
             gpu,
             soc: None,
             peer_links: Vec::new(),
-        })
+        };
+        profile.validate().map_err(|error| PartsError::Invalid { reason: error.to_string() })?;
+        Ok(profile)
+    }
+
+    /// Refuses parts that do not exist together.
+    fn check_combination(&self, os: Os, class: &str) -> Result<(), PartsError> {
+        let refuse = |reason: &'static str| Err(PartsError::Incompatible { reason });
+        let is_apple = class == "apple";
+        match os {
+            Os::Macos if !is_apple => refuse("macOS needs an Apple chip, such as `apple-m1`"),
+            Os::Macos if self.gpu.is_some() => {
+                refuse("macOS uses the GPU of the chip; leave the graphics card out")
+            }
+            Os::Windows | Os::Android if is_apple => refuse("an Apple chip needs `macos` or `linux`"),
+            Os::Android if self.gpu.is_some() => refuse("Android has no graphics card; leave it out"),
+            Os::Android if class != "phone" => {
+                refuse("Android needs the chip of a phone, such as `snapdragon-8-gen-2`")
+            }
+            _ => Ok(()),
+        }
     }
 
     fn description(&self, catalogue: &Catalogue) -> Result<String, UnknownPart> {
@@ -99,7 +128,7 @@ impl DeviceParts {
             layer_overhead: None,
             window_overhead: None,
             token_overhead: None,
-            compute_buffer: Sourced::new(CPU_BUFFER, AS_SHIPPED),
+            compute_buffer: Sourced::new(CPU_BUFFER, KNOWN_BUFFER),
             quota: None,
         })
     }
@@ -111,12 +140,15 @@ impl DeviceParts {
         let what =
             format!("{} less what other programs hold ({}), at least a quarter", used.value, used.source);
         // The uncertainty is that of the other programs, whatever remains.
-        let lost = used.value.as_f64() * used.relative_uncertainty() / available.as_f64();
-        let spread = Some(spread_of_uncertainty(lost));
+        let lost = used.value.as_f64() * used.relative_uncertainty() / available.as_f64().max(1.0);
+        let spread = Some(spread_of_uncertainty(lost.min(MAX_MEMORY_UNCERTAINTY)));
+        // No more can be swapped out than others hold.
+        let held = self.memory.saturating_sub(available);
+        let can_swap = system.swap.clone().map(|swap| Sourced { value: swap.value.min(held), ..swap });
         Memory {
             total_memory: Sourced::new(self.memory, "set: installed memory"),
             available_memory: Sourced { value: available, source: format!("derived: {what}"), spread },
-            can_swap: system.swap.clone(),
+            can_swap,
             swap_available: None,
             page_cache: PageCachePolicy::TwoList,
             reclaim_parameters: None,
@@ -191,7 +223,7 @@ fn gpu(
         memory_available,
         upload: copy(),
         download: copy(),
-        compute_buffer: Sourced::new(if unified { CPU_BUFFER } else { GPU_BUFFER }, AS_SHIPPED),
+        compute_buffer: Sourced::new(if unified { CPU_BUFFER } else { GPU_BUFFER }, KNOWN_BUFFER),
         window_overhead: None,
         layer_overhead: Some(class.layer_time.clone()),
     }

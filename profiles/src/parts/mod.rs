@@ -276,9 +276,38 @@ mod tests {
                 PartKind::Gpu => format!("{id}, ddr4-3200-dual, 16 GiB, nvme-gen3, linux"),
                 PartKind::Cpu if id.starts_with("apple") => format!("{id}, 16 GiB, apple-ssd, macos"),
                 PartKind::Cpu => format!("{id}, 8 GiB, nvme-gen3, linux"),
+                PartKind::System if id == "macos" => "apple-m1, 8 GiB, apple-ssd, macos".to_owned(),
+                PartKind::System if id == "android" => "snapdragon-865, 8 GiB, ufs-3.1, android".to_owned(),
                 PartKind::Disk => format!("ddr4-3200-dual, 16 GiB, {id}, windows"),
                 PartKind::System => format!("ddr4-3200-dual, 16 GiB, nvme-gen3, {id}"),
             });
+        }
+    }
+
+    #[test]
+    fn impossible_devices_are_refused() {
+        let error = |text: &str| {
+            let parts: DeviceParts = text.parse().expect("known parts");
+            parts.to_profile("it").expect_err("impossible").to_string()
+        };
+        for text in [
+            "rtx-3060-12gb, apple-m1, 16 GiB, apple-ssd, macos",
+            "ddr4-3200-dual, 16 GiB, nvme-gen3, macos",
+            "apple-m1, 16 GiB, apple-ssd, windows",
+            "ddr4-3200-dual, 16 GiB, nvme-gen3, android",
+        ] {
+            assert!(error(text).starts_with("these parts do not exist together"), "{text}");
+        }
+        assert!(error("ddr4-3200-dual, 0 B, nvme-gen3, linux").contains("memory"));
+        assert!(error("ddr4-3200-dual, 4096 TiB, nvme-gen3, linux").contains("check its unit"));
+    }
+
+    #[test]
+    fn small_memories_are_not_more_uncertain_than_assumed_ones() {
+        for memory in ["1 GiB", "2 GiB", "4 GiB", "8 GiB"] {
+            let memory = profile(&format!("raspberry-pi-4, {memory}, sd-uhs-1, linux")).memory;
+            assert!(memory.available_memory.relative_uncertainty() <= 0.251, "{memory:?}");
+            assert!(memory.obtainable_bytes() <= memory.total_memory.value, "{memory:?}");
         }
     }
 

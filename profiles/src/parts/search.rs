@@ -2,21 +2,25 @@
 
 use std::fmt;
 
+use serde::Serialize;
+
 use super::Catalogue;
 
 /// Number of parts that an error suggests. source: assumed, fits on a line
 const MAX_SUGGESTIONS: usize = 3;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum PartKind {
     Gpu,
     Cpu,
     Disk,
+    #[serde(rename = "os")]
     System,
 }
 
 /// A part in a list.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PartSummary {
     pub kind: PartKind,
     pub id: String,

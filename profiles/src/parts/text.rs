@@ -9,20 +9,25 @@ use crate::Bytes;
 /// Why a text does not name the parts of a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PartsError {
-    #[error("{0}")]
-    Unknown(UnknownPart),
-    #[error("two parts are of the same kind: {0}")]
-    Twice(String),
-    /// All parts that are missing, as text.
-    #[error("these parts are missing: {0}")]
-    Missing(String),
+    #[error(transparent)]
+    Unknown(#[from] UnknownPart),
+    #[error("two parts are of the same kind: `{first}` and `{second}`")]
+    Twice { first: String, second: String },
+    #[error("these parts are missing: {}", .kinds.join(", "))]
+    Missing { kinds: Vec<&'static str> },
+    #[error("these parts do not exist together: {reason}")]
+    Incompatible { reason: &'static str },
+    #[error("{reason}")]
+    Invalid { reason: String },
 }
 
 impl PartsError {
     pub fn hint(&self) -> String {
         match self {
             Self::Unknown(unknown) => unknown.hint(),
-            Self::Twice(_) | Self::Missing(_) => {
+            Self::Incompatible { .. } => "change one of them; `hearth device list` has all parts".to_owned(),
+            Self::Invalid { .. } => "check the size of the memory".to_owned(),
+            Self::Twice { .. } | Self::Missing { .. } => {
                 "write for example `ddr4-3200-dual, 16 GiB, nvme-gen3, linux`, and a graphics card if there is one, such as \
                  `rtx-3060-12gb`; `hearth device list` has all parts"
                     .to_owned()
@@ -46,16 +51,20 @@ impl FromStr for DeviceParts {
     fn from_str(text: &str) -> Result<Self, PartsError> {
         let catalogue = Catalogue::shipped();
         let (mut found, mut memory): (Vec<(PartKind, String)>, Option<Bytes>) = (Vec::new(), None);
+        let twice = |first: &str, second: &str| PartsError::Twice {
+            first: first.to_owned(),
+            second: second.to_owned(),
+        };
         for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
             if let Ok(bytes) = word.parse::<Bytes>() {
-                if memory.replace(bytes).is_some() {
-                    return Err(PartsError::Twice(format!("`{word}` is the second size of memory")));
+                if let Some(first) = memory.replace(bytes) {
+                    return Err(twice(&first.to_string(), word));
                 }
                 continue;
             }
-            let kind = catalogue.part(word).map_err(PartsError::Unknown)?.kind;
+            let kind = catalogue.part(word)?.kind;
             if let Some((_, other)) = found.iter().find(|(other, _)| *other == kind) {
-                return Err(PartsError::Twice(format!("`{other}` and `{word}`")));
+                return Err(twice(other, word));
             }
             found.push((kind, word.to_owned()));
         }
@@ -74,9 +83,9 @@ impl FromStr for DeviceParts {
                     (disk.is_none(), "a disk"),
                     (os.is_none(), "an operating system"),
                 ];
-                let missing: Vec<&str> =
+                let kinds =
                     all.into_iter().filter(|(is_missing, _)| *is_missing).map(|(_, what)| what).collect();
-                Err(PartsError::Missing(missing.join(", ")))
+                Err(PartsError::Missing { kinds })
             }
         }
     }
@@ -100,6 +109,6 @@ mod tests {
         assert_eq!(missing, "these parts are missing: a CPU, a disk, an operating system");
         assert!(error("rtx3060, 16 GiB").hint().contains("`rtx-3060-8gb`"));
         assert!(error("linux, windows").to_string().contains("same kind"));
-        assert!(error("1 GiB, 2 GiB").to_string().contains("second size"));
+        assert!(error("1 GiB, 2 GiB").to_string().contains("`1.00 GiB` and `2 GiB`"));
     }
 }

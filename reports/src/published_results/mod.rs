@@ -74,7 +74,7 @@ pub struct PublishedResults {
     /// Labels of the rows that nobody had looked at when the simulator last changed.
     #[serde(rename = "blind", default)]
     pub blind_rows: Vec<String>,
-    /// The values that were fitted to the published numbers.
+    /// The values that were fitted to the published numbers, or chosen by the text.
     #[serde(rename = "inferred", default)]
     pub inferred_values: Vec<InferredValue>,
     pub systems: Vec<System>,
@@ -87,8 +87,8 @@ pub struct PublishedResults {
     pub claims: Vec<Claim>,
 }
 
-/// A value that was fitted to published numbers, and the value that it would have without the fit. The report shows
-/// how the simulated times depend on it.
+/// A value that was fitted to published numbers or chosen by the text of a publication, and the value that it would have
+/// otherwise. The report shows how the simulated times depend on it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InferredValue {

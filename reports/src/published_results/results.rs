@@ -93,18 +93,6 @@ impl PredictionInterval {
         if changes.is_empty() { "no single parameter".to_owned() } else { changes.join(", ") }
     }
 
-    /// Returns the interval of the time per token and the most influential parameters, as two lines for a terminal.
-    pub fn summary_text(&self) -> String {
-        let failed = match self.failed_draw_count {
-            0 => String::new(),
-            failed => format!(" ({failed} do not fit in memory)"),
-        };
-        let (draws, interval, changes) = (self.draw_count, self.interval_text(), self.sensitivities_text());
-        format!(
-            "  80 % of {draws} draws of all parameters{failed} take {interval}.\n  Most sensitive to {changes}."
-        )
-    }
-
     /// Returns the interval from the 10th to the 90th percentile of the time per token, as text.
     pub fn interval_text(&self) -> String {
         let [p10, p90] = [self.p10_ms, self.p90_ms].map(|ms| format!("{ms:.*}", usize::from(ms < 100.0)));

@@ -64,34 +64,43 @@ pub struct SweepRow {
     pub evaluation: Evaluation,
 }
 
-/// Returns a scenario and its cluster with other values of some fields, which are named as in a sweep. Fields of devices
-/// that the scenario does not have are ignored.
+/// Returns whether a scenario can have a field, which is named as in a sweep: it cannot have fields of other devices.
+pub(crate) fn can_have_field(scenario: &Scenario, path: &str) -> bool {
+    let Some(rest) = path.strip_prefix("devices.") else { return true };
+    let mut devices = scenario.devices.iter();
+    devices.any(|entry| rest.strip_prefix(&entry.name).is_some_and(|key| key.starts_with('.')))
+}
+
+/// Returns a scenario and its cluster with other values of some fields, which are named as in a sweep. Fields that the
+/// scenario cannot have are ignored. `devices` are the profiles of the scenario.
 pub(crate) fn replace_values(
     loaded: &LoadedScenario,
+    devices: &[DeviceProfile],
     values: &BTreeMap<String, String>,
 ) -> Result<(LoadedScenario, Cluster), Error> {
-    let devices = loaded.resolve_devices(|_, entry| loaded.resolve_device(entry))?;
-    let documents = DocumentTrees::new(&loaded.scenario, &devices)?;
-    let is_present = |path: &str| {
-        let device = path.strip_prefix("devices.");
-        let names = |rest: &str| {
-            let mut devices = loaded.scenario.devices.iter();
-            devices.any(|entry| rest.strip_prefix(&entry.name).is_some_and(|key| key.starts_with('.')))
+    let documents = DocumentTrees::new(&loaded.scenario, devices)?;
+    let present = values.iter().filter(|(path, _)| can_have_field(&loaded.scenario, path));
+    let field =
+        |(path, value): (&String, &String)| {
+            let field = VariedField::parse(&format!("{path}={value}"), &documents)?;
+            match field.values.len() {
+                1 => Ok(field),
+                _ => Err(Error::invalid(format!("`{path}` has several values: {value}"))
+                    .with_hint("give one value")),
+            }
         };
-        device.is_none_or(names)
-    };
-    let present = values.iter().filter(|(path, _)| is_present(path));
-    let fields = present.map(|(path, value)| VariedField::parse(&format!("{path}={value}"), &documents));
-    let fields = fields.collect::<Result<Vec<_>, _>>()?;
+    let fields = present.map(field).collect::<Result<Vec<_>, Error>>()?;
     let settings: Vec<_> = fields.iter().map(|field| (field, &field.values[0])).collect();
     let scenario = documents.scenario_with_settings(&settings).map_err(Error::invalid)?;
-    let replace = |(index, device)| {
-        DocumentTrees::device_with_settings(index, device, &settings).map_err(Error::invalid)
+    let replace = |(index, device): (usize, &DeviceProfile)| {
+        let device = DocumentTrees::device_with_settings(index, device.clone(), &settings)?;
+        device.validate().map_err(|error| error.to_string())?;
+        Ok(device)
     };
-    let devices = devices.into_iter().enumerate().map(replace).collect::<Result<Vec<_>, _>>()?;
+    let devices = devices.iter().enumerate().map(replace).collect::<Result<Vec<_>, String>>();
     let (model, draft) = (loaded.resolve_model_profile(None)?, loaded.resolve_draft_model_profile()?);
     let loaded = loaded.with_scenario(scenario);
-    let cluster = loaded.assemble_cluster(devices, model, draft)?;
+    let cluster = loaded.assemble_cluster(devices.map_err(Error::invalid)?, model, draft)?;
     Ok((loaded, cluster))
 }
 

@@ -6,9 +6,9 @@
 //! fix.
 //!
 //! The memory that a device will have is uncertain, and a plan that just fits in it may be much slower in a little less.
-//! So among all plans the one with the best mean time over five quantiles of the memory is chosen
-//! ([`LatencyModel::with_uncertain_memory`]), unless [`MemoryRisk::Ignore`] is set. A device may then even read a slow
-//! disk if it has less memory than described; the time of this counts.
+//! So if the fastest plan is slower on average over five quantiles of the memory
+//! ([`LatencyModel::with_uncertain_memory`]), the plan with the best mean is chosen, unless [`MemoryRisk::Ignore`] is
+//! set. A device may then even read a slow disk if it has less memory than described; the time of this counts.
 //!
 //! For a given order of the ring the search is exact in windows, GPU layers, rounds and residency policies
 //! (`search.rs`). If the order is free, only a few orders are tried.
@@ -176,6 +176,7 @@ impl Search<'_, '_> {
 }
 
 /// The maximum number of windows to evaluate with all residency policies and splits. source: assumed, at most a second
+/// for a search, and several seconds if a second search averages over uncertain memory
 const MAX_WINDOW_EVALUATIONS: f64 = 3e6;
 
 /// Estimates the number of windows that a search evaluates. A step of the dynamic program counts as a tenth of a
