@@ -36,7 +36,8 @@ pub fn run(args: &CatalogueArgs, json: bool) -> Result<ExitCode, Failure> {
             let found = catalogue.search(&args.words);
             if found.is_empty() {
                 let what = format!("no part has all of these words: {}", args.words.join(", "));
-                let hint = "use fewer words, or list all parts with `hearth device list`";
+                let similar = catalogue.part(&args.words.join(" ")).err().map(|unknown| unknown.hint());
+                let hint = similar.unwrap_or_else(|| "list all parts with `hearth device list`".to_owned());
                 return Err(Failure::invalid(what).with_hint(hint));
             }
             print_parts(&found, json)

@@ -25,7 +25,7 @@ const MEMORY_IGNORED: &str =
 /// Number of draws without `--draws`. source: assumed, known to a few percent
 const DEFAULT_DRAWS: u32 = 32;
 /// Number of steps of a run up to which its uncertainty is estimated without `--draws`. source: assumed, a second
-const MAX_STEPS_FOR_DRAWS: usize = 5_000;
+const MAX_STEPS_FOR_DRAWS: usize = 20_000;
 
 /// Ratio of the times per token that planner and simulator predict, above which a note is printed.
 /// source: assumed; over random scenarios half of all plans are within 1.1 and nine of ten within 1.4

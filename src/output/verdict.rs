@@ -21,9 +21,8 @@ pub fn format_verdict(verdict: &Verdict, interval: Option<&PredictionInterval>) 
         };
         let range = interval.map_or_else(String::new, |interval| format!(" ({})", speed_range(interval)));
         let _ = writeln!(text, "{} tokens/s{range}: {comparison}, {token} per token", short(speed));
-        if let Some(interval) = interval {
-            let _ = writeln!(text, "  uncertain: {}", uncertainty(interval));
-        }
+        let uncertainty = interval.map_or_else(|| "not estimated; add `--draws 32`".to_owned(), uncertainty);
+        let _ = writeln!(text, "  uncertain: {uncertainty}");
         if let Some(alone) = &verdict.best_single_device {
             let _ = writeln!(text, "  {}", beside_single_device(speed, alone));
         }
@@ -31,7 +30,8 @@ pub fn format_verdict(verdict: &Verdict, interval: Option<&PredictionInterval>) 
     if !verdict.first_tokens.is_empty() {
         let each = |first: &FirstToken| {
             let time = first.seconds.map_or_else(|| "does not run".to_owned(), format_duration);
-            format!("{time} for {} tokens", first.prompt_tokens)
+            let longer = if first.needs_longer_context { " (in a longer context)" } else { "" };
+            format!("{time} for {} tokens{longer}", first.prompt_tokens)
         };
         let all: Vec<String> = verdict.first_tokens.iter().map(each).collect();
         let _ = writeln!(text, "  first token after a prompt: {}", all.join(", "));
@@ -59,20 +59,25 @@ fn beside_single_device(speed: f64, alone: &SingleDeviceSpeed) -> String {
     format!("`{}` alone, the best single device: {} tokens/s; {comparison}", alone.device, short(single))
 }
 
-/// Returns the range of speeds that contains 80 % of the draws. A run that ends out of memory has the speed 0.
+/// Returns the range of speeds that contains 80 % of the draws, and how many of them do not run.
 fn speed_range(interval: &PredictionInterval) -> String {
-    let [slow, fast] = [interval.p90_ms, interval.p10_ms].map(|ms| 1e3 / ms);
-    format!("{} to {} in 80 % of {} draws", short(slow), short(fast), interval.draw_count)
+    let PredictionInterval { p10_ms, p90_ms, failed_draw_count, draw_count, .. } = *interval;
+    let fast = short(1e3 / p10_ms);
+    let range = if p90_ms.is_finite() {
+        format!("{} to {fast}", short(1e3 / p90_ms))
+    } else {
+        format!("at most {fast}")
+    };
+    match failed_draw_count {
+        0 => format!("{range} in 80 % of {draw_count} draws"),
+        failed => format!("{range}; {failed} of {draw_count} draws run out of memory"),
+    }
 }
 
 /// Returns the values on which the prediction depends most, and how to know them better.
 fn uncertainty(interval: &PredictionInterval) -> String {
-    let failed = match interval.failed_draw_count {
-        0 => String::new(),
-        failed => format!("; {failed} of {} draws do not fit in memory", interval.draw_count),
-    };
     let changes = interval.sensitivities_text();
-    format!("most of all {changes}{failed}; `hearth profile` on a device measures its values")
+    format!("the time depends most on {changes}; `hearth profile` on a device measures its values")
 }
 
 /// Formats a speed with two or three digits.
@@ -81,7 +86,6 @@ fn short(speed: f64) -> String {
         speed if speed >= 99.95 => format!("{speed:.0}"),
         speed if speed >= 9.995 => format!("{speed:.1}"),
         speed if speed >= 0.0995 => format!("{speed:.2}"),
-        0.0 => "0".to_owned(),
         speed => format!("{speed:.3}"),
     }
 }

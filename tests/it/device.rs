@@ -69,6 +69,7 @@ fn wrong_parts_are_explained() {
     for (device, parts) in [
         ("a=rtx-3060-12gb,16 GiB", &["these parts are missing: a CPU, a disk, an operating system"][..]),
         ("a=rtx3060,ddr4-3200-dual,16 GiB,nvme-gen3,linux", &["`rtx-3060-12gb`", "hearth device search"]),
+        ("a=rtx-3060-12gb", &["`rtx-3060-12gb` is a part"]),
         ("a=ddr4-3200-dual,16 GiB,8 GiB,nvme-gen3,linux", &["`16.0 GiB` and `8 GiB`"]),
     ] {
         assert_rejected(&["init", &new, "--device", device], parts);

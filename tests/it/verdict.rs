@@ -13,7 +13,7 @@ fn simulation_opens_with_a_verdict() {
     assert!(first.contains("tokens/s (") && first.contains("slower than people read"), "{first}");
     for part in [
         "`desktop` alone, the best single device",
-        "does not run for 4000 tokens",
+        "does not run for 4000 tokens (in a longer context)",
         "assumes: on `desktop` other programs",
     ] {
         assert!(text.contains(part), "{part} is not in {text}");
@@ -27,7 +27,7 @@ fn simulation_opens_with_a_verdict() {
     // The keys and values of 4000 tokens do not fit beside the weights.
     assert!(seconds[0] > Some(1.0) && seconds[0] < seconds[1] && seconds[2].is_none(), "{seconds:?}");
     let alone = expect_number(&verdict["best_single_device"]["speed"]["tpot_ms"]);
-    assert!(alone > 5.0 * expect_number(&run["tpot_ms"]["mean"]), "{alone}");
+    assert!(alone > 1.1 * expect_number(&run["tpot_ms"]["mean"]), "{alone}");
     assert!(expect_array(&verdict["left_out"]).iter().any(|device| device["name"] == "phone"), "{verdict}");
 }
 

@@ -12,6 +12,7 @@ use hearth_core::{Cluster, LinkTable, Member};
 use hearth_profiles::document::DeprecationWarning;
 use hearth_profiles::gguf::GgufModel;
 use hearth_profiles::model::{ModelDocument, ModelProfile, shipped_names, shipped_profile};
+use hearth_profiles::parts::Catalogue;
 use hearth_profiles::{DeviceProfile, Document, device};
 use hearth_schema::Scenario;
 use hearth_schema::hub_model::{HubModelName, NAME_HINT, is_hub_model_name};
@@ -320,7 +321,16 @@ impl LoadedScenario {
                 "the path of a profile is relative to the folder of the scenario; `hearth profile -o FILE` writes a profile",
             ));
         }
-        device::shipped_profile(name).map_err(|unknown| Error::invalid(unknown).with_location(location()))
+        device::shipped_profile(name).map_err(|unknown| {
+            let error = Error::invalid(unknown).with_location(location());
+            match Catalogue::shipped().part(name) {
+                Ok(_) => error.with_hint(format!(
+                    "`{name}` is a part: name all parts of the device, such as `rtx-3060-12gb, ddr4-3200-dual, 16 GiB, \
+                     nvme-gen3, windows`"
+                )),
+                Err(_) => error,
+            }
+        })
     }
 }
 

@@ -4,8 +4,8 @@
 
 use hearth_core::memory::DeviceMemory;
 use hearth_core::{Cluster, metrics};
-use hearth_halda::{Instance, LatencyModel, SingleDevice, plan_from_solution, solve_within_memory};
-use hearth_profiles::device::shipped_names;
+use hearth_halda::{Instance, LatencyModel, SingleDevice, plan_from_assignment, solve_within_memory};
+use hearth_profiles::device::{Os, shipped_names};
 use hearth_profiles::{Bytes, PerSecond, Seconds};
 use hearth_schema::plan::DroppedDevice;
 use hearth_schema::scenario::DeviceEntry;
@@ -56,6 +56,8 @@ pub struct FirstToken {
     pub prompt_tokens: u32,
     /// `None` if the run does not complete, for example because the longer context does not fit in memory.
     pub seconds: Option<f64>,
+    /// Whether the prompt needs a longer context than the scenario has.
+    pub needs_longer_context: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -77,6 +79,7 @@ impl Verdict {
         let prompt_time = |prompt_tokens| FirstToken {
             prompt_tokens,
             seconds: first_token_seconds(loaded, limited, plan, prompt_tokens, memory),
+            needs_longer_context: prompt_tokens >= limited.context_length,
         };
         let is_ring = plan.kind.is_ring();
         let alone = (plan.devices.len() > 1).then(|| best_single_device(loaded, described, memory));
@@ -131,7 +134,8 @@ fn best_single_device(
     let model = LatencyModel::new(&instance).ok()?;
     let alone = |device: usize| {
         let solution = solve_within_memory(&SingleDevice { device: Some(device) }, &model).ok()?;
-        let plan = plan_from_solution(&solution, cluster, &loaded.record).ok()?;
+        // With the residency that is best for the device alone, as in a ring.
+        let plan = plan_from_assignment(&model, &solution.assignment, cluster, &loaded.record).ok()?;
         let mut cluster = cluster.clone();
         limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
         let speed = Speed::from_trace(&simulate(loaded, &cluster, &plan, memory)?)?;
@@ -165,6 +169,19 @@ fn assumptions(loaded: &LoadedScenario, cluster: &Cluster, plan: &Plan, trace: &
         let names: Vec<String> = entries.map(|entry| format!("`{}`", entry.name)).collect();
         (!names.is_empty()).then(|| names.join(", "))
     };
+    let foreign = plan.devices.iter().filter_map(|planned| {
+        let os = match cluster.member(&planned.name)?.device.os {
+            Os::Linux => return None,
+            Os::Windows => "Windows",
+            Os::Macos => "macOS",
+            Os::Android => "Android",
+        };
+        Some(format!("`{}` ({os})", planned.name))
+    });
+    let foreign: Vec<String> = foreign.collect();
+    if !foreign.is_empty() {
+        all.push(format!("hearth runs on {}; today it builds on Linux for x86-64 only", foreign.join(", ")));
+    }
     let is_shipped = |entry: &DeviceEntry| shipped_names().any(|name| name == entry.profile);
     if let Some(names) = names(&is_shipped) {
         all.push(format!("{names} as fast as the device of a paper; `hearth profile` measures yours"));

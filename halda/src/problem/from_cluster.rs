@@ -175,11 +175,11 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
 }
 
 /// Returns the runtime model of a cluster member. If the scenario does not fix the residency policy, a planner may
-/// choose `os` and, on Linux and Android, where individual pages can be released, also `managed`.
+/// choose `os` and, except on macOS, where individual pages cannot be released, also `managed`.
 fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
     let (profile, managed) = (&member.device, ResidencyOptions::with_policy(Residency::Managed));
     let os = ResidencyOptions::default();
-    let open = if matches!(profile.os, Os::Macos | Os::Windows) { vec![os] } else { vec![os, managed] };
+    let open = if profile.os == Os::Macos { vec![os] } else { vec![os, managed] };
     RuntimeModel {
         allowed_residencies: member.residency.map_or(open, |residency| vec![residency]),
         reread_scope: match profile.memory.page_cache {

@@ -45,7 +45,7 @@ impl UnknownPart {
     pub fn hint(&self) -> String {
         let names: Vec<String> = self.suggestions.iter().map(|id| format!("`{id}`")).collect();
         format!(
-            "did you mean {}? `hearth device search {}` finds parts by their names",
+            "did you mean {}? `hearth device search {}` lists all of this kind",
             names.join(" or "),
             self.kind
         )

@@ -25,7 +25,7 @@ impl PartsError {
     pub fn hint(&self) -> String {
         match self {
             Self::Unknown(unknown) => unknown.hint(),
-            Self::Incompatible { .. } => "change one of them; `hearth device list` has all parts".to_owned(),
+            Self::Incompatible { .. } => "`hearth device list` has all parts".to_owned(),
             Self::Invalid { .. } => "check the size of the memory".to_owned(),
             Self::Twice { .. } | Self::Missing { .. } => {
                 "write for example `ddr4-3200-dual, 16 GiB, nvme-gen3, linux`, and a graphics card if there is one, such as \
