@@ -67,7 +67,8 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     }
     let mut output = RunSummary::from_trace(&trace);
     output.soc_metrics = soc_metrics(&cluster, &plan, &trace);
-    output.verdict = Some(Verdict::new(&loaded, [&described, &cluster], &plan, &trace, memory));
+    let run = (&trace, &output.metrics);
+    output.verdict = Some(Verdict::new(&loaded, [&described, &cluster], &plan, run, memory));
     let default_draws = if trace.records.len() <= MAX_STEPS_FOR_DRAWS { DEFAULT_DRAWS } else { 0 };
     let draws = args.draws.unwrap_or(default_draws) as usize;
     if draws > 0 && trace.outcome == Outcome::Ok {

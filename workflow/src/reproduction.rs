@@ -9,9 +9,9 @@ use std::path::Path;
 
 use hearth_core::memory::DeviceMemory;
 use hearth_core::{Cluster, metrics};
-use hearth_profiles::Bytes;
 use hearth_profiles::document::Document;
 use hearth_profiles::model::ModelDocument;
+use hearth_profiles::{Bytes, DeviceProfile};
 use hearth_reports::published_results::results::{CellResult, CellResults, MemoryFootprint, SimulatedRun};
 use hearth_reports::published_results::speeds::{ChannelQuantisation, GpuPeakRates, GpuRun};
 use hearth_reports::published_results::{PublishedResults, ResultRow, System};
@@ -64,16 +64,21 @@ pub fn reproduce(
         let cell = match (&entry.scenario, &entry.gpu_run, &system_entry.gpu) {
             (Some(scenario), ..) => {
                 let loaded = load(&folder.join(scenario), published, entry, system_entry, resolver)?;
-                let devices = loaded.resolve_devices(|_, entry| loaded.resolve_device(entry))?;
-                for (value, results) in published.inferred_values.iter().zip(&mut without_inferred_values) {
-                    unused_fields.retain(|path| !sweep::can_have_field(&loaded.scenario, path));
-                    let (loaded, cluster) = sweep::replace_values(&loaded, &devices, &value.values_without)?;
-                    let cell = simulate_cell(&loaded, cluster, published.starts_warm, 0)
-                        .unwrap_or_else(|error| failed(&error));
-                    results.insert((row, system), cell);
+                unused_fields.retain(|path| !sweep::can_have_field(&loaded.scenario, path));
+                match resolve(&loaded) {
+                    Ok((devices, cluster)) => {
+                        let inferred = published.inferred_values.iter().zip(&mut without_inferred_values);
+                        for (value, results) in inferred {
+                            let values = &value.values_without;
+                            let (loaded, cluster) =
+                                sweep::replace_values(&loaded, &devices, &cluster, values)?;
+                            let cell = simulate_cell(&loaded, cluster, published.starts_warm, 0);
+                            results.insert((row, system), cell.unwrap_or_else(|error| failed(&error)));
+                        }
+                        simulate_cell(&loaded, cluster, published.starts_warm, draws)
+                    }
+                    Err(error) => Err(error),
                 }
-                let cluster = loaded.resolve_cluster(None)?;
-                simulate_cell(&loaded, cluster, published.starts_warm, draws)
             }
             (None, Some(gpu_run), Some(gpu)) => Ok(predict_by_roofline(folder, gpu_run, gpu)?),
             // The validation of the document rejects such a row.
@@ -91,6 +96,14 @@ pub fn reproduce(
             .with_hint("use the name of a device of a scenario in `rows`"));
     }
     Ok(Reproduction { results, without_inferred_values, failed_cells })
+}
+
+/// Returns the device profiles of a scenario, and the cluster of [`LoadedScenario::resolve_cluster`].
+fn resolve(loaded: &LoadedScenario) -> Result<(Vec<DeviceProfile>, Cluster), Error> {
+    let devices = loaded.resolve_devices(|_, entry| loaded.resolve_device(entry))?;
+    let mut cluster = loaded.cluster_from_measured_devices(devices.clone(), None)?;
+    limits::apply_absolute_memory_limits(&loaded.scenario, &mut cluster);
+    Ok((devices, cluster))
 }
 
 fn failed(error: &Error) -> CellResult {

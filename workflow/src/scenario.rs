@@ -302,9 +302,9 @@ impl LoadedScenario {
     /// Reads or measures the profile of a device of the scenario.
     pub fn resolve_device(&self, entry: &DeviceEntry) -> Result<DeviceProfile, Error> {
         if let Some(parts) = &entry.parts {
-            return parts.to_profile(&entry.name).map_err(|unknown| {
+            return parts.to_profile(&entry.name).map_err(|error| {
                 let location = format!("{}, `parts` of `{}`", self.path.display(), entry.name);
-                Error::invalid(&unknown).with_location(location).with_hint(unknown.hint())
+                Error::invalid(&error).with_location(location).with_hint(error.hint())
             });
         }
         let name = entry.profile.as_str();

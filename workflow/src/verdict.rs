@@ -2,8 +2,9 @@
 //!
 //! Not here: the metrics of the run ([`hearth_core::metrics`]) and the text ([`Verdict`] is data).
 
+use hearth_core::Cluster;
 use hearth_core::memory::DeviceMemory;
-use hearth_core::{Cluster, metrics};
+use hearth_core::metrics::{self, Metrics};
 use hearth_halda::{Instance, LatencyModel, SingleDevice, plan_from_assignment, solve_within_memory};
 use hearth_profiles::device::{Os, shipped_names};
 use hearth_profiles::{Bytes, PerSecond, Seconds};
@@ -67,13 +68,13 @@ pub struct SingleDeviceSpeed {
 }
 
 impl Verdict {
-    /// Creates the verdict on a plan with its trace. `described` is the cluster without the memory limits of the plan's
+    /// Creates the verdict on a plan with its trace and the metrics of this. `described` is the cluster without the memory limits of the plan's
     /// shares, `limited` the one that was simulated.
     pub fn new(
         loaded: &LoadedScenario,
         [described, limited]: [&Cluster; 2],
         plan: &Plan,
-        trace: &Trace,
+        (trace, metrics): (&Trace, &Metrics),
         memory: MemoryOptions,
     ) -> Self {
         let prompt_time = |prompt_tokens| FirstToken {
@@ -84,7 +85,7 @@ impl Verdict {
         let is_ring = plan.kind.is_ring();
         let alone = (plan.devices.len() > 1).then(|| best_single_device(loaded, described, memory));
         Self {
-            speed: Speed::from_trace(trace),
+            speed: Speed::from_metrics(metrics),
             reading_speed: READING_SPEED.0,
             first_tokens: if is_ring { PROMPTS.map(prompt_time).to_vec() } else { Vec::new() },
             best_single_device: alone.flatten(),
@@ -95,17 +96,22 @@ impl Verdict {
 }
 
 impl Speed {
-    fn from_trace(trace: &Trace) -> Option<Self> {
-        let metrics = metrics::compute_metrics(trace);
-        let tokens_per_second = metrics.tokens_per_s.filter(|_| trace.outcome == Outcome::Ok)?;
-        Some(Self { tokens_per_second, tpot_ms: metrics.tpot_ms?.mean_ms })
+    fn from_metrics(metrics: &Metrics) -> Option<Self> {
+        let tokens_per_second = metrics.tokens_per_s.filter(|_| metrics.outcome == Outcome::Ok)?;
+        Some(Self { tokens_per_second, tpot_ms: metrics.tpot_ms.as_ref()?.mean_ms })
     }
 }
 
 /// Simulates a plan without run events; `None` if it cannot be simulated.
-fn simulate(loaded: &LoadedScenario, cluster: &Cluster, plan: &Plan, memory: MemoryOptions) -> Option<Trace> {
+fn simulate(
+    loaded: &LoadedScenario,
+    cluster: &Cluster,
+    plan: &Plan,
+    memory: MemoryOptions,
+) -> Option<Metrics> {
     let none = ScenarioEvents::default();
-    simulate_with_events(cluster, plan, &loaded.scenario, memory, &none).ok().map(|run| run.trace)
+    let run = simulate_with_events(cluster, plan, &loaded.scenario, memory, &none).ok()?;
+    Some(metrics::compute_metrics(&run.trace))
 }
 
 /// Returns the time to the first token of a prompt, in a context that is long enough for it.
@@ -121,8 +127,8 @@ fn first_token_seconds(
     cluster.workload.generated_tokens = 1;
     let context = cluster.context_length.max(prompt_tokens + 1);
     (cluster.context_length, plan.context_length) = (context, context);
-    let trace = simulate(loaded, &cluster, &plan, memory)?;
-    metrics::compute_metrics(&trace).ttft_ms.filter(|_| trace.outcome == Outcome::Ok).map(|ms| ms / 1e3)
+    let metrics = simulate(loaded, &cluster, &plan, memory)?;
+    metrics.ttft_ms.filter(|_| metrics.outcome == Outcome::Ok).map(|ms| ms / 1e3)
 }
 
 fn best_single_device(
@@ -138,7 +144,7 @@ fn best_single_device(
         let plan = plan_from_assignment(&model, &solution.assignment, cluster, &loaded.record).ok()?;
         let mut cluster = cluster.clone();
         limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
-        let speed = Speed::from_trace(&simulate(loaded, &cluster, &plan, memory)?)?;
+        let speed = Speed::from_metrics(&simulate(loaded, &cluster, &plan, memory)?)?;
         Some(SingleDeviceSpeed { device: plan.devices.first()?.name.clone(), speed })
     };
     let speed = |alone: &SingleDeviceSpeed| alone.speed.tokens_per_second;

@@ -40,7 +40,8 @@ use coefficients::{DeviceCosts, MemoryCase, ModelSizes};
 use constraints::{Violation, shape_violations};
 use hop_times::HopTimes;
 
-/// The middles of five equally likely ranges of a normal distribution, in standard deviations.
+/// The quantiles of the available memory over which a model averages: the middles of five equally likely ranges of a
+/// normal distribution, in standard deviations.
 pub(crate) const MEMORY_QUANTILES: [f64; 5] = [-1.2816, -0.5244, 0.0, 0.5244, 1.2816];
 
 /// A validated instance with the coefficients of its devices; the input of every planner.
@@ -50,9 +51,8 @@ pub struct LatencyModel<'i> {
     pub(crate) sizes: ModelSizes,
     pub(crate) device_costs: Vec<DeviceCosts>,
     pub(crate) hop_times: HopTimes,
-    /// The quantiles of the available memory over which the steady-state model averages the times of reading from
-    /// disk, as numbers of standard deviations.
-    pub(crate) memory_quantiles: &'static [f64],
+    /// Whether the steady-state model averages the times of reading from disk over the uncertain memory of the devices.
+    pub(crate) averages_memory: bool,
 }
 
 /// The time per token of an assignment, and its terms.
@@ -115,7 +115,7 @@ impl<'i> LatencyModel<'i> {
         let device_costs = (0..instance.devices.len())
             .map(|index| DeviceCosts::new(instance, index, &sizes, &hop_times))
             .collect::<Result<_, _>>()?;
-        Ok(Self { instance, sizes, device_costs, hop_times, memory_quantiles: &[0.0] })
+        Ok(Self { instance, sizes, device_costs, hop_times, averages_memory: false })
     }
 
     pub fn instance(&self) -> &'i Instance {
@@ -208,8 +208,7 @@ impl<'i> LatencyModel<'i> {
     #[must_use]
     pub fn with_uncertain_memory(&self) -> Option<Self> {
         let is_uncertain = |device: &Device| device.runtime.memory_uncertainty > 0.0;
-        let memory_quantiles = &MEMORY_QUANTILES;
-        self.instance.devices.iter().any(is_uncertain).then(|| Self { memory_quantiles, ..self.clone() })
+        self.instance.devices.iter().any(is_uncertain).then(|| Self { averages_memory: true, ..self.clone() })
     }
 
     /// Returns this model with a fraction less memory for weights on a device.

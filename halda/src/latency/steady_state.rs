@@ -194,12 +194,12 @@ impl LatencyModel<'_> {
         let device = resident_timing.device;
         let as_described = self.add_reread_time_with(resident_timing, residency, 0)?;
         let uncertainty = self.instance().devices[device].runtime.memory_uncertainty;
-        if uncertainty == 0.0 || self.memory_quantiles == [0.0] {
+        if uncertainty == 0.0 || !self.averages_memory {
             return Some(as_described);
         }
         let capacity = self.device_costs[device].steady_state_capacity_bytes as f64;
         let (mut disk_seconds, mut disk_busy_seconds) = (0.0, 0.0);
-        for quantile in self.memory_quantiles {
+        for quantile in MEMORY_QUANTILES {
             let additional = capacity * (uncertainty * quantile).exp_m1();
             match self.add_reread_time_with(resident_timing, residency, additional as i64) {
                 Some(timing) => {
@@ -213,7 +213,7 @@ impl LatencyModel<'_> {
                 return Some(as_described);
             }
         }
-        let count = self.memory_quantiles.len() as f64;
+        let count = MEMORY_QUANTILES.len() as f64;
         let terms = DeviceTerms { disk_seconds: disk_seconds / count, ..as_described.terms };
         Some(DeviceTiming { terms, disk_busy_seconds: disk_busy_seconds / count })
     }

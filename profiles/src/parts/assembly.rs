@@ -1,6 +1,9 @@
 //! The profile of a device that consists of parts of the catalogue.
 
-use super::{Catalogue, CpuPart, DeviceParts, GpuEfficiency, PartsError, SystemPart, UnknownPart};
+use super::{
+    Catalogue, CpuEfficiency, CpuPart, DeviceParts, DiskPart, GpuEfficiency, PartsError, SystemPart,
+    UnknownPart,
+};
 use crate::device::{Cpu, DeviceProfile, Disk, Gpu, GpuKind, Memory, Os, PageCachePolicy, TransferCost};
 use crate::document::Document;
 use crate::uncertainty::spread_of_uncertainty;
@@ -36,11 +39,11 @@ impl DeviceParts {
         let catalogue = Catalogue::shipped();
         let system = catalogue.system(&self.os)?;
         let (family, chip) = catalogue.cpu_in_family(&self.cpu)?;
+        let (disk_family, disk_part) = catalogue.disk_in_family(&self.disk)?;
         self.check_combination(system.os, &family.class)?;
         if self.memory == Bytes::ZERO {
             return Err(PartsError::Invalid { reason: "a device needs some memory, but it has 0 B".into() });
         }
-        let memory = self.memory(system);
         let gpu = match (&self.gpu, chip.gpu_fp32) {
             (Some(card), _) => Some(graphics_card(catalogue, card, system)?),
             (None, Some(fp32)) if system.os == Os::Macos => Some(self.metal(catalogue, chip, fp32)),
@@ -49,11 +52,20 @@ impl DeviceParts {
         let profile = DeviceProfile {
             schema: DeviceProfile::SCHEMA.into(),
             name: name.to_owned(),
-            description: self.description(catalogue)?,
+            description: format!(
+                "{}, {}{}, {}, {}; from the catalogue of parts.",
+                chip.name,
+                self.memory,
+                gpu.as_ref()
+                    .filter(|_| self.gpu.is_some())
+                    .map_or_else(String::new, |gpu| format!(", {}", gpu.name)),
+                disk_part.name,
+                system.name
+            ),
             os: system.os,
-            cpu: self.cpu(catalogue)?,
-            memory,
-            disk: self.disk(catalogue, system.os)?,
+            cpu: cpu(catalogue.cpu_efficiency(&family.class), &family.source, chip),
+            memory: self.memory(system),
+            disk: disk(disk_part, &disk_family.source, system.os),
             gpu,
             soc: None,
             peer_links: Vec::new(),
@@ -80,59 +92,6 @@ impl DeviceParts {
         }
     }
 
-    fn description(&self, catalogue: &Catalogue) -> Result<String, UnknownPart> {
-        let (_, cpu) = catalogue.cpu_in_family(&self.cpu)?;
-        let (_, disk) = catalogue.disk_in_family(&self.disk)?;
-        let card = self.gpu.as_ref().map(|id| catalogue.gpu(id)).transpose()?;
-        let card = card.map_or_else(String::new, |part| format!(", {}", part.name));
-        let system = &catalogue.system(&self.os)?.name;
-        Ok(format!(
-            "{}, {}{card}, {}, {system}; from the catalogue of parts.",
-            cpu.name, self.memory, disk.name
-        ))
-    }
-
-    fn cpu(&self, catalogue: &Catalogue) -> Result<Cpu, UnknownPart> {
-        let (family, part) = catalogue.cpu_in_family(&self.cpu)?;
-        let class = catalogue.cpu_efficiency(&family.class);
-        let by_memory = part.bandwidth.0 * class.bandwidth_share.value.0;
-        let by_cores = class.core_rate.value.0 * f64::from(part.cores);
-        let read_bandwidth = if by_memory <= by_cores {
-            let share = &class.bandwidth_share;
-            let what = format!(
-                "{} of the peak of {} ({}); {}",
-                percent(share),
-                part.bandwidth,
-                family.source,
-                share.source
-            );
-            derived(BytesPerSecond(by_memory), &what, share)
-        } else {
-            let rate = &class.core_rate;
-            let what = format!("{} cores at {} of weights; {}", part.cores, rate.value, rate.source);
-            derived(BytesPerSecond(by_cores), &what, rate)
-        };
-        let matmul = class.core_matmul.value.0 * f64::from(part.cores);
-        let what =
-            format!("{} cores at {}; {}", part.cores, class.core_matmul.value, class.core_matmul.source);
-        let matmul = derived(FlopsPerSecond(matmul), &what, &class.core_matmul);
-        Ok(Cpu {
-            name: part.name.clone(),
-            cores: part.cores,
-            matvec: reading_bound_rates(read_bandwidth.value),
-            matvec_streamed: FormatMap::default(),
-            matmul: same_rates(&matmul),
-            kv_copy: copy_at(&read_bandwidth),
-            read_bandwidth,
-            attention_rate: None,
-            layer_overhead: None,
-            window_overhead: None,
-            token_overhead: None,
-            compute_buffer: Sourced::new(CPU_BUFFER, KNOWN_BUFFER),
-            quota: None,
-        })
-    }
-
     fn memory(&self, system: &SystemPart) -> Memory {
         let used = &system.used_memory;
         let least = Bytes((self.memory.as_f64() * MIN_AVAILABLE) as u64);
@@ -155,22 +114,6 @@ impl DeviceParts {
         }
     }
 
-    fn disk(&self, catalogue: &Catalogue, os: Os) -> Result<Disk, UnknownPart> {
-        let (family, part) = catalogue.disk_in_family(&self.disk)?;
-        let source = &family.source;
-        Ok(Disk {
-            sequential_bandwidth: Sourced::new(part.sequential, source),
-            fault_bandwidth: None,
-            random_bandwidth: Some(Sourced::new(part.random, "assumed: one request at a time")),
-            populate_bandwidth: None,
-            page_cache_throughput: None,
-            latency: Some(Sourced::new(part.latency, "assumed: usual of such disks")),
-            bandwidth_limit: None,
-            read_ahead_window: matches!(os, Os::Linux | Os::Android)
-                .then(|| Sourced::new(Bytes(128 << 10), "assumed: the default of Linux block devices")),
-        })
-    }
-
     /// Returns the GPU of an Apple chip, which shares the memory.
     fn metal(&self, catalogue: &Catalogue, chip: &CpuPart, fp32: FlopsPerSecond) -> Gpu {
         let share = METAL_WORKING_SET[usize::from(self.memory > LARGE_MAC)];
@@ -180,6 +123,53 @@ impl DeviceParts {
         let peaks = (chip.bandwidth, fp32, "Apple, technical specifications");
         let available = Sourced::new(working_set, format!("derived: {what}"));
         gpu(GpuKind::Metal, &chip.name, peaks, class, available)
+    }
+}
+
+fn cpu(class: &CpuEfficiency, source: &str, part: &CpuPart) -> Cpu {
+    let by_memory = part.bandwidth.0 * class.bandwidth_share.value.0;
+    let by_cores = class.core_rate.value.0 * f64::from(part.cores);
+    let read_bandwidth = if by_memory <= by_cores {
+        let share = &class.bandwidth_share;
+        let what =
+            format!("{} of the peak of {} ({}); {}", percent(share), part.bandwidth, source, share.source);
+        derived(BytesPerSecond(by_memory), &what, share)
+    } else {
+        let rate = &class.core_rate;
+        let what = format!("{} cores at {} of weights; {}", part.cores, rate.value, rate.source);
+        derived(BytesPerSecond(by_cores), &what, rate)
+    };
+    let matmul = class.core_matmul.value.0 * f64::from(part.cores);
+    let what = format!("{} cores at {}; {}", part.cores, class.core_matmul.value, class.core_matmul.source);
+    let matmul = derived(FlopsPerSecond(matmul), &what, &class.core_matmul);
+    Cpu {
+        name: part.name.clone(),
+        cores: part.cores,
+        matvec: reading_bound_rates(read_bandwidth.value),
+        matvec_streamed: FormatMap::default(),
+        matmul: same_rates(&matmul),
+        kv_copy: copy_at(&read_bandwidth),
+        read_bandwidth,
+        attention_rate: None,
+        layer_overhead: None,
+        window_overhead: None,
+        token_overhead: None,
+        compute_buffer: Sourced::new(CPU_BUFFER, KNOWN_BUFFER),
+        quota: None,
+    }
+}
+
+fn disk(part: &DiskPart, source: &str, os: Os) -> Disk {
+    Disk {
+        sequential_bandwidth: Sourced::new(part.sequential, source),
+        fault_bandwidth: None,
+        random_bandwidth: Some(Sourced::new(part.random, "assumed: one request at a time")),
+        populate_bandwidth: None,
+        page_cache_throughput: None,
+        latency: Some(Sourced::new(part.latency, "assumed: usual of such disks")),
+        bandwidth_limit: None,
+        read_ahead_window: matches!(os, Os::Linux | Os::Android)
+            .then(|| Sourced::new(Bytes(128 << 10), "assumed: the default of Linux block devices")),
     }
 }
 

@@ -203,26 +203,19 @@ impl Catalogue {
         &SHIPPED
     }
 
-    pub fn gpu(&self, id: &str) -> Result<&GpuPart, UnknownPart> {
-        self.gpu_in_family(id).map(|(_, part)| part)
-    }
-
     pub(crate) fn gpu_in_family(&self, id: &str) -> Result<(&GpuFamily, &GpuPart), UnknownPart> {
-        let mut parts =
-            self.gpus.iter().flat_map(|family| family.gpus.iter().map(move |part| (family, part)));
-        parts.find(|(_, part)| part.id == id).ok_or_else(|| self.unknown(PartKind::Gpu, id))
+        in_family(&self.gpus, |family| &family.gpus, |part| part.id == id)
+            .ok_or_else(|| self.unknown(PartKind::Gpu, id))
     }
 
     pub(crate) fn cpu_in_family(&self, id: &str) -> Result<(&CpuFamily, &CpuPart), UnknownPart> {
-        let mut parts =
-            self.cpus.iter().flat_map(|family| family.cpus.iter().map(move |part| (family, part)));
-        parts.find(|(_, part)| part.id == id).ok_or_else(|| self.unknown(PartKind::Cpu, id))
+        in_family(&self.cpus, |family| &family.cpus, |part| part.id == id)
+            .ok_or_else(|| self.unknown(PartKind::Cpu, id))
     }
 
     pub(crate) fn disk_in_family(&self, id: &str) -> Result<(&DiskFamily, &DiskPart), UnknownPart> {
-        let mut parts =
-            self.disks.iter().flat_map(|family| family.disks.iter().map(move |part| (family, part)));
-        parts.find(|(_, part)| part.id == id).ok_or_else(|| self.unknown(PartKind::Disk, id))
+        in_family(&self.disks, |family| &family.disks, |part| part.id == id)
+            .ok_or_else(|| self.unknown(PartKind::Disk, id))
     }
 
     pub fn system(&self, id: &str) -> Result<&SystemPart, UnknownPart> {
@@ -236,6 +229,15 @@ impl Catalogue {
     pub(crate) fn cpu_efficiency(&self, class: &str) -> &CpuEfficiency {
         self.efficiency.cpus.get(class).expect("each class has coefficients: a test checks them all")
     }
+}
+
+/// Returns the first part that matches, with its family.
+fn in_family<'c, F, P>(
+    families: &'c [F],
+    parts: impl Fn(&'c F) -> &'c [P],
+    matches: impl Fn(&P) -> bool,
+) -> Option<(&'c F, &'c P)> {
+    families.iter().find_map(|family| Some((family, parts(family).iter().find(|part| matches(part))?)))
 }
 
 #[cfg(test)]

@@ -150,7 +150,7 @@ mod tests {
     fn mistyped_names_find_the_part() {
         let catalogue = Catalogue::shipped();
         let meant = |kind, id: &str| catalogue.unknown(kind, id).suggestions[0].clone();
-        assert!(catalogue.gpu("rtx3060").unwrap_err().hint().contains("`rtx-3060-12gb`"));
+        assert!(catalogue.gpu_in_family("rtx3060").unwrap_err().hint().contains("`rtx-3060-12gb`"));
         assert_eq!(catalogue.part("nvme gen 3").unwrap_err().kind, PartKind::Disk);
         assert_eq!(meant(PartKind::Gpu, "rtx3080ti"), "rtx-3080-ti");
         assert_eq!(meant(PartKind::Gpu, "rx7900"), "rx-7900-xt");

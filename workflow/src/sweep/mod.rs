@@ -27,7 +27,7 @@ use serde::Serialize;
 use crate::documents::read_plan;
 use crate::evaluation::Evaluation;
 use crate::planning::REFINE_STRATEGY;
-use crate::{Error, LoadedScenario, Progress, ScenarioOverrides, parallel_jobs};
+use crate::{Error, LoadedScenario, Progress, ScenarioOverrides, limits, parallel_jobs};
 use field::{DocumentTrees, VariedField};
 use values::{FieldValue, MAX_ROWS};
 
@@ -72,10 +72,11 @@ pub(crate) fn can_have_field(scenario: &Scenario, path: &str) -> bool {
 }
 
 /// Returns a scenario and its cluster with other values of some fields, which are named as in a sweep. Fields that the
-/// scenario cannot have are ignored. `devices` are the profiles of the scenario.
+/// scenario cannot have are ignored. `devices` are the profiles of the scenario, and `cluster` consists of them.
 pub(crate) fn replace_values(
     loaded: &LoadedScenario,
     devices: &[DeviceProfile],
+    cluster: &Cluster,
     values: &BTreeMap<String, String>,
 ) -> Result<(LoadedScenario, Cluster), Error> {
     let documents = DocumentTrees::new(&loaded.scenario, devices)?;
@@ -98,9 +99,10 @@ pub(crate) fn replace_values(
         Ok(device)
     };
     let devices = devices.iter().enumerate().map(replace).collect::<Result<Vec<_>, String>>();
-    let (model, draft) = (loaded.resolve_model_profile(None)?, loaded.resolve_draft_model_profile()?);
+    let (model, draft) = (cluster.model.clone(), cluster.draft_model.clone());
     let loaded = loaded.with_scenario(scenario);
-    let cluster = loaded.assemble_cluster(devices.map_err(Error::invalid)?, model, draft)?;
+    let mut cluster = loaded.assemble_cluster(devices.map_err(Error::invalid)?, model, draft)?;
+    limits::apply_absolute_memory_limits(&loaded.scenario, &mut cluster);
     Ok((loaded, cluster))
 }
 
