@@ -139,15 +139,17 @@ impl<'a> ComputeCost<'a> {
         rows + self.matmul_time(&self.model.per_layer_projection, tokens)
     }
 
-    /// Returns the time to multiply the activations of `tokens` tokens by all matrices of a tensor group.
+    /// Returns the time to multiply the activations of `tokens` tokens by all matrices of a tensor group. Of a mixture,
+    /// it reads the experts that the tokens use.
     pub fn matmul_time(&self, group: &TensorGroup, tokens: u32) -> Seconds {
         let streamed = self.streamed.filter(|_| tokens == 1);
+        let share_read = self.model.shape.experts.map_or(1.0, |experts| experts.share_read(tokens));
         let time = |(format, share): (Format, FormatTotals)| {
             if let Some(rate) = streamed.and_then(|rates| nearest_format_rate(rates, format)) {
                 return share.flops / rate;
             }
             let arithmetic = share.flops * f64::from(tokens) / self.rate(format, tokens);
-            longer(arithmetic, share.bytes / self.bandwidth)
+            longer(arithmetic, Seconds(share.bytes_read(share_read) / self.bandwidth.0))
         };
         group.totals_by_format().map(time).sum()
     }

@@ -5,7 +5,7 @@
 //! A.8). The number of weights follows from the bytes and their format. Norms stay in f32; they are small. The time of
 //! the conversion is not counted, because it happens once.
 
-use hearth_profiles::model::{ModelProfile, TensorGroup};
+use hearth_profiles::model::{FormatTotals, ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, Flops, Format};
 
 /// Whether the tensors of format `format` in a group are matrices. With several formats, f32 tensors are norms.
@@ -17,19 +17,25 @@ pub fn is_matrix_format(group: &TensorGroup, format: Format) -> bool {
 pub fn converted_group(group: &TensorGroup, format: Option<Format>) -> TensorGroup {
     let Some(to) = format else { return group.clone() };
     let mut result = TensorGroup::default();
-    let (mut weights, mut work) = (0u128, Flops(0.0));
+    let elements = |bytes: Bytes, from: Format| {
+        u128::from(bytes.0) * u128::from(from.block_len()) / u128::from(from.block_bytes())
+    };
+    let (mut weights, mut of_experts, mut flops) = (0, 0, Flops(0.0));
     for (from, share) in group.totals_by_format() {
         if is_matrix_format(group, from) {
-            let elements = u128::from(share.bytes.0) * u128::from(from.block_len());
-            weights += elements / u128::from(from.block_bytes());
-            work = Flops(work.0 + share.flops.0);
+            weights += elements(share.bytes, from);
+            of_experts += elements(share.expert_bytes, from);
+            flops = Flops(flops.0 + share.flops.0);
         } else {
-            result.add(from, share.bytes, share.flops);
+            result.add_totals(from, share);
         }
     }
+    let converted = |weights: u128| {
+        Bytes((weights.div_ceil(u128::from(to.block_len())) * u128::from(to.block_bytes())) as u64)
+    };
     if weights > 0 {
-        let blocks = weights.div_ceil(u128::from(to.block_len()));
-        result.add(to, Bytes((blocks * u128::from(to.block_bytes())) as u64), work);
+        let (bytes, expert_bytes) = (converted(weights), converted(of_experts));
+        result.add_totals(to, FormatTotals { bytes, expert_bytes, flops });
     }
     result
 }

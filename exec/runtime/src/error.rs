@@ -6,11 +6,14 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use hearth_profiles::gguf::GgufError;
+use hearth_profiles::model::ModelShapeError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ExecError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    #[error("{0}; use a dense model")]
+    NotRunnable(#[from] ModelShapeError),
     #[error("cannot map the model file `{path}` into memory: {source}", path = .path.display())]
     Map { path: PathBuf, source: std::io::Error },
     /// `what` is a predicate, for example that the file was truncated.

@@ -243,6 +243,7 @@ pub(crate) mod tests {
             values_are_keys: false,
             hybrid: None,
             shared_kv: None,
+            experts: None,
             per_layer_input_length: 0,
             vocab_size: 10,
             has_tied_embeddings: true,

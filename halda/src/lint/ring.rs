@@ -51,6 +51,7 @@ pub fn check_plan(
     for check in &checks {
         found.extend(check.findings(slow_disk.unwrap_or(SLOW_DISK_THRESHOLD)));
     }
+    experts(&checks, cluster, &mut found);
     rounds(plan, &checks, cluster, &mut found);
     addresses(plan, &mut found);
     found.extend(speed::findings(plan, cluster, slow_disk));
@@ -171,6 +172,23 @@ fn rounds(plan: &Plan, checks: &[DeviceCheck], cluster: &Cluster, found: &mut Ve
         let what = format!("hops take {hops} of the expected {} per token", predicted.tpot);
         let fix = "use fewer devices or rounds, or faster links";
         found.push(Finding::warning("hops-dominate", "plan devices", what, fix));
+    }
+}
+
+/// Reports devices of a mixture that read weights from disk, because planners and simulator let them read all experts.
+fn experts(checks: &[DeviceCheck], cluster: &Cluster, found: &mut Vec<Finding>) {
+    if cluster.model.shape.experts.is_none() {
+        return;
+    }
+    for check in checks.iter().filter(|check| check.budget.reloads_weights()) {
+        let name = &check.planned_device.name;
+        let what = format!(
+            "the experts of `{name}` exceed its memory, and all of them are counted as read for every token: \
+             the real time is shorter, because a token uses only some"
+        );
+        let fix = "use more memory or a smaller model for a prediction that can be relied on";
+        let location = format!("plan devices[{}] `{name}`", check.device_index);
+        found.push(Finding::warning("experts-exceed-memory", location, what, fix));
     }
 }
 

@@ -15,6 +15,10 @@ const MAX_HOP: Seconds = Seconds(0.05);
 pub fn check_scenario(scenario: &Scenario, cluster: &Cluster) -> Vec<Finding> {
     let mut found = Vec::new();
     addresses(scenario, &mut found);
+    if let Err(error) = cluster.model.shape.check_runnable() {
+        let what = format!("`{}`: {error}", cluster.model.name);
+        found.push(Finding::note("not-runnable", "scenario model", what, "use it to plan and to simulate"));
+    }
     unused_gpus(scenario, cluster, &mut found);
     memory(scenario, cluster, &mut found);
     links(scenario, cluster, &mut found);

@@ -3,8 +3,11 @@
 //! All of them are decoder-only transformers whose layers consist of an attention block and a feed-forward block
 //! (`hearth_runtime::hyperparameters` has the equations). An [`ArchitectureSpec`] says in which parts they differ. The
 //! list of tensors, the forward passes on CPU and GPU, and synthetic models are derived from it; no other code asks for
-//! a certain architecture. To add a dense architecture, add a variant of [`Architecture`] and its entry in [`SPECS`].
-//! A part that no other architecture has also needs a field, and its equations in the forward passes.
+//! a certain architecture. To add an architecture, add a variant of [`Architecture`] and its entry in [`SPECS`]. A part
+//! that no other architecture has also needs a field, and its equations in the forward passes.
+//!
+//! Models of some architectures can be planned and simulated, but not run ([`ArchitectureSpec::is_runnable`]), nor can
+//! mixtures of experts of any architecture.
 
 use std::fmt;
 use std::str::FromStr;
@@ -44,6 +47,30 @@ pub enum Architecture {
     Gemma4,
     /// Qwen 3.5 and 3.6: gated delta nets in three of four layers, and gated attention in the others.
     Qwen35,
+    /// Mixtures of Qwen 3: experts instead of the feed-forward block.
+    Qwen3Moe,
+    /// Mixtures of Qwen 3.5 and 3.6: experts and a shared block.
+    Qwen35Moe,
+    /// gpt-oss: a mixture with biases, and a sliding window in every other layer.
+    #[serde(rename = "gpt-oss")]
+    GptOss,
+    /// MiniMax M2: a mixture with norms of whole rows of Q and K.
+    #[serde(rename = "minimax-m2")]
+    MiniMaxM2,
+    /// Llama 4: a mixture with one expert and a shared block for each token.
+    Llama4,
+    /// OLMoE: a mixture with norms of whole rows of Q and K.
+    Olmoe,
+    /// Mixtures of Granite 3.
+    GraniteMoe,
+}
+
+/// Whether models of an architecture are mixtures of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpertUse {
+    Never,
+    Sometimes,
+    Always,
 }
 
 /// The dimensions of a head that the rotary embedding rotates together.
@@ -162,7 +189,10 @@ pub struct ArchitectureSpec {
     pub rope_factors: Option<RopeFactorTensors>,
     /// Whether files can have layers after the others that draft tokens, which are not used.
     pub has_draft_layers: bool,
-    /// Whether the GPU backend computes layers of the architecture.
+    pub experts: ExpertUse,
+    /// Whether models of the architecture can be run, unless they are mixtures of experts.
+    pub is_runnable: bool,
+    /// Whether the GPU backend computes layers of the architecture, or would if it could be run.
     pub has_gpu_kernels: bool,
     /// Whether synthetic models have a BPE tokenizer instead of `SentencePiece`; for Llama, the tokenizer of Llama 1
     /// and 2.
@@ -195,9 +225,34 @@ const LLAMA: ArchitectureSpec = ArchitectureSpec {
     layers_with_scale_by_width: None,
     rope_factors: Some(RopeFactorTensors::Single),
     has_draft_layers: false,
+    experts: ExpertUse::Sometimes,
+    is_runnable: true,
     has_gpu_kernels: true,
     has_bpe_tokenizer: false,
 };
+
+const QWEN_3: ArchitectureSpec = ArchitectureSpec {
+    architecture: Architecture::Qwen3,
+    name: "qwen3",
+    has_projection_biases: false,
+    query_key_norm: Some(QueryKeyNorm::Heads),
+    ..QWEN_2
+};
+
+const QWEN_3_5: ArchitectureSpec = ArchitectureSpec {
+    architecture: Architecture::Qwen35,
+    name: "qwen35",
+    has_attention_gate: true,
+    feed_forward_norm: "post_attention_norm",
+    default_attention_interval: Some(4),
+    has_draft_layers: true,
+    has_gpu_kernels: false,
+    ..QWEN_3
+};
+
+/// What mixtures of experts have in common.
+const MIXTURE: ArchitectureSpec =
+    ArchitectureSpec { experts: ExpertUse::Always, is_runnable: false, has_gpu_kernels: true, ..LLAMA };
 
 const QWEN_2: ArchitectureSpec = ArchitectureSpec {
     architecture: Architecture::Qwen2,
@@ -205,6 +260,7 @@ const QWEN_2: ArchitectureSpec = ArchitectureSpec {
     pair_layout: PairLayout::Halves,
     has_projection_biases: true,
     rope_factors: None,
+    experts: ExpertUse::Never,
     has_bpe_tokenizer: true,
     ..LLAMA
 };
@@ -217,6 +273,7 @@ const GEMMA: ArchitectureSpec = ArchitectureSpec {
     scales_embeddings: true,
     always_ties_embeddings: true,
     rope_factors: None,
+    experts: ExpertUse::Never,
     ..LLAMA
 };
 
@@ -238,13 +295,7 @@ const GEMMA_3: ArchitectureSpec = ArchitectureSpec {
 pub const SPECS: &[ArchitectureSpec] = &[
     LLAMA,
     QWEN_2,
-    ArchitectureSpec {
-        architecture: Architecture::Qwen3,
-        name: "qwen3",
-        has_projection_biases: false,
-        query_key_norm: Some(QueryKeyNorm::Heads),
-        ..QWEN_2
-    },
+    QWEN_3,
     GEMMA,
     ArchitectureSpec {
         architecture: Architecture::Gemma2,
@@ -259,12 +310,14 @@ pub const SPECS: &[ArchitectureSpec] = &[
     ArchitectureSpec {
         architecture: Architecture::InternLm2,
         name: "internlm2",
+        experts: ExpertUse::Never,
         rope_factors: None,
         ..LLAMA
     },
     ArchitectureSpec {
         architecture: Architecture::SmolLm3,
         name: "smollm3",
+        experts: ExpertUse::Never,
         no_rope_period: Some(4),
         rope_factors: None,
         has_bpe_tokenizer: true,
@@ -274,6 +327,7 @@ pub const SPECS: &[ArchitectureSpec] = &[
     ArchitectureSpec {
         architecture: Architecture::Phi3,
         name: "phi3",
+        experts: ExpertUse::Never,
         pair_layout: PairLayout::Halves,
         has_fused_projections: true,
         rope_factors: Some(RopeFactorTensors::ShortAndLong),
@@ -282,6 +336,7 @@ pub const SPECS: &[ArchitectureSpec] = &[
     ArchitectureSpec {
         architecture: Architecture::Granite,
         name: "granite",
+        experts: ExpertUse::Never,
         has_scale_factors: true,
         rope_factors: None,
         has_bpe_tokenizer: true,
@@ -290,6 +345,7 @@ pub const SPECS: &[ArchitectureSpec] = &[
     ArchitectureSpec {
         architecture: Architecture::Olmo2,
         name: "olmo2",
+        experts: ExpertUse::Never,
         pair_layout: PairLayout::Halves,
         query_key_norm: Some(QueryKeyNorm::Rows),
         has_pre_norms: false,
@@ -309,21 +365,50 @@ pub const SPECS: &[ArchitectureSpec] = &[
         attention_scale: Some(1.0),
         layers_with_scale_by_width: None,
         rope_factors: Some(RopeFactorTensors::Single),
+        experts: ExpertUse::Sometimes,
         has_gpu_kernels: false,
         ..GEMMA_3
     },
+    QWEN_3_5,
     ArchitectureSpec {
-        architecture: Architecture::Qwen35,
-        name: "qwen35",
-        has_projection_biases: false,
-        query_key_norm: Some(QueryKeyNorm::Heads),
-        has_attention_gate: true,
-        feed_forward_norm: "post_attention_norm",
-        default_attention_interval: Some(4),
-        has_draft_layers: true,
-        has_gpu_kernels: false,
-        ..QWEN_2
+        architecture: Architecture::Qwen3Moe,
+        name: "qwen3moe",
+        experts: ExpertUse::Always,
+        is_runnable: false,
+        ..QWEN_3
     },
+    ArchitectureSpec {
+        architecture: Architecture::Qwen35Moe,
+        name: "qwen35moe",
+        experts: ExpertUse::Always,
+        is_runnable: false,
+        has_gpu_kernels: true,
+        ..QWEN_3_5
+    },
+    ArchitectureSpec {
+        architecture: Architecture::GptOss,
+        name: "gpt-oss",
+        pair_layout: PairLayout::Halves,
+        has_projection_biases: true,
+        feed_forward_norm: "post_attention_norm",
+        ..MIXTURE
+    },
+    ArchitectureSpec {
+        architecture: Architecture::MiniMaxM2,
+        name: "minimax-m2",
+        pair_layout: PairLayout::Halves,
+        query_key_norm: Some(QueryKeyNorm::Rows),
+        ..MIXTURE
+    },
+    ArchitectureSpec { architecture: Architecture::Llama4, name: "llama4", ..MIXTURE },
+    ArchitectureSpec {
+        architecture: Architecture::Olmoe,
+        name: "olmoe",
+        pair_layout: PairLayout::Halves,
+        query_key_norm: Some(QueryKeyNorm::Rows),
+        ..MIXTURE
+    },
+    ArchitectureSpec { architecture: Architecture::GraniteMoe, name: "granitemoe", ..MIXTURE },
 ];
 
 impl ArchitectureSpec {
@@ -339,9 +424,14 @@ impl Architecture {
         SPECS.iter().map(|spec| spec.architecture)
     }
 
+    /// Returns the architectures whose models can be run.
+    pub fn all_runnable() -> impl Iterator<Item = Architecture> {
+        SPECS.iter().filter(|spec| spec.is_runnable).map(|spec| spec.architecture)
+    }
+
     /// Returns the architectures whose layers the GPU backend computes.
     pub fn all_with_gpu_kernels() -> impl Iterator<Item = Architecture> {
-        SPECS.iter().filter(|spec| spec.has_gpu_kernels).map(|spec| spec.architecture)
+        Architecture::all_runnable().filter(|architecture| architecture.spec().has_gpu_kernels)
     }
 
     pub fn spec(self) -> &'static ArchitectureSpec {

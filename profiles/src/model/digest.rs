@@ -10,6 +10,7 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 
 use sha2::{Digest, Sha256};
 
+use super::experts::Experts;
 use super::shape::ModelShape;
 use super::token_mixer::{AttentionShape, DeltaNetShape, Hybrid, SharedKv, TokenMixer};
 use crate::gguf::{GgufError, GgufModel};
@@ -85,6 +86,13 @@ fn lines_of_parts(shape: &ModelShape) -> String {
             format!("shared_kv {layers} {feed_forward_length}\n")
         }),
         (input > 0).then(|| format!("per_layer_input {input}\n")),
+        shape.experts.map(|experts| {
+            let Experts { count, used, feed_forward_length, shared_feed_forward_length, dense_layers } =
+                experts;
+            format!(
+                "experts {count} {used} {feed_forward_length} {shared_feed_forward_length} {dense_layers}\n"
+            )
+        }),
     ];
     lines.into_iter().flatten().collect()
 }

@@ -16,6 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::architecture::Architecture;
+use super::experts::Experts;
 use super::profile::ModelProfile;
 use super::quant::{Quant, UnknownQuant};
 use super::shape::{ModelShape, ModelShapeError};
@@ -68,6 +69,9 @@ pub struct ModelDocument {
     /// The layers at the end of the model that use the keys and values of earlier layers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_kv: Option<SharedKvLayers>,
+    /// The experts of a mixture of experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertLayers>,
     /// Number of elements of the input that a token has for each layer, besides its embedding; 0 if absent.
     #[serde(rename = "per_layer_input", default, skip_serializing_if = "is_zero")]
     pub per_layer_input_length: u32,
@@ -81,6 +85,34 @@ pub struct ModelDocument {
     pub context_length: u32,
     /// Quantisation: the weight format of all matrices, such as `q8_0`, or a mix of formats, such as `q4_k_m`.
     pub quant: String,
+    /// Licence of the weights, such as `Apache-2.0`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub license: Option<String>,
+    /// Month of publication, such as `2025-04`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub released: Option<String>,
+    /// A repository of the model hub with files of the model, such as `Qwen/Qwen3-8B-GGUF`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repository: Option<String>,
+}
+
+/// Feed-forward blocks that consist of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ExpertLayers {
+    /// Number of experts of a layer.
+    pub count: u32,
+    /// Number of experts that a token uses.
+    pub used: u32,
+    /// Width of one expert, in elements.
+    #[serde(rename = "feed_forward")]
+    pub feed_forward_length: u32,
+    /// Width of the block that every token uses besides its experts, in elements; 0 if absent.
+    #[serde(rename = "shared_feed_forward", default, skip_serializing_if = "is_zero")]
+    pub shared_feed_forward_length: u32,
+    /// Number of layers at the beginning of the model that have a dense block instead of experts; 0 if absent.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub dense_layers: u32,
 }
 
 /// Layers that use the keys and values of the last earlier layer of the same kind.
@@ -174,6 +206,13 @@ impl ModelDocument {
                 layers,
                 feed_forward_length,
             }),
+            experts: self.experts.map(|layers| Experts {
+                count: layers.count,
+                used: layers.used,
+                feed_forward_length: layers.feed_forward_length,
+                shared_feed_forward_length: layers.shared_feed_forward_length,
+                dense_layers: layers.dense_layers,
+            }),
             per_layer_input_length: self.per_layer_input_length,
             vocab_size: self.vocab_size,
             has_tied_embeddings: self.has_tied_embeddings,
@@ -234,16 +273,16 @@ mod tests {
 
     #[test]
     fn errors_name_line_and_column() {
-        check("kv_heads: 8", "kv_headz: 8", "unknown field `kv_headz`", 12);
-        check("heads: 32\n", "heads: many\n", "invalid type", 11);
-        check("layers: 32 layers", "layers: 32", "with its unit", 8);
-        check("quant: q4_k_m", "quant: q4_k_m\nquant: q8_0", "duplicate key `quant`", 17);
-        check("architecture: llama", "architecture: bert", "unknown variant `bert`", 7);
-        check("embedding: 4096", "embedding: 0", "`embedding` is 0", 9);
-        check("kv_heads: 8", "kv_heads: 5", "not a multiple", 12);
-        check("quant: q4_k_m", "quant: q4", "`q4` is not a quantisation", 16);
+        check("kv_heads: 8", "kv_headz: 8", "unknown field `kv_headz`", 15);
+        check("heads: 32\n", "heads: many\n", "invalid type", 14);
+        check("layers: 32 layers", "layers: 32", "with its unit", 11);
+        check("quant: q4_k_m", "quant: q4_k_m\nquant: q8_0", "duplicate key `quant`", 20);
+        check("architecture: llama", "architecture: bert", "unknown variant `bert`", 10);
+        check("embedding: 4096", "embedding: 0", "`embedding` is 0", 12);
+        check("kv_heads: 8", "kv_heads: 5", "not a multiple", 15);
+        check("quant: q4_k_m", "quant: q4", "`q4` is not a quantisation", 19);
         check("schema: model/1", "schema: model/2", "must be `schema: model/1`", 2);
-        check("feed_forward: 14336", "feed_forward: 14336 # odd\nembedding: 4096", "duplicate key", 11);
+        check("feed_forward: 14336", "feed_forward: 14336 # odd\nembedding: 4096", "duplicate key", 14);
     }
 
     #[test]

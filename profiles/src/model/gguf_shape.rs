@@ -4,7 +4,8 @@
 //! number of rows of `token_embd.weight`, because the tokenizer may list fewer tokens than the padded matrix has rows.
 //! In a file without `output.weight`, the output head is tied to the input embedding.
 
-use super::architecture::Architecture;
+use super::architecture::{Architecture, ExpertUse};
+use super::experts::Experts;
 use super::shape::ModelShape;
 use super::token_mixer::{AttentionShape, DeltaNetShape, Hybrid, SharedKv, TokenMixer};
 use crate::gguf::{Array, GgufError, GgufModel, Value, layer_of_tensor};
@@ -40,6 +41,7 @@ impl GgufModel {
             values_are_keys: architecture.spec().has_local_dimensions && !has_values,
             hybrid,
             shared_kv,
+            experts: keys.experts()?,
             per_layer_input_length: if architecture.spec().has_local_dimensions {
                 keys.number("embedding_length_per_layer_input")?.unwrap_or(0)
             } else {
@@ -93,6 +95,22 @@ impl Keys<'_> {
         let feed_forward = self.of_layer("feed_forward_length", layers.saturating_sub(1))?;
         let missing = || GgufError::MissingKey { key: self.key("feed_forward_length") };
         Ok(Some(SharedKv { layers: shared, feed_forward_length: feed_forward.ok_or_else(missing)? }))
+    }
+
+    /// Reads the experts of a mixture, if the file has any.
+    fn experts(&self) -> Result<Option<Experts>, GgufError> {
+        if self.architecture.spec().experts == ExpertUse::Never {
+            return Ok(None);
+        }
+        let Some(count) = self.number("expert_count")?.filter(|count| *count > 0) else { return Ok(None) };
+        let own = self.number("expert_feed_forward_length")?;
+        Ok(Some(Experts {
+            count,
+            used: self.required("expert_used_count")?,
+            feed_forward_length: own.map_or_else(|| self.required("feed_forward_length"), Ok)?,
+            shared_feed_forward_length: self.number("expert_shared_feed_forward_length")?.unwrap_or(0),
+            dense_layers: self.number("leading_dense_block_count")?.unwrap_or(0),
+        }))
     }
 
     /// Returns the number of layers after the others that draft tokens (multi-token prediction).

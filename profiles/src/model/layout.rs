@@ -79,7 +79,6 @@ type LayerTensor = (String, Vec<u64>, TensorKind);
 fn layer_tensors(shape: &ModelShape, layer: u32) -> Vec<LayerTensor> {
     use TensorKind::{Matrix, Norm, Scale};
     let embedding = u64::from(shape.embedding_length);
-    let feed_forward = u64::from(shape.layer_feed_forward_length(layer));
     let spec = shape.architecture.spec();
     let tensor = |name: &str, dims: &[u64], kind| (format!("{name}.weight"), dims.to_vec(), kind);
     let norm = |name: &str| tensor(name, &[embedding], Norm);
@@ -93,13 +92,7 @@ fn layer_tensors(shape: &ModelShape, layer: u32) -> Vec<LayerTensor> {
     });
     list.extend(spec.has_post_norms.then(|| norm("post_attention_norm")));
     list.extend(spec.has_pre_norms.then(|| norm(spec.feed_forward_norm)));
-    if spec.has_fused_projections {
-        list.push(tensor("ffn_up", &[embedding, 2 * feed_forward], Matrix));
-    } else {
-        list.push(tensor("ffn_gate", &[embedding, feed_forward], Matrix));
-        list.push(tensor("ffn_up", &[embedding, feed_forward], Matrix));
-    }
-    list.push(tensor("ffn_down", &[feed_forward, embedding], Matrix));
+    list.extend(feed_forward_tensors(shape, layer));
     list.extend(spec.has_post_norms.then(|| norm("post_ffw_norm")));
     if shape.per_layer_input_length > 0 {
         let length = u64::from(shape.per_layer_input_length);
@@ -108,6 +101,36 @@ fn layer_tensors(shape: &ModelShape, layer: u32) -> Vec<LayerTensor> {
         list.push(norm("post_norm"));
     }
     list.extend(spec.has_layer_scale.then(|| tensor("layer_output_scale", &[1], Scale)));
+    list
+}
+
+/// Returns the matrices of a dense feed-forward block, or of a router, the experts and a shared block.
+fn feed_forward_tensors(shape: &ModelShape, layer: u32) -> Vec<LayerTensor> {
+    let embedding = u64::from(shape.embedding_length);
+    let matrix = |name: &str, dims: &[u64]| (format!("{name}.weight"), dims.to_vec(), TensorKind::Matrix);
+    let Some(experts) = shape.layer_experts(layer) else {
+        let width = u64::from(shape.layer_feed_forward_length(layer));
+        let down = matrix("ffn_down", &[width, embedding]);
+        if shape.architecture.spec().has_fused_projections {
+            return vec![matrix("ffn_up", &[embedding, 2 * width]), down];
+        }
+        return vec![matrix("ffn_gate", &[embedding, width]), matrix("ffn_up", &[embedding, width]), down];
+    };
+    let (count, width) = (u64::from(experts.count), u64::from(experts.feed_forward_length));
+    let mut list = vec![
+        matrix("ffn_gate_inp", &[embedding, count]),
+        matrix("ffn_gate_exps", &[embedding, width, count]),
+        matrix("ffn_up_exps", &[embedding, width, count]),
+        matrix("ffn_down_exps", &[width, embedding, count]),
+    ];
+    let shared = u64::from(experts.shared_feed_forward_length);
+    if shared > 0 {
+        list.extend([
+            matrix("ffn_gate_shexp", &[embedding, shared]),
+            matrix("ffn_up_shexp", &[embedding, shared]),
+            matrix("ffn_down_shexp", &[shared, embedding]),
+        ]);
+    }
     list
 }
 

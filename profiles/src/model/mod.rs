@@ -12,6 +12,7 @@
 pub mod architecture;
 mod digest;
 pub mod document;
+pub mod experts;
 mod gguf_shape;
 pub mod layout;
 pub mod profile;
@@ -21,8 +22,11 @@ pub mod shipped;
 pub mod tensor_group;
 pub mod token_mixer;
 
-pub use architecture::{Architecture, ArchitectureSpec, GateActivation, PairLayout, UnknownArchitecture};
+pub use architecture::{
+    Architecture, ArchitectureSpec, ExpertUse, GateActivation, PairLayout, UnknownArchitecture,
+};
 pub use document::ModelDocument;
+pub use experts::Experts;
 pub use layout::{TensorKind, TensorSpec};
 pub use profile::{DigestMatch, ModelProfile};
 pub use quant::{PartialBlockError, Quant, UnknownQuant};

@@ -7,10 +7,11 @@
 use std::collections::BTreeMap;
 
 use super::digest;
+use super::experts::is_of_experts;
 use super::layout::{self, TensorKind, TensorSpec};
 use super::quant::{Quant, file_type_name};
 use super::shape::{ModelShape, ModelShapeError};
-use super::tensor_group::{TensorGroup, tensor_flops};
+use super::tensor_group::{FormatTotals, TensorGroup, tensor_flops};
 use crate::format::Format;
 use crate::gguf::{GgufError, GgufModel, TensorInfo, layer_of_tensor};
 use crate::units::{Bytes, Flops};
@@ -36,6 +37,10 @@ pub struct ModelProfile {
     pub shared_tensors: TensorGroup,
     /// Digest of the model: 64 hex digits after `sha256:` for a file, or after `shape:` for a model without a file.
     pub digest: String,
+    /// Number of weights. A tied embedding is counted once.
+    pub parameters: u64,
+    /// Number of weights that a token uses: all of a dense model.
+    pub active_parameters: u64,
 }
 
 /// Result of comparing a model with the digest in a plan.
@@ -96,13 +101,19 @@ impl ModelProfile {
             per_layer_projection: TensorGroup::default(),
             shared_tensors: TensorGroup::default(),
             digest: String::new(),
+            parameters: 0,
+            active_parameters: 0,
         }
     }
 
     fn add(&mut self, name: &str, layer: Option<u32>, elements: u64, format: Format, bytes: Bytes) {
         let flops = tensor_flops(name, elements, &self.shape);
+        self.count_parameters(name, elements);
         match (layer, name) {
-            (Some(layer), _) => self.layers[layer as usize].add(format, bytes, flops),
+            (Some(layer), _) => {
+                let expert_bytes = if is_of_experts(name) { bytes } else { Bytes::ZERO };
+                self.layers[layer as usize].add_totals(format, FormatTotals { bytes, expert_bytes, flops });
+            }
             (None, "token_embd.weight") => {
                 self.input_embedding.add(format, bytes, Flops(0.0));
                 if self.shape.has_tied_embeddings {
@@ -116,6 +127,16 @@ impl ModelProfile {
             (None, _) if name.starts_with("output") => self.output_head.add(format, bytes, flops),
             (None, _) => self.shared_tensors.add(format, bytes, Flops(0.0)),
         }
+    }
+
+    fn count_parameters(&mut self, name: &str, elements: u64) {
+        self.parameters += elements;
+        self.active_parameters += match self.shape.experts {
+            Some(experts) if is_of_experts(name) => {
+                elements / u64::from(experts.count) * u64::from(experts.used)
+            }
+            _ => elements,
+        };
     }
 
     /// Returns the size of the weights of the layer with index `layer`, from 0.

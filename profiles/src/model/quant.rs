@@ -14,6 +14,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::experts::{is_of_experts, is_router};
 use super::layout::{TensorKind, TensorSpec};
 use super::shape::ModelShape;
 use super::token_mixer::TokenMixer;
@@ -31,6 +32,8 @@ pub enum Quant {
     Q2KM,
     /// The mixed quantisation that llama.cpp calls `IQ1_S`.
     Iq1SM,
+    /// Experts in `mxfp4`, and all other matrices in `q8_0`.
+    Mxfp4Moe,
 }
 
 /// The error for a tensor whose rows are not a whole number of blocks of its format.
@@ -49,7 +52,7 @@ pub struct PartialBlockError {
 impl Quant {
     /// All quantisation mixes.
     pub const MIXED_QUANTS: &'static [Quant] =
-        &[Quant::Q4KM, Quant::Q5KM, Quant::Q3KM, Quant::Q2KM, Quant::Iq1SM];
+        &[Quant::Q4KM, Quant::Q5KM, Quant::Q3KM, Quant::Q2KM, Quant::Iq1SM, Quant::Mxfp4Moe];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -59,12 +62,13 @@ impl Quant {
             Quant::Q3KM => "q3_k_m",
             Quant::Q2KM => "q2_k_m",
             Quant::Iq1SM => "iq1_s_m",
+            Quant::Mxfp4Moe => "mxfp4_moe",
         }
     }
 
     /// Returns the format of one tensor of a model with this shape.
     pub fn tensor_format(self, tensor: &TensorSpec, shape: &ModelShape) -> Result<Format, PartialBlockError> {
-        if tensor.dims.len() == 1 || tensor.kind == TensorKind::Convolution {
+        if tensor.dims.len() == 1 || tensor.kind == TensorKind::Convolution || is_router(&tensor.name) {
             return Ok(Format::F32);
         }
         let row = tensor.dims[0];
@@ -77,6 +81,27 @@ impl Quant {
         }
         let (row_len, block_len) = (row, format.block_len());
         Err(PartialBlockError { tensor: tensor.name.clone(), row_len, format, block_len })
+    }
+
+    /// Returns by how much the quantisation increases the perplexity of a model, as a share; `None` if this is not
+    /// published. source: llama.cpp, `llama-quantize --help`, for Llama 3 8B, whose perplexity in F16 is 6.233
+    /// (`tools/perplexity/README.md`). Larger models lose less.
+    pub fn perplexity_increase(self) -> Option<f64> {
+        let increase = match self {
+            Quant::Pure(Format::F32 | Format::F16 | Format::Bf16) => 0.0,
+            Quant::Pure(Format::Q8_0) => 0.0026,
+            Quant::Pure(Format::Q6K) => 0.0217,
+            Quant::Q5KM => 0.0569,
+            Quant::Q4KM => 0.1754,
+            Quant::Q3KM => 0.6569,
+            Quant::Q2KM => 3.5199,
+            Quant::Pure(Format::Q4_0) => 0.4685,
+            Quant::Pure(Format::Q4_1) => 0.4511,
+            Quant::Pure(Format::Q5_0) => 0.1316,
+            Quant::Pure(Format::Q5_1) => 0.1062,
+            _ => return None,
+        };
+        Some(increase / 6.233)
     }
 
     /// Returns the value of `general.file_type`, or `None` if llama.cpp has no value for the quantisation. Pure
@@ -102,8 +127,15 @@ impl Quant {
             Some(TokenMixer::Attention(attention)) => attention.heads >= 4 * attention.kv_heads,
             _ => false,
         };
+        let has_eight_experts = shape.experts.is_some_and(|experts| experts.count == 8);
         match (self, role(tensor, shape)) {
             (Quant::Pure(format), _) => format,
+            (Quant::Mxfp4Moe, _) if is_of_experts(&tensor.name) => Format::Mxfp4,
+            (Quant::Mxfp4Moe, _) => Format::Q8_0,
+            (_, Role::Value(_) | Role::Key) if has_eight_experts => Format::Q8_0,
+            (Quant::Q4KM | Quant::Q3KM | Quant::Q2KM, Role::AttentionOutput) if has_eight_experts => {
+                Format::Q5K
+            }
             (Quant::Q4KM | Quant::Q5KM, Role::Value(layer) | Role::Down(layer))
                 if use_more_bits(layer, layers) =>
             {
@@ -137,6 +169,7 @@ enum Role {
     Head,
     Embedding,
     Value(u32),
+    Key,
     /// Q, K and V in one tensor.
     FusedQkv,
     Down(u32),
@@ -152,7 +185,8 @@ fn role(tensor: &TensorSpec, shape: &ModelShape) -> Role {
     match tensor.layer_index {
         Some(layer) if tensor.name.ends_with(".attn_v.weight") => Role::Value(layer),
         Some(_) if tensor.name.ends_with(".attn_qkv.weight") => Role::FusedQkv,
-        Some(layer) if tensor.name.ends_with(".ffn_down.weight") => Role::Down(layer),
+        Some(_) if tensor.name.ends_with(".attn_k.weight") => Role::Key,
+        Some(layer) if tensor.name.contains(".ffn_down") => Role::Down(layer),
         Some(_) if tensor.name.ends_with(".attn_output.weight") => Role::AttentionOutput,
         _ if embedding => Role::Embedding,
         _ => Role::Other,

@@ -8,7 +8,8 @@
 
 use std::collections::BTreeSet;
 
-use super::architecture::{Architecture, QueryKeyNorm};
+use super::architecture::{Architecture, ExpertUse, QueryKeyNorm};
+use super::experts::Experts;
 use super::token_mixer::{AttentionShape, DeltaNetShape, Hybrid, SharedKv, TokenMixer};
 use crate::format::Format;
 use crate::units::{Bytes, Layers};
@@ -37,6 +38,8 @@ pub struct ModelShape {
     pub hybrid: Option<Hybrid>,
     /// The layers at the end that use keys and values of earlier layers, if any.
     pub shared_kv: Option<SharedKv>,
+    /// The experts of the feed-forward blocks; `None` if the model is dense.
+    pub experts: Option<Experts>,
     /// Number of elements of the input that a token has for each layer, besides its embedding; 0 if it has none.
     pub per_layer_input_length: u32,
     /// Number of tokens in the vocabulary (V of the prima.cpp paper).
@@ -86,6 +89,7 @@ impl ModelShape {
         }
         self.check_parts()?;
         self.hybrid.map_or(Ok(()), |hybrid| hybrid.check(self))?;
+        self.experts.map_or(Ok(()), |experts| experts.check(self))?;
         self.shared_kv.map_or(Ok(()), |shared| shared.check(self))
     }
 
@@ -99,7 +103,13 @@ impl ModelShape {
             ("shared_kv", self.shared_kv.is_some()),
             ("per_layer_input", self.per_layer_input_length > 0),
         ];
+        let has_experts = match spec.experts {
+            ExpertUse::Never => Some(false),
+            ExpertUse::Sometimes => None,
+            ExpertUse::Always => Some(true),
+        };
         let parts = [
+            ("experts", self.experts.is_some(), has_experts),
             ("local_attention", has_local_attention, Some(spec.has_local_dimensions)),
             ("delta_net", has_delta_net, Some(spec.default_attention_interval.is_some())),
         ];
@@ -118,6 +128,19 @@ impl ModelShape {
             return Err(ModelShapeError { field: "value_length", what });
         }
         Ok(())
+    }
+
+    /// Checks that a model of this shape can be run, not only planned and simulated.
+    pub fn check_runnable(&self) -> Result<(), ModelShapeError> {
+        let (field, what) = if self.experts.is_some() {
+            ("experts", "mixtures of experts".to_owned())
+        } else if self.architecture.spec().is_runnable {
+            return Ok(());
+        } else {
+            ("architecture", format!("{} models", self.architecture))
+        };
+        let what = format!("{what} can be planned and simulated, but not yet run");
+        Err(ModelShapeError { field, what })
     }
 
     /// Returns the dimensions of full attention.
@@ -163,9 +186,9 @@ impl ModelShape {
         ModelShape { values_are_keys: spec.has_local_dimensions, hybrid, ..self }
     }
 
-    /// Returns whether all layers have the same dimensions.
+    /// Returns whether all layers have the same dimensions, and none has experts.
     pub fn has_equal_layers(&self) -> bool {
-        self.hybrid.is_none() && self.shared_kv.is_none()
+        self.hybrid.is_none() && self.shared_kv.is_none() && self.experts.is_none()
     }
 
     /// Returns whether the layer with the index `layer` has full attention; in models whose layers are alike, all have.
@@ -185,7 +208,12 @@ impl ModelShape {
         (0..self.layers.0).map(|layer| self.mixer(layer))
     }
 
-    /// Returns the width of the feed-forward block of the layer with the index `layer`, in elements.
+    /// Returns the experts of the layer with the index `layer`; `None` if it has a dense feed-forward block.
+    pub fn layer_experts(&self, layer: u32) -> Option<Experts> {
+        self.experts.filter(|experts| layer >= experts.dense_layers)
+    }
+
+    /// Returns the width of the dense feed-forward block of the layer with the index `layer`, in elements.
     pub fn layer_feed_forward_length(&self, layer: u32) -> u32 {
         let shared = self.shared_kv.filter(|shared| layer >= self.layers.0.saturating_sub(shared.layers));
         shared.map_or(self.feed_forward_length, |shared| shared.feed_forward_length)
@@ -342,6 +370,7 @@ pub(crate) mod tests {
             values_are_keys: false,
             hybrid: None,
             shared_kv: None,
+            experts: None,
             per_layer_input_length: 0,
             vocab_size: 128_256,
             has_tied_embeddings: false,

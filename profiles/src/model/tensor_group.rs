@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 
+use super::experts::is_of_experts;
 use super::shape::ModelShape;
 use super::token_mixer::TokenMixer;
 use crate::format::Format;
@@ -20,8 +21,17 @@ use crate::units::{Bytes, Flops};
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct FormatTotals {
     pub bytes: Bytes,
+    /// The part of `bytes` that belongs to the experts of a mixture, of which a token uses only some.
+    pub expert_bytes: Bytes,
     /// Floating-point operations for one token.
     pub flops: Flops,
+}
+
+impl FormatTotals {
+    /// Returns the bytes that a computation reads if it uses this share of the experts.
+    pub fn bytes_read(&self, share_of_experts: f64) -> f64 {
+        self.bytes.as_f64() - self.expert_bytes.as_f64() * (1.0 - share_of_experts)
+    }
 }
 
 /// Bytes and floating-point operations of a set of tensors, summed by format.
@@ -32,9 +42,14 @@ pub struct TensorGroup {
 
 impl TensorGroup {
     pub fn add(&mut self, format: Format, bytes: Bytes, flops: Flops) {
+        self.add_totals(format, FormatTotals { bytes, expert_bytes: Bytes::ZERO, flops });
+    }
+
+    pub fn add_totals(&mut self, format: Format, totals: FormatTotals) {
         let share = self.shares.entry(format).or_default();
-        share.bytes += bytes;
-        share.flops += flops;
+        share.bytes += totals.bytes;
+        share.expert_bytes += totals.expert_bytes;
+        share.flops += totals.flops;
     }
 
     /// Iterates over all formats in the group and their totals, ordered by format.
@@ -50,6 +65,10 @@ impl TensorGroup {
         self.shares.values().map(|share| share.bytes).sum()
     }
 
+    pub fn expert_bytes(&self) -> Bytes {
+        self.shares.values().map(|share| share.expert_bytes).sum()
+    }
+
     /// Returns the total operations for one token.
     pub fn flops(&self) -> Flops {
         self.shares.values().map(|share| share.flops).sum()
@@ -59,11 +78,12 @@ impl TensorGroup {
     pub fn mean(groups: &[TensorGroup]) -> TensorGroup {
         let mut mean = TensorGroup::default();
         for (format, share) in groups.iter().flat_map(TensorGroup::totals_by_format) {
-            mean.add(format, share.bytes, share.flops);
+            mean.add_totals(format, share);
         }
         let count = groups.len().max(1) as u64;
         for share in mean.shares.values_mut() {
             share.bytes = Bytes((share.bytes.0 + count / 2) / count);
+            share.expert_bytes = Bytes((share.expert_bytes.0 + count / 2) / count);
             share.flops = share.flops / count as f64;
         }
         mean
@@ -72,6 +92,10 @@ impl TensorGroup {
 
 /// Returns the operations of a tensor for one token, from the tensor's name and number of elements.
 pub(crate) fn tensor_flops(name: &str, elements: u64, shape: &ModelShape) -> Flops {
+    let used = match shape.experts {
+        Some(experts) if is_of_experts(name) => experts.share_used(),
+        _ => 1.0,
+    };
     let [heads, kv_heads] = match layer_of_tensor(name).map(|layer| shape.mixer(layer)) {
         Some(TokenMixer::Attention(attention)) => [attention.heads, attention.kv_heads],
         Some(TokenMixer::DeltaNet(net)) => [net.value_heads; 2],
@@ -88,7 +112,7 @@ pub(crate) fn tensor_flops(name: &str, elements: u64, shape: &ModelShape) -> Flo
     } else {
         2
     };
-    Flops((each * elements) as f64)
+    Flops((each * elements) as f64 * used)
 }
 
 #[cfg(test)]
@@ -106,8 +130,13 @@ mod tests {
         assert_eq!(heavy.flops(), Flops(1024.0));
         let mean = TensorGroup::mean(&[light, heavy]);
         // 210 / 2 and 144 * 2 / 2.
-        assert_eq!(mean.format_totals(Format::Q6K), FormatTotals { bytes: Bytes(105), flops: Flops(256.0) });
-        assert_eq!(mean.format_totals(Format::Q4K), FormatTotals { bytes: Bytes(144), flops: Flops(512.0) });
+        let totals = |bytes, flops| FormatTotals {
+            bytes: Bytes(bytes),
+            expert_bytes: Bytes::ZERO,
+            flops: Flops(flops),
+        };
+        assert_eq!(mean.format_totals(Format::Q6K), totals(105, 256.0));
+        assert_eq!(mean.format_totals(Format::Q4K), totals(144, 512.0));
         assert_eq!(mean.format_totals(Format::F16), FormatTotals::default());
     }
 

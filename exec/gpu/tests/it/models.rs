@@ -239,6 +239,7 @@ pub fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
         values_are_keys: false,
         hybrid: None,
         shared_kv: None,
+        experts: None,
         per_layer_input_length: 0,
         vocab_size: 512,
         context_length: 40,

@@ -44,6 +44,7 @@ fn small_model() -> SynthOptions {
         values_are_keys: false,
         hybrid: None,
         shared_kv: None,
+        experts: None,
         per_layer_input_length: 0,
         vocab_size: 4096,
         has_tied_embeddings: true,

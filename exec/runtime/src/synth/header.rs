@@ -24,6 +24,7 @@ pub(super) struct SynthPlan {
 pub(super) fn plan_file(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
     let shape = &options.shape;
     shape.check()?;
+    shape.check_runnable()?;
     for mixer in shape.mixers() {
         if let TokenMixer::Attention(AttentionShape { key_length: found, .. }) = mixer
             && !found.is_multiple_of(2)

@@ -184,6 +184,7 @@ impl Weights {
 
     fn of(model: GgufModel, fetched_layers: Option<BTreeSet<u32>>) -> Result<Weights, ExecError> {
         let shape = model.shape()?;
+        shape.check_runnable()?;
         let files =
             model.file_paths.iter().map(|file| MappedFile::open(file)).collect::<Result<Vec<_>, _>>()?;
         let table = TensorTable::new(&model, &files, shape.architecture);

@@ -35,6 +35,7 @@ pub fn shape(architecture: Architecture) -> ModelShape {
         values_are_keys: false,
         hybrid: None,
         shared_kv: None,
+        experts: None,
         per_layer_input_length: 0,
         vocab_size: 512,
         context_length: 20,

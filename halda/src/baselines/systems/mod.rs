@@ -42,6 +42,8 @@ pub enum SystemPlanError {
     UnknownSystem { name: String },
     #[error("`{system}` supports {supports}")]
     UnsupportedWorkload { system: &'static str, supports: &'static str, key: &'static str },
+    #[error("plans of `{system}` for {model} are not supported")]
+    UnsupportedModel { system: &'static str, model: &'static str },
     #[error("`{system}` runs on none of these devices: {why}")]
     NoUsableDevice { system: &'static str, why: &'static str },
     #[error("`{system}` does not run on the head `{head}`: {why}")]
@@ -77,6 +79,7 @@ impl SystemPlanError {
             }
             Self::MissingAllReduceTime => "set it with `--air-time`, for example `--air-time 2ms`",
             Self::UnsupportedOption { .. } => "omit the option",
+            Self::UnsupportedModel { .. } => "use another strategy, or a dense model",
             Self::UnknownSystem { .. }
             | Self::NoUsableDevice { .. }
             | Self::NoSlidingWindow { .. }
@@ -105,6 +108,9 @@ pub fn plan(
     }
     if cluster.workload.sequences > 1 && system != "exo" {
         return unsupported("only one sequence at a time", "sequences");
+    }
+    if cluster.model.shape.experts.is_some() && system != "exo" {
+        return Err(SystemPlanError::UnsupportedModel { system, model: "mixtures of experts" });
     }
     if options.all_reduce_time.is_some() && system != "airinfer" {
         return Err(SystemPlanError::UnsupportedOption { system, option: "`--air-time`" });
