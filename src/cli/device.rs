@@ -25,6 +25,12 @@ pub enum CatalogueCommand {
     /// Show a part, or a device profile that ships with hearth.
     #[command(after_help = "Example: hearth device show rtx-3060-12gb\nExample: hearth device show d3")]
     Show(ShowArgs),
+    /// Compare two devices value by value: parts, shipped devices, or files of profiles.
+    #[command(
+        after_help = "Example: hearth device compare d3 'rtx-2080-ti, ddr4-2666-dual, 16 GiB, nvme-gen3, linux'\n\
+                      Example: hearth device compare measured.yaml 'laptop-ddr4-3200, 16 GiB, nvme-gen3, linux' --json"
+    )]
+    Compare(CompareArgs),
     /// Write the profile of a device that consists of parts of the catalogue.
     #[command(
         after_help = "Example: hearth device new --cpu ddr4-3200-dual --memory '16 GiB' --disk nvme-gen3 --os windows --gpu \
@@ -44,6 +50,14 @@ pub struct SearchArgs {
 pub struct ShowArgs {
     /// The id of a part, or the name of a shipped device.
     pub id: String,
+}
+
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// The first device: its parts, separated by commas, the name of a shipped device, or the file of a profile.
+    pub first: String,
+    /// The second device.
+    pub second: String,
 }
 
 #[derive(Debug, Args)]

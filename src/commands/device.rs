@@ -7,6 +7,7 @@ use hearth_profiles::device::{Gpu, shipped_names, shipped_profile, shipped_yaml}
 use hearth_profiles::document::Document;
 use hearth_profiles::parts::{Catalogue, DeviceParts, PartSummary, PartsError};
 use hearth_workflow::Error;
+use hearth_workflow::device_comparison::{ValuePair, compare_devices, device_from_text};
 use hearth_workflow::files::{check_parent_folder, write};
 use serde::Serialize;
 
@@ -43,6 +44,11 @@ pub fn run(args: &CatalogueArgs, json: bool) -> Result<ExitCode, Failure> {
             print_parts(&found, json)
         }
         CatalogueCommand::Show(args) => show(&args.id, json),
+        CatalogueCommand::Compare(args) => {
+            let [first, second] = [&args.first, &args.second].map(|text| device_from_text(text));
+            let pairs = compare_devices(&first?, &second?)?;
+            print_result(json, &pairs, |pairs| comparison(pairs))
+        }
         CatalogueCommand::New(args) => new_profile(args, json),
     }
 }
@@ -112,6 +118,17 @@ fn new_profile(args: &NewArgs, json: bool) -> Result<ExitCode, Failure> {
         None => say!("{}", profile.to_yaml()),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the values of two profiles as a table, with the second as a multiple of the first.
+fn comparison(pairs: &[ValuePair]) -> String {
+    let mut text = format!("{:<28} {:>16} {:>16} {:>7}\n", "value", "first", "second", "ratio");
+    for ValuePair { name, values, ratio, .. } in pairs {
+        let [first, second] = values.each_ref().map(|value| value.as_deref().unwrap_or("-"));
+        let ratio = ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
+        let _ = writeln!(text, "{name:<28} {first:>16} {second:>16} {ratio:>7}");
+    }
+    text
 }
 
 /// Returns the values of a profile on which speed depends most, as text.

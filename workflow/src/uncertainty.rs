@@ -20,6 +20,7 @@ use rand_distr::{Distribution, StandardNormal};
 use serde_yaml::Value;
 
 use crate::Error;
+use crate::quantities::{Quantity, quantities};
 use crate::simulation::{MemoryOptions, simulate_with_events};
 
 const MAX_SENSITIVE_PARAMETERS: usize = 3;
@@ -137,7 +138,12 @@ impl ClusterDocuments {
         let last = self.0.len() - 1;
         for (owner, (name, document)) in self.0.iter().enumerate() {
             if owner == last || plan.is_none_or(|plan| plan.device_index(name).is_some()) {
-                collect(document, owner, &mut Vec::new(), &mut parameters);
+                let uncertain = quantities(document).into_iter().filter(|quantity| !is_built_in(quantity));
+                parameters.extend(uncertain.map(|quantity| {
+                    let spread = quantity.spread.and_then(|text| text.parse().ok());
+                    let sigma = relative_uncertainty(quantity.source, spread);
+                    Parameter { owner, keys: quantity.keys, sigma }
+                }));
             }
         }
         parameters
@@ -167,40 +173,12 @@ impl ClusterDocuments {
     }
 }
 
-/// Appends to `found` all quantities with a unit and a source in a document, or in its part at the path `keys`.
-fn collect(value: &Value, owner: usize, keys: &mut Vec<String>, found: &mut Vec<Parameter>) {
-    match value {
-        Value::Mapping(map) => {
-            let source = map.get("source").and_then(Value::as_str);
-            if let (Some(Value::String(_)), Some(source)) = (map.get("value"), source) {
-                let spread = map.get("spread").and_then(Value::as_str).and_then(|text| text.parse().ok());
-                // The installed memory is known: main memory, and that of a graphics card.
-                let built_in = keys.ends_with(&["total".into()])
-                    || keys.ends_with(&["gpu".into(), "memory_available".into()]);
-                if !built_in {
-                    found.push(Parameter {
-                        owner,
-                        keys: keys.clone(),
-                        sigma: relative_uncertainty(source, spread),
-                    });
-                }
-                return;
-            }
-            for (key, inner) in map {
-                keys.push(key.as_str().unwrap_or_default().to_owned());
-                collect(inner, owner, keys, found);
-                keys.pop();
-            }
-        }
-        Value::Sequence(items) => {
-            for (index, item) in items.iter().enumerate() {
-                keys.push(index.to_string());
-                collect(item, owner, keys, found);
-                keys.pop();
-            }
-        }
-        _ => {}
-    }
+/// Returns whether a quantity is known: the installed memory, and that of a graphics card.
+fn is_built_in(quantity: &Quantity) -> bool {
+    matches!(
+        quantity.keys.iter().map(String::as_str).collect::<Vec<_>>()[..],
+        [.., "total"] | [.., "gpu", "memory_available"]
+    )
 }
 
 /// Multiplies the quantity at a path of a document by a factor, and keeps its unit.
@@ -232,8 +210,5 @@ mod tests {
         multiply(&mut document, &["size".into()], 1.2);
         assert_eq!(document["disk"]["sequential"]["value"], Value::from("5 GB/s"));
         assert_eq!(document["size"]["value"], Value::from("4 B"));
-        let mut found = Vec::new();
-        collect(&document, 0, &mut Vec::new(), &mut found);
-        assert_eq!(found.iter().map(|it| it.keys.join(".")).collect::<Vec<_>>(), ["disk.sequential", "size"]);
     }
 }
