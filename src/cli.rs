@@ -1,9 +1,11 @@
 //! Command line of `hearth`: the commands and their flags.
 
+mod advise;
 mod device;
 mod init;
 mod lab;
 mod measure;
+mod model;
 mod model_paths;
 mod planning;
 mod pull;
@@ -21,10 +23,12 @@ mod tests;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
 
+pub use self::advise::AdviseArgs;
 pub use self::device::{CatalogueArgs, CatalogueCommand, NewArgs};
 pub use self::init::InitArgs;
 pub use self::lab::LabArgs;
 pub use self::measure::{BenchArgs, GpuArgs, GpuMeasurementMode, GpuWeightFormat, ProfileArgs};
+pub use self::model::{ModelArgs, ModelCommand};
 use self::planning::PLANNING_FLAGS;
 pub use self::planning::{LintArgs, PlanArgs, PlanSource, PlanningArgs, SimulateArgs, WhatifArgs};
 pub use self::pull::PullArgs;
@@ -141,6 +145,9 @@ pub enum Verb {
                       Example: hearth device new --cpu ddr4-3200-dual --memory '16 GiB' --disk nvme-gen3 --os windows --gpu \
                       rtx-3060-12gb -o desktop.yaml")]
     Device(CatalogueArgs),
+    /// List the models that ship with hearth, as documents without weights.
+    #[command(after_help = "Example: hearth model list qwen3\nExample: hearth model show qwen3-30b-a3b")]
+    Model(ModelArgs),
     /// List the GPUs that can compute layers.
     ///
     /// Exits with code 0 even if there is no such GPU.
@@ -178,6 +185,15 @@ pub enum Verb {
     /// faster disk for a device, cables instead of Wi-Fi, or a different weight format.
     #[command(after_help = "Example: hearth whatif scenarios/home/llama-70b-on-four.yaml --tokens 8")]
     Whatif(Box<WhatifArgs>),
+    /// Show which models run well on some devices.
+    ///
+    /// Plans and simulates each model of the catalogue, and shows the best ones by quality, with their speed, the time to the
+    /// first token, the memory that they need, and the layers of each device.
+    #[command(
+        after_help = "Example: hearth advise 'desktop=rtx-3060-12gb,ddr4-3200-dual,32 GiB,nvme-gen3,windows'\n\
+                      Example: hearth advise scenarios/home/llama-70b-on-four.yaml --all"
+    )]
+    Advise(AdviseArgs),
     /// Write a new scenario from flags, discovered workers, and answers to questions.
     #[command(
         after_help = "Example: hearth init home.yaml --model llama-8b --device 'desktop=rtx-3060-12gb,ddr4-3200-dual,16 \

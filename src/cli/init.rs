@@ -46,5 +46,5 @@ pub struct InitArgs {
     pub force: bool,
 }
 
-const NETWORKS: [(&str, &str, Network); 2] =
+pub(super) const NETWORKS: [(&str, &str, Network); 2] =
     [("wifi", "Home Wi-Fi", Network::Wifi), ("cable", "Network cables and a switch", Network::Cable)];

@@ -30,6 +30,8 @@ impl Verb {
             | Verb::Synth(_)
             | Verb::Init(_)
             | Verb::Device(_)
+            | Verb::Model(_)
+            | Verb::Advise(_)
             | Verb::Completions(_)
             | Verb::Schema(_)
             | Verb::Man(_) => Vec::new(),

@@ -1,5 +1,6 @@
 //! The commands of `hearth`, one module for each: parse flags, call a library, print the result.
 
+mod advise;
 mod bench;
 mod device;
 mod execute;
@@ -7,6 +8,7 @@ mod gpu;
 mod init;
 mod lab;
 mod lint;
+mod model;
 mod plan;
 mod profile;
 mod pull;
@@ -42,6 +44,8 @@ pub fn run(mut cli: Cli) -> Result<ExitCode, Failure> {
         Verb::Worker(args) => worker::run(&args, json),
         Verb::Gpu(args) => gpu::run(&args, json),
         Verb::Device(args) => device::run(&args, json),
+        Verb::Model(args) => model::run(&args, json),
+        Verb::Advise(args) => advise::run(&args, json),
         Verb::Serve(args) => serve::run(&args, json),
         Verb::Bench(args) => bench::run(&args, json),
         Verb::Pull(args) => pull::run(&args, json),

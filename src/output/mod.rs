@@ -44,3 +44,13 @@ macro_rules! say_stderr {
     }};
 }
 pub(crate) use say_stderr;
+
+/// Formats a speed with two or three digits.
+pub fn short_speed(speed: f64) -> String {
+    match speed {
+        speed if speed >= 99.95 => format!("{speed:.0}"),
+        speed if speed >= 9.995 => format!("{speed:.1}"),
+        speed if speed >= 0.0995 => format!("{speed:.2}"),
+        speed => format!("{speed:.3}"),
+    }
+}

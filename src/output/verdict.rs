@@ -7,6 +7,8 @@ use hearth_reports::published_results::results::PredictionInterval;
 use hearth_schema::plan::DroppedDevice;
 use hearth_workflow::verdict::{FirstToken, SingleDeviceSpeed, Verdict, format_duration};
 
+use super::short_speed;
+
 /// Ratio of two speeds up to which they are called equal. source: assumed, about the error of a prediction
 const EQUAL_UP_TO: f64 = 1.05;
 
@@ -20,7 +22,7 @@ pub fn format_verdict(verdict: &Verdict, interval: Option<&PredictionInterval>) 
             _ => "slower than people read",
         };
         let range = interval.map_or_else(String::new, |interval| format!(" ({})", speed_range(interval)));
-        let _ = writeln!(text, "{} tokens/s{range}: {comparison}, {token} per token", short(speed));
+        let _ = writeln!(text, "{} tokens/s{range}: {comparison}, {token} per token", short_speed(speed));
         let uncertainty = interval.map_or_else(|| "not estimated; add `--draws 32`".to_owned(), uncertainty);
         let _ = writeln!(text, "  uncertain: {uncertainty}");
         if let Some(alone) = &verdict.best_single_device {
@@ -56,15 +58,19 @@ fn beside_single_device(speed: f64, alone: &SingleDeviceSpeed) -> String {
     } else {
         format!("alone {} times as fast", times(1.0 / ratio))
     };
-    format!("`{}` alone, the best single device: {} tokens/s; {comparison}", alone.device, short(single))
+    format!(
+        "`{}` alone, the best single device: {} tokens/s; {comparison}",
+        alone.device,
+        short_speed(single)
+    )
 }
 
 /// Returns the range of speeds that contains 80 % of the draws, and how many of them do not run.
 fn speed_range(interval: &PredictionInterval) -> String {
     let PredictionInterval { p10_ms, p90_ms, failed_draw_count, draw_count, .. } = *interval;
-    let fast = short(1e3 / p10_ms);
+    let fast = short_speed(1e3 / p10_ms);
     let range = if p90_ms.is_finite() {
-        format!("{} to {fast}", short(1e3 / p90_ms))
+        format!("{} to {fast}", short_speed(1e3 / p90_ms))
     } else {
         format!("at most {fast}")
     };
@@ -78,14 +84,4 @@ fn speed_range(interval: &PredictionInterval) -> String {
 fn uncertainty(interval: &PredictionInterval) -> String {
     let changes = interval.sensitivities_text();
     format!("the time depends most on {changes}; `hearth profile` on a device measures its values")
-}
-
-/// Formats a speed with two or three digits.
-fn short(speed: f64) -> String {
-    match speed {
-        speed if speed >= 99.95 => format!("{speed:.0}"),
-        speed if speed >= 9.995 => format!("{speed:.1}"),
-        speed if speed >= 0.0995 => format!("{speed:.2}"),
-        speed => format!("{speed:.3}"),
-    }
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods)] // many tests measure time
 
+mod advise;
 mod architecture;
 mod bad_input;
 mod bench;

@@ -103,7 +103,8 @@ impl Evaluation {
     }
 }
 
-fn windows(plan: &Plan) -> String {
+/// Returns the devices of a plan in ring order, each with the number of layers of its window and, in brackets, of its GPU.
+pub(crate) fn windows(plan: &Plan) -> String {
     let words = plan.devices.iter().map(|device| match device.gpu_layers {
         0 => format!("{} {}", device.name, device.window),
         gpu => format!("{} {} ({gpu})", device.name, device.window),

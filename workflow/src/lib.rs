@@ -9,7 +9,9 @@
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 
+pub mod advice;
 pub mod comparison;
+pub mod device_comparison;
 pub mod documents;
 pub mod evaluation;
 pub mod files;
@@ -31,6 +33,7 @@ pub mod whatif;
 mod error;
 mod overrides;
 mod partial;
+mod quantities;
 mod scenario;
 
 pub use error::{Error, ErrorKind};

@@ -20,7 +20,7 @@ use crate::{LoadedScenario, limits};
 
 /// Speed of silent reading, in tokens. source: Brysbaert 2019, "How many words do we read per minute?": 238 words a
 /// minute, with 1.3 tokens to a word
-const READING_SPEED: PerSecond = PerSecond(5.2);
+pub const READING_SPEED: PerSecond = PerSecond(5.2);
 /// The prompts whose time to the first token is predicted, in tokens: a question, a page, and a long document.
 const PROMPTS: [u32; 3] = [32, 512, 4000];
 /// The least memory of other programs that is worth a sentence. source: assumed
@@ -175,19 +175,11 @@ fn assumptions(loaded: &LoadedScenario, cluster: &Cluster, plan: &Plan, trace: &
         let names: Vec<String> = entries.map(|entry| format!("`{}`", entry.name)).collect();
         (!names.is_empty()).then(|| names.join(", "))
     };
-    let foreign = plan.devices.iter().filter_map(|planned| {
-        let os = match cluster.member(&planned.name)?.device.os {
-            Os::Linux => return None,
-            Os::Windows => "Windows",
-            Os::Macos => "macOS",
-            Os::Android => "Android",
-        };
-        Some(format!("`{}` ({os})", planned.name))
+    let systems = plan.devices.iter().filter_map(|planned| {
+        let member = cluster.member(&planned.name)?;
+        Some((planned.name.as_str(), member.device.os))
     });
-    let foreign: Vec<String> = foreign.collect();
-    if !foreign.is_empty() {
-        all.push(format!("hearth runs on {}; today it builds on Linux for x86-64 only", foreign.join(", ")));
-    }
+    all.extend(unsupported_systems(systems));
     let is_shipped = |entry: &DeviceEntry| shipped_names().any(|name| name == entry.profile);
     if let Some(names) = names(&is_shipped) {
         all.push(format!("{names} as fast as the device of a paper; `hearth profile` measures yours"));
@@ -199,6 +191,23 @@ fn assumptions(loaded: &LoadedScenario, cluster: &Cluster, plan: &Plan, trace: &
     let unvalidated = devices.filter_map(|device| Some((&device.name, device.unvalidated_parts.as_ref()?)));
     all.extend(unvalidated.map(|(name, parts)| format!("`{name}` with the {parts}")));
     all
+}
+
+/// Returns a sentence about the devices on which hearth does not run yet, if there are any.
+pub(crate) fn unsupported_systems<'a>(devices: impl Iterator<Item = (&'a str, Os)>) -> Option<String> {
+    let unsupported = devices.filter_map(|(name, os)| {
+        let os = match os {
+            Os::Linux => return None,
+            Os::Windows => "Windows",
+            Os::Macos => "macOS",
+            Os::Android => "Android",
+        };
+        Some(format!("`{name}` ({os})"))
+    });
+    let unsupported: Vec<String> = unsupported.collect();
+    (!unsupported.is_empty()).then(|| {
+        format!("hearth runs on {}; today it builds on Linux for x86-64 only", unsupported.join(", "))
+    })
 }
 
 /// Formats a duration: `538 ms`, `10.8 s`, `14 min 56 s` or `2 h 5 min`.
