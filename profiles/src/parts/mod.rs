@@ -103,6 +103,8 @@ pub(crate) struct GpuFamily {
     kind: GpuKind,
     /// Name of the efficiency class.
     class: String,
+    /// Peak of 8-bit integer products of matrices, as a multiple of that of 32-bit arithmetic.
+    int8: f64,
     source: String,
     gpus: Vec<GpuPart>,
 }
@@ -134,7 +136,7 @@ pub struct GpuEfficiency {
     pub bandwidth_share: Sourced<Fraction>,
     /// Fixed time of a layer: launches of its kernels, and small operations.
     pub layer_time: Sourced<Seconds>,
-    /// Share of the peak of 32-bit arithmetic that products of matrices reach.
+    /// Share of the peak of 8-bit integer products of matrices that products of quantised matrices reach.
     pub matmul_share: Sourced<Fraction>,
 }
 
