@@ -3,7 +3,7 @@
 //! Not here: the profiles of devices and models (`hearth_profiles`), and a scenario with all references replaced by
 //! profiles (`hearth_core::cluster`).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hearth_profiles::device::{MAX_MEMORY_BYTES, Quota, SocOptions};
 use hearth_profiles::document::{Document, DocumentError, RenamedKey};
@@ -74,6 +74,9 @@ pub struct DeviceEntry {
     /// The parts of the device in the catalogue, instead of a profile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parts: Option<DeviceParts>,
+    /// Values that replace those of the profile or the parts, by their keys, such as `memory.available: 9 GiB`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub values: BTreeMap<String, Scalar>,
     /// The address (`HOST:PORT`) of the device's worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
@@ -89,6 +92,15 @@ pub struct DeviceEntry {
     /// The resource limits of the device in `hearth lab`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<ResourceLimits>,
+}
+
+/// A value of a device profile: a number, or text such as `9 GiB`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Scalar {
+    Bool(bool),
+    Number(serde_json::Number),
+    Text(String),
 }
 
 impl DeviceEntry {

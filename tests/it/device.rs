@@ -83,3 +83,37 @@ fn wrong_parts_are_explained() {
     let scenario = folder.write("both.yaml", text.replace(", profile: d2", ""));
     assert_rejected(&["simulate", &scenario], &["neither `profile` nor `parts`"]);
 }
+
+#[test]
+fn values_of_parts_are_replaced() {
+    let folder = Folder::new();
+    let path = folder.path_of("home.yaml");
+    run_successfully(&["init", &path, "--model", "llama-8b", "--device", DESKTOP]);
+    let text = folder.read("home.yaml");
+    let simulate = |values: &str| {
+        std::fs::write(&path, text.replace("parts:", &format!("values: {{{values}}}, parts:"))).unwrap();
+        expect_number(&run_json(&["simulate", &path])["tpot_ms"]["mean"])
+    };
+    let (slow, fast) = (simulate("gpu.read_bandwidth: 162 GB/s"), simulate("gpu.read_bandwidth: 324 GB/s"));
+    assert!((1.6..2.0).contains(&(slow / fast)), "{slow} {fast}");
+    simulate("cpu.cores: 6, memory.available: 9 GiB");
+    for (values, error) in [
+        ("gpu.bandwidth: 162 GB/s", "did you mean `gpu.read_bandwidth`"),
+        ("gpu.read_bandwidth: 162", "`gpu.read_bandwidth` cannot be 162"),
+        ("memory.available: 900 GiB", "home.yaml, `values` of `desktop`"),
+    ] {
+        std::fs::write(&path, text.replace("parts:", &format!("values: {{{values}}}, parts:"))).unwrap();
+        assert_rejected(&["simulate", &path], &[error]);
+    }
+}
+
+#[test]
+fn devices_are_compared_value_by_value() {
+    let text =
+        run_successfully(&["device", "compare", "d3", "rtx-2080-ti,ddr4-2666-dual,16 GiB,nvme-gen3,linux"]);
+    assert!(text.contains("gpu.read_bandwidth"), "{text}");
+    let same = run_json(&["device", "compare", "d2", "d2"]);
+    let ratios = expect_array(&same).iter().filter_map(|pair| pair["ratio"].as_f64());
+    assert!(ratios.clone().count() > 15 && ratios.into_iter().all(|ratio| (ratio - 1.0).abs() < 1e-12));
+    assert_rejected(&["device", "compare", "d2", "d22"], &["there is no device `d22`", "d1, d2, d3"]);
+}

@@ -20,6 +20,7 @@ use hearth_schema::plan::ScenarioRecord;
 use hearth_schema::scenario::{DeviceEntry, ModelRef, check_kv_sharing};
 
 use crate::documents::{read_document, read_text};
+use crate::sweep::with_values;
 use crate::{Error, limits};
 
 /// Resolves the references of a scenario that are not documents: measured devices and model files.
@@ -195,7 +196,8 @@ impl LoadedScenario {
         let mut devices: Vec<DeviceProfile> = Vec::new();
         for (index, entry) in entries.iter().enumerate() {
             let equals = |other: &DeviceEntry| {
-                (&other.profile, &other.parts, &other.limits) == (&entry.profile, &entry.parts, &entry.limits)
+                (&other.profile, &other.parts, &other.values, &other.limits)
+                    == (&entry.profile, &entry.parts, &entry.values, &entry.limits)
             };
             let mut device = match entries[..index].iter().position(equals) {
                 Some(equal) => devices[equal].clone(),
@@ -301,6 +303,15 @@ impl LoadedScenario {
 
     /// Reads or measures the profile of a device of the scenario.
     pub fn resolve_device(&self, entry: &DeviceEntry) -> Result<DeviceProfile, Error> {
+        let device = self.resolve_profile(entry)?;
+        if entry.values.is_empty() {
+            return Ok(device);
+        }
+        let location = format!("{}, `values` of `{}`", self.path.display(), entry.name);
+        with_values(device, &entry.values).map_err(|error| error.with_location(location))
+    }
+
+    fn resolve_profile(&self, entry: &DeviceEntry) -> Result<DeviceProfile, Error> {
         if let Some(parts) = &entry.parts {
             return parts.to_profile(&entry.name).map_err(|error| {
                 let location = format!("{}, `parts` of `{}`", self.path.display(), entry.name);

@@ -5,8 +5,11 @@
 //! `devices.d2.disk.limit`. The types of the documents determine which paths and values are valid. The error for an
 //! unknown path suggests the nearest known one.
 
-use hearth_profiles::DeviceProfile;
+use std::collections::BTreeMap;
+
+use hearth_profiles::{DeviceProfile, Document};
 use hearth_schema::Scenario;
+use hearth_schema::scenario::Scalar;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -117,30 +120,14 @@ impl DocumentTrees {
 
     /// Tries to set a value. Returns whether the value needs the key `source`, or why it is invalid.
     fn try_value(&self, target: FieldDocument, keys: &[String], value: &Value) -> Result<bool, InvalidValue> {
-        let try_set = |sourced: bool| {
-            let mut tree = match target {
-                FieldDocument::Scenario => self.tree.clone(),
-                FieldDocument::Device(index) => self.devices[index].clone(),
-            };
-            if !tree::set_value(&mut tree, keys, value, sourced) {
-                return Err("unknown field ``".into());
+        match target {
+            FieldDocument::Scenario => {
+                try_set::<Scenario>(&self.tree, keys, value).map(|(_, sourced)| sourced)
             }
-            match target {
-                FieldDocument::Scenario => serde_json::from_value::<Scenario>(tree).map(|_| sourced),
-                FieldDocument::Device(_) => serde_json::from_value::<DeviceProfile>(tree).map(|_| sourced),
+            FieldDocument::Device(index) => {
+                try_set::<DeviceProfile>(&self.devices[index], keys, value).map(|(_, sourced)| sourced)
             }
-            .map_err(|error| error.to_string())
-        };
-        try_set(false).or_else(|plain| {
-            try_set(true).map_err(|sourced| {
-                if plain.contains("unknown field `") {
-                    let mut keys = quoted(&plain).map(str::to_owned);
-                    let key = keys.next().unwrap_or_default();
-                    return InvalidValue::UnknownKey { key, siblings: keys.collect() };
-                }
-                InvalidValue::Value(if plain.contains(WITHOUT_SOURCE) { sourced } else { plain })
-            })
-        })
+        }
     }
 
     fn known(&self) -> Vec<String> {
@@ -227,6 +214,66 @@ impl VariedField {
         }
         Ok(())
     }
+}
+
+/// Sets a value of a document. Returns the document and whether the value needed the key `source`, or why the value is
+/// invalid.
+fn try_set<D: DeserializeOwned>(
+    tree: &Value,
+    keys: &[String],
+    value: &Value,
+) -> Result<(D, bool), InvalidValue> {
+    let set = |sourced: bool| {
+        let mut tree = tree.clone();
+        if !tree::set_value(&mut tree, keys, value, sourced) {
+            return Err("unknown field ``".into());
+        }
+        serde_json::from_value::<D>(tree)
+            .map(|document| (document, sourced))
+            .map_err(|error| error.to_string())
+    };
+    set(false).or_else(|plain| {
+        set(true).map_err(|sourced| {
+            if plain.contains("unknown field `") {
+                let mut keys = quoted(&plain).map(str::to_owned);
+                let key = keys.next().unwrap_or_default();
+                return InvalidValue::UnknownKey { key, siblings: keys.collect() };
+            }
+            InvalidValue::Value(if plain.contains(WITHOUT_SOURCE) { sourced } else { plain })
+        })
+    })
+}
+
+/// Sets values of a device profile by their keys, such as `memory.available`.
+pub fn with_values(
+    mut device: DeviceProfile,
+    values: &BTreeMap<String, Scalar>,
+) -> Result<DeviceProfile, Error> {
+    for (path, value) in values {
+        let tree = serde_json::to_value(&device).map_err(Error::failed)?;
+        let keys: Vec<String> = path.split('.').map(str::to_owned).collect();
+        let value = serde_json::to_value(value).map_err(Error::failed)?;
+        let set = if is_descriptive(path) { None } else { Some(try_set(&tree, &keys, &value)) };
+        device = match set {
+            Some(Ok((device, _))) => device,
+            Some(Err(InvalidValue::Value(why))) => {
+                return Err(Error::invalid(format!("`{path}` cannot be {value}: {why}"))
+                    .with_hint("write the value as in a device document, such as `9 GiB`"));
+            }
+            None | Some(Err(InvalidValue::UnknownKey { .. })) => {
+                let mut known = Vec::new();
+                tree::collect_leaf_paths(&tree, "", &mut known);
+                known.retain(|path| !is_descriptive(path));
+                let error = Error::invalid(format!("a device has no value `{path}`"));
+                return Err(match tree::nearest_path(path, &known) {
+                    Some(nearest) => error.with_hint(format!("did you mean `{nearest}`?")),
+                    None => error,
+                });
+            }
+        };
+    }
+    device.validate().map_err(Error::invalid)?;
+    Ok(device)
 }
 
 fn with_fields<D: DeserializeOwned>(

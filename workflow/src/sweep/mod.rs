@@ -28,6 +28,7 @@ use crate::documents::read_plan;
 use crate::evaluation::Evaluation;
 use crate::planning::REFINE_STRATEGY;
 use crate::{Error, LoadedScenario, Progress, ScenarioOverrides, limits, parallel_jobs};
+pub(crate) use field::with_values;
 use field::{DocumentTrees, VariedField};
 use values::{FieldValue, MAX_ROWS};
 

@@ -5,8 +5,8 @@
 
 use serde_json::{Map, Value};
 
-/// The `source` of a value that a sweep sets.
-const SOURCE: &str = "set: by the sweep";
+/// The `source` of a value that a sweep or a scenario sets.
+const SOURCE: &str = "set: by the user";
 
 /// Sets the value at a path. The new value gets a `source` if the old value has one or, with `sourced`, if there was no
 /// value. Returns false if a part of the path is neither a map nor an item of a list.
