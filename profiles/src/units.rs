@@ -422,6 +422,18 @@ displayed! {
     FlopsPerSecond: [("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6), ("FLOP/s", 1.0)];
 }
 
+impl Seconds {
+    /// Formats a duration in the units that people use: `538 ms`, `10.8 s`, `14 min 56 s` or `2 h 5 min`.
+    pub fn in_words(self) -> String {
+        let whole = self.0.round() as u64;
+        match whole {
+            0..60 => self.to_string(),
+            60..3600 => format!("{} min {} s", whole / 60, whole % 60),
+            _ => format!("{} h {} min", whole / 3600, whole % 3600 / 60),
+        }
+    }
+}
+
 impl fmt::Display for Layers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.0, if self.0 == 1 { "layer" } else { "layers" })

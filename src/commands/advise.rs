@@ -3,11 +3,12 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use hearth_profiles::Seconds;
 use hearth_workflow::LoadedScenario;
 use hearth_workflow::advice::{Advice, AdviceList, PROMPT_TOKENS, QualityClass, advise};
 use hearth_workflow::init::{Network, NewDevice, NewScenario};
 use hearth_workflow::parallel_jobs;
-use hearth_workflow::verdict::{READING_SPEED, format_duration};
+use hearth_workflow::verdict::READING_SPEED;
 
 use super::model::billions;
 use super::print_result;
@@ -156,7 +157,7 @@ fn row(advice: &Advice) -> String {
         billions(advice.active_parameters),
         advice.quant,
         advice.tokens_per_second.map_or_else(unknown, short_speed),
-        advice.first_token_seconds.map_or_else(unknown, format_duration),
+        advice.first_token_seconds.map_or_else(unknown, |time| Seconds(time).in_words()),
         advice.memory.to_string(),
         escape_line(&plan)
     )

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use hearth_profiles::Seconds;
 use hearth_reports::published_results::results::PredictionInterval;
 use hearth_schema::plan::DroppedDevice;
-use hearth_workflow::verdict::{FirstToken, SingleDeviceSpeed, Verdict, format_duration};
+use hearth_workflow::verdict::{FirstToken, SingleDeviceSpeed, Verdict};
 
 use super::short_speed;
 
@@ -31,7 +31,8 @@ pub fn format_verdict(verdict: &Verdict, interval: Option<&PredictionInterval>) 
     }
     if !verdict.first_tokens.is_empty() {
         let each = |first: &FirstToken| {
-            let time = first.seconds.map_or_else(|| "does not run".to_owned(), format_duration);
+            let time =
+                first.seconds.map_or_else(|| "does not run".to_owned(), |time| Seconds(time).in_words());
             let longer = if first.needs_longer_context { " (in a longer context)" } else { "" };
             format!("{time} for {} tokens{longer}", first.prompt_tokens)
         };

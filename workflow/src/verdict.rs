@@ -7,7 +7,7 @@ use hearth_core::memory::DeviceMemory;
 use hearth_core::metrics::{self, Metrics};
 use hearth_halda::{Instance, LatencyModel, SingleDevice, plan_from_assignment, solve_within_memory};
 use hearth_profiles::device::{Os, shipped_names};
-use hearth_profiles::{Bytes, PerSecond, Seconds};
+use hearth_profiles::{Bytes, PerSecond};
 use hearth_schema::plan::DroppedDevice;
 use hearth_schema::scenario::DeviceEntry;
 use hearth_schema::trace::Outcome;
@@ -159,8 +159,7 @@ fn assumptions(loaded: &LoadedScenario, cluster: &Cluster, plan: &Plan, trace: &
     for (index, planned) in plan.devices.iter().enumerate() {
         let Some(member) = cluster.member(&planned.name) else { continue };
         let memory = DeviceMemory::new(plan, index, &cluster.model, &member.device, false);
-        let needed = memory.other_memory + memory.weights.min(memory.weight_cache);
-        let taken = needed.saturating_sub(member.device.memory.available_memory.value);
+        let taken = memory.taken_from_others(&member.device);
         if taken >= MIN_TAKEN {
             all.push(format!(
                 "on `{}` other programs give up {taken} of memory that they hold now",
@@ -208,25 +207,4 @@ pub(crate) fn unsupported_systems<'a>(devices: impl Iterator<Item = (&'a str, Os
     (!unsupported.is_empty()).then(|| {
         format!("hearth runs on {}; today it builds on Linux for x86-64 only", unsupported.join(", "))
     })
-}
-
-/// Formats a duration: `538 ms`, `10.8 s`, `14 min 56 s` or `2 h 5 min`.
-pub fn format_duration(seconds: f64) -> String {
-    let whole = seconds.round() as u64;
-    match whole {
-        0..60 => Seconds(seconds).to_string(),
-        60..3600 => format!("{} min {} s", whole / 60, whole % 60),
-        _ => format!("{} h {} min", whole / 3600, whole % 3600 / 60),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_in_units_that_people_use() {
-        let texts = [0.5, 10.8, 59.9, 896.2, 7500.0].map(format_duration);
-        assert_eq!(texts, ["500 ms", "10.8 s", "1 min 0 s", "14 min 56 s", "2 h 5 min"]);
-    }
 }

@@ -148,6 +148,12 @@ impl DeviceMemory {
         }
     }
 
+    /// Returns how much of the memory that a run uses other programs hold before the run and must release.
+    pub fn taken_from_others(&self, device: &DeviceProfile) -> Bytes {
+        let used = self.other_memory + self.weights.min(self.weight_cache);
+        used.saturating_sub(device.memory.available_memory.value)
+    }
+
     /// Returns the main memory that the device would use if its memory were unlimited.
     pub fn needed_memory(&self) -> Bytes {
         self.weights + self.other_memory

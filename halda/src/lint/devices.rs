@@ -1,7 +1,8 @@
 //! Findings about a single device in a plan.
 
 use hearth_core::Member;
-use hearth_core::memory::MemoryBudget;
+use hearth_core::memory::{DeviceMemory, MemoryBudget};
+use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, BytesPerSecond};
 use hearth_schema::Plan;
 use hearth_schema::plan::PlannedDevice;
@@ -9,11 +10,18 @@ use hearth_schema::residency::Residency;
 
 use super::{Finding, Severity};
 
+/// The least memory of other programs that is reported. source: assumed
+const MIN_TAKEN: Bytes = Bytes::from_mib(64);
+/// The share of the weights in memory that a device should be allowed to keep. source: assumed, because a part is
+/// needed to read the others
+const MIN_KEPT: f64 = 0.8;
+
 pub(super) struct DeviceCheck<'p> {
     pub plan: &'p Plan,
     pub device_index: usize,
     pub planned_device: &'p PlannedDevice,
     pub member: &'p Member,
+    pub model: &'p ModelProfile,
     pub budget: MemoryBudget,
 }
 
@@ -28,10 +36,44 @@ impl DeviceCheck<'_> {
         let before = found.len();
         self.memory(&mut found);
         let fails = found[before..].iter().any(|finding| finding.severity == Severity::Error);
+        if !fails {
+            found.extend(self.memory_of_others());
+            found.extend(self.small_kept_set());
+        }
         if !fails && self.budget.reloads_weights() {
             self.reading(slow_disk, &mut found);
         }
         found
+    }
+
+    /// Reports a plan that needs memory which other programs hold before the run.
+    fn memory_of_others(&self) -> Option<Finding> {
+        let (plan, index, device) = (self.plan, self.device_index, &self.member.device);
+        let taken = DeviceMemory::new(plan, index, self.model, device, false).taken_from_others(device);
+        (taken >= MIN_TAKEN).then(|| {
+            let what = format!(
+                "`{}` needs {taken} of memory that other programs hold: the run is as fast as predicted only if the system \
+                 swaps them out",
+                self.planned_device.name
+            );
+            let fix = "close other programs, or set `values: {memory.can_swap: 0 B}` at the device for a plan without it";
+            Finding::note("swap-relied-on", self.at(""), what, fix)
+        })
+    }
+
+    /// Reports a managed device that may keep fewer weights than it has memory for.
+    fn small_kept_set(&self) -> Option<Finding> {
+        let kept = self.planned_device.residency.kept_set_limit?;
+        let useful = self.budget.weights.min(self.budget.weight_cache);
+        (kept.as_f64() < MIN_KEPT * useful.as_f64()).then(|| {
+            let what = format!(
+                "`{}` may keep {kept} of weights, but uses {} for each token and has memory for {useful} of them: it reads \
+                 the rest again for every token",
+                self.planned_device.name, self.budget.weights
+            );
+            let fix = "raise or remove `kept` of its residency";
+            Finding::warning("budget-below-working-set", self.at(".residency.kept"), what, fix)
+        })
     }
 
     fn gpu(&self, found: &mut Vec<Finding>) {

@@ -45,7 +45,8 @@ pub fn check_plan(
         let planned = &plan.devices[index];
         let member = cluster.member(&planned.name)?;
         let budget = MemoryBudget::new(plan, index, &cluster.model, &member.device);
-        Some(DeviceCheck { plan, device_index: index, planned_device: planned, member, budget })
+        let model = &cluster.model;
+        Some(DeviceCheck { plan, device_index: index, planned_device: planned, member, model, budget })
     };
     let checks: Vec<DeviceCheck> = (0..plan.devices.len()).filter_map(check).collect();
     for check in &checks {
@@ -55,6 +56,7 @@ pub fn check_plan(
     rounds(plan, &checks, cluster, &mut found);
     addresses(plan, &mut found);
     found.extend(speed::findings(plan, cluster, slow_disk));
+    found.extend(speed::slow_first_token(plan, cluster));
     found
 }
 

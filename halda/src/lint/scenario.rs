@@ -2,6 +2,7 @@
 
 use hearth_core::cluster::Connection;
 use hearth_core::{Cluster, Member};
+use hearth_profiles::device::shipped_names;
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::scenario::DeviceEntry;
 use hearth_schema::{Plan, Scenario};
@@ -37,7 +38,23 @@ pub fn check_scenario(scenario: &Scenario, cluster: &Cluster) -> Vec<Finding> {
             Finding::warning("more-devices-than-layers", location, what, fix)
         });
     }
+    found.extend(stand_ins(scenario));
     found
+}
+
+/// Reports the devices that are described by the device of a paper.
+fn stand_ins(scenario: &Scenario) -> Option<Finding> {
+    let is_stand_in = |entry: &&DeviceEntry| shipped_names().any(|name| name == entry.profile);
+    let entries = scenario.devices.iter().filter(is_stand_in);
+    let names: Vec<String> = entries.map(|entry| format!("`{}` ({})", entry.name, entry.profile)).collect();
+    (!names.is_empty()).then(|| {
+        let what = format!(
+            "described by a device that a paper measured: {}; yours may be faster or slower",
+            names.join(", ")
+        );
+        let fix = "name the parts of a device (`hearth device search`), or measure it with `hearth profile`";
+        Finding::note("stand-in", "scenario devices", what, fix)
+    })
 }
 
 /// Reports GPUs that planners do not use, because of the format of the KV cache or the architecture of the model.

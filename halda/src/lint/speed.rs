@@ -1,8 +1,11 @@
 //! Findings about the speed of a plan by the steady-state model, compared with other plans and with less memory.
 
 use hearth_core::Cluster;
+use hearth_core::compute_cost::ComputeCost;
 use hearth_profiles::{BytesPerSecond, Seconds};
 use hearth_schema::Plan;
+use hearth_schema::pass::Pass;
+use hearth_schema::plan::PlannedDevice;
 
 use super::Finding;
 use crate::{DropReason, Instance, LatencyModel, ManualPlan, OverlapSearch, Solution, solve};
@@ -12,6 +15,9 @@ const FAR_ABOVE: f64 = 2.0;
 /// The fraction of a device's memory without which a plan should still be fast. source: assumed, what a program that is
 /// opened during a run takes
 const MEMORY_RESERVE: f64 = 0.05;
+
+/// The time to the first token that is reported. source: assumed, longer than people wait
+const MAX_FIRST_TOKEN: Seconds = Seconds(60.0);
 
 /// The fraction of a plan's time from which a saving is reported. source: assumed, below the error of the model
 const NOTEWORTHY: f64 = 0.02;
@@ -41,6 +47,46 @@ pub(super) fn findings(plan: &Plan, cluster: &Cluster, slow_disk: Option<BytesPe
     found.extend(far_above_optimum(&model, &solution));
     found.extend(dropped(plan, &solution));
     found
+}
+
+/// Reports a prompt whose first token takes long, by the time of computing the prompt alone: that of the scenario, or one
+/// that fills half of the context.
+pub(super) fn slow_first_token(plan: &Plan, cluster: &Cluster) -> Option<Finding> {
+    let prompt = cluster.workload.prompt_tokens;
+    let seconds = |tokens: u32| prompt_time(plan, cluster, tokens);
+    let (tokens, place) =
+        [(prompt, "scenario workload.prompt"), (plan.context_length / 2, "scenario context")]
+            .into_iter()
+            .find(|(tokens, _)| seconds(*tokens) > MAX_FIRST_TOKEN)?;
+    let what = format!(
+        "after a prompt of {tokens} tokens the first token takes at least {}",
+        seconds(tokens).in_words()
+    );
+    let fix = "give more layers to GPUs or to faster devices, or use a smaller model";
+    Some(Finding::warning("slow-first-token", place, what, fix))
+}
+
+/// Returns the time in which the devices compute a prompt one after the other.
+fn prompt_time(plan: &Plan, cluster: &Cluster, tokens: u32) -> Seconds {
+    let (model, element) = (&cluster.model, cluster.kv_cache_format.format());
+    let pass = Pass::new(0, 0, tokens.max(1), true);
+    let of_device = |(index, planned): (usize, &PlannedDevice)| {
+        let Some(member) = cluster.member(&planned.name) else { return Seconds(0.0) };
+        let cpu = ComputeCost::for_main_memory(&member.device, model, element);
+        let gpu = member.device.gpu.as_ref().map(|gpu| ComputeCost::for_gpu(gpu, model, element));
+        let rounds = 0..plan.rounds;
+        let time = |layer: u32, is_on_gpu: bool| {
+            gpu.as_ref().filter(|_| is_on_gpu).unwrap_or(&cpu).layer_time(layer, pass)
+        };
+        rounds
+            .flat_map(|round| {
+                let gpu_window = plan.gpu_window(index, round);
+                plan.window(index, round).map(move |layer| (layer, gpu_window.contains(&layer)))
+            })
+            .map(|(layer, is_on_gpu)| time(layer, is_on_gpu))
+            .sum()
+    };
+    plan.devices.iter().enumerate().map(of_device).sum()
 }
 
 /// Reports a plan that takes much longer than the default one, which is fast in uncertain memory too.

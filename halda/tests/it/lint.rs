@@ -90,8 +90,9 @@ impl Case {
 /// plan count only if they are expected: most plans here are slow on purpose.
 #[track_caller]
 fn codes(found: &[Finding], expected: &[&str]) {
-    let about_speed = ["far-above-optimum", "memory-cliff"];
-    let counts = |code: &&str| !about_speed.contains(code) || expected.contains(code);
+    // Rules that fire for many scenarios, since their devices are those of a paper.
+    let usual = ["far-above-optimum", "memory-cliff", "stand-in", "swap-relied-on", "slow-first-token"];
+    let counts = |code: &&str| !usual.contains(code) || expected.contains(code);
     let mut codes: Vec<&str> = found.iter().map(|finding| finding.code).filter(counts).collect();
     codes.sort_unstable();
     assert_eq!(codes, expected, "{found:#?}");
@@ -358,4 +359,67 @@ fn every_code_is_documented() {
         }
     }
     assert!(codes > 30, "{codes}");
+}
+
+#[test]
+fn stand_ins_are_named() {
+    let found = Case::new(SCENARIO).lint_scenario();
+    codes(&found, &["stand-in"]);
+    assert!(found[0].what.contains("`a` (d3), `b` (d2)"), "{found:#?}");
+}
+
+#[test]
+fn memory_of_other_programs_is_reported() {
+    let mut case = Case::new(SCENARIO);
+    // 4.0 GB of weights on a device with 2 GiB available, which can swap out 3.3 GiB.
+    case.cluster.members[1].device.memory.available_memory.value = Bytes::from_mib(2048);
+    let windows = ManualPlan { window_layers: vec![1, 31], ..ManualPlan::default() };
+    let lint = |case: &Case| {
+        case.lint(&case.plan_by(&windows)).into_iter().find(|finding| finding.code == "swap-relied-on")
+    };
+    assert!(lint(&case).is_some_and(|finding| finding.what.starts_with("`b` needs ")));
+    case.cluster.members[1].device.memory.can_swap = None;
+    assert_eq!(lint(&case), None);
+}
+
+#[test]
+fn long_prompts_are_slow() {
+    let mut case = Case::new(SCENARIO);
+    let windows = ManualPlan { window_layers: vec![1, 31], ..ManualPlan::default() };
+    let lint = |case: &Case| {
+        case.lint(&case.plan_by(&windows)).into_iter().find(|finding| finding.code == "slow-first-token")
+    };
+    // 16 tokens take 1.3 s at 0.2 TFLOP/s, 256 tokens 21 s, and 4096 tokens 5.5 min.
+    assert_eq!(lint(&case), None);
+    case.cluster.context_length = 8192;
+    assert!(lint(&case).is_some_and(
+        |finding| finding.what.contains("a prompt of 4096 tokens") && finding.what.contains(" min ")
+    ));
+    case.cluster.workload.prompt_tokens = 1024;
+    assert!(lint(&case).is_some_and(|finding| finding.location == "scenario workload.prompt"));
+}
+
+#[test]
+fn kept_sets_below_memory_are_reported() {
+    let mut case = Case::new(SCENARIO);
+    let windows = ManualPlan { window_layers: vec![16, 16], ..ManualPlan::default() };
+    let mut plan = case.plan_by(&windows);
+    let managed = ResidencyOptions::with_policy(Residency::Managed);
+    plan.devices[1].residency = ResidencyOptions { kept_set_limit: Some(Bytes::from_mib(512)), ..managed };
+    let is_small = |case: &mut Case, plan: &Plan| {
+        case.lint(plan).iter().any(|finding| finding.code == "budget-below-working-set")
+    };
+    assert!(is_small(&mut case, &plan));
+    plan.devices[1].residency = managed;
+    assert!(!is_small(&mut case, &plan));
+}
+
+#[test]
+fn experts_that_exceed_memory_are_reported() {
+    let mut case = Case::new(SCENARIO);
+    case.cluster.model = shipped_profile("qwen3-30b-a3b").unwrap();
+    codes(&case.lint_scenario(), &["not-runnable"]);
+    let windows = ManualPlan { window_layers: vec![24, 24], ..ManualPlan::default() };
+    let found = case.lint(&case.plan_by(&windows));
+    assert!(found.iter().any(|finding| finding.code == "experts-exceed-memory"), "{found:#?}");
 }

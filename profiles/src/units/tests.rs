@@ -113,3 +113,9 @@ proptest! {
         let _ = text.parse::<Layers>();
     }
 }
+
+#[test]
+fn durations_are_in_units_that_people_use() {
+    let texts = [0.5, 10.8, 59.9, 896.2, 7500.0].map(|seconds| Seconds(seconds).in_words());
+    assert_eq!(texts, ["500 ms", "10.8 s", "1 min 0 s", "14 min 56 s", "2 h 5 min"]);
+}
