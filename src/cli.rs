@@ -181,9 +181,10 @@ pub enum Verb {
     Tokenize(TokenizeArgs),
     /// Rank possible changes of a scenario by the time per token that they would save.
     ///
-    /// Plans and simulates a variant of the scenario for each single change: a device removed, twice the memory or a
-    /// faster disk for a device, cables instead of Wi-Fi, or a different weight format.
-    #[command(after_help = "Example: hearth whatif scenarios/home/llama-70b-on-four.yaml --tokens 8")]
+    /// Plans and simulates a variant of the scenario for each single change: a device removed, twice the memory, a faster
+    /// disk or another graphics card for a device, cables instead of Wi-Fi, a different weight format, or another model.
+    #[command(after_help = "Example: hearth whatif scenarios/home/llama-70b-on-four.yaml --tokens 8\n\
+                      Example: hearth whatif home.yaml --price rtx-3090=700 --price memory=4 --price cable=10")]
     Whatif(Box<WhatifArgs>),
     /// Show which models run well on some devices.
     ///

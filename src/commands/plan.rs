@@ -8,6 +8,7 @@ use hearth_workflow::comparison::{StrategyResult, compare_strategies};
 use hearth_workflow::files::{check_outputs, write};
 use hearth_workflow::planning;
 use hearth_workflow::score::{PlanScore, SCORE_TOKENS};
+use hearth_workflow::verdict::Verdict;
 use serde::Serialize;
 
 use super::{print_json, print_result};
@@ -15,8 +16,21 @@ use crate::cli::PlanArgs;
 use crate::diagnostics::{ExitCode, Failure};
 use crate::machine::{hash_weights, read_scenario};
 use crate::output::plan::{DeviceSummary, PlanSummary, format_table};
+use crate::output::verdict::format_verdict;
 use crate::output::{say, say_stderr};
 use crate::progress::TerminalProgress;
+
+/// Where the uncertainty of a plan is estimated.
+const UNCERTAINTY: &str = "`hearth simulate` estimates how much";
+
+/// A plan and the verdict on it as `--json` prints them.
+#[derive(Serialize)]
+struct Output {
+    #[serde(flatten)]
+    plan: PlanSummary,
+    /// `None` if the plan cannot be simulated.
+    verdict: Option<Verdict>,
+}
 
 /// A row of the comparison of strategies (`--compare`) as `--json` prints it.
 #[derive(Serialize)]
@@ -71,12 +85,18 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
         None if !json => say!("{}", plan.to_yaml()),
         None => {}
     }
+    let verdict = Verdict::of_plan(&loaded, &cluster, &plan);
     if json {
-        print_json(&PlanSummary::from_plan(&plan))?;
-    } else if args.output.is_some() {
-        say!("{}", format_table(&plan));
+        print_json(&Output { plan: PlanSummary::from_plan(&plan), verdict })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let verdict =
+        verdict.map_or_else(String::new, |verdict| format_verdict(&verdict, None, UNCERTAINTY) + "\n");
+    let text = verdict + &format_table(&plan);
+    if args.output.is_some() {
+        say!("{text}");
     } else {
-        say_stderr!("{}", format_table(&plan).trim_end());
+        say_stderr!("{}", text.trim_end());
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -94,13 +94,16 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
 
 fn show(plan: &Plan, output: &RunSummary, ignored: &str, events: &str, is_cold: bool) -> Result<(), Failure> {
     if let Some(found) = &output.verdict {
-        say!("{}\n", verdict::format_verdict(found, output.prediction_interval.as_ref()));
+        say!(
+            "{}\n",
+            verdict::format_verdict(
+                found,
+                output.prediction_interval.as_ref(),
+                "not estimated; add `--draws 32`"
+            )
+        );
     }
     say!("{}", plan::format_table(plan));
-    if let Some(predicted) = plan.prediction {
-        let tpot = predicted.tpot;
-        say!("  The planner expected {tpot} per token by its own model, which the simulator does not use.\n");
-    }
     say!("\n{ignored}{}{events}\n", run::format_table(&output.metrics));
     match &output.soc_metrics {
         Some(numbers) => say!("{}", soc::format_metrics(numbers)),

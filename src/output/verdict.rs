@@ -12,7 +12,8 @@ use super::short_speed;
 /// Ratio of two speeds up to which they are called equal. source: assumed, about the error of a prediction
 const EQUAL_UP_TO: f64 = 1.05;
 
-pub fn format_verdict(verdict: &Verdict, interval: Option<&PredictionInterval>) -> String {
+/// Formats a verdict. `unknown` says how to estimate the uncertainty if there is no interval.
+pub fn format_verdict(verdict: &Verdict, interval: Option<&PredictionInterval>, unknown: &str) -> String {
     let mut text = String::new();
     if let Some(speed) = verdict.speed {
         let (speed, token) = (speed.tokens_per_second, Seconds(speed.tpot_ms / 1e3));
@@ -23,7 +24,7 @@ pub fn format_verdict(verdict: &Verdict, interval: Option<&PredictionInterval>) 
         };
         let range = interval.map_or_else(String::new, |interval| format!(" ({})", speed_range(interval)));
         let _ = writeln!(text, "{} tokens/s{range}: {comparison}, {token} per token", short_speed(speed));
-        let uncertainty = interval.map_or_else(|| "not estimated; add `--draws 32`".to_owned(), uncertainty);
+        let uncertainty = interval.map_or_else(|| unknown.to_owned(), uncertainty);
         let _ = writeln!(text, "  uncertain: {uncertainty}");
         if let Some(alone) = &verdict.best_single_device {
             let _ = writeln!(text, "  {}", beside_single_device(speed, alone));
@@ -83,6 +84,33 @@ fn speed_range(interval: &PredictionInterval) -> String {
 
 /// Returns the values on which the prediction depends most, and how to know them better.
 fn uncertainty(interval: &PredictionInterval) -> String {
-    let changes = interval.sensitivities_text();
-    format!("the time depends most on {changes}; `hearth profile` on a device measures its values")
+    let each = |(name, change): &(String, f64)| {
+        let change =
+            if change.is_finite() { format!("{:+.0} %", change * 100.0) } else { "out of memory".into() };
+        format!("{} ({change})", parameter_words(name))
+    };
+    let all: Vec<String> = interval.sensitive_parameters.iter().map(each).collect();
+    if all.is_empty() {
+        return "no value changes the time by as much as 0.5 %".to_owned();
+    }
+    format!("the time depends most on {}; `hearth profile` measures a device", all.join(", "))
+}
+
+/// Returns a description of the value of a device or link, which is named as in its document: `desktop cpu.read_bandwidth`.
+fn parameter_words(name: &str) -> String {
+    let Some((owner, key)) = name.rsplit_once(' ') else { return name.to_owned() };
+    let what = match key {
+        "cpu.read_bandwidth" => "how fast the CPU of `{}` reads weights",
+        "gpu.read_bandwidth" => "how fast the GPU of `{}` reads weights",
+        "gpu.layer_overhead" => "the fixed time of a layer on the GPU of `{}`",
+        "cpu.layer_overhead" => "the fixed time of a layer on the CPU of `{}`",
+        "cpu.token_overhead" => "the fixed time of a token on `{}`",
+        "memory.available" => "the free memory of `{}`",
+        "memory.can_swap" => "the memory that other programs on `{}` release",
+        "disk.sequential" | "disk.fault" | "disk.random" => "the speed of the disk of `{}`",
+        _ if owner == "links" && key.ends_with("latency") => "the delay of the links",
+        _ if owner == "links" && key.ends_with("bandwidth") => "the speed of the links",
+        _ => return format!("`{key}` of `{owner}`"),
+    };
+    what.replace("{}", owner)
 }

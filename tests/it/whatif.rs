@@ -16,7 +16,7 @@ fn variants_are_ranked_by_saved_time() {
     assert_eq!(mean_tpot_ms(&simulated), base);
     let variants = expect_array(&all["variants"]);
     let count = |kind: &str| variants.iter().filter(|it| it["kind"] == kind).count();
-    assert_eq!(["without", "memory", "disk", "wired", "quant"].map(count), [4, 4, 4, 1, 4]);
+    assert_eq!(["without", "memory", "disk", "wired", "quant", "model"].map(count), [4, 4, 4, 1, 4, 3]);
     let saved: Vec<f64> = variants.iter().filter_map(|it| it["saved_ms"].as_f64()).collect();
     assert!(saved.windows(2).all(|pair| pair[0] >= pair[1]), "{saved:?}");
     for variant in variants.iter().filter(|it| it["outcome"] == "ok") {
@@ -26,6 +26,9 @@ fn variants_are_ranked_by_saved_time() {
     // The desktop has most of the layers, so its removal is the worst variant.
     let last = variants.last().expect("variants");
     assert_eq!((last["kind"].as_str(), last["device"].as_str()), (Some("without"), Some("desktop")));
+    let sparse =
+        |it: &&Value| it["kind"] == "model" && it["what"].as_str().is_some_and(|what| what.contains("-a"));
+    assert!(variants.iter().filter(sparse).all(|it| expect_number(&it["saved_ms"]) > base / 2.0));
     // A smaller weight format is read faster.
     assert!(variants.iter().any(|it| it["kind"] == "quant" && it["saved_ms"].as_f64() > Some(0.0)));
 }
@@ -55,4 +58,24 @@ fn rejected_variants_have_a_reason() {
     let text = run_successfully(&["whatif", &path, "--tokens", "2"]);
     assert!(text.starts_with("unchanged: ") && text.contains("without mac"), "{text}");
     assert_rejected(&["whatif", &home, "--strategy", "refine"], &["ends after a time"]);
+}
+
+#[test]
+fn prices_rank_by_benefit() {
+    let folder = Folder::new();
+    let path = folder.path_of("home.yaml");
+    let desktop = "desktop=rtx-3060-12gb,ddr4-3200-dual,32 GiB,nvme-gen3,linux";
+    run_successfully(&["init", &path, "--model", "qwen3-32b", "--device", desktop]);
+    let prices = ["--price", "rtx-3090=700", "--price", "rtx-5090=2500", "--price", "memory=4"];
+    let all = run_json(&[&["whatif", &path, "--tokens", "4"], &prices[..]].concat());
+    let variants = expect_array(&all["variants"]);
+    let benefit = |it: &&Value| Some(it["saved_ms"].as_f64()? / it["price"].as_f64()?);
+    let ranked: Vec<f64> = variants.iter().filter_map(|it| benefit(&it)).collect();
+    assert!(ranked.len() == 3 && ranked.is_sorted_by(|one, other| one >= other), "{ranked:?}");
+    assert!(variants[0]["what"].as_str().is_some_and(|what| what.contains("RTX 3090")), "{}", variants[0]);
+    let text = run_successfully(&[&["whatif", &path, "--tokens", "4"], &prices[..]].concat());
+    assert!(text.contains("; for 700, ") && text.contains("perplexity +10.5 %"), "{text}");
+    assert!(text.contains("no effect: desktop: ") && text.contains("of memory instead of"), "{text}");
+    assert_rejected(&["whatif", &path, "--price", "rtx3090=7"], &["there is no part `rtx3090`"]);
+    assert_rejected(&["whatif", &path, "--price", "memory=-7"], &["`memory=4`"]);
 }

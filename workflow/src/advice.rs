@@ -106,6 +106,12 @@ impl Advice {
     }
 }
 
+/// Returns the number of parameters of a dense model of about the same quality.
+/// source: a rule of thumb for mixtures, the geometric mean of all parameters and those that a token uses
+pub fn dense_equivalent(model: &ModelProfile) -> f64 {
+    (model.parameters as f64 * model.active_parameters as f64).sqrt()
+}
+
 /// Returns the models of the catalogue: the shipped documents that name a licence and a month of publication.
 pub fn catalogue() -> impl Iterator<Item = ModelDocument> {
     let documents = shipped_names().filter_map(|name| shipped_document(name).ok());
@@ -157,8 +163,7 @@ fn evaluate_format(
 ) -> Advice {
     let weights = model.total_bytes();
     let cache = model.shape.cache_bytes(cluster.context_length, cluster.kv_cache_format.format());
-    // source: a rule of thumb for mixtures, the geometric mean of all parameters and those that a token uses
-    let dense_equivalent = (model.parameters as f64 * model.active_parameters as f64).sqrt();
+    let dense_equivalent = dense_equivalent(model);
     let quant: Option<Quant> = model.quant.parse().ok();
     let advice = Advice {
         model: model.name.clone(),
@@ -256,10 +261,7 @@ mod tests {
         assert!(models.len() >= 60, "{}", models.len());
         assert!(models.iter().filter(|model| model.experts.is_some()).count() >= 10);
         assert!(models.iter().filter(|model| model.repository.is_some()).count() >= 60);
-        let size = |name: &str| {
-            let model = shipped_document(name).unwrap().to_profile().unwrap();
-            (model.parameters as f64 * model.active_parameters as f64).sqrt()
-        };
+        let size = |name: &str| dense_equivalent(&shipped_document(name).unwrap().to_profile().unwrap());
         assert_eq!(QualityClass::of(size("qwen3-30b-a3b")), QualityClass::Medium);
         assert_eq!(QualityClass::of(size("qwen3-32b")), QualityClass::VeryLarge);
     }

@@ -7,7 +7,7 @@ use hearth_core::memory::DeviceMemory;
 use hearth_core::metrics::{self, Metrics};
 use hearth_halda::{Instance, LatencyModel, SingleDevice, plan_from_assignment, solve_within_memory};
 use hearth_profiles::device::{Os, shipped_names};
-use hearth_profiles::{Bytes, PerSecond};
+use hearth_profiles::{Bytes, Link, PerSecond};
 use hearth_schema::plan::DroppedDevice;
 use hearth_schema::scenario::DeviceEntry;
 use hearth_schema::trace::Outcome;
@@ -67,9 +67,26 @@ pub struct SingleDeviceSpeed {
     pub speed: Speed,
 }
 
+/// Number of tokens that are generated for the verdict on a plan that is not simulated otherwise.
+/// source: assumed, see `score`
+const SHORT_RUN_TOKENS: u32 = 8;
+
 impl Verdict {
-    /// Creates the verdict on a plan with its trace and the metrics of this. `described` is the cluster without the memory limits of the plan's
-    /// shares, `limited` the one that was simulated.
+    /// Simulates a short run of a plan, and returns the verdict; `None` if the plan cannot be simulated. `cluster` has no
+    /// memory limits of the plan's shares.
+    pub fn of_plan(loaded: &LoadedScenario, cluster: &Cluster, plan: &Plan) -> Option<Self> {
+        let mut short = cluster.clone();
+        short.workload.generated_tokens = short.workload.generated_tokens.min(SHORT_RUN_TOKENS);
+        let mut limited = short.clone();
+        limits::apply_memory_limits(&loaded.scenario, &mut limited, plan, Bytes::ZERO);
+        let (memory, events) = (MemoryOptions::default(), ScenarioEvents::default());
+        let run = simulate_with_events(&limited, plan, &loaded.scenario, memory, &events).ok()?;
+        let metrics = metrics::compute_metrics(&run.trace);
+        Some(Self::new(loaded, [&short, &limited], plan, (&run.trace, &metrics), memory))
+    }
+
+    /// Creates the verdict on a plan with its trace and the metrics of this. `described` is the cluster without the memory
+    /// limits of the plan's shares, `limited` the one that was simulated.
     pub fn new(
         loaded: &LoadedScenario,
         [described, limited]: [&Cluster; 2],
@@ -155,7 +172,9 @@ fn best_single_device(
 /// Returns what a prediction assumes, as sentences: memory of other programs that is free then, profiles that were not
 /// measured, and page caches that were not compared with a machine.
 fn assumptions(loaded: &LoadedScenario, cluster: &Cluster, plan: &Plan, trace: &Trace) -> Vec<String> {
-    let mut all = Vec::new();
+    let (model, tokens) = (&cluster.model, plan.context_length);
+    let mut all = vec![format!("{} in {}, with a context of {tokens} tokens", model.name, model.quant)];
+    all.extend(slowest_hop(cluster, plan));
     for (index, planned) in plan.devices.iter().enumerate() {
         let Some(member) = cluster.member(&planned.name) else { continue };
         let memory = DeviceMemory::new(plan, index, &cluster.model, &member.device, false);
@@ -190,6 +209,19 @@ fn assumptions(loaded: &LoadedScenario, cluster: &Cluster, plan: &Plan, trace: &
     let unvalidated = devices.filter_map(|device| Some((&device.name, device.unvalidated_parts.as_ref()?)));
     all.extend(unvalidated.map(|(name, parts)| format!("`{name}` with the {parts}")));
     all
+}
+
+/// Returns a sentence about the slowest hop of a ring, if it has any.
+fn slowest_hop(cluster: &Cluster, plan: &Plan) -> Option<String> {
+    let activation = plan.activation_format.bytes_per_token(&cluster.model.shape);
+    let names: Vec<&String> = plan.devices.iter().map(|device| &device.name).collect();
+    let hops = names.iter().zip(names.iter().cycle().skip(1)).filter(|(from, to)| from != to);
+    let links =
+        hops.filter_map(|(from, to)| Some((from, to, cluster.links.link_between(from, to)?.into_owned())));
+    let time = |link: &Link| link.message_time(activation).0;
+    let (from, to, link) = links.max_by(|(_, _, one), (_, _, other)| time(one).total_cmp(&time(other)))?;
+    let (latency, bits) = (link.latency.value, link.bandwidth.value.0 * 8.0 / 1e6);
+    Some(format!("{latency} and {bits:.0} Mbit/s from `{from}` to `{to}`, the slowest link"))
 }
 
 /// Returns a sentence about the devices on which hearth does not run yet, if there are any.

@@ -8,10 +8,14 @@ use crate::{
 
 /// Returns the explanation of a solution as sentences: first about the plan, then about each device with layers.
 pub fn explanation_sentences(solution: &Solution) -> Vec<String> {
-    let mut all = vec![best_by_rounds(solution)];
-    match &solution.explanation.avoided_risk {
-        Some(avoided) => all.push(avoided_risk(avoided)),
-        None => all.extend(optimality(solution)),
+    let mut all = Vec::new();
+    // A single device leaves nothing to compare.
+    if solution.explanation.devices.len() > 1 {
+        all.push(alone(solution).unwrap_or_else(|| best_by_rounds(solution)));
+        match &solution.explanation.avoided_risk {
+            Some(avoided) => all.push(avoided_risk(avoided)),
+            None => all.extend(optimality(solution)),
+        }
     }
     all.extend(limit(solution));
     let relays = solution.explanation.devices.iter().filter_map(|device| {
@@ -23,11 +27,10 @@ pub fn explanation_sentences(solution: &Solution) -> Vec<String> {
     });
     all.extend(relays);
     let devices = solution.explanation.devices.iter().zip(&solution.breakdown.devices);
-    all.extend(devices.filter(|(device, _)| device.drop_reason.is_none()).map(|(device, terms)| {
-        let binding: Vec<&str> = device.binding_constraints.iter().copied().map(binding_words).collect();
-        let limits =
-            if binding.is_empty() { "no constraint limits it".to_owned() } else { binding.join(", ") };
-        format!("`{}`: {}; {limits}; {}.", device.name, share(terms), one_more(device))
+    let computing = devices.filter(|(device, _)| device.drop_reason.is_none());
+    all.extend(computing.map(|(device, terms)| {
+        let one_more = one_more(device).map_or_else(String::new, |text| format!("; {text}"));
+        format!("`{}` {}{one_more}.", device.name, share(terms, &device.binding_constraints))
     }));
     all
 }
@@ -37,12 +40,10 @@ fn optimality(solution: &Solution) -> Option<String> {
     let explanation = &solution.explanation;
     let (optimum, gap) = explanation.optimal_seconds_per_token.zip(explanation.optimality_gap)?;
     Some(if gap.abs() < 1e-9 {
-        "By the same latency model, no plan under the same rules is faster.".to_owned()
+        "No other division of the layers is faster, by the times that the planner expects.".to_owned()
     } else {
         let (percent, optimum) = (gap * 100.0, time(optimum));
-        format!(
-            "By the same latency model, the optimal plan takes {optimum}; this one is {percent:.1} % slower."
-        )
+        format!("The fastest division of the layers would take {optimum}; this one is {percent:.1} % slower.")
     })
 }
 
@@ -56,8 +57,8 @@ fn avoided_risk(avoided: &AvoidedRisk) -> String {
         }
     };
     format!(
-        "The fastest plan takes {} in the memory of the profiles, which is uncertain; in the memory that the devices \
-         may have, that plan {}, and this one {}.",
+        "Another plan would take {} if every device has exactly the memory of its profile. That is uncertain: over the \
+         memory that they may have, the other plan {} and this one {}.",
         time(fastest_seconds),
         on_average(fastest_mean_seconds),
         on_average(mean_seconds)
@@ -79,25 +80,33 @@ fn limit(solution: &Solution) -> Vec<String> {
 pub fn drop_reason_text(device: &DeviceExplanation) -> Option<String> {
     Some(match device.drop_reason? {
         DropReason::Slower(seconds) if seconds < 0.0 => {
-            format!("the strategy drops it, although using it would save {} per token", time(-seconds))
+            format!("the strategy leaves it out, although it would save {} per token", time(-seconds))
         }
         DropReason::Slower(seconds) if seconds < NEGLIGIBLE => {
-            "the best plan that uses it is as fast".to_owned()
+            "a token would take as long with it".to_owned()
         }
         DropReason::Slower(seconds) => {
-            format!("the best plan that uses it takes {} longer per token", time(seconds))
+            format!("a token would take {} longer with it", time(seconds))
         }
         DropReason::MayRunOutOfMemory => {
-            "the best plan that uses it may run out of memory, because memory is uncertain".to_owned()
+            "with it, a device may run out of memory, because its memory is uncertain".to_owned()
         }
         DropReason::Unreachable => "links are missing, so no ring in this order can include it".to_owned(),
         DropReason::NoLayerFits => {
             "one layer of a round does not fit in its memory, and its disk is too slow to read it for every token"
                 .to_owned()
         }
-        DropReason::NotFaster => "no plan that uses it is faster".to_owned(),
+        DropReason::NotFaster => "a token would be no faster with it".to_owned(),
         DropReason::NoLayerLeft => "a round has too few layers to give it one".to_owned(),
     })
+}
+
+/// Returns which device computes all layers, if others could.
+fn alone(solution: &Solution) -> Option<String> {
+    let devices = &solution.explanation.devices;
+    let mut computing = devices.iter().filter(|device| device.drop_reason.is_none());
+    let (first, others) = (computing.next()?, computing.next().is_some());
+    (!others).then(|| format!("`{}` computes all layers alone.", first.name))
 }
 
 fn best_by_rounds(solution: &Solution) -> String {
@@ -116,43 +125,65 @@ fn best_by_rounds(solution: &Solution) -> String {
             None => by_rounds.push((step.rounds, found, skipped)),
         }
     }
+    by_rounds.sort_by(|(_, one, _), (_, other, _)| {
+        let key = |best: &Option<f64>| best.unwrap_or(f64::INFINITY);
+        key(one).total_cmp(&key(other))
+    });
+    by_rounds.truncate(MAX_ROUNDS_LISTED);
+    by_rounds.sort_by_key(|(rounds, ..)| *rounds);
     let describe = |(rounds, best, skipped): (u32, Option<f64>, bool)| {
         let none = if skipped { "not faster" } else { "no plan" };
-        format!("{rounds}: {}", best.map_or(none.to_owned(), time))
+        let word = if rounds == 1 { "round" } else { "rounds" };
+        format!("{rounds} {word} {}", best.map_or(none.to_owned(), time))
     };
     let each: Vec<String> = by_rounds.into_iter().map(describe).collect();
-    format!("Best time per token by number of rounds: {}.", each.join(", "))
+    format!("Fastest plan by how often a token goes around the devices: {}.", each.join(", "))
 }
 
-fn share(terms: &DeviceTerms) -> String {
-    let memory = if terms.exceeds_memory { "its weights exceed memory" } else { "its weights fit in memory" };
+/// Returns what a device computes, and what limits its number of layers.
+fn share(terms: &DeviceTerms, binding: &[BindingConstraint]) -> String {
     let LayerCounts { layers, gpu_layers, .. } = terms.layer_counts;
-    format!("{layers} layers, {gpu_layers} of them on the GPU; {memory}")
+    let of_gpu = match gpu_layers {
+        0 => String::new(),
+        gpu if gpu == layers => ", all on its GPU".to_owned(),
+        gpu => format!(", {gpu} of them on its GPU"),
+    };
+    let word = if layers == 1 { "layer" } else { "layers" };
+    let memory = if terms.exceeds_memory {
+        "its weights exceed its memory, so it reads a part from disk for every token"
+    } else {
+        "its weights fit in memory"
+    };
+    let limits = binding.iter().filter_map(|binding| limit_words(*binding));
+    let all: Vec<&str> = [memory].into_iter().chain(limits).collect();
+    format!("computes {layers} {word}{of_gpu}; {}", all.join(", "))
 }
+
+/// Number of rounds of which the time is named. source: assumed, fits on a line
+const MAX_ROUNDS_LISTED: usize = 4;
 
 /// The seconds per token below which a difference between plans counts as zero. source: assumed
 const NEGLIGIBLE: f64 = 1e-9;
 
-fn one_more(device: &DeviceExplanation) -> String {
-    match device.extra_layer_seconds {
-        None => "a wider window is not allowed".to_owned(),
-        Some(seconds) if seconds.abs() < NEGLIGIBLE => {
-            "a window one layer wider would add no time".to_owned()
+/// Returns what one more layer would change; `None` if the device cannot take one.
+fn one_more(device: &DeviceExplanation) -> Option<String> {
+    Some(match device.extra_layer_seconds? {
+        seconds if seconds.abs() < NEGLIGIBLE => "one more layer would take no time".to_owned(),
+        seconds if seconds < 0.0 => {
+            format!("one more layer would save {}, but cost more on other devices", time(-seconds))
         }
-        Some(seconds) if seconds < 0.0 => {
-            format!("a window one layer wider would save {}, but cost more on other devices", time(-seconds))
-        }
-        Some(seconds) => format!("a window one layer wider would add {} per token", time(seconds)),
-    }
+        seconds => format!("one more layer would take {}", time(seconds)),
+    })
 }
 
-fn binding_words(binding: BindingConstraint) -> &'static str {
+/// Returns what limits a device; `None` if [`share`] has said so.
+fn limit_words(binding: BindingConstraint) -> Option<&'static str> {
     match binding {
-        BindingConstraint::SmallestWindow => "its window has the minimum size",
-        BindingConstraint::GpuMemory => "its GPU memory is full",
-        BindingConstraint::Memory => "its memory is full",
-        BindingConstraint::Overloaded => "it reads weights from disk for every token",
-        BindingConstraint::SlowDisk => "its memory is full, and its disk is too slow",
+        BindingConstraint::SmallestWindow => Some("it must have at least one"),
+        BindingConstraint::GpuMemory => Some("its GPU memory is full"),
+        BindingConstraint::Memory => Some("its memory is full"),
+        BindingConstraint::Overloaded => None,
+        BindingConstraint::SlowDisk => Some("its memory is full and its disk too slow to read more"),
     }
 }
 

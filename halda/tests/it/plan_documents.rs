@@ -223,10 +223,14 @@ fn plan_has_an_explanation() {
     // The GPU of the mac is as fast as that of the desktop. So a plan with the mac costs two hops of 3 ms plus 16 KiB
     // at 50 MB/s. The desktop alone has no hop.
     assert_eq!(plan.dropped_devices[1].name, "mac");
-    assert_eq!(plan.dropped_devices[1].reason, "the best plan that uses it takes 6.66 ms longer per token");
-    assert_eq!(plan.explanation[1], "By the same latency model, no plan under the same rules is faster.");
-    let sentence = "`desktop`: 32 layers, 32 of them on the GPU; its weights fit in memory; no constraint limits it; a \
-                    window one layer wider would add 669 us per token.";
+    assert_eq!(plan.dropped_devices[1].reason, "a token would take 6.66 ms longer with it");
+    assert_eq!(
+        plan.explanation[1],
+        "No other division of the layers is faster, by the times that the planner expects."
+    );
+    let sentence = "`desktop` computes 32 layers, all on its GPU; its weights fit in memory; one more layer would take \
+                    669 us.";
+    assert_eq!(plan.explanation[0], "`desktop` computes all layers alone.");
     assert_eq!(plan.explanation[2], sentence);
     assert!(plan.model.file_digest.is_none(), "no file");
     let predicted = plan.devices[0].predicted_terms.unwrap();

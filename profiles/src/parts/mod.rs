@@ -201,6 +201,11 @@ static SHIPPED: LazyLock<Catalogue> = LazyLock::new(|| {
 });
 
 impl Catalogue {
+    /// Returns whether a computer with this CPU can have any graphics card.
+    pub fn has_card_slot(&self, cpu: &str) -> bool {
+        self.cpu_in_family(cpu).is_ok_and(|(family, _)| family.class == "desktop")
+    }
+
     pub fn shipped() -> &'static Self {
         &SHIPPED
     }

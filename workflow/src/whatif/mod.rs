@@ -1,8 +1,11 @@
-//! Ranks changes of a scenario (devices, memory, disks, network, weight format) by the time per token that they save.
+//! Ranks changes of a scenario (devices, memory, disks, network, graphics cards, weight format, model) by the time per
+//! token that they save, or by the time that they save for their price.
 //!
 //! Each variant of the scenario has one change. A new plan is made for each variant and simulated.
 
 mod variants;
+
+use std::collections::BTreeMap;
 
 use hearth_profiles::DeviceProfile;
 use hearth_profiles::model::ModelProfile;
@@ -34,14 +37,28 @@ pub struct RankedVariant {
     pub device: Option<String>,
     /// Time per token that the variant saves, in milliseconds; negative if the variant is slower.
     pub saved_ms: Option<f64>,
+    /// The price of what must be bought, if it is known.
+    pub price: Option<f64>,
+    pub perplexity_increase: Option<f64>,
     #[serde(flatten)]
     pub evaluation: Evaluation,
 }
 
-/// Evaluates a scenario and all its variants.
+/// The prices that the user gives: by the name of a graphics card, for a `disk`, for a `cable`, and for a GiB of `memory`.
+pub type Prices = BTreeMap<String, f64>;
+
+impl RankedVariant {
+    /// Returns the saved milliseconds for each unit of money; `None` if the price is unknown.
+    pub fn saved_for_price(&self) -> Option<f64> {
+        Some(self.saved_ms? / self.price.filter(|price| *price > 0.0)?)
+    }
+}
+
+/// Evaluates a scenario and all its variants. Variants with a price are first, by the time that they save for it.
 pub fn rank_variants(
     loaded: &LoadedScenario,
     model: &ModelProfile,
+    prices: &Prices,
     threads: usize,
     progress: &dyn Progress,
 ) -> Result<VariantRanking, Error> {
@@ -62,13 +79,23 @@ pub fn rank_variants(
         return Ok(VariantRanking { baseline: None, variants: Vec::new(), variant_count: variants.len() });
     };
     let ranked = results.map(|(index, evaluation)| {
-        let Variant { kind, device, description: what, .. } = &variants[index - 1];
+        let Variant { kind, device, description, purchase, perplexity_increase, .. } = &variants[index - 1];
         let saved_ms = base.tpot_ms.zip(evaluation.tpot_ms).map(|(base, time)| base - time);
-        RankedVariant { description: what.clone(), kind: *kind, device: device.clone(), saved_ms, evaluation }
+        let price = purchase.as_ref().and_then(|(what, count)| Some(prices.get(what)? * count));
+        RankedVariant {
+            description: description.clone(),
+            kind: *kind,
+            device: device.clone(),
+            saved_ms,
+            price,
+            perplexity_increase: *perplexity_increase,
+            evaluation,
+        }
     });
     let mut ranked: Vec<RankedVariant> = ranked.collect();
     let key = |it: &RankedVariant| it.evaluation.tpot_ms.unwrap_or(f64::INFINITY);
-    ranked.sort_by(|one, other| key(one).total_cmp(&key(other)));
+    let value = |it: &RankedVariant| it.saved_for_price().unwrap_or(f64::NEG_INFINITY);
+    ranked.sort_by(|one, other| value(other).total_cmp(&value(one)).then(key(one).total_cmp(&key(other))));
     Ok(VariantRanking { baseline: Some(base), variants: ranked, variant_count: variants.len() })
 }
 

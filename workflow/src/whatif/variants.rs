@@ -6,13 +6,16 @@
 //!
 //! Not here: the evaluation of a variant ([`crate::evaluation`]).
 
-use hearth_profiles::device::Os;
+use hearth_profiles::device::{Gpu, Os, nearest_format_rate};
 use hearth_profiles::document::Document;
-use hearth_profiles::model::{ModelProfile, Quant};
-use hearth_profiles::{Bytes, BytesPerSecond, DeviceProfile, Fraction, Link, Seconds, Sourced};
+use hearth_profiles::model::{ModelDocument, ModelProfile, Quant};
+use hearth_profiles::parts::{Catalogue, DeviceParts};
+use hearth_profiles::{Bytes, BytesPerSecond, DeviceProfile, Format, Fraction, Link, Seconds, Sourced};
 use hearth_schema::Scenario;
 use hearth_schema::scenario::{Links, PairLink};
 use serde::Serialize;
+
+use crate::advice::{catalogue, dense_equivalent};
 
 /// Sequential read rate of a fast SSD in a computer. source: typical of drives with four lanes of PCI Express 4.0,
 /// whose raw rate is 7.9 GB/s (PCI-SIG, 16 GT/s a lane)
@@ -27,6 +30,16 @@ const MIN_SPEEDUP: f64 = 1.2;
 const CABLE_BANDWIDTH: BytesPerSecond = BytesPerSecond(125e6);
 /// Latency between two programs over a cable. source: assumed: a switch and two network stacks
 const CABLE_LATENCY: Seconds = Seconds(0.2e-3);
+
+/// The graphics cards that are tried in a desktop. source: assumed, usual ones of each size of memory
+const CARDS: [&str; 5] = ["rtx-3060-12gb", "rtx-4060-ti-16gb", "rtx-3090", "rtx-4090", "rtx-5090"];
+
+/// The sizes of other models that are tried, as multiples of the size of a dense model of the same quality.
+/// source: assumed
+const MIN_DENSE: f64 = 0.3;
+const MAX_DENSE: f64 = 0.75;
+const MIN_MIXTURE: f64 = 0.1;
+const MAX_MIXTURES: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -43,8 +56,12 @@ pub enum VariantKind {
     /// Cables of 1 Gbit/s replace all links.
     #[serde(rename = "wired")]
     Cables,
+    /// A graphics card of the catalogue replaces that of a desktop, or is added to one.
+    Gpu,
     #[serde(rename = "quant")]
     Quantisation,
+    /// A smaller model, or a mixture of experts, of which a token uses a part.
+    Model,
 }
 
 /// A scenario with one change.
@@ -54,6 +71,10 @@ pub struct Variant {
     /// Name of the changed device; `None` if the links or the model change.
     pub device: Option<String>,
     pub description: String,
+    /// What the user must buy, as in [`Prices`](super::Prices): the word and the number of units.
+    pub purchase: Option<(String, f64)>,
+    /// Increase of the perplexity by the weight format; `None` if it is not published.
+    pub perplexity_increase: Option<f64>,
     pub scenario: Scenario,
     /// The device profiles, in the order of the scenario.
     pub devices: Vec<DeviceProfile>,
@@ -66,8 +87,10 @@ pub fn all_variants(scenario: &Scenario, devices: &[DeviceProfile], model: &Mode
     let indices = 0..devices.len();
     let removed = indices.clone().filter(|_| devices.len() > 1).map(|at| base.without(at));
     let memory = indices.clone().map(|at| base.memory(at));
-    let disks = indices.filter_map(|at| base.disk(at));
-    removed.chain(memory).chain(disks).chain(base.wired()).chain(base.quants()).collect()
+    let disks = indices.clone().filter_map(|at| base.disk(at));
+    let cards = indices.flat_map(|at| base.graphics_cards(at));
+    let devices = removed.chain(memory).chain(disks).chain(cards).chain(base.wired());
+    devices.chain(base.quants()).chain(base.models()).collect()
 }
 
 /// The unchanged scenario with its device profiles and its model.
@@ -84,6 +107,8 @@ impl Base<'_> {
             kind,
             device: device.map(|at| self.scenario.devices[at].name.clone()),
             description: what,
+            purchase: None,
+            perplexity_increase: None,
             scenario: self.scenario.clone(),
             devices: self.devices.to_vec(),
             model: Ok(self.model.clone()),
@@ -137,6 +162,7 @@ impl Base<'_> {
         }
         let device = &mut variant.devices[at];
         let more = device.memory.total_memory.value;
+        variant.purchase = Some(("memory".to_owned(), more.as_f64() / Bytes::from_mib(1024).as_f64()));
         set(&mut device.memory.total_memory, |total| total * 2);
         set(&mut device.memory.available_memory, |available| available + more);
         if let Some(gpu) = device.gpu.as_mut().filter(|gpu| gpu.unified_memory) {
@@ -166,6 +192,7 @@ impl Base<'_> {
         if let Some(limits) = &mut variant.scenario.devices[at].limits {
             limits.disk_read_rate = None;
         }
+        variant.purchase = Some(("disk".to_owned(), 1.0));
         let disk = &mut variant.devices[at].disk;
         disk.bandwidth_limit = None;
         let factor = then.0 / own.0;
@@ -201,21 +228,104 @@ impl Base<'_> {
         let kept = links.pair_links.iter().filter(|named| named.unreachable_directions.is_some());
         let between = kept.map(|named| PairLink { link: None, ..named.clone() }).collect();
         variant.scenario.links = Links { pair_links: between, ..Links::uniform(cable) };
+        variant.purchase = Some(("cable".to_owned(), self.devices.len() as f64));
         Some(variant)
+    }
+
+    /// Creates variants of a desktop of the catalogue with larger or faster graphics cards.
+    fn graphics_cards(&self, at: usize) -> Vec<Variant> {
+        let entry = &self.scenario.devices[at];
+        let catalogue = Catalogue::shipped();
+        let Some(parts) = entry.parts.as_ref().filter(|parts| catalogue.has_card_slot(&parts.cpu)) else {
+            return Vec::new();
+        };
+        let now = self.devices[at].gpu.as_ref();
+        let variant = |card: &&str| {
+            let parts = DeviceParts { gpu: Some((*card).to_owned()), ..parts.clone() };
+            let device = parts.to_profile(&entry.name).ok()?;
+            if now.zip(device.gpu.as_ref()).is_some_and(|(now, then)| !is_better(then, now)) {
+                return None;
+            }
+            let instead = now.map_or_else(String::new, |now| format!(" instead of {}", now.name));
+            let name = device.gpu.as_ref().map_or("", |gpu| &gpu.name);
+            let what = format!("{}: {name}{instead}", entry.name);
+            let mut variant = self.variant(VariantKind::Gpu, Some(at), what);
+            variant.purchase = Some(((*card).to_owned(), 1.0));
+            variant.scenario.devices[at].parts = Some(parts);
+            variant.devices[at].gpu = device.gpu;
+            Some(variant)
+        };
+        CARDS.iter().filter_map(variant).collect()
+    }
+
+    /// Creates variants with other models of the catalogue: the newest dense model of about half the size, and the newest
+    /// mixtures of similar quality of which a token uses less than half as much.
+    fn models(&self) -> Vec<Variant> {
+        if self.scenario.workload.speculation.is_some() {
+            return Vec::new();
+        }
+        let (own, active) = (dense_equivalent(self.model), self.model.active_parameters as f64);
+        let mut found: Vec<(ModelDocument, ModelProfile)> = catalogue()
+            .filter_map(|document| document.to_profile().ok().map(|model| (document, model)))
+            .collect();
+        found.retain(|(_, model)| {
+            let size = dense_equivalent(model);
+            if model.shape.experts.is_some() {
+                (MIN_MIXTURE * own..=own).contains(&size) && model.active_parameters as f64 <= 0.5 * active
+            } else {
+                (MIN_DENSE * own..=MAX_DENSE * own).contains(&size)
+            }
+        });
+        // The newest, and of these the largest.
+        found.sort_by(|(one, size), (other, other_size)| {
+            (&other.released, other_size.parameters).cmp(&(&one.released, size.parameters))
+        });
+        let is_mixture = |model: &ModelProfile| model.shape.experts.is_some();
+        let dense = found.iter().filter(|(_, model)| !is_mixture(model)).take(1);
+        let mixtures = found.iter().filter(|(_, model)| is_mixture(model)).take(MAX_MIXTURES);
+        let variant = |(_, model): &(ModelDocument, ModelProfile)| {
+            let what = format!(
+                "{} in {}, like a dense model of {:.0} B instead of {:.0} B",
+                model.name,
+                model.quant,
+                dense_equivalent(model) / 1e9,
+                own / 1e9
+            );
+            let context = self.scenario.context_length.min(model.shape.context_length);
+            let mut variant =
+                Variant { model: Ok(model.clone()), ..self.variant(VariantKind::Model, None, what) };
+            variant.scenario.context_length = context;
+            variant
+        };
+        dense.chain(mixtures).map(variant).collect()
     }
 
     fn quants(&self) -> Vec<Variant> {
         let now = (self.model.total_bytes(), self.model.quant.as_str());
-        let others = Quant::MIXED_QUANTS.iter().filter(|quant| quant.name() != now.1);
+        let is_mixture = self.model.shape.experts.is_some();
+        let others = Quant::MIXED_QUANTS
+            .iter()
+            .filter(|quant| quant.name() != now.1 && (is_mixture || **quant != Quant::Mxfp4Moe));
         let variant = |quant: &Quant| {
             let made = ModelProfile::from_shape(&self.model.name, self.model.shape.clone(), *quant);
             let size = |made: &ModelProfile| format!(", {} instead of {}", made.total_bytes(), now.0);
             let what = format!("weights as {}{}", quant.name(), made.as_ref().map_or(String::new(), size));
             let model = made.map_err(|error| error.to_string());
-            Variant { model, ..self.variant(VariantKind::Quantisation, None, what) }
+            let perplexity_increase = quant.perplexity_increase();
+            Variant { perplexity_increase, model, ..self.variant(VariantKind::Quantisation, None, what) }
         };
         others.map(variant).collect()
     }
+}
+
+/// Returns whether a graphics card has at least the memory of another one, and is larger or faster.
+fn is_better(card: &Gpu, other: &Gpu) -> bool {
+    let memory = |gpu: &Gpu| gpu.memory_available.value;
+    let rates = |gpu: &Gpu| {
+        [gpu.read_bandwidth.value.0, nearest_format_rate(&gpu.matmul, Format::Q4K).map_or(0.0, |rate| rate.0)]
+    };
+    let is_faster = rates(card).iter().zip(rates(other)).any(|(one, other)| *one > 1.02 * other);
+    memory(card) >= memory(other) && (memory(card) > memory(other) || is_faster)
 }
 
 /// Changes a value that has a source, and sets the source to `set: what if`.
@@ -283,10 +393,32 @@ events:
             (VariantKind::Memory, 4),
             (VariantKind::Disk, 4),
             (VariantKind::Cables, 1),
-            (VariantKind::Quantisation, Quant::MIXED_QUANTS.len() - 1),
+            (VariantKind::Gpu, 0),
+            (VariantKind::Model, 3),
+            // Not `q4_k_m`, which the model has, and not `mxfp4_moe`.
+            (VariantKind::Quantisation, Quant::MIXED_QUANTS.len() - 2),
         ] {
             assert_eq!(count(kind), expected, "{kind:?}");
         }
+    }
+
+    #[test]
+    fn desktops_of_parts_get_larger_cards() {
+        let parts: DeviceParts = "rtx-3090, ddr4-3200-dual, 32 GiB, nvme-gen3, linux".parse().expect("parts");
+        let mut scenario = Scenario::from_yaml(SCENARIO).expect("a valid scenario");
+        let mut devices: Vec<DeviceProfile> =
+            scenario.devices.iter().map(|entry| shipped_profile(&entry.profile).expect("a device")).collect();
+        devices[0] = parts.to_profile("laptop").expect("a device");
+        (scenario.devices[0].profile, scenario.devices[0].parts) = (String::new(), Some(parts));
+        let all = all_variants(&scenario, &devices, &model::shipped_profile("llama-8b").expect("a model"));
+        let cards: Vec<&Variant> = all.iter().filter(|variant| variant.kind == VariantKind::Gpu).collect();
+        assert_eq!(cards.len(), 2);
+        assert!(
+            cards[0].description.ends_with("RTX 4090 instead of GeForce RTX 3090"),
+            "{}",
+            cards[0].description
+        );
+        assert_eq!(cards[1].purchase, Some(("rtx-5090".into(), 1.0)));
     }
 
     #[test]
