@@ -1,10 +1,12 @@
 //! `hearth profile`: measures this machine, or corrects a profile with the trace of a run.
 
 use hearth_halda::lint;
+use hearth_profiles::parts::{Catalogue, RecognisedParts};
 use hearth_profiles::{DeviceProfile, Document};
 use hearth_ring::Key;
 use hearth_ring::probe::{self, ProbeOptions};
 use hearth_runtime::profile::{ProfileOptions, profile};
+use hearth_workflow::device_comparison::compare_devices;
 use hearth_workflow::documents::{read_document, read_trace};
 use hearth_workflow::files::{check_outputs, write};
 use hearth_workflow::recalibration::{is_prediction_of, recalibrate};
@@ -16,6 +18,16 @@ use crate::gpu;
 use crate::machine::measurement_options;
 use crate::output::say;
 use crate::progress;
+
+/// The values that are compared with the catalogue.
+const COMPARED: [&str; 6] = [
+    "cpu.read_bandwidth",
+    "cpu.matmul.q4_k",
+    "disk.sequential",
+    "gpu.read_bandwidth",
+    "gpu.matmul.q4_k",
+    "memory.available",
+];
 
 pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
     let inputs = [&args.model, &args.from_trace, &args.predicted, &args.profile, &args.key];
@@ -41,12 +53,31 @@ pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
         write(path, device.to_yaml().as_bytes())?;
         tracing::info!("wrote {}", path.display());
     }
+    if args.from_trace.is_none() {
+        report_parts(&device)?;
+    }
     if json {
         print_json(&device)?;
     } else if args.output.is_none() {
         say!("{}", device.to_yaml());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Logs the parts of the catalogue that describe the measured device best, and the values in which they differ.
+fn report_parts(device: &DeviceProfile) -> Result<(), Failure> {
+    let RecognisedParts { parts, is_cpu_named } = Catalogue::shipped().recognise(device);
+    let by = if is_cpu_named { "" } else { ", the CPU by its speed" };
+    let Ok(catalogued) = parts.to_profile(&device.name) else { return Ok(()) };
+    let pairs = compare_devices(device, &catalogued)?;
+    let value = |name: &&str| {
+        let pair = pairs.iter().find(|pair| pair.name == **name)?;
+        let [Some(measured), Some(catalogued)] = &pair.values else { return None };
+        Some(format!("{name} {measured} measured, {catalogued} catalogued"))
+    };
+    let values: Vec<String> = COMPARED.iter().filter_map(value).collect();
+    tracing::info!("parts of the catalogue: `{parts}`{by}; {}", values.join("; "));
+    Ok(())
 }
 
 fn measure(args: &ProfileArgs) -> Result<DeviceProfile, Failure> {

@@ -53,8 +53,10 @@ pub fn run(args: &WhatifArgs, json: bool) -> Result<ExitCode, Failure> {
 /// The share of the time per token below which a change has no effect. source: assumed, below the error of a prediction
 const NEGLIGIBLE: f64 = 0.01;
 
+/// The title of a group of changes, and which changes belong to it.
+type Group = (&'static str, fn(VariantKind) -> bool);
 /// The groups of changes in the text, by what they cost.
-const GROUPS: [(&str, fn(VariantKind) -> bool); 3] = [
+const GROUPS: [Group; 3] = [
     ("changes of devices and network", |kind| {
         !matches!(kind, VariantKind::Quantisation | VariantKind::Model)
     }),

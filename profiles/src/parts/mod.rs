@@ -8,6 +8,7 @@
 //! Not here: profiles that were measured ([`crate::measure`]) or published ([`crate::device::shipped_devices`]).
 
 mod assembly;
+mod recognition;
 mod search;
 mod text;
 
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::device::{GpuKind, Os};
 use crate::{Bytes, BytesPerSecond, FlopsPerSecond, Fraction, Seconds, Sourced};
 
+pub use recognition::RecognisedParts;
 pub use search::{PartKind, PartSummary, UnknownPart};
 pub use text::PartsError;
 
