@@ -1,7 +1,7 @@
 //! Recognises the parts of a measured device: by their names where the catalogue has them, otherwise by their speed.
 
 use super::search::squeezed;
-use super::{Catalogue, CpuPart, DeviceParts};
+use super::{Catalogue, CpuPart, DeviceParts, DiskPart};
 use crate::Bytes;
 use crate::device::{DeviceProfile, Os};
 
@@ -23,7 +23,12 @@ impl Catalogue {
         let cpu = named.unwrap_or_else(|| self.cpu_by_speed(device));
         let gpu = device.gpu.as_ref().filter(|gpu| !gpu.unified_memory);
         let sequential = device.disk.sequential_bandwidth.value.0;
-        let disks = self.disks.iter().flat_map(|family| &family.disks);
+        let is_usual = |disk: &&DiskPart| match device.os {
+            Os::Macos => disk.id.starts_with("apple"),
+            Os::Android => !disk.id.starts_with("apple"),
+            Os::Linux | Os::Windows => !["apple", "ufs"].iter().any(|start| disk.id.starts_with(start)),
+        };
+        let disks = self.disks.iter().flat_map(|family| &family.disks).filter(is_usual);
         let disk = disks.min_by(|one, other| {
             let distance = |rate: f64| (rate / sequential).ln().abs();
             distance(one.sequential.0).total_cmp(&distance(other.sequential.0))
