@@ -116,7 +116,7 @@ fn text(loaded: &LoadedScenario, list: &AdviceList, shows_all: bool) -> String {
         None => writeln!(text, "no model of the catalogue runs well on these devices"),
     };
     if let Some(sentence) = &list.unsupported_systems {
-        let _ = writeln!(text, "assumes: {sentence}");
+        let _ = writeln!(text, "cannot run yet: {sentence}");
     }
     let _ = writeln!(
         text,

@@ -7,7 +7,7 @@ use hearth_reports::published_results::results::PredictionInterval;
 use hearth_schema::plan::DroppedDevice;
 use hearth_workflow::verdict::{FirstToken, SingleDeviceSpeed, Verdict};
 
-use super::short_speed;
+use super::{escape_line, short_speed};
 
 /// Ratio of two speeds up to which they are called equal. source: assumed, about the error of a prediction
 const EQUAL_UP_TO: f64 = 1.05;
@@ -23,7 +23,14 @@ pub fn format_verdict(verdict: &Verdict, interval: Option<&PredictionInterval>, 
             _ => "slower than people read",
         };
         let range = interval.map_or_else(String::new, |interval| format!(" ({})", speed_range(interval)));
-        let _ = writeln!(text, "{} tokens/s{range}: {comparison}, {token} per token", short_speed(speed));
+        let devices: Vec<String> =
+            verdict.devices.iter().map(|name| format!("`{}`", escape_line(name))).collect();
+        let _ = writeln!(
+            text,
+            "{} tokens/s{range}: {comparison}, {token} per token with {}",
+            short_speed(speed),
+            devices.join(", ")
+        );
         let uncertainty = interval.map_or_else(|| unknown.to_owned(), uncertainty);
         let _ = writeln!(text, "  uncertain: {uncertainty}");
         if let Some(alone) = &verdict.best_single_device {
@@ -39,6 +46,9 @@ pub fn format_verdict(verdict: &Verdict, interval: Option<&PredictionInterval>, 
         };
         let all: Vec<String> = verdict.first_tokens.iter().map(each).collect();
         let _ = writeln!(text, "  first token after a prompt: {}", all.join(", "));
+    }
+    for obstacle in &verdict.obstacles {
+        let _ = writeln!(text, "  cannot run yet: {obstacle}");
     }
     for assumption in &verdict.assumptions {
         let _ = writeln!(text, "  assumes: {assumption}");
@@ -72,28 +82,33 @@ fn speed_range(interval: &PredictionInterval) -> String {
     let PredictionInterval { p10_ms, p90_ms, failed_draw_count, draw_count, .. } = *interval;
     let fast = short_speed(1e3 / p10_ms);
     let range = if p90_ms.is_finite() {
-        format!("{} to {fast}", short_speed(1e3 / p90_ms))
+        format!("{} to {fast} in 80 %", short_speed(1e3 / p90_ms))
     } else {
-        format!("at most {fast}")
+        format!("at most {fast} in 90 %")
     };
-    match failed_draw_count {
-        0 => format!("{range} in 80 % of {draw_count} draws"),
-        failed => format!("{range}; {failed} of {draw_count} draws run out of memory"),
-    }
+    let failed = match failed_draw_count {
+        0 => String::new(),
+        failed => format!(", out of memory in {failed}"),
+    };
+    format!("{range} of {draw_count} variations of the devices{failed}")
 }
 
 /// Returns the values on which the prediction depends most, and how to know them better.
 fn uncertainty(interval: &PredictionInterval) -> String {
     let each = |(name, change): &(String, f64)| {
-        let change =
-            if change.is_finite() { format!("{:+.0} %", change * 100.0) } else { "out of memory".into() };
+        let percent = (change * 100.0).abs();
+        let change = match *change {
+            change if change.is_infinite() => "it may run out of memory".to_owned(),
+            change if change < 0.0 => format!("up to {percent:.0} % less"),
+            _ => format!("up to {percent:.0} % more"),
+        };
         format!("{} ({change})", parameter_words(name))
     };
     let all: Vec<String> = interval.sensitive_parameters.iter().map(each).collect();
     if all.is_empty() {
         return "no value changes the time by as much as 0.5 %".to_owned();
     }
-    format!("the time depends most on {}; `hearth profile` measures a device", all.join(", "))
+    format!("the time depends most on {}; `hearth profile` on a device measures it", all.join(", "))
 }
 
 /// Returns a description of the value of a device or link, which is named as in its document: `desktop cpu.read_bandwidth`.

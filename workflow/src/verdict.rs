@@ -36,6 +36,10 @@ pub struct Verdict {
     pub first_tokens: Vec<FirstToken>,
     /// The device that is fastest alone; `None` if no device can run the model alone, or the plan has one device.
     pub best_single_device: Option<SingleDeviceSpeed>,
+    /// The devices with layers, in ring order.
+    pub devices: Vec<String>,
+    /// Why hearth cannot run the plan yet, as sentences.
+    pub obstacles: Vec<String>,
     /// What the prediction assumes, as sentences.
     pub assumptions: Vec<String>,
     /// The devices without layers.
@@ -106,6 +110,8 @@ impl Verdict {
             reading_speed: READING_SPEED.0,
             first_tokens: if is_ring { PROMPTS.map(prompt_time).to_vec() } else { Vec::new() },
             best_single_device: alone.flatten(),
+            devices: plan.devices.iter().map(|device| device.name.clone()).collect(),
+            obstacles: obstacles(limited, plan),
             assumptions: assumptions(loaded, limited, plan, trace),
             left_out: plan.dropped_devices.clone(),
         }
@@ -169,6 +175,16 @@ fn best_single_device(
     devices.max_by(|one, other| speed(one).total_cmp(&speed(other)))
 }
 
+/// Returns why hearth cannot run a plan yet.
+fn obstacles(cluster: &Cluster, plan: &Plan) -> Vec<String> {
+    let systems = plan.devices.iter().filter_map(|planned| {
+        let member = cluster.member(&planned.name)?;
+        Some((planned.name.as_str(), member.device.os))
+    });
+    let model = cluster.model.shape.check_runnable().err().map(|error| error.to_string());
+    model.into_iter().chain(unsupported_systems(systems)).collect()
+}
+
 /// Returns what a prediction assumes, as sentences: memory of other programs that is free then, profiles that were not
 /// measured, and page caches that were not compared with a machine.
 fn assumptions(loaded: &LoadedScenario, cluster: &Cluster, plan: &Plan, trace: &Trace) -> Vec<String> {
@@ -193,11 +209,6 @@ fn assumptions(loaded: &LoadedScenario, cluster: &Cluster, plan: &Plan, trace: &
         let names: Vec<String> = entries.map(|entry| format!("`{}`", entry.name)).collect();
         (!names.is_empty()).then(|| names.join(", "))
     };
-    let systems = plan.devices.iter().filter_map(|planned| {
-        let member = cluster.member(&planned.name)?;
-        Some((planned.name.as_str(), member.device.os))
-    });
-    all.extend(unsupported_systems(systems));
     let is_shipped = |entry: &DeviceEntry| shipped_names().any(|name| name == entry.profile);
     if let Some(names) = names(&is_shipped) {
         all.push(format!("{names} as fast as the device of a paper; `hearth profile` measures yours"));
@@ -207,7 +218,16 @@ fn assumptions(loaded: &LoadedScenario, cluster: &Cluster, plan: &Plan, trace: &
     }
     let devices = trace.header.devices.iter();
     let unvalidated = devices.filter_map(|device| Some((&device.name, device.unvalidated_parts.as_ref()?)));
-    all.extend(unvalidated.map(|(name, parts)| format!("`{name}` with the {parts}")));
+    let (as_linux, others): (Vec<_>, Vec<_>) =
+        unvalidated.partition(|(_, parts)| parts.ends_with("as classic Linux"));
+    let names: Vec<String> = as_linux.iter().map(|(name, _)| format!("`{name}`")).collect();
+    if !names.is_empty() {
+        all.push(format!(
+            "files in memory are kept as on Linux on {}, which was not checked",
+            names.join(", ")
+        ));
+    }
+    all.extend(others.into_iter().map(|(name, parts)| format!("`{name}` with the {parts}")));
     all
 }
 
@@ -221,7 +241,7 @@ fn slowest_hop(cluster: &Cluster, plan: &Plan) -> Option<String> {
     let time = |link: &Link| link.message_time(activation).0;
     let (from, to, link) = links.max_by(|(_, _, one), (_, _, other)| time(one).total_cmp(&time(other)))?;
     let (latency, bits) = (link.latency.value, link.bandwidth.value.0 * 8.0 / 1e6);
-    Some(format!("{latency} and {bits:.0} Mbit/s from `{from}` to `{to}`, the slowest link"))
+    Some(format!("a network with {latency} and {bits:.0} Mbit/s at least, as from `{from}` to `{to}`"))
 }
 
 /// Returns a sentence about the devices on which hearth does not run yet, if there are any.
@@ -236,7 +256,6 @@ pub(crate) fn unsupported_systems<'a>(devices: impl Iterator<Item = (&'a str, Os
         Some(format!("`{name}` ({os})"))
     });
     let unsupported: Vec<String> = unsupported.collect();
-    (!unsupported.is_empty()).then(|| {
-        format!("hearth runs on {}; today it builds on Linux for x86-64 only", unsupported.join(", "))
-    })
+    (!unsupported.is_empty())
+        .then(|| format!("hearth builds on Linux for x86-64 only, not yet for {}", unsupported.join(", ")))
 }

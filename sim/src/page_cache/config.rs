@@ -128,8 +128,12 @@ pub fn describe_unvalidated_parts(device: &DeviceProfile) -> Option<String> {
         (PageCachePolicy::TwoList, Os::Macos) => {
             Some("page cache of macOS, simulated as classic Linux".into())
         }
-        (PageCachePolicy::TwoList, Os::Windows) => Some("page cache of Windows, as classic Linux".into()),
-        (PageCachePolicy::TwoList, Os::Android) => Some("page cache of Android, as classic Linux".into()),
+        (PageCachePolicy::TwoList, Os::Windows) => {
+            Some("page cache of Windows, simulated as classic Linux".into())
+        }
+        (PageCachePolicy::TwoList, Os::Android) => {
+            Some("page cache of Android, simulated as classic Linux".into())
+        }
         (PageCachePolicy::PaperLinear, _) => {
             Some("page cache by the formula of the prima.cpp paper, which no kernel follows".into())
         }
