@@ -33,9 +33,9 @@ import numpy as np
 
 TOKENS, STEPS, VOCABULARY, CONTEXT = 80, 64, 512, 48
 # Options of `hearth synth` for variants of an architecture.
-VARIANTS = {"gemma4-shared": ["--shared-kv", "6", "--per-layer-input", "256"]}
+VARIANTS = {"gemma4-shared": ["--shared-kv", "6", "--per-layer-input", "256"], "llama-experts": ["--experts", "8"]}
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "internlm2", "smollm3", "phi3", "granite",
-                 "olmo2", "gemma4", "gemma4-shared", "qwen35"]
+                 "olmo2", "gemma4", "gemma4-shared", "qwen35", "qwen3moe", "olmoe", "llama-experts"]
 TYPES = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq1_s",
          "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs", "mxfp4", "q4_k_m",
          "q5_k_m", "q3_k_m", "q2_k_m", "iq1_s_m"]
@@ -48,8 +48,8 @@ FIXTURES = [("llama", "f16"), ("llama", "q4_k_m"), ("qwen2", "f16"), ("qwen2", "
             ("internlm2", "f16"), ("internlm2", "q8_0"), ("gemma3", "f16"), ("gemma3", "q4_k_m"),
             ("smollm3", "f16"), ("smollm3", "q8_0"), ("phi3", "f16"), ("phi3", "q4_k_m"), ("granite", "f16"),
             ("granite", "q8_0"), ("olmo2", "f16"), ("olmo2", "q8_0"),
-            ("gemma4", "f16"), ("gemma4", "q8_0"), ("gemma4-shared", "f16"), ("gemma4-shared", "q8_0"), ("qwen35", "f32"),
-            ("qwen35", "q8_0")]
+            ("gemma4", "f16"), ("gemma4", "q8_0"), ("gemma4-shared", "f16"), ("gemma4-shared", "q8_0"),
+            ("qwen35", "f32"), ("qwen35", "q8_0"), ("qwen3moe", "f32"), ("qwen3moe", "q8_0"), ("olmoe", "f32"), ("llama-experts", "f32")]
 
 
 def tokens():
@@ -59,11 +59,12 @@ def tokens():
 def synth(hearth, arch, quant, path, gain=None):
     """Generates a small model. Returns None if `hearth synth` does not support the type."""
     variant, arch = VARIANTS.get(arch, []), arch.split("-")[0]
-    layers = "12" if variant else "7" if arch in ("gemma3", "gemma4") else "4"
+    layers = "12" if "--shared-kv" in variant else "7" if arch in ("gemma3", "gemma4") else "4"
     gain = gain or (1.0 if quant in ("f32", "f16") else 0.5)
+    kv_heads = "4" if arch == "olmoe" else "2"
+    head_length = "128" if arch in ("qwen3", "gemma4", "qwen35") else "64"
     command = [hearth, "synth", "--arch", arch, "--layers", layers, "--dim", "256", "--ffn", "512", "--heads", "4",
-               "--kv-heads", "2", "--head-length", "128" if arch in ("qwen3", "gemma4", "qwen35") else "64", "--context", str(CONTEXT),
-               "--vocab", str(VOCABULARY), "--quant", quant, "--gain", str(gain), *variant, "-o", str(path)]
+               "--kv-heads", kv_heads, "--head-length", head_length, "--context", str(CONTEXT), "--vocab", str(VOCABULARY), "--quant", quant, "--gain", str(gain), *variant, "-o", str(path)]
     if arch in ("llama", "phi3", "gemma4"):
         command.append("--rope-factors")
     made = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -193,14 +194,14 @@ class Plain:
             source, before, v = self.sources[kind]
             q = self.product(x, name + "attn_q")
             k, v = (self.product(before, source + part) for part in ("attn_k", v))
-        if self.arch == "olmo2":
+        if self.arch in ("olmo2", "olmoe"):
             q, k = self.norm(q, name + "attn_q_norm.weight"), self.norm(k, name + "attn_k_norm.weight")
         q, k, v = (part.reshape(count, of, -1) for part, of in ((q, heads), (k, groups), (v, groups)))
         if self.arch == "qwen35":
             q, gate = np.split(q, 2, -1)
         if self.arch == "gemma4":
             v = v / np.sqrt((v * v).mean(-1, keepdims=True) + np.float32(1e-5))
-        if self.arch in ("qwen3", "gemma3", "gemma4", "qwen35"):
+        if self.arch in ("qwen3", "qwen3moe", "gemma3", "gemma4", "qwen35"):
             q, k = self.norm(q, name + "attn_q_norm.weight"), self.norm(k, source + "attn_k_norm.weight")
         q, k = self.rotate(q, layer), self.rotate(k, layer)
         k, v = (np.repeat(part, heads // groups, 1) for part in (k, v))
@@ -250,8 +251,25 @@ class Plain:
         z = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x ** 3)
         return np.float32(0.5) * x * (1 + np.tanh(z))
 
+    def experts(self, x, name):
+        weights = [self.weights[f"{name}ffn_{part}_exps.weight"] for part in ("gate", "up", "down")]
+        scores = self.product(x, name + "ffn_gate_inp")
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
+        scores /= scores.sum(-1, keepdims=True)
+        out = np.zeros_like(x)
+        for row, (token, score) in enumerate(zip(x, scores)):
+            chosen = np.argsort(-score, kind="stable")[:self.key("expert_used_count")]
+            total = np.float32(1.0) if self.arch == "olmoe" else score[chosen].sum()
+            for expert in np.sort(chosen):
+                gate, up, down = (part[expert] for part in weights)
+                hidden = gate @ token
+                out[row] += score[expert] / total * (down @ (hidden / (1 + np.exp(-hidden)) * (up @ token)))
+        return out
+
     def feed_forward(self, x, layer):
         name = f"blk.{layer}."
+        if f"{name}ffn_gate_inp.weight" in self.weights:
+            return self.experts(x, name)
         if f"{name}ffn_gate.weight" in self.weights:
             gate, up = self.product(x, name + "ffn_gate"), self.product(x, name + "ffn_up")
         else:
@@ -377,7 +395,9 @@ Causes of the differences: llama.cpp rounds activations to f16 for F16 weights, 
 bits with an f16 scale for quantised weights, where hearth has an f32 scale
 ([decision 2](../../decisions/0002-one-reduction-order.md)). It computes GELU with a table in f16. A sum that differs
 in its last bit is sometimes rounded to the next of the 255 steps, which changes the logits as much as rounding
-itself. Therefore both programs differ from NumPy, which does not round, as much as from each other.
+itself. Therefore both programs differ from NumPy, which does not round, as much as from each other. In mixtures of
+experts rounding can also change which experts a token gets, if two have nearly the same score; then its logits differ
+by a tenth or more.
 
 Weights of unquantised models have a standard deviation of `1 / sqrt(row length)`, those of the others half of that.
 With the full deviation, rounding to eight bits changes the logits of random models of this depth by 2 to 3 % in

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use hearth_profiles::Layers;
-use hearth_profiles::model::SharedKv;
+use hearth_profiles::model::{Experts, ModelShape, SharedKv};
 use hearth_runtime::synth::{SynthError, SynthOptions, TokenizerKind, synthesise};
 use hearth_workflow::files::PartialFile;
 use serde::Serialize;
@@ -88,8 +88,9 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
     shape.has_tied_embeddings |= args.tied_embeddings;
     let changes_heads = [args.dim, args.heads, args.kv_heads, args.head_dim].iter().any(Option::is_some);
     if args.arch.is_some() || changes_heads {
-        options.shape = options.shape.with_default_hybrid();
+        options.shape = options.shape.with_default_hybrid().with_default_experts();
     }
+    options.shape.experts = experts(args, &options.shape);
     let shape = &mut options.shape;
     for (flag, value) in [("--shared-kv", args.shared_kv), ("--per-layer-input", args.per_layer_input)] {
         if value.is_some() && !shape.architecture.spec().has_local_dimensions {
@@ -125,6 +126,25 @@ fn with_flag(error: &SynthError) -> Failure {
         _ => return Failure::invalid(error),
     };
     Failure::invalid(format!("`{flag}`: {error}")).with_hint(hint)
+}
+
+/// Returns the experts of the shape, with the numbers of the flags.
+fn experts(args: &SynthArgs, shape: &ModelShape) -> Option<Experts> {
+    let SynthArgs { experts, experts_used, expert_ffn, .. } = *args;
+    if experts.or(experts_used).or(expert_ffn).is_none() {
+        return shape.experts;
+    }
+    let before = shape.experts.unwrap_or(Experts {
+        count: 8,
+        used: 2,
+        feed_forward_length: shape.feed_forward_length,
+        shared_feed_forward_length: 0,
+        dense_layers: 0,
+    });
+    let count = experts.unwrap_or(before.count);
+    let used = experts_used.unwrap_or(if experts.is_some() { (count / 4).max(1) } else { before.used });
+    let feed_forward_length = expert_ffn.unwrap_or(before.feed_forward_length);
+    Some(Experts { count, used, feed_forward_length, ..before })
 }
 
 #[cfg(test)]

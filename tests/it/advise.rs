@@ -1,4 +1,4 @@
-//! Tests of `hearth advise` and `hearth model`, and of mixtures of experts, which can only be planned and simulated.
+//! Tests of `hearth advise` and `hearth model`, and of mixtures of experts.
 
 use serde_json::Value;
 
@@ -74,7 +74,7 @@ fn models_are_listed_and_shown() {
 }
 
 #[test]
-fn mixtures_are_simulated_but_not_written_or_run() {
+fn mixtures_are_simulated() {
     let folder = Folder::new();
     let path = folder.path_of("home.yaml");
     let init = |model: &str| {
@@ -88,13 +88,37 @@ fn mixtures_are_simulated_but_not_written_or_run() {
     run_successfully(&["init", &path, "--force", "--model", "qwen3-30b-a3b", "--device", LAPTOP]);
     let findings = run_json(&["lint", &path]);
     let codes: Vec<&str> = expect_array(&findings).iter().filter_map(|it| it["code"].as_str()).collect();
-    assert!(codes.contains(&"not-runnable") && codes.contains(&"experts-exceed-memory"), "{codes:?}");
+    assert!(codes.contains(&"experts-exceed-memory") && !codes.contains(&"not-runnable"), "{codes:?}");
     assert_rejected(
-        &["synth", "--preset", "tiny", "--arch", "qwen3moe", "-o", &folder.path_of("m.gguf")],
-        &["qwen3moe models need `experts`"],
+        &["synth", "--preset", "tiny", "--arch", "gpt-oss", "-o", &folder.path_of("m.gguf")],
+        &["gpt-oss models can be planned and simulated, but not yet run"],
     );
     assert_rejected(
         &["plan", &path, "--strategy", "dllama"],
         &["plans of `dllama` for mixtures of experts are not supported"],
     );
+}
+
+#[test]
+fn mixture_is_written_run_and_split() {
+    let folder = Folder::new();
+    let path = folder.path_of("m.gguf");
+    let base = ["synth", "--preset", "tiny", "--arch", "qwen3moe", "-o", &path];
+    let synth = |flags: &[&'static str]| [&base[..], flags].concat();
+    assert_rejected(&synth(&["--experts", "0"]), &["`experts.count` is 0"]);
+    assert_rejected(
+        &synth(&["--experts", "4", "--experts-used", "5"]),
+        &["`experts.used` is 5: it must be from 1 to 4"],
+    );
+    assert_rejected(&synth(&["--experts", "4000000000"]), &["`experts.count` is 4000000000"]);
+    run_successfully(&synth(&["--experts", "16", "--experts-used", "4", "--expert-ffn", "64"]));
+    let run = |flags: &[&str]| {
+        let all =
+            [&["run", &path, "Once upon a time", "--tokens", "12", "--temperature", "0"], flags]
+                .concat();
+        run_json(&all)["token_ids"].clone()
+    };
+    let alone = run(&["--threads", "1"]);
+    assert_eq!(expect_array(&alone).len(), 12);
+    assert_eq!(alone, run(&["--threads", "2"]));
 }

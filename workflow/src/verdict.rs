@@ -182,7 +182,10 @@ fn obstacles(cluster: &Cluster, plan: &Plan) -> Vec<String> {
         Some((planned.name.as_str(), member.device.os))
     });
     let model = cluster.model.shape.check_runnable().err().map(|error| error.to_string());
-    model.into_iter().chain(unsupported_systems(systems)).collect()
+    let uses_gpu = plan.devices.iter().any(|device| device.gpu_layers > 0);
+    let experts = (cluster.model.shape.experts.is_some() && uses_gpu && model.is_none())
+        .then(|| "experts can be computed on CPUs only".to_owned());
+    model.into_iter().chain(experts).chain(unsupported_systems(systems)).collect()
 }
 
 /// Returns what a prediction assumes, as sentences: memory of other programs that is free then, profiles that were not

@@ -126,7 +126,7 @@ impl GpuLayers {
         let (model, options, output) =
             (backend.weights.clone(), backend.kv_cache_options, backend.output_on_gpu);
         let architecture = model.shape().architecture;
-        if !architecture.spec().has_gpu_kernels {
+        if !architecture.spec().has_gpu_kernels || model.shape().experts.is_some() {
             return Err(GpuError::UnsupportedArchitecture { architecture });
         }
         weights::check_dimensions(model.shape(), model.hyperparameters())?;

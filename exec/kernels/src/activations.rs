@@ -55,6 +55,11 @@ impl Activations {
         &mut self.plain
     }
 
+    /// Returns the f32 rows [tokens, length].
+    pub fn rows(&self) -> &[f32] {
+        &self.plain
+    }
+
     pub fn tokens(&self) -> usize {
         self.tokens
     }

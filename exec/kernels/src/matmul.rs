@@ -37,6 +37,16 @@ impl<'a> Matrix<'a> {
         &self.bytes[row * self.row_bytes()..][..self.row_bytes()]
     }
 
+    /// Returns the matrix of the rows from `first` on, `count` of them.
+    ///
+    /// # Panics
+    /// If the matrix does not have these rows.
+    #[must_use]
+    pub fn slice(&self, first: usize, count: usize) -> Matrix<'a> {
+        let row = self.row_bytes();
+        Matrix { rows: count, bytes: &self.bytes[first * row..][..count * row], ..*self }
+    }
+
     /// Returns the bytes of the weights of [`DOT_ROWS`] rows, starting at row `first`. The last row before `end` stands
     /// for the rows after it.
     #[inline(always)]

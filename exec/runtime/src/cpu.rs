@@ -9,6 +9,7 @@
 //! that a batch reads the weights from memory only once.
 
 mod delta_net;
+mod experts;
 mod layer_pass;
 
 use std::cell::RefCell;
@@ -333,7 +334,12 @@ pub fn buffer_bytes(shape: &ModelShape, tokens: u32, threads: usize) -> u64 {
         Some(TokenMixer::DeltaNet(net)) => 2 * net.channels() + 2 * net.value_width(),
         _ => 0,
     };
-    let values = u64::from(tokens) * (3 * embedding + of_attention + of_delta_net + 5 * feed_forward / 2)
+    // The scores, and the input, gate, up projection and output of an expert.
+    let of_experts = shape.experts.map_or(0, |experts| {
+        u64::from(experts.count) + 2 * embedding + 3 * u64::from(experts.feed_forward_length)
+    });
+    let values = u64::from(tokens)
+        * (3 * embedding + of_experts + of_attention + of_delta_net + 5 * feed_forward / 2)
         + threads as u64 * u64::from(shape.context_length.min(4096))
         + u64::from(shape.vocab_size);
     4 * values

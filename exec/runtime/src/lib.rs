@@ -17,6 +17,7 @@ pub mod cost;
 pub mod cpu;
 pub mod engine;
 pub mod error;
+mod experts;
 pub mod fetched_file;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::cache::{DeltaNetState, KvCache, LayerCache, create_kv_caches};
+use crate::experts::{Route, route};
 use crate::token_inputs::TokenInputs;
 use crate::weights::LayerWeights;
 use crate::{Backend, CriticalPathCost, KvCacheOptions, ThreadPool, ThreadPoolOptions, Weights};
@@ -274,12 +275,31 @@ fn add_per_layer_input(weights: &Weights, at: LayerToken, row: &mut [f32], input
 fn feed_forward_block(weights: &Weights, layer: u32, row: &mut [f32]) {
     let (tensors, parameters) = (&weights.layer_weights(layer), weights.hyperparameters());
     let input = normalised(row, tensors.feed_forward_norm, parameters.rms_norm_epsilon);
-    let [mut gate, up] = [4, 5].map(|index| linear(tensors, index, &input));
-    match parameters.gate_activation {
-        GateActivation::Silu => elementwise::swiglu(SCALAR, &mut gate, &up),
-        GateActivation::Gelu => elementwise::geglu(SCALAR, &mut gate, &up),
-    }
-    let mut change = linear(tensors, 6, &gate);
+    let gated = |mut gate: Vec<f32>, up: &[f32]| {
+        match parameters.gate_activation {
+            GateActivation::Silu => elementwise::swiglu(SCALAR, &mut gate, up),
+            GateActivation::Gelu => elementwise::geglu(SCALAR, &mut gate, up),
+        }
+        gate
+    };
+    let mut change = match (tensors.experts, weights.shape().layer_experts(layer)) {
+        (Some(experts), Some(shape)) => {
+            let (width, embedding) = (shape.feed_forward_length as usize, row.len());
+            let is_normalised = weights.shape().architecture.spec().normalises_expert_weights;
+            let (mut scores, mut routes) = (matvec(experts.router, &input), Vec::new());
+            route(&mut scores, 0, shape.used as usize, is_normalised, &mut routes);
+            let mut sum = vec![0.0; embedding];
+            for Route { expert, weight, .. } in routes {
+                let [gate, up] =
+                    [experts.gate, experts.up].map(|all| matvec(all.slice(expert * width, width), &input));
+                let mut own = matvec(experts.down.slice(expert * embedding, embedding), &gated(gate, &up));
+                elementwise::scale(SCALAR, &mut own, weight);
+                elementwise::add(SCALAR, &mut sum, &own);
+            }
+            sum
+        }
+        _ => linear(tensors, 6, &gated(linear(tensors, 4, &input), &linear(tensors, 5, &input))),
+    };
     normalise_each(&mut change, tensors.post_feed_forward_norm, parameters.rms_norm_epsilon);
     add_to_hidden(weights, row, change);
 }

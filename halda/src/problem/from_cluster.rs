@@ -179,7 +179,9 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
 fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
     let (profile, managed) = (&member.device, ResidencyOptions::with_policy(Residency::Managed));
     let os = ResidencyOptions::default();
-    let open = if profile.os == Os::Macos { vec![os] } else { vec![os, managed] };
+    // Managed residency reads whole layers, of which a token uses some experts.
+    let is_mixture = cluster.model.shape.experts.is_some();
+    let open = if profile.os == Os::Macos || is_mixture { vec![os] } else { vec![os, managed] };
     RuntimeModel {
         allowed_residencies: member.residency.map_or(open, |residency| vec![residency]),
         reread_scope: match profile.memory.page_cache {

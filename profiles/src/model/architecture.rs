@@ -6,8 +6,8 @@
 //! a certain architecture. To add an architecture, add a variant of [`Architecture`] and its entry in [`SPECS`]. A part
 //! that no other architecture has also needs a field, and its equations in the forward passes.
 //!
-//! Models of some architectures can be planned and simulated, but not run ([`ArchitectureSpec::is_runnable`]), nor can
-//! mixtures of experts of any architecture.
+//! Models of some architectures can be planned and simulated, but not run ([`ArchitectureSpec::is_runnable`]). Planners
+//! assume that GPUs compute mixtures of experts; hearth computes them on CPUs only.
 
 use std::fmt;
 use std::str::FromStr;
@@ -190,8 +190,12 @@ pub struct ArchitectureSpec {
     /// Whether files can have layers after the others that draft tokens, which are not used.
     pub has_draft_layers: bool,
     pub experts: ExpertUse,
-    /// Whether models of the architecture can be run, unless they are mixtures of experts.
+    /// Whether the weights of the experts that compute a token are divided by their sum.
+    pub normalises_expert_weights: bool,
+    /// Whether dense models of the architecture can be run, or mixtures if it has no dense models.
     pub is_runnable: bool,
+    /// Whether mixtures of the architecture can be run.
+    pub runs_experts: bool,
     /// Whether the GPU backend computes layers of the architecture, or would if it could be run.
     pub has_gpu_kernels: bool,
     /// Whether synthetic models have a BPE tokenizer instead of `SentencePiece`; for Llama, the tokenizer of Llama 1
@@ -226,7 +230,9 @@ const LLAMA: ArchitectureSpec = ArchitectureSpec {
     rope_factors: Some(RopeFactorTensors::Single),
     has_draft_layers: false,
     experts: ExpertUse::Sometimes,
+    normalises_expert_weights: true,
     is_runnable: true,
+    runs_experts: true,
     has_gpu_kernels: true,
     has_bpe_tokenizer: false,
 };
@@ -252,7 +258,7 @@ const QWEN_3_5: ArchitectureSpec = ArchitectureSpec {
 
 /// What mixtures of experts have in common.
 const MIXTURE: ArchitectureSpec =
-    ArchitectureSpec { experts: ExpertUse::Always, is_runnable: false, has_gpu_kernels: true, ..LLAMA };
+    ArchitectureSpec { experts: ExpertUse::Always, is_runnable: false, runs_experts: false, ..LLAMA };
 
 const QWEN_2: ArchitectureSpec = ArchitectureSpec {
     architecture: Architecture::Qwen2,
@@ -366,6 +372,7 @@ pub const SPECS: &[ArchitectureSpec] = &[
         layers_with_scale_by_width: None,
         rope_factors: Some(RopeFactorTensors::Single),
         experts: ExpertUse::Sometimes,
+        runs_experts: false,
         has_gpu_kernels: false,
         ..GEMMA_3
     },
@@ -374,7 +381,6 @@ pub const SPECS: &[ArchitectureSpec] = &[
         architecture: Architecture::Qwen3Moe,
         name: "qwen3moe",
         experts: ExpertUse::Always,
-        is_runnable: false,
         ..QWEN_3
     },
     ArchitectureSpec {
@@ -382,6 +388,7 @@ pub const SPECS: &[ArchitectureSpec] = &[
         name: "qwen35moe",
         experts: ExpertUse::Always,
         is_runnable: false,
+        runs_experts: false,
         has_gpu_kernels: true,
         ..QWEN_3_5
     },
@@ -406,6 +413,11 @@ pub const SPECS: &[ArchitectureSpec] = &[
         name: "olmoe",
         pair_layout: PairLayout::Halves,
         query_key_norm: Some(QueryKeyNorm::Rows),
+        normalises_expert_weights: false,
+        is_runnable: true,
+        runs_experts: true,
+        rope_factors: None,
+        has_bpe_tokenizer: true,
         ..MIXTURE
     },
     ArchitectureSpec { architecture: Architecture::GraniteMoe, name: "granitemoe", ..MIXTURE },
@@ -431,7 +443,11 @@ impl Architecture {
 
     /// Returns the architectures whose layers the GPU backend computes.
     pub fn all_with_gpu_kernels() -> impl Iterator<Item = Architecture> {
-        Architecture::all_runnable().filter(|architecture| architecture.spec().has_gpu_kernels)
+        let has_kernels = |architecture: &Architecture| {
+            let spec = architecture.spec();
+            spec.has_gpu_kernels && spec.experts != ExpertUse::Always
+        };
+        Architecture::all_runnable().filter(has_kernels)
     }
 
     pub fn spec(self) -> &'static ArchitectureSpec {

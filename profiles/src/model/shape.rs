@@ -132,12 +132,14 @@ impl ModelShape {
 
     /// Checks that a model of this shape can be run, not only planned and simulated.
     pub fn check_runnable(&self) -> Result<(), ModelShapeError> {
-        let (field, what) = if self.experts.is_some() {
-            ("experts", "mixtures of experts".to_owned())
-        } else if self.architecture.spec().is_runnable {
-            return Ok(());
-        } else {
-            ("architecture", format!("{} models", self.architecture))
+        let spec = self.architecture.spec();
+        let (field, what) = match self.experts {
+            _ if !spec.is_runnable => ("architecture", format!("{} models", self.architecture)),
+            Some(_) if !spec.runs_experts => ("experts", format!("mixtures of {}", self.architecture)),
+            Some(experts) if experts.shared_feed_forward_length > 0 => {
+                ("experts", "mixtures with shared experts".to_owned())
+            }
+            _ => return Ok(()),
         };
         let what = format!("{what} can be planned and simulated, but not yet run");
         Err(ModelShapeError { field, what })
@@ -152,6 +154,20 @@ impl ModelShape {
             value_length: self.value_length,
             values_are_keys: self.values_are_keys,
         }
+    }
+
+    /// Returns this shape with experts if models of the architecture always have some: eight, of which a token uses two.
+    #[must_use]
+    pub fn with_default_experts(self) -> ModelShape {
+        let needs_experts = self.architecture.spec().experts == ExpertUse::Always;
+        let experts = Experts {
+            count: 8,
+            used: 2,
+            feed_forward_length: self.feed_forward_length,
+            shared_feed_forward_length: 0,
+            dense_layers: 0,
+        };
+        ModelShape { experts: self.experts.or(needs_experts.then_some(experts)), ..self }
     }
 
     /// Returns this shape with the layers without full attention that the architecture has, in the proportions of
@@ -219,7 +235,7 @@ impl ModelShape {
         shared.map_or(self.feed_forward_length, |shared| shared.feed_forward_length)
     }
 
-    /// Returns the largest width of a feed-forward block, in elements.
+    /// Returns the largest width of a dense feed-forward block, in elements.
     pub fn largest_feed_forward_length(&self) -> u32 {
         self.feed_forward_length.max(self.shared_kv.map_or(0, |shared| shared.feed_forward_length))
     }

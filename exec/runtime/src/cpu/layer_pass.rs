@@ -5,6 +5,7 @@ use hearth_kernels::matmul::Matrix;
 use hearth_kernels::{Activations, elementwise};
 use hearth_profiles::model::{AttentionShape, GateActivation, ModelShape, PairLayout, TokenMixer};
 
+use super::experts::ExpertBuffers;
 use super::{Attention, Cpu, Matmul};
 use crate::Weights;
 use crate::cache::{KvCache, LayerCache};
@@ -23,7 +24,8 @@ pub(super) struct Buffers {
     pub(super) query_and_gate: Vec<f32>, // [tokens, heads, 2, key_length], as they are projected
     /// The convolved queries, keys and values of a delta net, `[tokens, channels]`.
     pub(super) convolved: Vec<f32>,
-    pub(super) up: Vec<f32>,     // [tokens, feed_forward]
+    pub(super) up: Vec<f32>, // [tokens, feed_forward]
+    pub(super) experts: ExpertBuffers,
     pub(super) change: Vec<f32>, // [tokens, embedding]
     pub(super) beta: Vec<f32>,   // [tokens, value heads of a delta net]
     pub(super) alpha: Vec<f32>,  // [tokens, value heads of a delta net]
@@ -175,6 +177,15 @@ impl LayerPass<'_> {
     }
 
     fn feed_forward_block(&self, buffers: &mut Buffers, hidden: &mut [f32]) {
+        if let (Some(weights), Some(shape)) =
+            (self.tensors.experts, self.weights.shape().layer_experts(self.layer))
+        {
+            self.write_block_input(hidden, self.tensors.feed_forward_norm, &mut buffers.input);
+            self.compute_experts(&weights, &shape, buffers);
+            self.add_bias_and_norm(&mut buffers.change, None, self.tensors.post_feed_forward_norm);
+            self.add_to_hidden(hidden, &mut buffers.change);
+            return;
+        }
         let (parameters, cpu, tensors) = (self.weights.hyperparameters(), self.cpu, &self.tensors);
         let Buffers { input, gated, up, change, .. } = buffers;
         self.write_block_input(hidden, tensors.feed_forward_norm, input);

@@ -138,9 +138,14 @@ impl WeightResidency {
             let _ = advise(table, Advice::Random);
         }
         let policy: Box<dyn ResidencyPolicy> = match options.policy {
-            Residency::Managed if cfg!(any(target_os = "android", target_os = "linux")) => {
+            Residency::Managed
+                if cfg!(any(target_os = "android", target_os = "linux"))
+                    && weights.shape().experts.is_none() =>
+            {
                 Box::new(ManagedResidencyPolicy::start(weights.clone(), plan, device, memory, MAX_WAIT))
             }
+            // Which experts a token uses is known only when its router has spoken, so nothing is read ahead.
+            _ if weights.shape().experts.is_some() => Box::new(OnDemand),
             Residency::Os | Residency::Windowed if options.prefetches() || options.evicts_after_use() => {
                 Box::new(ReadAheadPolicy::start(weights.clone(), options))
             }

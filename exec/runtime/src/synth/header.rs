@@ -114,6 +114,14 @@ fn keys(options: &SynthOptions) -> Result<Vec<(String, Value)>, SynthError> {
     } else {
         add("feed_forward_length", Value::U32(shape.feed_forward_length));
     }
+    if let Some(experts) = shape.experts {
+        add("expert_count", Value::U32(experts.count));
+        add("expert_used_count", Value::U32(experts.used));
+        add("expert_feed_forward_length", Value::U32(experts.feed_forward_length));
+        if experts.dense_layers > 0 {
+            add("leading_dense_block_count", Value::U32(experts.dense_layers));
+        }
+    }
     add("attention.head_count", Value::U32(shape.heads));
     if shape.hybrid.is_none() {
         add("attention.head_count_kv", Value::U32(shape.kv_heads));

@@ -61,11 +61,13 @@ pub struct Weights {
 /// a gated delta net, the first four are those of its queries, keys, values and output.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerParameters<M, V> {
-    /// The weight matrices, `[rows, columns]` each. The one of values is missing if values are keys, and those of keys
-    /// and values are missing if the layer uses those of an earlier layer.
+    /// The weight matrices, `[rows, columns]` each. The one of values is missing if values are keys, those of keys and
+    /// values are missing if the layer uses those of an earlier layer, and the last three if the layer has experts.
     pub matrices: [Option<M>; 7],
     /// The other weights of a gated delta net; `None` in a layer with attention.
     pub delta_net: Option<DeltaNetParameters<M, V>>,
+    /// The router and the experts; `None` in a layer with a dense feed-forward block, whose matrices are missing then.
+    pub experts: Option<ExpertParameters<M>>,
     /// The biases that are added to the outputs of the matrices, if any, `[rows]` each.
     pub biases: [Option<V>; 7],
     /// The weights of the norm before attention, if any, `[embedding]`.
@@ -86,6 +88,26 @@ pub struct LayerParameters<M, V> {
     pub per_layer_input: Option<PerLayerInputParameters<M, V>>,
     /// The factor of the hidden state after the layer, if any, `[1]`.
     pub output_scale: Option<V>,
+}
+
+/// The weights of a feed-forward block that consists of experts. The matrices of all experts are one below the other.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertParameters<M> {
+    /// The matrix of the router, `[experts, embedding]`.
+    pub router: M,
+    /// The matrices of the gates, `[experts * width, embedding]`.
+    pub gate: M,
+    /// The matrices of the up projections, `[experts * width, embedding]`.
+    pub up: M,
+    /// The matrices of the down projections, `[experts * embedding, width]`.
+    pub down: M,
+}
+
+impl<M> ExpertParameters<M> {
+    fn map<N>(self, matrix: impl Fn(M) -> N) -> ExpertParameters<N> {
+        let ExpertParameters { router, gate, up, down } = self;
+        ExpertParameters { router: matrix(router), gate: matrix(gate), up: matrix(up), down: matrix(down) }
+    }
 }
 
 /// The weights with which the input of a layer is added to the hidden state.
@@ -345,6 +367,7 @@ impl Weights {
             delta_net: tensors
                 .delta_net
                 .map(|net| net.map(|tensor| self.matrix(tensor), |tensor| self.vector(tensor))),
+            experts: tensors.experts.map(|experts| experts.map(|tensor| self.matrix(tensor))),
             biases: tensors.biases.map(vector),
             attention_norm: vector(tensors.attention_norm),
             feed_forward_norm: vector(tensors.feed_forward_norm),

@@ -14,9 +14,11 @@ use crate::weights::mapped_file::MappedFile;
 use hearth_profiles::Format;
 use hearth_profiles::gguf::{GgufModel, TensorInfo};
 use hearth_profiles::model::architecture::RopeFactorTensors;
-use hearth_profiles::model::{Architecture, AttentionShape, DeltaNetShape, ModelShape, TokenMixer};
+use hearth_profiles::model::{Architecture, AttentionShape, DeltaNetShape, Experts, ModelShape, TokenMixer};
 
-use super::{DeltaNetParameters, LayerParameters, PerLayerInputParameters, PerLayerInputTable};
+use super::{
+    DeltaNetParameters, ExpertParameters, LayerParameters, PerLayerInputParameters, PerLayerInputTable,
+};
 use crate::{ExecError, Extent};
 
 /// A tensor in the memory-mapped files, whose dimensions and extent have been checked.
@@ -68,8 +70,9 @@ impl LayerTensors {
         let net = self.delta_net.map(|net| [net.gate, net.beta, net.alpha]);
         let input = self.per_layer_input.map(|input| [input.gate, input.projection]);
         let projections = [query, key, value].into_iter().flatten().chain(net.into_iter().flatten());
-        let rest = [output, gate, up, down].into_iter().flatten().chain(input.into_iter().flatten());
-        projections.chain(rest)
+        let experts = self.experts.map(|it| [it.router, it.gate, it.up, it.down]);
+        let rest = [output, gate, up, down].into_iter().flatten().chain(experts.into_iter().flatten());
+        projections.chain(rest).chain(input.into_iter().flatten())
     }
 }
 
@@ -102,7 +105,6 @@ impl<'a> TensorTable<'a> {
         let norm = |at: &str, length| self.vector(&name(at), length);
         let norm_if = |expected: bool, at: &str, length| expected.then(|| norm(at, length)).transpose();
         let embedding = u64::from(shape.embedding_length);
-        let feed_forward = u64::from(shape.layer_feed_forward_length(layer));
         let spec = shape.architecture.spec();
         // In this order, so that the first defect of a file is reported.
         let attention_norm = norm_if(spec.has_pre_norms, "attn_norm", embedding)?;
@@ -123,13 +125,13 @@ impl<'a> TensorTable<'a> {
             }
         };
         let feed_forward_norm = norm_if(spec.has_pre_norms, spec.feed_forward_norm, embedding)?;
-        let [gate, up] = if spec.has_fused_projections {
-            matrix("ffn_up", embedding, 2 * feed_forward)?.split_rows([feed_forward; 2])
-        } else {
-            [matrix("ffn_gate", embedding, feed_forward)?, matrix("ffn_up", embedding, feed_forward)?]
+        let experts = shape.layer_experts(layer);
+        let experts = experts.map(|experts| self.experts(layer, embedding, experts)).transpose()?;
+        let [gate, up, down] = match experts {
+            Some(_) => [None; 3],
+            None => self.dense_block(layer, shape)?.map(Some),
         };
-        let down = matrix("ffn_down", feed_forward, embedding)?;
-        let matrices = [query, key, value, output, Some(gate), Some(up), Some(down)];
+        let matrices = [query, key, value, output, gate, up, down];
         let has_keys = matrices[1].is_some();
         let per_layer_input =
             (shape.per_layer_input_length > 0).then(|| self.per_layer_input(layer, shape)).transpose()?;
@@ -139,6 +141,7 @@ impl<'a> TensorTable<'a> {
             matrices,
             biases: self.biases(layer, &matrices)?,
             delta_net,
+            experts,
             output_scale: has_scale.then(|| self.vector(&scale, 1)).transpose()?,
             attention_norm,
             feed_forward_norm,
@@ -147,6 +150,35 @@ impl<'a> TensorTable<'a> {
             per_layer_input,
             post_attention_norm: norm_if(spec.has_post_norms, "post_attention_norm", embedding)?,
             post_feed_forward_norm: norm_if(spec.has_post_norms, "post_ffw_norm", embedding)?,
+        })
+    }
+
+    /// Returns the matrices of the gate, the up and the down projection of a dense feed-forward block.
+    fn dense_block(&self, layer: u32, shape: &ModelShape) -> Result<[Tensor; 3], ExecError> {
+        let matrix = |at: &str, length, rows| self.matrix(&format!("blk.{layer}.{at}.weight"), length, rows);
+        let embedding = u64::from(shape.embedding_length);
+        let width = u64::from(shape.layer_feed_forward_length(layer));
+        let [gate, up] = if shape.architecture.spec().has_fused_projections {
+            matrix("ffn_up", embedding, 2 * width)?.split_rows([width; 2])
+        } else {
+            [matrix("ffn_gate", embedding, width)?, matrix("ffn_up", embedding, width)?]
+        };
+        Ok([gate, up, matrix("ffn_down", width, embedding)?])
+    }
+
+    fn experts(
+        &self,
+        layer: u32,
+        embedding: u64,
+        experts: Experts,
+    ) -> Result<ExpertParameters<Tensor>, ExecError> {
+        let name = |name: &str| format!("blk.{layer}.{name}.weight");
+        let (count, width) = (u64::from(experts.count), u64::from(experts.feed_forward_length));
+        Ok(ExpertParameters {
+            router: self.matrix(&name("ffn_gate_inp"), embedding, count)?,
+            gate: self.checked(&name("ffn_gate_exps"), &[embedding, width, count])?,
+            up: self.checked(&name("ffn_up_exps"), &[embedding, width, count])?,
+            down: self.checked(&name("ffn_down_exps"), &[width, embedding, count])?,
         })
     }
 
@@ -330,7 +362,7 @@ impl<'a> TensorTable<'a> {
         let is_unused = |name: &&&str| !used.contains(**name) && !model.is_unused_tensor(name, shape);
         let Some(name) = self.by_name.keys().find(is_unused) else { return Ok(()) };
         let problem = format!("is not part of the {} architecture", self.architecture);
-        let hint = "models with experts or adapters are not supported; use a model without them";
+        let hint = "models with adapters or other additions are not supported; use a model without them";
         Err(rejected(name, problem, hint))
     }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use hearth_profiles::Layers;
 use hearth_profiles::gguf::{GgufModel, HeaderWriter, Value};
-use hearth_profiles::model::{Architecture, ModelShape};
+use hearth_profiles::model::{Architecture, Experts, ModelShape};
 use hearth_runtime::synth::{SynthOptions, TokenizerKind, synthesise};
 use hearth_runtime::{KvFormat, Weights};
 use serde::Deserialize;
@@ -66,11 +66,20 @@ fn model(fixture: &Fixture, case: &Case, path: &Path) {
         value_length: head_length,
         vocab_size: fixture.vocabulary,
         context_length: fixture.context,
+        // llama.cpp requires that OLMoE has as many key heads as query heads.
+        kv_heads: if architecture == Architecture::Olmoe { 4 } else { 2 },
         ..models::shape(architecture)
     };
     options.shape = shape.with_default_hybrid();
     if variant == "shared" {
         options.shape = models::with_kv_sharing(options.shape);
+    }
+    if variant == "experts" {
+        let (count, used) = (8, 2);
+        let feed_forward_length = options.shape.feed_forward_length;
+        let (shared_feed_forward_length, dense_layers) = (0, 0);
+        options.shape.experts =
+            Some(Experts { count, used, feed_forward_length, shared_feed_forward_length, dense_layers });
     }
     synthesise(&options, path, &mut |_, _| ()).unwrap();
 }

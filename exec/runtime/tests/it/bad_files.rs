@@ -89,7 +89,7 @@ fn invalid_headers_are_rejected() {
         (
             renamed(factors, "rope_freqs.weight", "rope_fraqs.weight"),
             "tensor `rope_fraqs.weight` is not part of the llama architecture: \
-             models with experts or adapters are not supported; use a model without them",
+             models with adapters or other additions are not supported; use a model without them",
         ),
     ] {
         let error = open(&file).to_string();

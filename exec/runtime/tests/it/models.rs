@@ -42,6 +42,7 @@ pub fn shape(architecture: Architecture) -> ModelShape {
         has_tied_embeddings: architecture.spec().always_ties_embeddings,
     }
     .with_default_hybrid()
+    .with_default_experts()
 }
 
 /// Returns a shape of twelve layers, of which six use the keys and values of others, and with per-layer inputs.

@@ -92,7 +92,7 @@ fn every_format_and_architecture_opens() {
         let mut options = SynthOptions { tokenizer: TokenizerKind::Bpe, ..tiny() };
         options.shape.architecture = architecture;
         options.shape.has_tied_embeddings = true;
-        options.shape = options.shape.with_default_hybrid();
+        options.shape = options.shape.with_default_hybrid().with_default_experts();
         options.add_rope_factors = architecture == Architecture::Llama;
         let (profile, planned) = check(&options);
         assert_eq!(profile.match_digest(&planned.digest), DigestMatch::SameShape);
