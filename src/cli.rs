@@ -181,15 +181,16 @@ pub enum Verb {
     Tokenize(TokenizeArgs),
     /// Rank possible changes of a scenario by the time per token that they would save.
     ///
-    /// Plans and simulates a variant of the scenario for each single change: a device removed, twice the memory, a faster
-    /// disk or another graphics card for a device, cables instead of Wi-Fi, a different weight format, or another model.
+    /// Plans and simulates a variant of the scenario for each single change: a device removed, twice the memory, a
+    /// faster disk or another graphics card for a device, cables instead of Wi-Fi, a different weight format, or
+    /// another model.
     #[command(after_help = "Example: hearth whatif scenarios/home/llama-70b-on-four.yaml --tokens 8\n\
                       Example: hearth whatif home.yaml --price rtx-3090=700 --price memory=4 --price cable=10")]
     Whatif(Box<WhatifArgs>),
     /// Show which models run well on some devices.
     ///
-    /// Plans and simulates each model of the catalogue, and shows the best ones by quality, with their speed, the time to the
-    /// first token, the memory that they need, and the layers of each device.
+    /// Plans and simulates each model of the catalogue, and shows the best ones by quality, with their speed, the time
+    /// to the first token, the memory that they need, and the layers of each device.
     #[command(
         after_help = "Example: hearth advise 'desktop=rtx-3060-12gb,ddr4-3200-dual,32 GiB,nvme-gen3,windows'\n\
                       Example: hearth advise scenarios/home/llama-70b-on-four.yaml --all"

@@ -184,3 +184,28 @@ impl<'a> ComputeCost<'a> {
 fn longer(one: Seconds, other: Seconds) -> Seconds {
     Seconds(one.0.max(other.0))
 }
+
+#[cfg(test)]
+mod tests {
+    use hearth_profiles::device::shipped_profile as shipped_device;
+    use hearth_profiles::model::shipped_profile;
+
+    use super::*;
+
+    #[test]
+    fn tokens_read_the_experts_that_they_use() {
+        let (model, device) =
+            (shipped_profile("qwen3-30b-a3b").expect("shipped"), shipped_device("d3").expect("shipped"));
+        let cost = ComputeCost::for_gpu(device.gpu.as_ref().expect("a GPU"), &model, Format::F16);
+        let group = &model.layers[4];
+        let (all, experts) = (group.bytes().as_f64(), group.expert_bytes().as_f64());
+        assert!(experts > 0.9 * all, "{experts} of {all}");
+        let bandwidth = device.gpu.as_ref().expect("a GPU").read_bandwidth.value.0;
+        // One token uses 8 of 128 experts, two tokens use 15.5 of them on average. Arithmetic adds nothing here.
+        for (tokens, used) in [(1, 8.0), (2, 15.5)] {
+            let expected = (all - experts * (1.0 - used / 128.0)) / bandwidth;
+            let time = cost.matmul_time(group, tokens).0;
+            assert!((time / expected - 1.0).abs() < 0.02, "{tokens} tokens: {time} and {expected}");
+        }
+    }
+}

@@ -74,6 +74,18 @@ mod tests {
     }
 
     #[test]
+    fn experts_are_converted_with_their_layer() {
+        let model = shipped_profile("qwen3-30b-a3b").expect("shipped");
+        let converted = converted_group(&model.layers[0], Some(Format::F16));
+        // 128 experts of three matrices of 2048 by 768; and q and o of 2048 by 4096, k and v of 2048 by 512. The router
+        // of 2048 by 128 stays in f32, as norms do.
+        let of_experts = 2 * 128 * 3 * 2048 * 768;
+        assert_eq!(converted.expert_bytes(), Bytes(of_experts));
+        let others = 2 * 2 * 2048 * (4096 + 512) + 4 * (2048 * 128 + 2 * 2048 + 2 * 128);
+        assert_eq!(converted.bytes(), Bytes(of_experts + others));
+    }
+
+    #[test]
     fn each_layer_may_have_its_own_format() {
         let model = shipped_profile("llama-8b").expect("shipped");
         let mixed = converted_model(&model, Some(Format::F16), |layer| (layer < 2).then_some(Format::F32));

@@ -9,8 +9,8 @@ pub struct UnknownDocument {
     pub suggestions: String,
 }
 
-/// Number of names up to which an error lists all of them, and number of similar names otherwise. source: assumed, a few
-/// lines of text
+/// Number of names up to which an error lists all of them, and number of similar names otherwise. source: assumed, a
+/// few lines of text
 const MAX_LISTED: usize = 20;
 const MAX_SIMILAR: usize = 5;
 

@@ -94,9 +94,12 @@ pub struct DeviceEntry {
     pub limits: Option<ResourceLimits>,
 }
 
+/// Number of parts of a key of a device profile, such as two of `memory.available`. source: assumed, above all keys
+const MAX_KEY_PARTS: usize = 8;
+
 /// A value of a device profile: a number, or text such as `9 GiB`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "a number, or text such as `9 GiB`")]
 pub enum Scalar {
     Bool(bool),
     Number(serde_json::Number),
@@ -122,6 +125,13 @@ impl DeviceEntry {
             return Err(DocumentError::invalid_document(format!(
                 "device `{}` has {what}; write `profile: d3` for a device document, or `parts: {{cpu: ddr4-3200-dual, \
                  memory: 16 GiB, disk: nvme-gen3, os: linux}}` for parts that `hearth device search` lists",
+                self.name
+            )));
+        }
+        if let Some(key) = self.values.keys().find(|key| key.split('.').count() > MAX_KEY_PARTS) {
+            let key: String = key.chars().take(40).collect();
+            return Err(DocumentError::invalid_document(format!(
+                "device `{}`: `{key}..` is not a value of a device; write for example `memory.available: 9 GiB`",
                 self.name
             )));
         }

@@ -9,9 +9,9 @@ use super::init::NETWORKS;
 #[derive(Debug, Args)]
 pub struct AdviseArgs {
     /// The devices, each with its parts, separated by commas in any order, such as
-    /// `laptop=laptop-ddr4-3200,16 GiB,nvme-gen3,linux`. `hearth device search` finds parts. Instead of parts, give the path
-    /// of a profile, `measured` for this machine, or a device that ships with hearth. Or give one scenario, whose devices are
-    /// used. The first device is the head.
+    /// `laptop=laptop-ddr4-3200,16 GiB,nvme-gen3,linux`. `hearth device search` finds parts. Instead of parts, write
+    /// `NAME=` and the path of a profile, `measured` for this machine, or a device that ships with hearth. Or give one
+    /// scenario, whose devices are used. The first device is the head.
     #[arg(required = true, value_name = "NAME=PARTS|SCENARIO")]
     pub devices: Vec<String>,
     /// Set the kind of network that connects the devices; a scenario has its own.

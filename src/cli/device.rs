@@ -17,7 +17,8 @@ pub enum CatalogueCommand {
     /// List all parts of the catalogue.
     #[command(after_help = "Example: hearth device list --json")]
     List,
-    /// Find parts by words of their names or by their kind (gpu, cpu, disk or os); spaces, dashes and case do not count.
+    /// Find parts by words of their names or by their kind (gpu, cpu, disk or os); spaces, dashes and case do not
+    /// count.
     #[command(
         after_help = "Example: hearth device search rtx 3060\nExample: hearth device search laptop ddr4"
     )]

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use hearth_profiles::parts::Catalogue;
+use hearth_profiles::parts::{Catalogue, PartKind};
 use hearth_profiles::{Bytes, Format, Seconds};
 use hearth_schema::residency::Residency;
 use hearth_schema::scenario::{MemoryRisk, PlannerOptions, RingOrder};
@@ -216,8 +216,8 @@ pub struct WhatifArgs {
     /// Generate this many tokens, instead of the number in the scenario.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
-    /// Set a price: of a graphics card by its name in the catalogue (`rtx-3090=700`), of a disk, of a cable, or of a GiB of
-    /// memory (`memory=4`). Changes with a price are ranked by the time that they save for it. Can be repeated.
+    /// Set a price: of a graphics card by its name in the catalogue (`rtx-3090=700`), of a disk, of a cable, or of a
+    /// GiB of memory (`memory=4`). Changes with a price are ranked by the time that they save for it. Can be repeated.
     #[arg(long, value_name = "WHAT=MONEY", value_parser = parse_price)]
     pub price: Vec<(String, f64)>,
     /// Simulate with this many CPU threads; their number does not change the results [default: one per core].
@@ -230,9 +230,9 @@ fn parse_price(text: &str) -> Result<(String, f64), String> {
     let wrong = || "write for example `rtx-3090=700`, `memory=4`, `disk=80` or `cable=10`".to_owned();
     let (what, price) = text.split_once('=').ok_or_else(wrong)?;
     let price: f64 = price.trim().parse().map_err(|_| wrong())?;
-    let known = ["memory", "disk", "cable"].contains(&what) || Catalogue::shipped().part(what).is_ok();
-    if !known {
-        return Err(format!("there is no part `{what}`; {}", wrong()));
+    let is_card = Catalogue::shipped().part(what).is_ok_and(|part| part.kind == PartKind::Gpu);
+    if !is_card && !["memory", "disk", "cable"].contains(&what) {
+        return Err(format!("there is no graphics card `{what}`; {}", wrong()));
     }
     if price > 0.0 && price.is_finite() { Ok((what.to_owned(), price)) } else { Err(wrong()) }
 }

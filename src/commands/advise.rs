@@ -4,28 +4,28 @@ use std::fmt::Write;
 use std::path::Path;
 
 use hearth_profiles::Seconds;
+use hearth_profiles::model::Quant;
 use hearth_workflow::LoadedScenario;
 use hearth_workflow::advice::{Advice, AdviceList, PROMPT_TOKENS, QualityClass, advise};
 use hearth_workflow::init::{Network, NewDevice, NewScenario};
 use hearth_workflow::parallel_jobs;
 use hearth_workflow::verdict::READING_SPEED;
 
-use super::model::billions;
 use super::print_result;
 use crate::cli::AdviseArgs;
 use crate::diagnostics::{ExitCode, Failure};
 use crate::machine::{LocalMachineResolver, read_scenario};
-use crate::output::{escape_line, short_speed};
+use crate::output::{escape_line, format_parameter_count, short_speed};
 use crate::progress::TerminalProgress;
 
 /// Context length in tokens without `--context`. source: assumed, a conversation of some pages
 const DEFAULT_CONTEXT: u32 = 4096;
 /// Number of models of a class that are shown without `--all`. source: assumed, so that a screen has all classes
 const MAX_OF_CLASS: usize = 4;
-/// What the model that is called the best reaches: the speed as a multiple of reading speed, and the seconds to the first
-/// token. source: assumed
+/// What the model that is called the best reaches: the speed as a multiple of reading speed, and the milliseconds to
+/// the first token. source: assumed
 const MIN_BEST_SPEED: f64 = 1.5;
-const MAX_BEST_FIRST_TOKEN: f64 = 30.0;
+const MAX_BEST_FIRST_TOKEN: f64 = 30e3;
 
 /// The marks of models, their meanings, and which models have them.
 type Mark = (char, &'static str, fn(&Advice) -> bool);
@@ -48,6 +48,11 @@ fn scenario(args: &AdviseArgs) -> Result<LoadedScenario, Failure> {
         && !path.contains('=')
         && Path::new(path).extension().is_some_and(|kind| kind == "yaml" || kind == "yml")
     {
+        if args.network.is_some() {
+            let what =
+                "`--network` is for devices that are named on the command line; a scenario has its own links";
+            return Err(Failure::invalid(what).with_hint("omit `--network`"));
+        }
         let mut loaded = read_scenario(Path::new(path))?;
         loaded.scenario.context_length = args.context.unwrap_or(loaded.scenario.context_length);
         return Ok(loaded);
@@ -103,15 +108,22 @@ fn text(loaded: &LoadedScenario, list: &AdviceList, shows_all: bool) -> String {
         );
     }
     let best = all.iter().find(|advice| {
-        advice.tokens_per_second.is_some_and(|speed| speed >= MIN_BEST_SPEED * READING_SPEED.0)
-            && advice.first_token_seconds.is_some_and(|time| time <= MAX_BEST_FIRST_TOKEN)
+        advice.tokens_per_s.is_some_and(|speed| speed >= MIN_BEST_SPEED * READING_SPEED.0)
+            && advice.ttft_ms.is_some_and(|time| time <= MAX_BEST_FIRST_TOKEN)
             && advice.download().is_some()
     });
-    let _ = match best.and_then(|best| Some((best, best.download()?))) {
-        Some((best, command)) => writeln!(
+    let _ = match best.and_then(|best| Some((best, best.download()?, best.tokens_per_s?))) {
+        Some((best, command, speed)) => writeln!(
             text,
-            "best that hearth can run: {} ({}, {})\n  `{command}` downloads it",
-            best.model, best.license, best.released
+            "best that hearth can run: {}, {} tokens/s ({}, {})\n  `{command}` downloads it",
+            best.model,
+            short_speed(speed),
+            best.license,
+            best.released
+        ),
+        None if well > 0 => writeln!(
+            text,
+            "none of them runs in hearth at {MIN_BEST_SPEED} times reading speed, with a first token within 30 s"
         ),
         None => writeln!(text, "no model of the catalogue runs well on these devices"),
     };
@@ -120,19 +132,28 @@ fn text(loaded: &LoadedScenario, list: &AdviceList, shows_all: bool) -> String {
     }
     let _ = writeln!(
         text,
-        "quality: by size, of a mixture by the mean of all and of active parameters; first token: after {PROMPT_TOKENS} \
-         tokens; memory: with the KV cache"
+        "quality: by size, of a mixture by the geometric mean of all and of active parameters; first token: after \
+         {PROMPT_TOKENS} tokens; memory: with the KV cache"
     );
     for (mark, what, is_marked) in MARKS {
         if all.iter().any(is_marked) {
             let _ = writeln!(text, "{mark} {what}");
         }
     }
-    if let Some(increase) = all.iter().filter_map(|advice| advice.perplexity_increase).reduce(f64::max) {
+    let smaller = Quant::Q3KM;
+    let has_smaller = |advice: &Advice| advice.quant == smaller.name();
+    if let Some(increase) = smaller.perplexity_increase().filter(|_| all.iter().any(has_smaller)) {
         let _ = writeln!(
             text,
-            "smaller formats cost quality: q3_k_m raises the perplexity by {:.0} % (of Llama 3 8B)",
+            "{smaller} costs quality: it raises the perplexity by {:.0} % (of Llama 3 8B)",
             increase * 100.0
+        );
+    }
+    let context = loaded.scenario.context_length;
+    if all.iter().any(|advice| advice.context < context) {
+        let _ = writeln!(
+            text,
+            "models with a shorter context than {context} tokens are shown with theirs (`--json`)"
         );
     }
     text
@@ -153,11 +174,11 @@ fn row(advice: &Advice) -> String {
     let plan = advice.plan.as_ref().or(advice.reason.as_ref()).map_or_else(unknown, Clone::clone);
     format!(
         "{quality:<10} {name:<29} {:>7} {:>7} {:<9} {:>8} {:>11} {:>9}  {}\n",
-        billions(advice.parameters),
-        billions(advice.active_parameters),
+        format_parameter_count(advice.parameters),
+        format_parameter_count(advice.active_parameters),
         advice.quant,
-        advice.tokens_per_second.map_or_else(unknown, short_speed),
-        advice.first_token_seconds.map_or_else(unknown, |time| Seconds(time).in_words()),
+        advice.tokens_per_s.map_or_else(unknown, short_speed),
+        advice.ttft_ms.map_or_else(unknown, |time| Seconds(time / 1e3).in_words()),
         advice.memory.to_string(),
         escape_line(&plan)
     )

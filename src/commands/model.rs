@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::print_result;
 use crate::cli::{ModelArgs, ModelCommand};
 use crate::diagnostics::{ExitCode, Failure};
+use crate::output::format_parameter_count;
 
 /// The formats whose sizes are shown, from the largest.
 const QUANTS: [Quant; 6] = [
@@ -31,8 +32,10 @@ struct Listed {
     parameters: u64,
     active_parameters: u64,
     quant: String,
+    #[serde(rename = "size_bytes")]
     size: Bytes,
     /// Size of the KV cache in f16 for [`CACHE_TOKENS`] tokens.
+    #[serde(rename = "cache_bytes_of_1000_tokens")]
     cache_of_1000_tokens: Bytes,
     context_length: u32,
     license: Option<String>,
@@ -44,7 +47,7 @@ struct Listed {
 #[derive(Serialize)]
 struct FormatSize {
     quant: String,
-    #[serde(rename = "size")]
+    #[serde(rename = "size_bytes")]
     bytes: Bytes,
     perplexity_increase: Option<f64>,
 }
@@ -105,8 +108,8 @@ fn table(models: &[Listed]) -> String {
             text,
             "{:<30} {:>10} {:>8} {:>10} {:>9} {:>8}  {:<8}  {}",
             model.name,
-            billions(model.parameters),
-            billions(model.active_parameters),
+            format_parameter_count(model.parameters),
+            format_parameter_count(model.active_parameters),
             model.quant,
             model.size.to_string(),
             model.context_length,
@@ -115,15 +118,6 @@ fn table(models: &[Listed]) -> String {
         );
     }
     text
-}
-
-/// Formats a number of parameters: `270 M`, `8.0 B` or `405 B`.
-pub fn billions(parameters: u64) -> String {
-    match parameters as f64 / 1e9 {
-        size if size < 0.9995 => format!("{:.0} M", size * 1e3),
-        size if size < 99.95 => format!("{size:.1} B"),
-        size => format!("{size:.0} B"),
-    }
 }
 
 fn show(name: &str, json: bool) -> Result<ExitCode, Failure> {
@@ -139,9 +133,9 @@ fn show(name: &str, json: bool) -> Result<ExitCode, Failure> {
     let shown = Shown { model: listed(&document)?, sizes: sizes.collect() };
     print_result(json, &shown, |Shown { model, sizes }| {
         let mut text = format!(
-            "{yaml}\n{} parameters, {} of them for a token; a KV cache of {} for {CACHE_TOKENS} tokens\n",
-            billions(model.parameters),
-            billions(model.active_parameters),
+            "{yaml}\n{} parameters, {} of them active; a KV cache of {} for {CACHE_TOKENS} tokens\n",
+            format_parameter_count(model.parameters),
+            format_parameter_count(model.active_parameters),
             model.cache_of_1000_tokens
         );
         for FormatSize { quant, bytes, perplexity_increase } in sizes {

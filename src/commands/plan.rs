@@ -92,7 +92,7 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
     }
     let verdict =
         verdict.map_or_else(String::new, |verdict| format_verdict(&verdict, None, UNCERTAINTY) + "\n");
-    let text = verdict + &format_table(&plan);
+    let text = format!("{verdict}{}", format_table(&plan, verdict.is_empty()));
     if args.output.is_some() {
         say!("{text}");
     } else {

@@ -103,7 +103,7 @@ fn show(plan: &Plan, output: &RunSummary, ignored: &str, events: &str, is_cold: 
             )
         );
     }
-    say!("{}", plan::format_table(plan));
+    say!("{}", plan::format_table(plan, output.verdict.is_none()));
     say!("\n{ignored}{}{events}\n", run::format_table(&output.metrics));
     match &output.soc_metrics {
         Some(numbers) => say!("{}", soc::format_metrics(numbers)),

@@ -119,7 +119,7 @@ fn row(variant: &RankedVariant, width: usize) -> String {
         format!("; perplexity {:+.1} % (of Llama 3 8B)", increase * 100.0)
     });
     let price = match (price, variant.saved_for_price()) {
-        (Some(price), Some(saved)) => format!("; for {price}, {saved:.2} ms for each 1"),
+        (Some(price), Some(saved)) => format!("; costs {price}, saves {saved:.2} ms per unit of money"),
         _ => String::new(),
     };
     format!("  {saved:>9} {speed:>9}  {:<width$}  {result}{quality}{price}\n", escape_line(description))

@@ -54,3 +54,12 @@ pub fn short_speed(speed: f64) -> String {
         speed => format!("{speed:.3}"),
     }
 }
+
+/// Formats a number of parameters: `270 M`, `8.0 B` or `405 B`.
+pub fn format_parameter_count(parameters: u64) -> String {
+    match parameters as f64 / 1e9 {
+        size if size < 0.9995 => format!("{:.0} M", size * 1e3),
+        size if size < 99.95 => format!("{size:.1} B"),
+        size => format!("{size:.0} B"),
+    }
+}

@@ -79,8 +79,8 @@ impl PlanSummary {
     }
 }
 
-/// Formats a plan as a table. The devices without layers are in the verdict.
-pub fn format_table(plan: &Plan) -> String {
+/// Formats a plan as a table; with `has_dropped`, also the devices without layers, which a verdict has too.
+pub fn format_table(plan: &Plan, has_dropped: bool) -> String {
     let mut text = String::new();
     let tpot = plan.prediction.map_or(String::new(), |it| format!(", expected {} per token", it.tpot));
     let _ = writeln!(
@@ -111,6 +111,9 @@ pub fn format_table(plan: &Plan) -> String {
             }
         };
         let _ = writeln!(text, "  {name:<14} {role:<7} {window:>6} {gpu:>5}  {policy:<9} {layers}");
+    }
+    for dropped in plan.dropped_devices.iter().filter(|_| has_dropped) {
+        let _ = writeln!(text, "  {:<14} dropped: {}", escape_line(&dropped.name), dropped.reason);
     }
     for sentence in &plan.explanation {
         let _ = writeln!(text, "  {}", escape_line(sentence));

@@ -111,7 +111,8 @@ fn uncertainty(interval: &PredictionInterval) -> String {
     format!("the time depends most on {}; `hearth profile` on a device measures it", all.join(", "))
 }
 
-/// Returns a description of the value of a device or link, which is named as in its document: `desktop cpu.read_bandwidth`.
+/// Returns a description of the value of a device or link, which is named as in its document: `desktop
+/// cpu.read_bandwidth`.
 fn parameter_words(name: &str) -> String {
     let Some((owner, key)) = name.rsplit_once(' ') else { return name.to_owned() };
     let what = match key {

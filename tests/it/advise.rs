@@ -21,7 +21,7 @@ fn find<'a>(models: &'a [Value], name: &str) -> &'a Value {
 fn more_devices_run_larger_models() {
     let (laptop, desktop) = (advice(&[LAPTOP]), advice(&[DESKTOP]));
     assert!(laptop.len() >= 60, "{}", laptop.len());
-    let speed = |models: &[Value], name: &str| expect_number(&find(models, name)["tokens_per_second"]);
+    let speed = |models: &[Value], name: &str| expect_number(&find(models, name)["tokens_per_s"]);
     // 2.5 GB at 24 GB/s, and at 324 GB/s with 36 layers of 77 us.
     assert!((6.0..12.0).contains(&speed(&laptop, "qwen3-4b")));
     assert!((70.0..120.0).contains(&speed(&desktop, "qwen3-4b")));
@@ -30,7 +30,7 @@ fn more_devices_run_larger_models() {
     assert_eq!(find(&laptop, "llama-3.1-405b")["plan"], Value::Null);
     assert!(find(&laptop, "llama-3.1-405b")["reason"].as_str().is_some_and(|why| why.contains("226 GiB")));
     // The first models are those that are fast enough, in descending order of their class.
-    let is_fast = |model: &Value| model["tokens_per_second"].as_f64().is_some_and(|speed| speed >= 5.2);
+    let is_fast = |model: &Value| model["tokens_per_s"].as_f64().is_some_and(|speed| speed >= 5.2);
     assert!(desktop.iter().map(is_fast).is_sorted_by(|one, other| one >= other));
 }
 
@@ -67,7 +67,7 @@ fn models_are_listed_and_shown() {
     assert_eq!(expect_array(&found).len(), 1);
     assert_eq!(found[0]["name"], "qwen3-coder-30b-a3b");
     let text = run_successfully(&["model", "show", "qwen3-30b-a3b"]);
-    assert!(text.contains("30.5 B parameters, 3.4 B of them for a token"), "{text}");
+    assert!(text.contains("30.5 B parameters, 3.4 B of them active"), "{text}");
     assert!(text.contains("q4_k_m   17.3 GiB  perplexity +2.8 %"), "{text}");
     assert_rejected(&["model", "show", "qwen3-30b"], &["use one of qwen3-30b-a3b,", "`hearth model list`"]);
     assert_rejected(&["model", "list", "gpt-9"], &["no model has all of these words"]);
@@ -114,8 +114,7 @@ fn mixture_is_written_run_and_split() {
     run_successfully(&synth(&["--experts", "16", "--experts-used", "4", "--expert-ffn", "64"]));
     let run = |flags: &[&str]| {
         let all =
-            [&["run", &path, "Once upon a time", "--tokens", "12", "--temperature", "0"], flags]
-                .concat();
+            [&["run", &path, "Once upon a time", "--tokens", "12", "--temperature", "0"], flags].concat();
         run_json(&all)["token_ids"].clone()
     };
     let alone = run(&["--threads", "1"]);

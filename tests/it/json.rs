@@ -53,11 +53,14 @@ fn every_documented_key_is_printed() {
         ["run.trace", "first.yaml", "tiny.gguf", "report"].map(|name| folder.path_of(name));
     run_successfully(&["simulate", &toy, "--trace", &trace]);
     let q4_k = model_path("q4_k");
-    let commands: [(&str, &[&str]); 12] = [
+    let commands: [(&str, &[&str]); 15] = [
         ("plan SCENARIO", &["plan", &home]),
         ("plan SCENARIO --compare", &["plan", &toy, "--compare"]),
         ("simulate SCENARIO", &["simulate", &toy]),
         ("execute PLAN", &["execute", &plan, "--model", &q4_k, "--prompt", "And", "--tokens", "3"]),
+        ("advise DEVICES", &["advise", "one=d1"]),
+        ("model list", &["model", "list", "qwen3"]),
+        ("device compare FIRST SECOND", &["device", "compare", "d2", "d3"]),
         ("lint SCENARIO", &["lint", &home]),
         ("bench GGUF", &["bench", &q4_k, "--peer=none", "--repeats=1", "--tokens=2", "--prompts=4"]),
         ("whatif SCENARIO", &["whatif", &toy, "--tokens", "2"]),

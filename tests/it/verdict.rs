@@ -57,3 +57,28 @@ fn plan_for_uncertain_memory_has_the_better_tail() {
     assert!(plan.contains("exactly the memory of its profile. That is uncertain"), "{plan}");
     assert!(!run_successfully(&["plan", &home, "--risk", "ignore"]).contains("That is uncertain"));
 }
+
+#[test]
+fn verdict_names_devices_obstacles_and_assumptions() {
+    let folder = Folder::new();
+    let path = folder.path_of("home.yaml");
+    let desktop = "desktop=rtx-3060-12gb,ddr4-3200-dual,32 GiB,nvme-gen3,windows";
+    let mac = "mac=apple-m2,16 GiB,apple-ssd,macos";
+    run_successfully(&["init", &path, "--model", "qwen3-30b-a3b", "--device", desktop, "--device", mac]);
+    let text = run_successfully(&["simulate", &path, "--draws", "8"]);
+    for part in [
+        " variations of the devices",
+        " per token with `desktop`, `mac`\n",
+        "uncertain: the time depends most on ",
+        "cannot run yet: experts can be computed on CPUs only\n",
+        "cannot run yet: hearth builds on Linux for x86-64 only, not yet for `desktop` (Windows), `mac` (macOS)\n",
+        "assumes: qwen3-30b-a3b in q4_k_m, with a context of 1024 tokens\n",
+        "assumes: the slowest link, `mac` to `desktop`, has 5.00 ms and 465.0 Mbit/s\n",
+        "assumes: files in memory are kept as on Linux on `desktop`, `mac`, which was not checked\n",
+    ] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    let plan = run_json(&["plan", &path]);
+    assert_eq!(plan["verdict"]["devices"], serde_json::json!(["desktop", "mac"]));
+    assert_eq!(expect_array(&plan["verdict"]["obstacles"]).len(), 2);
+}

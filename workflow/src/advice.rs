@@ -1,11 +1,11 @@
 //! Which models of the catalogue run well on the devices of a scenario.
 //!
-//! Each model is planned and simulated with a prompt of a page and a short answer, with its weights in memory as after an
-//! earlier answer. Models are compared by their dense equivalent: the number of parameters of a dense model of about the
-//! same quality.
+//! Each model is planned by the default strategy and simulated with a prompt of a page and a short answer, with its
+//! weights in memory as after an earlier answer. Models are compared by their dense equivalent: the number of
+//! parameters of a dense model of about the same quality.
 //!
-//! Deviation: the quality of a model also depends on its data and training. Models of one class are ordered by the month
-//! of their publication, newest first.
+//! Deviation: the quality of a model also depends on its data and training. Models of one class are ordered by the
+//! month of their publication, newest first.
 
 use std::ops::Range;
 
@@ -13,6 +13,7 @@ use hearth_core::{Cluster, metrics};
 use hearth_profiles::Bytes;
 use hearth_profiles::model::{ModelDocument, ModelProfile, Quant, shipped_document, shipped_names};
 use hearth_schema::plan::{Plan, PlannedDevice};
+use hearth_schema::scenario::PlannerOptions;
 use hearth_schema::trace::Outcome;
 use serde::Serialize;
 
@@ -25,9 +26,9 @@ pub const PROMPT_TOKENS: u32 = 512;
 const GENERATED_TOKENS: u32 = 8;
 /// The format that is tried if a model is too slow in its own.
 const SMALLER_QUANT: Quant = Quant::Q3KM;
-/// Weights as a multiple of all memory from which a model is not tried. source: assumed, because reading half of a model
-/// from a fast disk for each token is slower than people read
-const MAX_WEIGHTS: f64 = 1.5;
+/// Weights as a multiple of all memory from which a model is not tried. source: assumed, because reading two thirds of
+/// a model of some GiB from a fast disk for each token is slower than people read
+const MAX_WEIGHTS: f64 = 3.0;
 
 /// How large a dense model of about the same quality is. The limits are those of common model sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -63,17 +64,24 @@ pub struct Advice {
     pub repository: Option<String>,
     /// Increase of the perplexity by the format, as a share; `None` if it is not published.
     pub perplexity_increase: Option<f64>,
+    /// The context length in tokens: that of the scenario, or the model's if it is shorter.
+    pub context: u32,
+    #[serde(rename = "weights_bytes")]
     pub weights: Bytes,
-    /// Weights and KV cache.
+    /// Size of weights and KV cache.
+    #[serde(rename = "memory_bytes")]
     pub memory: Bytes,
     /// Whether `hearth run` can run the model.
     pub is_runnable: bool,
     /// Whether a device has a GPU that `hearth` cannot use for this model.
     pub leaves_gpu_idle: bool,
     /// `None` if the model does not run.
-    pub tokens_per_second: Option<f64>,
-    /// Time to the first token after a prompt of [`PROMPT_TOKENS`].
-    pub first_token_seconds: Option<f64>,
+    pub tokens_per_s: Option<f64>,
+    /// Time to the first token after a prompt of [`PROMPT_TOKENS`], in milliseconds.
+    pub ttft_ms: Option<f64>,
+    /// Whether the format is that of the model's document, of which repositories have files.
+    #[serde(skip)]
+    has_own_quant: bool,
     /// The devices in ring order, each with the number of its layers and, in brackets, of those on its GPU.
     pub plan: Option<String>,
     /// Why the model does not run, if it does not.
@@ -96,12 +104,13 @@ impl QualityClass {
 impl Advice {
     /// Returns whether the model answers at least as fast as people read.
     pub fn runs_well(&self) -> bool {
-        self.tokens_per_second.is_some_and(|speed| speed >= READING_SPEED.0)
+        self.tokens_per_s.is_some_and(|speed| speed >= READING_SPEED.0)
     }
 
-    /// Returns the command line that downloads the model, if it can be run and a repository is known.
+    /// Returns the command line that downloads the model, if it can be run and a repository is known. Not every
+    /// repository has smaller formats, so that they have no such line.
     pub fn download(&self) -> Option<String> {
-        let repository = self.repository.as_ref().filter(|_| self.is_runnable)?;
+        let repository = self.repository.as_ref().filter(|_| self.is_runnable && self.has_own_quant)?;
         Some(format!("hearth pull {repository}:{}", self.quant.to_uppercase()))
     }
 }
@@ -137,7 +146,7 @@ pub fn advise(loaded: &LoadedScenario, threads: usize, progress: &dyn Progress) 
     let mut all = results.into_iter().map(|(_, advice)| advice).collect::<Result<Vec<_>, _>>()?;
     all.sort_by(|one, other| {
         let key = |it: &Advice| (it.runs_well(), it.quality, it.released.clone());
-        let speed = |it: &Advice| it.tokens_per_second.unwrap_or(0.0);
+        let speed = |it: &Advice| it.tokens_per_s.unwrap_or(0.0);
         key(other).cmp(&key(one)).then(speed(other).total_cmp(&speed(one))).then(one.model.cmp(&other.model))
     });
     let devices = cluster.members.iter().map(|member| (member.name.as_str(), member.device.os));
@@ -162,7 +171,8 @@ fn evaluate_format(
     model: &ModelProfile,
 ) -> Advice {
     let weights = model.total_bytes();
-    let cache = model.shape.cache_bytes(cluster.context_length, cluster.kv_cache_format.format());
+    let context = cluster.context_length.min(model.shape.context_length);
+    let cache = model.shape.cache_bytes(context, cluster.kv_cache_format.format());
     let dense_equivalent = dense_equivalent(model);
     let quant: Option<Quant> = model.quant.parse().ok();
     let advice = Advice {
@@ -176,13 +186,15 @@ fn evaluate_format(
         released: document.released.clone().unwrap_or_default(),
         repository: document.repository.clone(),
         perplexity_increase: quant.and_then(Quant::perplexity_increase),
+        context,
         weights,
         memory: weights + cache,
+        has_own_quant: model.quant == document.quant,
         is_runnable: model.shape.check_runnable().is_ok(),
         leaves_gpu_idle: !model.shape.architecture.spec().has_gpu_kernels
             && cluster.members.iter().any(|member| member.device.gpu.is_some()),
-        tokens_per_second: None,
-        first_token_seconds: None,
+        tokens_per_s: None,
+        ttft_ms: None,
         plan: None,
         reason: None,
     };
@@ -192,12 +204,9 @@ fn evaluate_format(
         return Advice { reason: Some(reason), ..advice };
     }
     match simulate(loaded, cluster, model) {
-        Ok((speed, first_token, plan)) => Advice {
-            tokens_per_second: Some(speed),
-            first_token_seconds: Some(first_token),
-            plan: Some(plan),
-            ..advice
-        },
+        Ok((speed, first_token, plan)) => {
+            Advice { tokens_per_s: Some(speed), ttft_ms: Some(first_token), plan: Some(plan), ..advice }
+        }
         Err(reason) => Advice { reason: Some(reason), ..advice },
     }
 }
@@ -212,27 +221,33 @@ fn total_memory(cluster: &Cluster) -> Bytes {
     cluster.members.iter().map(of_device).sum()
 }
 
-/// Returns the speed, the seconds to the first token, and the plan of a model; or why it does not run.
+/// Returns the speed, the milliseconds to the first token, and the plan of a model; or why it does not run.
 fn simulate(
     loaded: &LoadedScenario,
     cluster: &Cluster,
     model: &ModelProfile,
 ) -> Result<(f64, f64, String), String> {
-    let mut cluster = Cluster { model: model.clone(), draft_model: None, ..cluster.clone() };
+    let failed = |error: Error| error.one_line_message();
+    let devices = cluster.members.iter().map(|member| member.device.clone()).collect();
+    // With the checks of a scenario that names the model.
+    let mut cluster = loaded.assemble_cluster(devices, model.clone(), None).map_err(failed)?;
+    limits::apply_absolute_memory_limits(&loaded.scenario, &mut cluster);
     cluster.context_length = cluster.context_length.min(model.shape.context_length);
     let prompt = PROMPT_TOKENS.min(cluster.context_length.saturating_sub(GENERATED_TOKENS)).max(1);
-    (cluster.workload.prompt_tokens, cluster.workload.generated_tokens) = (prompt, GENERATED_TOKENS);
-    cluster.workload.speculation = None;
-    let failed = |error: Error| error.one_line_message();
-    let plan = planning::make_plan(loaded, &cluster, &loaded.scenario.planner, SearchBudget::NONE);
-    let plan = plan.map_err(failed)?;
+    let workload = &mut cluster.workload;
+    (workload.prompt_tokens, workload.generated_tokens, workload.sequences) = (prompt, GENERATED_TOKENS, 1);
+    workload.speculation = None;
+    // The windows of a scenario are for its own model.
+    let PlannerOptions { slow_disk_threshold, risk, .. } = loaded.scenario.planner;
+    let options = PlannerOptions { slow_disk_threshold, risk, ..PlannerOptions::default() };
+    let plan = planning::make_plan(loaded, &cluster, &options, SearchBudget::NONE).map_err(failed)?;
     limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let memory = MemoryOptions { warm_start: true, ignore_memory: false };
     let events = hearth_sim::ScenarioEvents::default();
     let run = simulate_with_events(&cluster, &plan, &loaded.scenario, memory, &events).map_err(failed)?;
     let metrics = metrics::compute_metrics(&run.trace);
     match (metrics.outcome, metrics.tokens_per_s, metrics.ttft_ms) {
-        (Outcome::Ok, Some(speed), Some(first)) => Ok((speed, first / 1e3, layers(&plan))),
+        (Outcome::Ok, Some(speed), Some(first)) => Ok((speed, first, layers(&plan))),
         (outcome, ..) => Err(outcome.label().to_owned()),
     }
 }

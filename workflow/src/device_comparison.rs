@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use hearth_profiles::device::{DeviceProfile, shipped_names, shipped_profile};
-use hearth_profiles::parts::{DeviceParts, PartsError};
+use hearth_profiles::parts::{Catalogue, DeviceParts, PartsError};
 use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Fraction, Seconds};
 use serde::Serialize;
 
@@ -39,12 +39,18 @@ pub fn device_from_text(text: &str) -> Result<DeviceProfile, Error> {
         return read_document(path);
     }
     let names = shipped_names().collect::<Vec<_>>().join(", ");
-    Err(Error::invalid(format!("there is no device `{text}`")).with_hint(format!(
+    let is_part = Catalogue::shipped().part(text).is_ok();
+    let what = if is_part {
+        format!("`{text}` is a part, not a device")
+    } else {
+        format!("there is no device `{text}`")
+    };
+    Err(Error::invalid(what).with_hint(format!(
         "name parts, such as `ddr4-3200-dual, 16 GiB, nvme-gen3, linux`, the file of a profile, or one of {names}"
     )))
 }
 
-/// Returns all values of two profiles, in the order of the first one.
+/// Returns all values of two profiles that have a unit and a source, in the order of the first one.
 pub fn compare_devices(one: &DeviceProfile, other: &DeviceProfile) -> Result<Vec<ValuePair>, Error> {
     let documents = [one, other].map(serde_yaml::to_value);
     let [one, other] = documents.map(|document| document.map_err(Error::failed));
@@ -63,9 +69,11 @@ pub fn compare_devices(one: &DeviceProfile, other: &DeviceProfile) -> Result<Vec
 impl ValuePair {
     fn new(one: Option<&Quantity>, other: Option<&Quantity>) -> Self {
         let both = [one, other];
-        let read = both.map(|it| it.map(|it| read(it.text).unwrap_or((0.0, it.text.to_owned()))));
+        let read = both.map(|it| {
+            it.map(|it| read(it.text).map_or((None, it.text.to_owned()), |(value, text)| (Some(value), text)))
+        });
         let ratio = match &read {
-            [Some((one, _)), Some((other, _))] if *one > 0.0 => Some(other / one),
+            [Some((Some(one), _)), Some((Some(other), _))] if *one > 0.0 => Some(other / one),
             _ => None,
         };
         Self {

@@ -103,8 +103,8 @@ impl Evaluation {
     }
 }
 
-/// Returns the devices of a plan in ring order, each with the number of layers of its window and, in brackets, of its GPU.
-pub(crate) fn windows(plan: &Plan) -> String {
+/// Returns the devices in ring order, each with the number of layers of its window and, in brackets, of its GPU.
+fn windows(plan: &Plan) -> String {
     let words = plan.devices.iter().map(|device| match device.gpu_layers {
         0 => format!("{} {}", device.name, device.window),
         gpu => format!("{} {} ({gpu})", device.name, device.window),

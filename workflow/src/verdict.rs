@@ -3,7 +3,7 @@
 //! Not here: the metrics of the run ([`hearth_core::metrics`]) and the text ([`Verdict`] is data).
 
 use hearth_core::Cluster;
-use hearth_core::memory::DeviceMemory;
+use hearth_core::memory::{DeviceMemory, MIN_TAKEN_MEMORY};
 use hearth_core::metrics::{self, Metrics};
 use hearth_halda::{Instance, LatencyModel, SingleDevice, plan_from_assignment, solve_within_memory};
 use hearth_profiles::device::{Os, shipped_names};
@@ -23,8 +23,6 @@ use crate::{LoadedScenario, limits};
 pub const READING_SPEED: PerSecond = PerSecond(5.2);
 /// The prompts whose time to the first token is predicted, in tokens: a question, a page, and a long document.
 const PROMPTS: [u32; 3] = [32, 512, 4000];
-/// The least memory of other programs that is worth a sentence. source: assumed
-const MIN_TAKEN: Bytes = Bytes::from_mib(64);
 
 /// The speed of a plan, and what a reader must know about it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -76,8 +74,8 @@ pub struct SingleDeviceSpeed {
 const SHORT_RUN_TOKENS: u32 = 8;
 
 impl Verdict {
-    /// Simulates a short run of a plan, and returns the verdict; `None` if the plan cannot be simulated. `cluster` has no
-    /// memory limits of the plan's shares.
+    /// Simulates a short run of a plan, and returns the verdict; `None` if the plan cannot be simulated. `cluster` has
+    /// no memory limits of the plan's shares.
     pub fn of_plan(loaded: &LoadedScenario, cluster: &Cluster, plan: &Plan) -> Option<Self> {
         let mut short = cluster.clone();
         short.workload.generated_tokens = short.workload.generated_tokens.min(SHORT_RUN_TOKENS);
@@ -89,8 +87,8 @@ impl Verdict {
         Some(Self::new(loaded, [&short, &limited], plan, (&run.trace, &metrics), memory))
     }
 
-    /// Creates the verdict on a plan with its trace and the metrics of this. `described` is the cluster without the memory
-    /// limits of the plan's shares, `limited` the one that was simulated.
+    /// Creates the verdict on a plan with its trace and the metrics of this. `described` is the cluster without the
+    /// memory limits of the plan's shares, `limited` the one that was simulated.
     pub fn new(
         loaded: &LoadedScenario,
         [described, limited]: [&Cluster; 2],
@@ -198,7 +196,7 @@ fn assumptions(loaded: &LoadedScenario, cluster: &Cluster, plan: &Plan, trace: &
         let Some(member) = cluster.member(&planned.name) else { continue };
         let memory = DeviceMemory::new(plan, index, &cluster.model, &member.device, false);
         let taken = memory.taken_from_others(&member.device);
-        if taken >= MIN_TAKEN {
+        if taken >= MIN_TAKEN_MEMORY {
             all.push(format!(
                 "on `{}` other programs give up {taken} of memory that they hold now",
                 planned.name
@@ -244,7 +242,7 @@ fn slowest_hop(cluster: &Cluster, plan: &Plan) -> Option<String> {
     let time = |link: &Link| link.message_time(activation).0;
     let (from, to, link) = links.max_by(|(_, _, one), (_, _, other)| time(one).total_cmp(&time(other)))?;
     let (latency, bits) = (link.latency.value, link.bandwidth.value.0 * 8.0 / 1e6);
-    Some(format!("a network with {latency} and {bits:.0} Mbit/s at least, as from `{from}` to `{to}`"))
+    Some(format!("the slowest link, `{from}` to `{to}`, has {latency} and {bits:.1} Mbit/s"))
 }
 
 /// Returns a sentence about the devices on which hearth does not run yet, if there are any.

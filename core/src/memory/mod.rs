@@ -34,6 +34,9 @@ pub use pinned::{PinnedMemory, streamed_block_sizes};
 /// source: measured in the lab, 4 MiB were too little
 pub const MIN_WEIGHT_CACHE: Bytes = Bytes::from_mib(16);
 
+/// The least memory of other programs that a prediction mentions if it relies on it. source: assumed
+pub const MIN_TAKEN_MEMORY: Bytes = Bytes::from_mib(64);
+
 /// Memory of an executor's idle process on a device where this memory has not been measured.
 /// source: measured in the lab, 4.0 MiB with one or two threads
 const IDLE_PROCESS: Bytes = Bytes::from_mib(4);

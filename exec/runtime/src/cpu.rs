@@ -31,8 +31,8 @@ use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
 
 /// Target size of a chunk of weight rows, in bytes.
 const CHUNK_BYTES: usize = 32 << 10;
-/// Target number of chunks of the matmuls of a job for each thread, if there are enough rows: with fewer, the last chunk
-/// of a small matrix keeps one thread busy while the others wait.
+/// Target number of chunks of the matmuls of a job for each thread, if there are enough rows: with fewer, the last
+/// chunk of a small matrix keeps one thread busy while the others wait.
 const TARGET_CHUNKS_PER_THREAD: usize = 8;
 /// Minimum number of elements for which a job on all threads is faster than a loop on the calling thread.
 const MIN_PARALLEL_ELEMENTS: usize = 16 << 10;

@@ -1,7 +1,7 @@
 //! Routing of tokens to the experts of a mixture.
 //!
-//! The router has a score for each expert. The softmax of the scores is the weight of an expert, and the experts with the
-//! largest weights compute the token. In most models, their weights are divided by their sum (Shazeer et al. 2017,
+//! The router has a score for each expert. The softmax of the scores is the weight of an expert, and the experts with
+//! the largest weights compute the token. In most models, their weights are divided by their sum (Shazeer et al. 2017,
 //! "Outrageously large neural networks"; the reports of Mixtral and Qwen 3).
 
 use hearth_kernels::{InstructionSet, elementwise};
@@ -16,8 +16,9 @@ pub(crate) struct Route {
     pub(crate) weight: f32,
 }
 
-/// Appends the routes of a token to `routes`, in ascending order of the experts. `scores` are those of the router, and are
-/// replaced by their softmax. Of equal experts, the first are chosen, so that the result is the same on every device.
+/// Appends the routes of a token to `routes`, in ascending order of the experts. `scores` are those of the router, and
+/// are replaced by their softmax. Of equal experts, the first are chosen, so that the result is the same on every
+/// device.
 pub(crate) fn route(
     scores: &mut [f32],
     token: usize,

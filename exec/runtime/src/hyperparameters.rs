@@ -28,9 +28,9 @@
 //! h += W_o (RMSNorm(S q / sqrt(length)) * silu(W_z x))
 //! ```
 //!
-//! In mixtures, experts replace the feed-forward block: the router's scores are softmax(W_r x), and the block is the sum
-//! of the outputs of the best experts, each multiplied by its score, which is divided by the sum of their scores except
-//! in olmoe (`crate::experts`).
+//! In mixtures, experts replace the feed-forward block: the router's scores are softmax(W_r x), and the block is the
+//! sum of the outputs of the best experts, each multiplied by its score, which is divided by the sum of their scores
+//! except in olmoe (`crate::experts`).
 //!
 //! In some architectures with N, x = h. After the last layer, logits = `W_output` RMSNorm(h). Some architectures scale
 //! embeddings and logits, apply the soft cap `c tanh(x / c)` to attention scores and logits, or have layers that attend

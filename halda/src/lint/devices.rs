@@ -1,7 +1,7 @@
 //! Findings about a single device in a plan.
 
 use hearth_core::Member;
-use hearth_core::memory::{DeviceMemory, MemoryBudget};
+use hearth_core::memory::{DeviceMemory, MIN_TAKEN_MEMORY, MemoryBudget};
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, BytesPerSecond};
 use hearth_schema::Plan;
@@ -10,8 +10,6 @@ use hearth_schema::residency::Residency;
 
 use super::{Finding, Severity};
 
-/// The least memory of other programs that is reported. source: assumed
-const MIN_TAKEN: Bytes = Bytes::from_mib(64);
 /// The share of the weights in memory that a device should be allowed to keep. source: assumed, because a part is
 /// needed to read the others
 const MIN_KEPT: f64 = 0.8;
@@ -50,7 +48,7 @@ impl DeviceCheck<'_> {
     fn memory_of_others(&self) -> Option<Finding> {
         let (plan, index, device) = (self.plan, self.device_index, &self.member.device);
         let taken = DeviceMemory::new(plan, index, self.model, device, false).taken_from_others(device);
-        (taken >= MIN_TAKEN).then(|| {
+        (taken >= MIN_TAKEN_MEMORY).then(|| {
             let what = format!(
                 "`{}` needs {taken} of memory that other programs hold: the run is as fast as predicted only if the system \
                  swaps them out",

@@ -49,8 +49,8 @@ pub(super) fn findings(plan: &Plan, cluster: &Cluster, slow_disk: Option<BytesPe
     found
 }
 
-/// Reports a prompt whose first token takes long, by the time of computing the prompt alone: that of the scenario, or one
-/// that fills half of the context.
+/// Reports a prompt whose first token takes long, by the time of computing the prompt alone: that of the scenario, or
+/// one that fills half of the context.
 pub(super) fn slow_first_token(plan: &Plan, cluster: &Cluster) -> Option<Finding> {
     let prompt = cluster.workload.prompt_tokens;
     let seconds = |tokens: u32| prompt_time(plan, cluster, tokens);

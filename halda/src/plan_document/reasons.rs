@@ -29,7 +29,8 @@ pub fn explanation_sentences(solution: &Solution) -> Vec<String> {
     let devices = solution.explanation.devices.iter().zip(&solution.breakdown.devices);
     let computing = devices.filter(|(device, _)| device.drop_reason.is_none());
     all.extend(computing.map(|(device, terms)| {
-        let one_more = one_more(device).map_or_else(String::new, |text| format!("; {text}"));
+        let one_more =
+            one_more(device, terms.layer_counts.windows).map_or_else(String::new, |text| format!("; {text}"));
         format!("`{}` {}{one_more}.", device.name, share(terms, &device.binding_constraints))
     }));
     all
@@ -40,10 +41,12 @@ fn optimality(solution: &Solution) -> Option<String> {
     let explanation = &solution.explanation;
     let (optimum, gap) = explanation.optimal_seconds_per_token.zip(explanation.optimality_gap)?;
     Some(if gap.abs() < 1e-9 {
-        "No other division of the layers is faster, by the times that the planner expects.".to_owned()
+        "No plan with the same head and options is faster, by the times that the planner expects.".to_owned()
     } else {
         let (percent, optimum) = (gap * 100.0, time(optimum));
-        format!("The fastest division of the layers would take {optimum}; this one is {percent:.1} % slower.")
+        format!(
+            "The fastest plan with the same head and options would take {optimum}; this one is {percent:.1} % slower."
+        )
     })
 }
 
@@ -137,7 +140,7 @@ fn best_by_rounds(solution: &Solution) -> String {
         format!("{rounds} {word} {}", best.map_or(none.to_owned(), time))
     };
     let each: Vec<String> = by_rounds.into_iter().map(describe).collect();
-    format!("Fastest plan by how often a token goes around the devices: {}.", each.join(", "))
+    format!("Fastest plan by the number of rounds around the devices: {}.", each.join(", "))
 }
 
 /// Returns what a device computes, and what limits its number of layers.
@@ -166,20 +169,21 @@ const MAX_ROUNDS_LISTED: usize = 4;
 const NEGLIGIBLE: f64 = 1e-9;
 
 /// Returns what one more layer would change; `None` if the device cannot take one.
-fn one_more(device: &DeviceExplanation) -> Option<String> {
+fn one_more(device: &DeviceExplanation, windows: u32) -> Option<String> {
+    let more = if windows > 1 { "one more layer in each round" } else { "one more layer" };
     Some(match device.extra_layer_seconds? {
-        seconds if seconds.abs() < NEGLIGIBLE => "one more layer would take no time".to_owned(),
+        seconds if seconds.abs() < NEGLIGIBLE => format!("{more} would take no time"),
         seconds if seconds < 0.0 => {
-            format!("one more layer would save {}, but cost more on other devices", time(-seconds))
+            format!("{more} would save {}, but cost more on other devices", time(-seconds))
         }
-        seconds => format!("one more layer would take {}", time(seconds)),
+        seconds => format!("{more} would take {}", time(seconds)),
     })
 }
 
 /// Returns what limits a device; `None` if [`share`] has said so.
 fn limit_words(binding: BindingConstraint) -> Option<&'static str> {
     match binding {
-        BindingConstraint::SmallestWindow => Some("it must have at least one"),
+        BindingConstraint::SmallestWindow => Some("it must have at least one in each round"),
         BindingConstraint::GpuMemory => Some("its GPU memory is full"),
         BindingConstraint::Memory => Some("its memory is full"),
         BindingConstraint::Overloaded => None,

@@ -86,8 +86,8 @@ impl Case {
     }
 }
 
-/// Checks that the findings have exactly the expected codes, which are in ascending order. Findings about the speed of a
-/// plan count only if they are expected: most plans here are slow on purpose.
+/// Checks that the findings have exactly the expected codes, which are in ascending order. Findings about the speed of
+/// a plan count only if they are expected: most plans here are slow on purpose.
 #[track_caller]
 fn codes(found: &[Finding], expected: &[&str]) {
     // Rules that fire for many scenarios, since their devices are those of a paper.

@@ -156,7 +156,8 @@ impl ModelShape {
         }
     }
 
-    /// Returns this shape with experts if models of the architecture always have some: eight, of which a token uses two.
+    /// Returns this shape with experts if models of the architecture always have some: eight, of which a token uses
+    /// two.
     #[must_use]
     pub fn with_default_experts(self) -> ModelShape {
         let needs_experts = self.architecture.spec().experts == ExpertUse::Always;

@@ -1,7 +1,7 @@
 //! Shipped models: the documents of `profiles/models/`, which are compiled into the program.
 //!
-//! The shipped models are the presets of synthetic models that `runtime::synth` can write, the seven sizes in Table 4 of
-//! the prima.cpp paper, the sizes of Qwen 2.5, and models that people run at home.
+//! The shipped models are the presets of synthetic models that `runtime::synth` can write, the seven sizes in Table 4
+//! of the prima.cpp paper, the sizes of Qwen 2.5, and models that people run at home.
 
 use super::document::ModelDocument;
 use super::profile::ModelProfile;
@@ -82,8 +82,8 @@ mod tests {
 
     #[test]
     fn sizes_match_published_files() {
-        // Published files in GB, in Q4_K_M: Llama 3 8B 4.92, Llama 1 30B 19.6, 65B 39.3, Llama 3 70B 42.5, Qwen3 30B-A3B
-        // 18.56, Mixtral 28.45; gpt-oss 20B in MXFP4 12.1.
+        // Published files in GB, in Q4_K_M: Llama 3 8B 4.92, Llama 1 30B 19.6, 65B 39.3, Llama 3 70B 42.5, Qwen3
+        // 30B-A3B 18.56, Mixtral 28.45; gpt-oss 20B in MXFP4 12.1.
         for (name, published) in [
             ("llama-8b", 4.92e9),
             ("llama-30b", 19.6e9),

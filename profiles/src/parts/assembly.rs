@@ -33,8 +33,8 @@ const AS_SHIPPED: &str = "assumed: as in the shipped devices d2 and d3";
 const KNOWN_BUFFER: &str = "derived: as in the shipped devices d2 and d3";
 
 impl DeviceParts {
-    /// Returns the profile of a device with these parts. Fails if the catalogue does not have a part, if the parts do not
-    /// exist together, or if the size of the memory is not plausible.
+    /// Returns the profile of a device with these parts. Fails if the catalogue does not have a part, if the parts do
+    /// not exist together, or if the size of the memory is not plausible.
     pub fn to_profile(&self, name: &str) -> Result<DeviceProfile, PartsError> {
         let catalogue = Catalogue::shipped();
         let system = catalogue.system(&self.os)?;
@@ -248,6 +248,9 @@ fn reading_bound_rates(bandwidth: BytesPerSecond) -> FormatMap<Sourced<FlopsPerS
     FormatMap(FORMATS.map(rate).into())
 }
 
+/// Returns the same rate for all formats.
+///
+/// Deviation: GPUs compute products of 16-bit weights, and attention, at the rate of 8-bit integers.
 fn same_rates(rate: &Sourced<FlopsPerSecond>) -> FormatMap<Sourced<FlopsPerSecond>> {
     FormatMap(FORMATS.map(|format| (format, rate.clone())).into())
 }
@@ -256,5 +259,26 @@ fn copy_at(bandwidth: &Sourced<BytesPerSecond>) -> TransferCost {
     TransferCost {
         latency: Sourced::new(Seconds(0.0), "assumed: part of the time of a layer"),
         bandwidth: Sourced::new(bandwidth.value, "assumed: as fast as reading weights"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arithmetic_follows_from_the_peak_of_8_bit_integers() {
+        let rate = |text: &str| {
+            let device = text.parse::<DeviceParts>().unwrap().to_profile("a").unwrap();
+            device.gpu.unwrap().matmul.0[&Format::Q4K].value.0 / 1e12
+        };
+        let close =
+            |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 1e-9, "{found} {expected}");
+        let pc = "ddr4-3200-dual, 16 GiB, nvme-gen3, linux";
+        // Eight times 12.7 TFLOP/s, of which 27 %.
+        close(rate(&format!("rtx-3060-12gb, {pc}")), 8.0 * 12.7 * 0.27);
+        close(rate(&format!("tesla-p40, {pc}")), 4.0 * 11.8 * 0.27);
+        close(rate(&format!("rx-7900-xtx, {pc}")), 2.0 * 61.4 * 0.27);
+        close(rate("apple-m1, 8 GiB, apple-ssd, macos"), 2.6 * 0.6);
     }
 }

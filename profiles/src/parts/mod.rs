@@ -1,9 +1,9 @@
 //! The catalogue of parts: graphics cards, CPUs by their memory, disks and operating systems.
 //!
-//! Data sheets state peaks, and how much of them a run reaches is a property of a class of parts: a few coefficients, which
-//! were fitted to measured runs of whole models or are assumed (`profiles/parts/efficiency.yaml`). [`DeviceParts`] names
-//! the parts of a device, and its profile follows from them ([`DeviceParts::to_profile`]). Each value says how it was
-//! derived, and its spread is the uncertainty of the class.
+//! Data sheets state peaks, and how much of them a run reaches is a property of a class of parts: a few coefficients,
+//! which were fitted to measured runs of whole models or are assumed (`profiles/parts/efficiency.yaml`).
+//! [`DeviceParts`] names the parts of a device, and its profile follows from them ([`DeviceParts::to_profile`]). Each
+//! value says how it was derived, and its spread is the uncertainty of the class.
 //!
 //! Not here: profiles that were measured ([`crate::measure`]) or published ([`crate::device::shipped_devices`]).
 
@@ -105,7 +105,8 @@ pub(crate) struct GpuFamily {
     kind: GpuKind,
     /// Name of the efficiency class.
     class: String,
-    /// Peak of 8-bit integer products of matrices, as a multiple of that of 32-bit arithmetic.
+    /// Peak of products of matrices in 8-bit integers (in 16-bit numbers if these are faster), as a multiple of that of
+    /// 32-bit arithmetic.
     int8: f64,
     source: String,
     gpus: Vec<GpuPart>,
@@ -203,7 +204,7 @@ static SHIPPED: LazyLock<Catalogue> = LazyLock::new(|| {
 });
 
 impl Catalogue {
-    /// Returns whether a computer with this CPU can have any graphics card.
+    /// Returns whether a CPU is one of a desktop, in which any graphics card fits.
     pub fn has_card_slot(&self, cpu: &str) -> bool {
         self.cpu_in_family(cpu).is_ok_and(|(family, _)| family.class == "desktop")
     }

@@ -1,12 +1,15 @@
 //! Recognises the parts of a measured device: by their names where the catalogue has them, otherwise by their speed.
 
-use super::search::squeezed;
 use super::{Catalogue, CpuPart, DeviceParts, DiskPart};
 use crate::Bytes;
 use crate::device::{DeviceProfile, Os};
 
 /// Usual sizes of memory, in GiB. Systems report a little less than what is installed.
 const MEMORY_SIZES: [u64; 15] = [2, 3, 4, 6, 8, 12, 16, 18, 24, 32, 36, 48, 64, 96, 128];
+
+/// The logarithm of the ratio of two sizes of memory up to which a graphics card is recognised: drivers report less
+/// than what is installed, and desktops take some. source: assumed
+const MAX_MEMORY_DISTANCE: f64 = 0.25;
 
 /// The parts of a device, and how its CPU was recognised.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,27 +51,45 @@ impl Catalogue {
 
     /// Returns the graphics card whose name a driver reports; of several sizes the nearest one.
     fn gpu_by_name(&self, name: &str, memory: Bytes) -> Option<String> {
-        let found = squeezed(name);
+        let found = words(name);
         let of_card = |card: &str| {
             // `GeForce RTX 3060 12 GB`: drivers do not report the size.
-            let words: Vec<&str> = card.split(' ').collect();
-            let without_size = words.strip_suffix(&["GB"]).map_or(words.len(), |rest| rest.len() - 1);
-            squeezed(&words[..without_size].join(" "))
+            let mut words = words(card);
+            if words.last().is_some_and(|word| word == "gb") {
+                words.truncate(words.len() - 2);
+            }
+            words
         };
         let cards = self.gpus.iter().flat_map(|family| &family.gpus);
-        let named = cards.filter(|card| found.contains(&of_card(&card.name)));
+        let named = cards.filter(|card| {
+            let own = of_card(&card.name);
+            let distance = (card.memory.as_f64() / memory.as_f64().max(1.0)).ln().abs();
+            distance < MAX_MEMORY_DISTANCE && found.windows(own.len()).any(|window| window == own)
+        });
         let best = named
             .min_by_key(|card| (usize::MAX - of_card(&card.name).len(), card.memory.0.abs_diff(memory.0)));
         best.map(|card| card.id.clone())
     }
 
-    /// Returns the CPU whose model name the catalogue has: `Apple M4 Pro`, not `desktop with two channels of DDR4-3200`.
+    /// Returns the CPU whose model name the catalogue has: `Apple M4 Pro`, not `desktop with two channels of
+    /// DDR4-3200`.
     fn cpu_by_name(&self, name: &str) -> Option<&CpuPart> {
-        let found = squeezed(name);
-        let models = self.cpus.iter().filter(|family| !matches!(family.class.as_str(), "desktop" | "laptop"));
-        let cpus = models.flat_map(|family| &family.cpus);
-        let model = |cpu: &CpuPart| squeezed(cpu.name.split([',', '(']).next().unwrap_or_default());
-        cpus.filter(|cpu| found.contains(&model(cpu))).max_by_key(|cpu| model(cpu).len())
+        let found = words(name);
+        let cpus = self.cpus.iter().flat_map(|family| &family.cpus);
+        // `Apple M4 Max with 40 GPU cores`, `Snapdragon 865 (LPDDR5-5500)`; `desktop with two channels of DDR4-3200` is
+        // no model.
+        let model = |cpu: &CpuPart| {
+            let end = cpu.name.find(" with ").or(cpu.name.find(" (")).unwrap_or(cpu.name.len());
+            words(&cpu.name[..end])
+        };
+        let is_model = |words: &[String]| {
+            words.iter().any(|word| word.contains(|c: char| c.is_ascii_digit())) || words.len() > 1
+        };
+        let named = cpus.filter(|cpu| {
+            let own = model(cpu);
+            is_model(&own) && found.windows(own.len()).any(|window| window == own)
+        });
+        named.max_by_key(|cpu| model(cpu).len())
     }
 
     /// Returns the desktop or, on Android, the phone that reads weights at the most similar rate.
@@ -88,6 +109,12 @@ impl Catalogue {
         let distance = |cpu: &&CpuPart| (rate(cpu) / measured).ln().abs();
         cpus.min_by(|one, other| distance(one).total_cmp(&distance(other))).expect("every class has CPUs")
     }
+}
+
+/// Returns the words of a name in lower case, without `(R)` and `(TM)`.
+fn words(name: &str) -> Vec<String> {
+    let words = name.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
+    words.map(str::to_lowercase).filter(|word| word != "r" && word != "tm").collect()
 }
 
 /// Returns the usual size of memory that is not smaller than what a system reports.
@@ -121,6 +148,26 @@ mod tests {
                 assert_eq!(found.parts.cpu, parts.cpu);
             }
         }
+    }
+
+    #[test]
+    fn names_of_drivers_are_recognised() {
+        let catalogue = Catalogue::shipped();
+        let gpu = |name: &str, gib: u64| catalogue.gpu_by_name(name, Bytes::from_mib(gib << 10));
+        assert_eq!(gpu("NVIDIA GeForce RTX 3060", 12).as_deref(), Some("rtx-3060-12gb"));
+        assert_eq!(gpu("NVIDIA GeForce RTX 3060", 8).as_deref(), Some("rtx-3060-8gb"));
+        assert_eq!(gpu("NVIDIA GeForce RTX 3060 Laptop GPU", 6).as_deref(), Some("rtx-3060-laptop"));
+        assert_eq!(gpu("NVIDIA GeForce RTX 3060 Ti", 8).as_deref(), Some("rtx-3060-ti"));
+        assert_eq!(gpu("AMD Radeon RX 7900 XT (RADV NAVI31)", 20).as_deref(), Some("rx-7900-xt"));
+        assert_eq!(gpu("Intel(R) Arc(TM) A770 Graphics", 16).as_deref(), Some("arc-a770-16gb"));
+        assert_eq!(gpu("NVIDIA RTX A1000", 8), None);
+        assert_eq!(gpu("NVIDIA L40", 48), None);
+        let cpu = |name: &str| catalogue.cpu_by_name(name).map(|cpu| cpu.id.as_str());
+        assert_eq!(cpu("Apple M1"), Some("apple-m1"));
+        assert!(cpu("Apple M4 Max").is_some_and(|id| id.starts_with("apple-m4-max")));
+        assert!(cpu("Intel(R) N100").is_some_and(|id| id.starts_with("intel-n100")));
+        assert_eq!(cpu("12th Gen Intel(R) Core(TM) i7-1270P"), None);
+        assert_eq!(cpu("AMD Ryzen 5 7600X3D 6-Core Processor"), None);
     }
 
     #[test]

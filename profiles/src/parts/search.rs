@@ -138,7 +138,7 @@ fn distance(part: &PartSummary, wanted: &str) -> (bool, usize) {
 }
 
 /// Returns a text in lower case, with its letters and digits only.
-pub(super) fn squeezed(text: &str) -> String {
+fn squeezed(text: &str) -> String {
     text.chars().filter(|letter| letter.is_alphanumeric()).flat_map(char::to_lowercase).collect()
 }
 

@@ -162,7 +162,7 @@ fn show_all(
     if json {
         print_json(&output)?;
     } else {
-        say!("{}", plan::format_table(plan));
+        say!("{}", plan::format_table(plan, true));
         say!("\nprediction {}, written before the run\n", output.prediction);
         say!("predicted: {}\n", format_table(&output.predicted.metrics));
         say!("measured:  {}\n", format_table(&output.measured.metrics));

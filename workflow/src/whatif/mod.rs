@@ -39,12 +39,14 @@ pub struct RankedVariant {
     pub saved_ms: Option<f64>,
     /// The price of what must be bought, if it is known.
     pub price: Option<f64>,
+    /// Increase of the perplexity by another weight format, as a share; `None` if it is not published.
     pub perplexity_increase: Option<f64>,
     #[serde(flatten)]
     pub evaluation: Evaluation,
 }
 
-/// The prices that the user gives: by the name of a graphics card, for a `disk`, for a `cable`, and for a GiB of `memory`.
+/// The prices that the user gives: by the name of a graphics card, for a `disk`, for a `cable`, and for a GiB of
+/// `memory`.
 pub type Prices = BTreeMap<String, f64>;
 
 impl RankedVariant {
@@ -68,7 +70,8 @@ pub fn rank_variants(
         return Err(Error::invalid(what).with_hint("choose a different strategy with `--strategy`"));
     }
     let devices = loaded.resolve_devices(|_, entry| loaded.resolve_device(entry))?;
-    let variants = variants::all_variants(&loaded.scenario, &devices, model);
+    let priced: Vec<&str> = prices.keys().map(String::as_str).collect();
+    let variants = variants::all_variants(&loaded.scenario, &devices, model, &priced);
     let job = |index: usize| match index.checked_sub(1) {
         None => evaluate(loaded, devices.clone(), model.clone()),
         Some(index) => evaluate_variant(loaded, &variants[index]),

@@ -6,6 +6,8 @@
 //!
 //! Not here: the evaluation of a variant ([`crate::evaluation`]).
 
+use std::collections::BTreeSet;
+
 use hearth_profiles::device::{Gpu, Os, nearest_format_rate};
 use hearth_profiles::document::Document;
 use hearth_profiles::model::{ModelDocument, ModelProfile, Quant};
@@ -82,13 +84,20 @@ pub struct Variant {
     pub model: Result<ModelProfile, String>,
 }
 
-pub fn all_variants(scenario: &Scenario, devices: &[DeviceProfile], model: &ModelProfile) -> Vec<Variant> {
+/// Returns all variants. Besides the usual graphics cards, those in `cards` are tried.
+pub fn all_variants(
+    scenario: &Scenario,
+    devices: &[DeviceProfile],
+    model: &ModelProfile,
+    cards: &[&str],
+) -> Vec<Variant> {
     let base = Base { scenario, devices, model };
+    let cards: BTreeSet<&str> = CARDS.iter().chain(cards).copied().collect();
     let indices = 0..devices.len();
     let removed = indices.clone().filter(|_| devices.len() > 1).map(|at| base.without(at));
     let memory = indices.clone().map(|at| base.memory(at));
     let disks = indices.clone().filter_map(|at| base.disk(at));
-    let cards = indices.flat_map(|at| base.graphics_cards(at));
+    let cards = indices.flat_map(|at| base.graphics_cards(at, &cards));
     let devices = removed.chain(memory).chain(disks).chain(cards).chain(base.wired());
     devices.chain(base.quants()).chain(base.models()).collect()
 }
@@ -162,7 +171,10 @@ impl Base<'_> {
         }
         let device = &mut variant.devices[at];
         let more = device.memory.total_memory.value;
-        variant.purchase = Some(("memory".to_owned(), more.as_f64() / Bytes::from_mib(1024).as_f64()));
+        // The memory of Macs and phones is soldered, and a limit costs nothing.
+        let is_sold = matches!(device.os, Os::Linux | Os::Windows) && limit.or(share.map(|_| now)).is_none();
+        let size = more.as_f64() / Bytes::from_mib(1024).as_f64();
+        variant.purchase = is_sold.then(|| ("memory".to_owned(), size));
         set(&mut device.memory.total_memory, |total| total * 2);
         set(&mut device.memory.available_memory, |available| available + more);
         if let Some(gpu) = device.gpu.as_mut().filter(|gpu| gpu.unified_memory) {
@@ -233,7 +245,7 @@ impl Base<'_> {
     }
 
     /// Creates variants of a desktop of the catalogue with larger or faster graphics cards.
-    fn graphics_cards(&self, at: usize) -> Vec<Variant> {
+    fn graphics_cards(&self, at: usize, cards: &BTreeSet<&str>) -> Vec<Variant> {
         let entry = &self.scenario.devices[at];
         let catalogue = Catalogue::shipped();
         let Some(parts) = entry.parts.as_ref().filter(|parts| catalogue.has_card_slot(&parts.cpu)) else {
@@ -255,11 +267,11 @@ impl Base<'_> {
             variant.devices[at].gpu = device.gpu;
             Some(variant)
         };
-        CARDS.iter().filter_map(variant).collect()
+        cards.iter().filter_map(variant).collect()
     }
 
-    /// Creates variants with other models of the catalogue: the newest dense model of about half the size, and the newest
-    /// mixtures of similar quality of which a token uses less than half as much.
+    /// Creates variants with other models of the catalogue: the newest dense model of about half the size, and the
+    /// newest mixtures that are not larger and of which a token uses at most half as much.
     fn models(&self) -> Vec<Variant> {
         if self.scenario.workload.speculation.is_some() {
             return Vec::new();
@@ -303,9 +315,11 @@ impl Base<'_> {
     fn quants(&self) -> Vec<Variant> {
         let now = (self.model.total_bytes(), self.model.quant.as_str());
         let is_mixture = self.model.shape.experts.is_some();
-        let others = Quant::MIXED_QUANTS
-            .iter()
-            .filter(|quant| quant.name() != now.1 && (is_mixture || **quant != Quant::Mxfp4Moe));
+        let others = Quant::MIXED_QUANTS.iter().filter(|quant| {
+            // No perplexity of `iq1_s_m` is published; it is too high for most uses.
+            let is_usual = **quant != Quant::Iq1SM && (is_mixture || **quant != Quant::Mxfp4Moe);
+            quant.name() != now.1 && is_usual
+        });
         let variant = |quant: &Quant| {
             let made = ModelProfile::from_shape(&self.model.name, self.model.shape.clone(), *quant);
             let size = |made: &ModelProfile| format!(", {} instead of {}", made.total_bytes(), now.0);
@@ -372,7 +386,7 @@ events:
         let scenario = Scenario::from_yaml(SCENARIO).expect("a valid scenario");
         let devices: Vec<DeviceProfile> =
             scenario.devices.iter().map(|entry| shipped_profile(&entry.profile).expect("a device")).collect();
-        all_variants(&scenario, &devices, &model::shipped_profile("llama-8b").expect("a model"))
+        all_variants(&scenario, &devices, &model::shipped_profile("llama-8b").expect("a model"), &[])
     }
 
     fn find(kind: VariantKind, device: &str) -> Variant {
@@ -395,8 +409,8 @@ events:
             (VariantKind::Cables, 1),
             (VariantKind::Gpu, 0),
             (VariantKind::Model, 3),
-            // Not `q4_k_m`, which the model has, and not `mxfp4_moe`.
-            (VariantKind::Quantisation, Quant::MIXED_QUANTS.len() - 2),
+            // Not `q4_k_m`, which the model has, `mxfp4_moe` and `iq1_s_m`.
+            (VariantKind::Quantisation, Quant::MIXED_QUANTS.len() - 3),
         ] {
             assert_eq!(count(kind), expected, "{kind:?}");
         }
@@ -410,7 +424,8 @@ events:
             scenario.devices.iter().map(|entry| shipped_profile(&entry.profile).expect("a device")).collect();
         devices[0] = parts.to_profile("laptop").expect("a device");
         (scenario.devices[0].profile, scenario.devices[0].parts) = (String::new(), Some(parts));
-        let all = all_variants(&scenario, &devices, &model::shipped_profile("llama-8b").expect("a model"));
+        let all =
+            all_variants(&scenario, &devices, &model::shipped_profile("llama-8b").expect("a model"), &[]);
         let cards: Vec<&Variant> = all.iter().filter(|variant| variant.kind == VariantKind::Gpu).collect();
         assert_eq!(cards.len(), 2);
         assert!(

@@ -1,7 +1,7 @@
 //! The experts of a mixture: each computes the tokens that are routed to it.
 //!
-//! Experts are computed in ascending order, and the results of a token are added in this order, so that a batch gives the
-//! bits of single tokens.
+//! Experts are computed in ascending order, and the results of a token are added in this order, so that a batch gives
+//! the bits of single tokens.
 
 use hearth_kernels::{Activations, elementwise};
 use hearth_profiles::model::Experts;
