@@ -3,13 +3,13 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use hearth_core::metrics::READING_SPEED;
 use hearth_profiles::Seconds;
 use hearth_profiles::model::Quant;
 use hearth_workflow::LoadedScenario;
 use hearth_workflow::advice::{Advice, AdviceList, PROMPT_TOKENS, QualityClass, advise};
 use hearth_workflow::init::{Network, NewDevice, NewScenario};
 use hearth_workflow::parallel_jobs;
-use hearth_workflow::verdict::READING_SPEED;
 
 use super::print_result;
 use crate::cli::AdviseArgs;

@@ -9,7 +9,8 @@
 
 use std::ops::Range;
 
-use hearth_core::{Cluster, metrics};
+use hearth_core::Cluster;
+use hearth_core::metrics::{self, READING_SPEED};
 use hearth_profiles::Bytes;
 use hearth_profiles::model::{ModelDocument, ModelProfile, Quant, shipped_document, shipped_names};
 use hearth_schema::plan::{Plan, PlannedDevice};
@@ -18,7 +19,7 @@ use hearth_schema::trace::Outcome;
 use serde::Serialize;
 
 use crate::simulation::{MemoryOptions, simulate_with_events};
-use crate::verdict::{READING_SPEED, unsupported_systems};
+use crate::verdict::unsupported_systems;
 use crate::{Error, LoadedScenario, Progress, SearchBudget, limits, parallel_jobs, planning};
 
 /// Tokens of the prompt and of the answer that are simulated. source: assumed, a page, and enough tokens for a mean

@@ -4,10 +4,10 @@
 
 use hearth_core::Cluster;
 use hearth_core::memory::{DeviceMemory, MIN_TAKEN_MEMORY};
-use hearth_core::metrics::{self, Metrics};
+use hearth_core::metrics::{self, Metrics, READING_SPEED};
 use hearth_halda::{Instance, LatencyModel, SingleDevice, plan_from_assignment, solve_within_memory};
 use hearth_profiles::device::{Os, shipped_names};
-use hearth_profiles::{Bytes, Link, PerSecond};
+use hearth_profiles::{Bytes, Link};
 use hearth_schema::plan::DroppedDevice;
 use hearth_schema::scenario::DeviceEntry;
 use hearth_schema::trace::Outcome;
@@ -18,9 +18,6 @@ use serde::Serialize;
 use crate::simulation::{MemoryOptions, simulate_with_events};
 use crate::{LoadedScenario, limits};
 
-/// Speed of silent reading, in tokens. source: Brysbaert 2019, "How many words do we read per minute?": 238 words a
-/// minute, with 1.3 tokens to a word
-pub const READING_SPEED: PerSecond = PerSecond(5.2);
 /// The prompts whose time to the first token is predicted, in tokens: a question, a page, and a long document.
 const PROMPTS: [u32; 3] = [32, 512, 4000];
 

@@ -31,11 +31,16 @@ use serde::{Deserialize, Serialize};
 
 use self::sequences::{SequenceMetrics, SpeculationMetrics};
 use self::token_times::{DecodeStep, TokenTimes};
+use hearth_profiles::PerSecond;
 use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::{
     Counter, CounterReading, MemoryKind, Outcome, Resource, ShortageRecord, StepKind, StepRecord, Trace,
     TracedDevice,
 };
+
+/// Speed of silent reading, in tokens. source: Brysbaert 2019, "How many words do we read per minute?": 238 words a
+/// minute, with 1.3 tokens to a word
+pub const READING_SPEED: PerSecond = PerSecond(5.2);
 
 /// Mean, median and 95th percentile (nearest rank) of the time per token, in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]

@@ -98,13 +98,14 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<InferenceSpeed, Ex
     let resident_bytes_after_prompts = MemoryWatch::shared().resident_bytes();
     let parts = [ModelPart::Layers(0..weights.shape().layers.0), ModelPart::Output];
     let extents = parts.map(|part| weights.part_extents(&part)).concat();
+    let all_bytes: u64 = extents.iter().map(|extent| extent.length).sum();
     Ok(InferenceSpeed {
         first_logits_s: load_s,
         prefill_speeds: prefill,
         decode_tokens_per_s: 1.0 / Samples::new(times).median(),
         resident_bytes,
         resident_bytes_after_prompts,
-        weight_bytes_per_token: Some(extents.iter().map(|extent| extent.length).sum()),
+        weight_bytes_per_token: Some(all_bytes - weights.unused_expert_bytes()),
         memory_read_bytes_per_s: Some(read_rate(&weights, &extents, &pool)),
         instruction_set: Some(cpu.instruction_set.name().into()),
     })

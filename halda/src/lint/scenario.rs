@@ -20,6 +20,13 @@ pub fn check_scenario(scenario: &Scenario, cluster: &Cluster) -> Vec<Finding> {
         let what = format!("`{}`: {error}", cluster.model.name);
         found.push(Finding::note("not-runnable", "scenario model", what, "use it to plan and to simulate"));
     }
+    let (context, longest) = (cluster.context_length, cluster.model.shape.context_length);
+    if context > longest {
+        let what =
+            format!("the context of {context} tokens exceeds the {longest} for which the model was trained");
+        let fix = "lower `context`, or expect worse answers beyond";
+        found.push(Finding::warning("context-above-model", "scenario context", what, fix));
+    }
     unused_gpus(scenario, cluster, &mut found);
     memory(scenario, cluster, &mut found);
     links(scenario, cluster, &mut found);

@@ -425,3 +425,12 @@ fn experts_that_exceed_memory_are_reported() {
     let found = case.lint(&case.plan_by(&windows));
     assert!(found.iter().any(|finding| finding.code == "experts-exceed-memory"), "{found:#?}");
 }
+
+#[test]
+fn context_above_that_of_the_model_is_reported() {
+    let mut case = Case::new(SCENARIO);
+    case.cluster.context_length = case.cluster.model.shape.context_length;
+    codes(&case.lint_scenario(), &[]);
+    case.cluster.context_length += 1;
+    codes(&case.lint_scenario(), &["context-above-model"]);
+}

@@ -62,7 +62,15 @@ impl FromStr for DeviceParts {
                 }
                 continue;
             }
-            let kind = catalogue.part(word)?.kind;
+            let kind = match catalogue.part(word) {
+                Ok(part) => part.kind,
+                // `16`, `-8 GiB` or `3 PiB`.
+                Err(_) if is_number(word) => {
+                    let reason = format!("`{word}` is not a size of memory; write for example `16 GiB`");
+                    return Err(PartsError::Invalid { reason });
+                }
+                Err(unknown) => return Err(unknown.into()),
+            };
             if let Some((_, other)) = found.iter().find(|(other, _)| *other == kind) {
                 return Err(twice(other, word));
             }
@@ -91,6 +99,11 @@ impl FromStr for DeviceParts {
     }
 }
 
+/// Returns whether a text is a number, perhaps with a unit.
+fn is_number(text: &str) -> bool {
+    text.split_whitespace().next().is_some_and(|first| first.parse::<f64>().is_ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,6 +120,10 @@ mod tests {
         let error = |text: &str| text.parse::<DeviceParts>().unwrap_err();
         let missing = error("rtx-3060-12gb, 16 GiB").to_string();
         assert_eq!(missing, "these parts are missing: a CPU, a disk, an operating system");
+        for size in ["16", "-8 GiB", "3 PiB"] {
+            let text = error(&format!("{size}, nvme-gen3")).to_string();
+            assert_eq!(text, format!("`{size}` is not a size of memory; write for example `16 GiB`"));
+        }
         assert!(error("rtx3060, 16 GiB").hint().contains("`rtx-3060-8gb`"));
         assert!(error("linux, windows").to_string().contains("same kind"));
         assert!(error("1 GiB, 2 GiB").to_string().contains("`1.00 GiB` and `2 GiB`"));

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use hearth_core::metrics::DeviceMetrics;
+use hearth_core::metrics::{DeviceMetrics, READING_SPEED};
 use hearth_schema::trace::Origin;
 
 use crate::comparison::{Comparison, QuantityRole, Run, RunComparison, terms};
@@ -79,8 +79,10 @@ fn speed(run: &Run) -> Text {
     let first = metrics.ttft_ms.map(|ttft| format!("the first token takes {}", format_milliseconds(ttft)));
     let text = match (metrics.tpot_ms, first) {
         (Some(tpot), first) => {
-            let rate = metrics.tokens_per_s.map(format_three_digits);
-            let rate = rate.map_or_else(String::new, |rate| format!(", or {rate} tokens per second"));
+            let rate = metrics.tokens_per_s.map_or_else(String::new, |speed| {
+                let than = if speed < READING_SPEED.0 { "slower" } else { "faster" };
+                format!(", or {} tokens per second, {than} than people read", format_three_digits(speed))
+            });
             let first = first.map_or_else(String::new, |first| format!("; {first}"));
             let [mean, median, p95] = [tpot.mean_ms, tpot.p50_ms, tpot.p95_ms].map(format_milliseconds);
             format!(

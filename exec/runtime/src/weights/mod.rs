@@ -318,6 +318,15 @@ impl Weights {
         vectors.iter().map(|tensor| tensor.extent).collect()
     }
 
+    /// Returns the bytes of experts that a token does not use; 0 for a dense model.
+    pub fn unused_expert_bytes(&self) -> u64 {
+        let Some(shape) = self.shape.experts else { return 0 };
+        let all = self.layers.iter().filter_map(|layer| layer.experts);
+        let bytes: u64 =
+            all.flat_map(|it| [it.gate, it.up, it.down]).map(|tensor| tensor.extent.length).sum();
+        bytes / u64::from(shape.count) * u64::from(shape.count - shape.used)
+    }
+
     /// Returns the size of the weights in a part of the model, in bytes.
     pub fn part_bytes(&self, part: &ModelPart) -> u64 {
         self.part_extents(part).iter().map(|extent| extent.length).sum()
