@@ -2,6 +2,7 @@
 
 mod advise;
 mod device;
+mod experts;
 mod init;
 mod lab;
 mod measure;
@@ -25,6 +26,7 @@ use clap::{Parser, Subcommand};
 
 pub use self::advise::AdviseArgs;
 pub use self::device::{CatalogueArgs, CatalogueCommand, NewArgs};
+pub use self::experts::ExpertsArgs;
 pub use self::init::InitArgs;
 pub use self::lab::LabArgs;
 pub use self::measure::{BenchArgs, GpuArgs, GpuMeasurementMode, GpuWeightFormat, ProfileArgs};
@@ -185,8 +187,16 @@ pub enum Verb {
     /// faster disk or another graphics card for a device, cables instead of Wi-Fi, a different weight format, or
     /// another model.
     #[command(after_help = "Example: hearth whatif scenarios/home/llama-70b-on-four.yaml --tokens 8\n\
-                      Example: hearth whatif home.yaml --price rtx-3090=700 --price memory=4 --price cable=10")]
+                      Example: hearth whatif scenarios/home/llama-70b-on-four.yaml --tokens 8 --price memory=4 --price cable=10")]
     Whatif(Box<WhatifArgs>),
+    /// Replay a recording of expert routing through caches of experts, and describe the recording.
+    ///
+    /// Shows which part of a mixture of experts a cache of some size would find in memory, by policy, and how many bytes
+    /// it would read. `belady` is the best that is possible.
+    #[command(
+        after_help = "Example: hearth experts tests/data/moe/qwen3-30b-a3b.route.csv --budget '1 GiB,4 GiB' --policy lru,belady"
+    )]
+    Experts(ExpertsArgs),
     /// Show which models run well on some devices.
     ///
     /// Plans and simulates each model of the catalogue, and shows the best ones by quality, with their speed, the time

@@ -1,13 +1,14 @@
 //! Decisions and cost accounting shared by the simulator and the executor, as pure functions and state machines.
 //!
 //! [`schedule`] lists the steps of each device. [`recovery`] decides what happens when a device is lost or returns.
-//! [`residency`] decides which weights stay in memory. [`memory`] computes the memory that a plan needs. [`metrics`]
+//! [`residency`] decides which weights stay in memory, and [`expert_cache`] replays caches of experts. [`memory`] computes the memory that a plan needs. [`metrics`]
 //! computes the metrics of a trace. Nothing here waits, opens a file or reads a clock.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 
 pub mod cluster;
 pub mod compute_cost;
+pub mod expert_cache;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod memory;

@@ -348,6 +348,15 @@ impl Mul<Layers> for Bytes {
 impl Bytes {
     pub const ZERO: Bytes = Bytes(0);
 
+    /// Serializes the number of bytes without a unit, for output whose keys end in `_bytes`.
+    ///
+    /// # Errors
+    ///
+    /// Those of the serializer.
+    pub fn serialize_number<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(self.0)
+    }
+
     pub const fn from_mib(count: u64) -> Bytes {
         Bytes(count << 20)
     }

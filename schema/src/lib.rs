@@ -16,6 +16,7 @@ pub mod model;
 pub mod pass;
 pub mod plan;
 pub mod residency;
+pub mod route_trace;
 pub mod run_events;
 pub mod scenario;
 mod shorthand;

@@ -29,7 +29,7 @@ pub enum CatalogueCommand {
     /// Compare two devices value by value: parts, shipped devices, or files of profiles.
     #[command(
         after_help = "Example: hearth device compare d3 'rtx-2080-ti, ddr4-2666-dual, 16 GiB, nvme-gen3, linux'\n\
-                      Example: hearth device compare measured.yaml 'laptop-ddr4-3200, 16 GiB, nvme-gen3, linux' --json"
+                      Example: hearth device compare d1 'apple-m1, 8 GiB, apple-ssd, macos' --json"
     )]
     Compare(CompareArgs),
     /// Write the profile of a device that consists of parts of the catalogue.

@@ -31,6 +31,7 @@ impl Verb {
             | Verb::Init(_)
             | Verb::Device(_)
             | Verb::Model(_)
+            | Verb::Experts(_)
             | Verb::Advise(_)
             | Verb::Completions(_)
             | Verb::Schema(_)

@@ -4,6 +4,7 @@ mod advise;
 mod bench;
 mod device;
 mod execute;
+mod experts;
 mod gpu;
 mod init;
 mod lab;
@@ -45,6 +46,7 @@ pub fn run(mut cli: Cli) -> Result<ExitCode, Failure> {
         Verb::Gpu(args) => gpu::run(&args, json),
         Verb::Device(args) => device::run(&args, json),
         Verb::Model(args) => model::run(&args, json),
+        Verb::Experts(args) => experts::run(&args, json),
         Verb::Advise(args) => advise::run(&args, json),
         Verb::Serve(args) => serve::run(&args, json),
         Verb::Bench(args) => bench::run(&args, json),

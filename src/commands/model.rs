@@ -32,10 +32,10 @@ struct Listed {
     parameters: u64,
     active_parameters: u64,
     quant: String,
-    #[serde(rename = "size_bytes")]
+    #[serde(rename = "size_bytes", serialize_with = "Bytes::serialize_number")]
     size: Bytes,
     /// Size of the KV cache in f16 for [`CACHE_TOKENS`] tokens.
-    #[serde(rename = "cache_bytes_of_1000_tokens")]
+    #[serde(rename = "cache_bytes_of_1000_tokens", serialize_with = "Bytes::serialize_number")]
     cache_of_1000_tokens: Bytes,
     context_length: u32,
     license: Option<String>,
@@ -47,7 +47,7 @@ struct Listed {
 #[derive(Serialize)]
 struct FormatSize {
     quant: String,
-    #[serde(rename = "size_bytes")]
+    #[serde(rename = "size_bytes", serialize_with = "Bytes::serialize_number")]
     bytes: Bytes,
     perplexity_increase: Option<f64>,
 }

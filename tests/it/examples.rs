@@ -47,7 +47,7 @@ fn examples() -> Vec<(String, String)> {
 }
 
 fn prepare(folder: &Folder) {
-    for name in ["scenarios", "reports"] {
+    for name in ["scenarios", "reports", "tests"] {
         symlink(repository_root().join(name), folder.path_of(name)).expect("a link");
     }
     write_model_with_template(Path::new(&folder.path_of("model.gguf")));

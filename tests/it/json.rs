@@ -53,12 +53,14 @@ fn every_documented_key_is_printed() {
         ["run.trace", "first.yaml", "tiny.gguf", "report"].map(|name| folder.path_of(name));
     run_successfully(&["simulate", &toy, "--trace", &trace]);
     let q4_k = model_path("q4_k");
-    let commands: [(&str, &[&str]); 15] = [
+    let routes = repository_root().join("tests/data/moe/qwen3-30b-a3b.route.csv").display().to_string();
+    let commands: [(&str, &[&str]); 16] = [
         ("plan SCENARIO", &["plan", &home]),
         ("plan SCENARIO --compare", &["plan", &toy, "--compare"]),
         ("simulate SCENARIO", &["simulate", &toy]),
         ("execute PLAN", &["execute", &plan, "--model", &q4_k, "--prompt", "And", "--tokens", "3"]),
         ("advise DEVICES", &["advise", "one=d1"]),
+        ("experts ROUTES", &["experts", &routes]),
         ("model list", &["model", "list", "qwen3"]),
         ("device compare FIRST SECOND", &["device", "compare", "d2", "d3"]),
         ("lint SCENARIO", &["lint", &home]),

@@ -16,6 +16,7 @@ mod editor;
 mod events;
 mod examples;
 mod execute;
+mod experts;
 mod folder;
 mod gpu;
 mod hub;

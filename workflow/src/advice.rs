@@ -67,10 +67,10 @@ pub struct Advice {
     pub perplexity_increase: Option<f64>,
     /// The context length in tokens: that of the scenario, or the model's if it is shorter.
     pub context: u32,
-    #[serde(rename = "weights_bytes")]
+    #[serde(rename = "weights_bytes", serialize_with = "Bytes::serialize_number")]
     pub weights: Bytes,
     /// Size of weights and KV cache.
-    #[serde(rename = "memory_bytes")]
+    #[serde(rename = "memory_bytes", serialize_with = "Bytes::serialize_number")]
     pub memory: Bytes,
     /// Whether `hearth run` can run the model.
     pub is_runnable: bool,

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use hearth_profiles::Document;
 use hearth_profiles::document::MAX_DOCUMENT_BYTES;
+use hearth_schema::route_trace::RouteTrace;
 use hearth_schema::{Plan, Scenario, Trace};
 
 use crate::Error;
@@ -33,6 +34,12 @@ pub fn read_document<D: Document>(path: &Path) -> Result<D, Error> {
 
 pub fn read_sweep_table(path: &Path) -> Result<String, Error> {
     read_text_at_most(path, MAX_TABLE_BYTES)
+}
+
+/// Reads a recording of expert routing.
+pub fn read_route_trace(path: &Path) -> Result<RouteTrace, Error> {
+    let text = read_text_at_most(path, MAX_TABLE_BYTES)?;
+    RouteTrace::parse(&text).map_err(|error| Error::invalid(error).with_location(path.display()))
 }
 
 pub fn read_trace(path: &Path) -> Result<Trace, Error> {

@@ -1,0 +1,241 @@
+//! Replays a recording of expert routing through a cache of experts.
+//!
+//! A batch looks up each of its experts once. A miss reads the expert from disk. After the batch, experts are evicted until
+//! the cache fits in its budget, but none that the batch used. Policies choose the expert to evict:
+//!
+//! | policy | evicts the expert |
+//! | --- | --- |
+//! | `lru` | that was used least recently |
+//! | `lfu` | that was used least often, of equal ones the least recent |
+//! | `layer-lru`, `layer-lfu` | as above, in a cache of its own for each layer with an equal share of the budget |
+//! | `belady` | whose next use is farthest away, which no policy can know: the best hit rate that is possible |
+//!
+//! A cache that is smaller than the experts of one token never hits with `lru`: layers are computed in a cycle, so that an
+//! expert is evicted just before its next use.
+
+use std::collections::BTreeMap;
+
+use hearth_profiles::Bytes;
+use hearth_schema::route_trace::RouteTrace;
+use serde::Serialize;
+
+/// A policy by which experts are evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EvictionPolicy {
+    Lru,
+    Lfu,
+    LayerLru,
+    LayerLfu,
+    Belady,
+}
+
+impl EvictionPolicy {
+    /// All policies with their names.
+    pub const ALL: [(&'static str, EvictionPolicy); 5] = [
+        ("lru", Self::Lru),
+        ("lfu", Self::Lfu),
+        ("layer-lru", Self::LayerLru),
+        ("layer-lfu", Self::LayerLfu),
+        ("belady", Self::Belady),
+    ];
+
+    fn has_layer_caches(self) -> bool {
+        matches!(self, Self::LayerLru | Self::LayerLfu)
+    }
+}
+
+/// The result of a replay.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Replay {
+    /// Share of all look-ups that found their expert in the cache.
+    pub hit_rate: f64,
+    /// Share of the look-ups of generated tokens.
+    pub hit_rate_decode: f64,
+    /// Bytes that were read, also for the prompt.
+    #[serde(rename = "read_bytes", serialize_with = "Bytes::serialize_number")]
+    pub read: Bytes,
+}
+
+/// What a recording looks like.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct RouteStatistics {
+    /// Number of generated tokens.
+    pub decoded_tokens: usize,
+    /// Mean bytes of the experts that a generated token uses: a smaller cache never hits with `lru`.
+    #[serde(rename = "cycle_bytes", serialize_with = "Bytes::serialize_number")]
+    pub cycle: Bytes,
+    /// Bytes of all experts that generated tokens use.
+    #[serde(rename = "working_set_bytes", serialize_with = "Bytes::serialize_number")]
+    pub working_set: Bytes,
+    /// Bytes of all experts of the model.
+    #[serde(rename = "expert_bytes", serialize_with = "Bytes::serialize_number")]
+    pub all_experts: Bytes,
+    /// Share of the experts of a generated token that the token before used in the same layer.
+    pub repetition: f64,
+    /// Share of the uses by generated tokens that go to the most used tenth of the experts of each layer.
+    pub top_tenth: f64,
+}
+
+/// An expert of a layer.
+type ExpertId = (u32, u32);
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Usage {
+    count: u64,
+    last_use: u64,
+}
+
+/// Replays a recording with a cache of `budget` bytes.
+pub fn replay(trace: &RouteTrace, policy: EvictionPolicy, budget: Bytes) -> Replay {
+    let next_uses = if policy == EvictionPolicy::Belady { next_uses(trace) } else { Vec::new() };
+    let size = |(layer, _): ExpertId| trace.expert_bytes[layer as usize].0;
+    let share = budget.0 / trace.expert_bytes.len().max(1) as u64;
+    // The cached experts, and for Belady the batch of their next use.
+    let mut cache: BTreeMap<ExpertId, usize> = BTreeMap::new();
+    let mut usage: BTreeMap<ExpertId, Usage> = BTreeMap::new();
+    let mut used_by_layer = vec![0; trace.expert_bytes.len()];
+    let (mut used, mut read, mut clock) = (0, 0, 0);
+    let [mut hits, mut lookups] = [[0u64; 2]; 2];
+    for (index, batch) in trace.batches.iter().enumerate() {
+        let phase = usize::from(batch.is_decode);
+        for (at, &expert) in batch.experts.iter().enumerate() {
+            let id = (batch.layer, expert);
+            clock += 1;
+            lookups[phase] += 1;
+            let entry = usage.entry(id).or_default();
+            *entry = Usage { count: entry.count + 1, last_use: clock };
+            let next = next_uses.get(index).map_or(0, |next: &Vec<usize>| next[at]);
+            if cache.insert(id, next).is_some() {
+                hits[phase] += 1;
+            } else {
+                read += size(id);
+                used += size(id);
+                used_by_layer[batch.layer as usize] += size(id);
+            }
+        }
+        let is_over = |used: u64, of_layer: u64| {
+            if policy.has_layer_caches() { of_layer > share } else { used > budget.0 }
+        };
+        while is_over(used, used_by_layer[batch.layer as usize]) {
+            let may_leave = |id: &ExpertId| {
+                let in_cache = !policy.has_layer_caches() || id.0 == batch.layer;
+                in_cache && !(id.0 == batch.layer && batch.experts.contains(&id.1))
+            };
+            let rank = |id: &ExpertId, next: usize| {
+                let Usage { count, last_use } = usage[id];
+                match policy {
+                    EvictionPolicy::Lru | EvictionPolicy::LayerLru => (last_use, 0),
+                    EvictionPolicy::Lfu | EvictionPolicy::LayerLfu => (count, last_use),
+                    EvictionPolicy::Belady => (u64::MAX - next as u64, last_use),
+                }
+            };
+            let candidates = cache.iter().filter(|(id, _)| may_leave(id));
+            let Some((&id, _)) = candidates.min_by_key(|(id, next)| rank(id, **next)) else { break };
+            cache.remove(&id);
+            used -= size(id);
+            used_by_layer[id.0 as usize] -= size(id);
+        }
+    }
+    let rate = |hits: u64, lookups: u64| if lookups > 0 { hits as f64 / lookups as f64 } else { 0.0 };
+    Replay {
+        hit_rate: rate(hits.iter().sum(), lookups.iter().sum()),
+        hit_rate_decode: rate(hits[1], lookups[1]),
+        read: Bytes(read),
+    }
+}
+
+/// Returns for each expert of each batch the index of the batch that uses it next, or `usize::MAX`.
+fn next_uses(trace: &RouteTrace) -> Vec<Vec<usize>> {
+    let mut next: BTreeMap<ExpertId, usize> = BTreeMap::new();
+    let mut all: Vec<Vec<usize>> = Vec::with_capacity(trace.batches.len());
+    for (index, batch) in trace.batches.iter().enumerate().rev() {
+        let mut next_of = |&expert: &u32| next.insert((batch.layer, expert), index).unwrap_or(usize::MAX);
+        all.push(batch.experts.iter().map(&mut next_of).collect());
+    }
+    all.reverse();
+    all
+}
+
+/// Describes a recording.
+pub fn statistics(trace: &RouteTrace) -> RouteStatistics {
+    let size = |layer: u32| trace.expert_bytes[layer as usize].0;
+    let decode = || trace.batches.iter().filter(|batch| batch.is_decode);
+    let mut counts: BTreeMap<ExpertId, u64> = BTreeMap::new();
+    let mut before: BTreeMap<u32, &[u32]> = BTreeMap::new();
+    let [mut uses, mut repeated, mut bytes, mut first_layer_batches] = [0u64; 4];
+    for batch in decode() {
+        uses += batch.experts.len() as u64;
+        bytes += batch.experts.len() as u64 * size(batch.layer);
+        first_layer_batches += u64::from(batch.layer == 0);
+        if let Some(last) = before.insert(batch.layer, &batch.experts) {
+            repeated += batch.experts.iter().filter(|expert| last.contains(expert)).count() as u64;
+        }
+        for &expert in &batch.experts {
+            *counts.entry((batch.layer, expert)).or_default() += 1;
+        }
+    }
+    let tenth = trace.expert_count.div_ceil(10) as usize;
+    let top: u64 = (0..trace.expert_bytes.len() as u32)
+        .map(|layer| {
+            let mut own: Vec<u64> =
+                counts.range((layer, 0)..=(layer, u32::MAX)).map(|(_, count)| *count).collect();
+            own.sort_unstable_by(|one, other| other.cmp(one));
+            own.iter().take(tenth).sum::<u64>()
+        })
+        .sum();
+    let share = |part: u64| if uses > 0 { part as f64 / uses as f64 } else { 0.0 };
+    let all: u64 = trace.expert_bytes.iter().map(|bytes| bytes.0 * u64::from(trace.expert_count)).sum();
+    RouteStatistics {
+        decoded_tokens: first_layer_batches as usize,
+        cycle: Bytes(bytes / first_layer_batches.max(1)),
+        working_set: Bytes(counts.keys().map(|(layer, _)| size(*layer)).sum()),
+        all_experts: Bytes(all),
+        repetition: share(repeated),
+        top_tenth: share(top),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_schema::route_trace::RouteBatch;
+
+    use super::*;
+
+    /// A recording of decoded tokens of two layers, each of which uses the given expert.
+    fn trace(experts: &[u32]) -> RouteTrace {
+        let batch = |layer, expert| RouteBatch { layer, is_decode: true, experts: vec![expert] };
+        RouteTrace {
+            model: String::new(),
+            expert_count: 10,
+            expert_bytes: vec![Bytes(100), Bytes(100)],
+            batches: experts.iter().flat_map(|&expert| [batch(0, expert), batch(1, expert)]).collect(),
+        }
+    }
+
+    #[test]
+    fn lru_below_a_cycle_never_hits() {
+        let trace = trace(&[3; 10]);
+        assert_eq!(replay(&trace, EvictionPolicy::Lru, Bytes(100)).hit_rate, 0.0);
+        assert_eq!(replay(&trace, EvictionPolicy::Lru, Bytes(200)).hit_rate, 0.9);
+        // A layer keeps what its last batch used.
+        assert_eq!(replay(&trace, EvictionPolicy::LayerLru, Bytes(100)).hit_rate, 0.9);
+    }
+
+    #[test]
+    fn belady_keeps_what_is_used_next() {
+        // With two experts a layer, 1, 2, 3, 1, 2 misses all with LRU; Belady keeps 1, and then evicts it for 2.
+        let trace = trace(&[1, 2, 3, 1, 2]);
+        assert_eq!(replay(&trace, EvictionPolicy::LayerLru, Bytes(400)).hit_rate, 0.0);
+        let best = replay(&trace, EvictionPolicy::Belady, Bytes(400));
+        assert!(best.hit_rate > 0.15 && best.read < Bytes(1000), "{best:?}");
+        assert_eq!(replay(&trace, EvictionPolicy::Belady, Bytes(1 << 40)).read, Bytes(600));
+    }
+
+    #[test]
+    fn recording_is_described() {
+        let found = statistics(&trace(&[1, 1, 2, 1]));
+        assert_eq!((found.decoded_tokens, found.cycle, found.working_set), (4, Bytes(200), Bytes(400)));
+        assert_eq!((found.repetition, found.top_tenth, found.all_experts), (0.25, 0.75, Bytes(2000)));
+    }
+}
