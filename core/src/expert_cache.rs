@@ -8,16 +8,27 @@
 //! | `lru` | that was used least recently |
 //! | `lfu` | that was used least often, of equal ones the least recent |
 //! | `layer-lru`, `layer-lfu` | as above, in a cache of its own for each layer with an equal share of the budget |
+//! | `next-use` | whose next use is expected to be farthest away ([`expected_distance`]) |
 //! | `belady` | whose next use is farthest away, which no policy can know: the best hit rate that is possible |
 //!
 //! A cache that is smaller than the experts of one token never hits with `lru`: layers are computed in a cycle, so that an
-//! expert is evicted just before its next use.
+//! expert is evicted just before its next use. The cache of a layer holds at least what its last batch used, so that all
+//! of them together exceed a budget that is smaller than that.
 
 use std::collections::BTreeMap;
 
 use hearth_profiles::Bytes;
 use hearth_schema::route_trace::RouteTrace;
 use serde::Serialize;
+
+/// Number of tokens after which the weight of a use is a half, in the `next-use` policy.
+/// source: looked at: in the recording of Qwen3-30B-A3B, 8 to 64 differ by less than one point of the hit rate
+const HALF_LIFE: f64 = 16.0;
+/// The probability, in addition to the frequency, that the next token uses an expert again that the last one used.
+/// source: looked at: in the same recording 0.38 of all experts repeat; 0.1 to 0.3 differ by one point of the hit rate
+const REPETITION: f64 = 0.2;
+/// The bounds of the probability that the next token uses an expert. source: assumed, so that distances are finite
+const PROBABILITY_BOUNDS: (f64, f64) = (0.01, 0.99);
 
 /// A policy by which experts are evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -27,16 +38,18 @@ pub enum EvictionPolicy {
     Lfu,
     LayerLru,
     LayerLfu,
+    NextUse,
     Belady,
 }
 
 impl EvictionPolicy {
     /// All policies with their names.
-    pub const ALL: [(&'static str, EvictionPolicy); 5] = [
+    pub const ALL: [(&'static str, EvictionPolicy); 6] = [
         ("lru", Self::Lru),
         ("lfu", Self::Lfu),
         ("layer-lru", Self::LayerLru),
         ("layer-lfu", Self::LayerLfu),
+        ("next-use", Self::NextUse),
         ("belady", Self::Belady),
     ];
 
@@ -84,6 +97,37 @@ type ExpertId = (u32, u32);
 struct Usage {
     count: u64,
     last_use: u64,
+    /// Batches of the layer up to the last one that used the expert.
+    last_batch: u64,
+    /// Share of the batches of the layer that used the expert, at its last use; a batch that was [`HALF_LIFE`] batches
+    /// earlier has half the weight.
+    frequency: f64,
+}
+
+impl Usage {
+    /// Returns the usage after a use by batch `batch` of the layer, which is use `clock` of all.
+    fn used(self, batch: u64, clock: u64) -> Self {
+        let frequency = self.frequency_at(batch) + 1.0 - decay(1);
+        Self { count: self.count + 1, last_use: clock, last_batch: batch, frequency }
+    }
+
+    fn frequency_at(&self, batch: u64) -> f64 {
+        self.frequency * decay(batch - self.last_batch)
+    }
+}
+
+fn decay(batches: u64) -> f64 {
+    0.5_f64.powf(batches as f64 / HALF_LIFE)
+}
+
+/// Returns the expected number of batches until the next use of an expert whose layer has had `batch` batches and is
+/// `layers_ahead` batches ahead. If the layer uses the expert with probability `p`, it waits for `1/p - 1` more rounds
+/// through `layers` layers.
+fn expected_distance(usage: &Usage, batch: u64, layers_ahead: usize, layers: usize) -> f64 {
+    let repetition = if usage.last_batch == batch { REPETITION } else { 0.0 };
+    let (min, max) = PROBABILITY_BOUNDS;
+    let probability = (min + usage.frequency_at(batch) + repetition).min(max);
+    layers_ahead as f64 + layers as f64 * (1.0 / probability - 1.0)
 }
 
 /// Replays a recording with a cache of `budget` bytes.
@@ -94,17 +138,20 @@ pub fn replay(trace: &RouteTrace, policy: EvictionPolicy, budget: Bytes) -> Repl
     // The cached experts, and for Belady the batch of their next use.
     let mut cache: BTreeMap<ExpertId, usize> = BTreeMap::new();
     let mut usage: BTreeMap<ExpertId, Usage> = BTreeMap::new();
-    let mut used_by_layer = vec![0; trace.expert_bytes.len()];
+    let layers = trace.expert_bytes.len();
+    let mut used_by_layer = vec![0; layers];
+    let mut batches_of = vec![0; layers];
     let (mut used, mut read, mut clock) = (0, 0, 0);
     let [mut hits, mut lookups] = [[0u64; 2]; 2];
     for (index, batch) in trace.batches.iter().enumerate() {
         let phase = usize::from(batch.is_decode);
+        batches_of[batch.layer as usize] += 1;
         for (at, &expert) in batch.experts.iter().enumerate() {
             let id = (batch.layer, expert);
             clock += 1;
             lookups[phase] += 1;
             let entry = usage.entry(id).or_default();
-            *entry = Usage { count: entry.count + 1, last_use: clock };
+            *entry = entry.used(batches_of[batch.layer as usize], clock);
             let next = next_uses.get(index).map_or(0, |next: &Vec<usize>| next[at]);
             if cache.insert(id, next).is_some() {
                 hits[phase] += 1;
@@ -122,11 +169,19 @@ pub fn replay(trace: &RouteTrace, policy: EvictionPolicy, budget: Bytes) -> Repl
                 let in_cache = !policy.has_layer_caches() || id.0 == batch.layer;
                 in_cache && !(id.0 == batch.layer && batch.experts.contains(&id.1))
             };
+            // The lowest rank is evicted.
             let rank = |id: &ExpertId, next: usize| {
-                let Usage { count, last_use } = usage[id];
+                let Usage { count, last_use, .. } = usage[id];
                 match policy {
                     EvictionPolicy::Lru | EvictionPolicy::LayerLru => (last_use, 0),
                     EvictionPolicy::Lfu | EvictionPolicy::LayerLfu => (count, last_use),
+                    EvictionPolicy::NextUse => {
+                        let (own, current) = (id.0 as usize, batch.layer as usize);
+                        let ahead = (own + layers - current - 1) % layers;
+                        let distance = expected_distance(&usage[id], batches_of[own], ahead, layers);
+                        // The bits of positive numbers are in the order of the numbers.
+                        (u64::MAX - distance.to_bits(), last_use)
+                    }
                     EvictionPolicy::Belady => (u64::MAX - next as u64, last_use),
                 }
             };
@@ -230,6 +285,20 @@ mod tests {
         let best = replay(&trace, EvictionPolicy::Belady, Bytes(400));
         assert!(best.hit_rate > 0.15 && best.read < Bytes(1000), "{best:?}");
         assert_eq!(replay(&trace, EvictionPolicy::Belady, Bytes(1 << 40)).read, Bytes(600));
+    }
+
+    #[test]
+    fn expert_used_often_and_soon_is_kept() {
+        // A layer that uses 1 for every second token, and another expert each time between.
+        let trace = trace(&[1, 2, 1, 3, 1, 4, 1, 5, 1, 6, 1, 7, 1]);
+        assert_eq!(replay(&trace, EvictionPolicy::Lru, Bytes(200)).hit_rate, 0.0);
+        let found = replay(&trace, EvictionPolicy::NextUse, Bytes(400)).hit_rate;
+        assert_eq!(found, replay(&trace, EvictionPolicy::Belady, Bytes(400)).hit_rate);
+        let often = Usage { frequency: 0.5, last_batch: 8, ..Usage::default() };
+        let seldom = Usage { frequency: 0.1, ..often };
+        let distance = |usage: &Usage, ahead| expected_distance(usage, 9, ahead, 48);
+        assert!(distance(&often, 5) < distance(&seldom, 5) && distance(&often, 5) < distance(&often, 6));
+        assert!(expected_distance(&often, 8, 5, 48) < distance(&often, 5));
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub struct ExpertsArgs {
     pub budget: Vec<Bytes>,
     /// Set the policies by which experts are evicted.
     #[arg(long, value_name = "POLICY,..", value_delimiter = ',', value_parser = parse_policy,
-        default_values = ["lru", "lfu", "layer-lru", "layer-lfu", "belady"])]
+        default_values = ["lru", "lfu", "layer-lru", "layer-lfu", "next-use", "belady"])]
     pub policy: Vec<EvictionPolicy>,
 }
 

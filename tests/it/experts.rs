@@ -41,6 +41,25 @@ fn hit_rates_are_those_of_the_published_replay() {
 }
 
 #[test]
+fn next_use_hits_more_than_the_published_policies() {
+    let curve = std::fs::read_to_string(data("qwen3-30b-a3b.curve.csv")).expect("the curve");
+    let rows: Vec<Vec<&str>> = curve.lines().skip(1).map(|line| line.split(',').collect()).collect();
+    // Smaller caches hold less than a token uses, and the caches of the layers exceed them.
+    let budgets = [1000, 1500, 2000, 2500, 3000, 4000, 6000, 8000];
+    let sizes = budgets.map(|budget| format!("{budget} MiB")).join(",");
+    let run =
+        run_json(&["experts", &data("qwen3-30b-a3b.route.csv"), "--budget", &sizes, "--policy", "next-use"]);
+    for (budget, found) in budgets.iter().zip(expect_array(&run["replays"])) {
+        let of_budget = rows.iter().filter(|row| row[0] == budget.to_string() && row[1] != "belady");
+        let published = of_budget.map(|row| row[2].parse::<f64>().expect("a number")).fold(0.0, f64::max);
+        assert!(
+            published > 0.0 && 100.0 * expect_number(&found["hit_rate"]) > published,
+            "{budget}: {found}"
+        );
+    }
+}
+
+#[test]
 fn recording_is_described_and_checked() {
     let folder = Folder::new();
     let route = data("qwen3-30b-a3b.route.csv");
