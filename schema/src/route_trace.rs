@@ -1,8 +1,8 @@
 //! A recording of which experts the tokens of a run used, for models that are mixtures of experts.
 //!
-//! The format is `route_trace v1` of the public project Helldez/BigMoeOnEdge: comment lines with the sizes, a line with the
-//! names of the columns, and a line for each use of an expert. All tokens of a prompt are one batch in each layer, and
-//! each generated token is a batch of its own.
+//! The format is `route_trace v1` of the public project Helldez/BigMoeOnEdge: comment lines with the sizes, a line with
+//! the names of the columns, and a line for each use of an expert. All tokens of a prompt are one batch in each layer,
+//! and each generated token is a batch of its own.
 //!
 //! ```text
 //! # route_trace v1
