@@ -53,6 +53,10 @@ impl EvictionPolicy {
         ("belady", Self::Belady),
     ];
 
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, policy)| *policy == self).expect("all policies").0
+    }
+
     fn has_layer_caches(self) -> bool {
         matches!(self, Self::LayerLru | Self::LayerLfu)
     }
@@ -123,25 +127,25 @@ fn decay(batches: u64) -> f64 {
 /// Returns the expected number of batches until the next use of an expert whose layer has had `batch` batches and is
 /// `layers_ahead` batches ahead. If the layer uses the expert with probability `p`, it waits for `1/p - 1` more rounds
 /// through `layers` layers.
-fn expected_distance(usage: &Usage, batch: u64, layers_ahead: usize, layers: usize) -> f64 {
+fn expected_distance(usage: &Usage, batch: u64, layers_ahead: u32, layers: u32) -> f64 {
     let repetition = if usage.last_batch == batch { REPETITION } else { 0.0 };
     let (min, max) = PROBABILITY_BOUNDS;
     let probability = (min + usage.frequency_at(batch) + repetition).min(max);
-    layers_ahead as f64 + layers as f64 * (1.0 / probability - 1.0)
+    f64::from(layers_ahead) + f64::from(layers) * (1.0 / probability - 1.0)
 }
 
 /// Replays a recording with a cache of `budget` bytes.
 pub fn replay(trace: &RouteTrace, policy: EvictionPolicy, budget: Bytes) -> Replay {
     let next_uses = if policy == EvictionPolicy::Belady { next_uses(trace) } else { Vec::new() };
     let size = |(layer, _): ExpertId| trace.expert_bytes[layer as usize].0;
-    let share = budget.0 / trace.expert_bytes.len().max(1) as u64;
+    let layers = trace.expert_bytes.len() as u32;
+    let limit = if policy.has_layer_caches() { budget.0 / u64::from(layers.max(1)) } else { budget.0 };
     // The cached experts, and for Belady the batch of their next use.
     let mut cache: BTreeMap<ExpertId, usize> = BTreeMap::new();
     let mut usage: BTreeMap<ExpertId, Usage> = BTreeMap::new();
-    let layers = trace.expert_bytes.len();
-    let mut used_by_layer = vec![0; layers];
-    let mut batches_of = vec![0; layers];
-    let (mut used, mut read, mut clock) = (0, 0, 0);
+    let mut cached_bytes = vec![0; layers as usize];
+    let mut batches_of = vec![0; layers as usize];
+    let (mut read, mut clock) = (0, 0);
     let [mut hits, mut lookups] = [[0u64; 2]; 2];
     for (index, batch) in trace.batches.iter().enumerate() {
         let phase = usize::from(batch.is_decode);
@@ -157,39 +161,32 @@ pub fn replay(trace: &RouteTrace, policy: EvictionPolicy, budget: Bytes) -> Repl
                 hits[phase] += 1;
             } else {
                 read += size(id);
-                used += size(id);
-                used_by_layer[batch.layer as usize] += size(id);
+                cached_bytes[batch.layer as usize] += size(id);
             }
         }
-        let is_over = |used: u64, of_layer: u64| {
-            if policy.has_layer_caches() { of_layer > share } else { used > budget.0 }
-        };
-        while is_over(used, used_by_layer[batch.layer as usize]) {
-            let may_leave = |id: &ExpertId| {
-                let in_cache = !policy.has_layer_caches() || id.0 == batch.layer;
-                in_cache && !(id.0 == batch.layer && batch.experts.contains(&id.1))
-            };
-            // The lowest rank is evicted.
-            let rank = |id: &ExpertId, next: usize| {
-                let Usage { count, last_use, .. } = usage[id];
-                match policy {
-                    EvictionPolicy::Lru | EvictionPolicy::LayerLru => (last_use, 0),
-                    EvictionPolicy::Lfu | EvictionPolicy::LayerLfu => (count, last_use),
-                    EvictionPolicy::NextUse => {
-                        let (own, current) = (id.0 as usize, batch.layer as usize);
-                        let ahead = (own + layers - current - 1) % layers;
-                        let distance = expected_distance(&usage[id], batches_of[own], ahead, layers);
-                        // The bits of positive numbers are in the order of the numbers.
-                        (u64::MAX - distance.to_bits(), last_use)
-                    }
-                    EvictionPolicy::Belady => (u64::MAX - next as u64, last_use),
+        // The lowest rank is evicted.
+        let rank = |id: &ExpertId, next: usize| {
+            let Usage { count, last_use, .. } = usage[id];
+            match policy {
+                EvictionPolicy::Lru | EvictionPolicy::LayerLru => (last_use, 0),
+                EvictionPolicy::Lfu | EvictionPolicy::LayerLfu => (count, last_use),
+                EvictionPolicy::NextUse => {
+                    let ahead = (id.0 + layers - batch.layer - 1) % layers;
+                    let distance = expected_distance(&usage[id], batches_of[id.0 as usize], ahead, layers);
+                    // The bits of positive numbers are in the order of the numbers.
+                    (u64::MAX - distance.to_bits(), last_use)
                 }
-            };
-            let candidates = cache.iter().filter(|(id, _)| may_leave(id));
+                EvictionPolicy::Belady => (u64::MAX - next as u64, last_use),
+            }
+        };
+        let (first, end) =
+            if policy.has_layer_caches() { (batch.layer, batch.layer + 1) } else { (0, layers) };
+        while cached_bytes[first as usize..end as usize].iter().sum::<u64>() > limit {
+            let in_use = |(layer, expert): &ExpertId| *layer == batch.layer && batch.experts.contains(expert);
+            let candidates = cache.range((first, 0)..(end, 0)).filter(|(id, _)| !in_use(id));
             let Some((&id, _)) = candidates.min_by_key(|(id, next)| rank(id, **next)) else { break };
             cache.remove(&id);
-            used -= size(id);
-            used_by_layer[id.0 as usize] -= size(id);
+            cached_bytes[id.0 as usize] -= size(id);
         }
     }
     let rate = |hits: u64, lookups: u64| if lookups > 0 { hits as f64 / lookups as f64 } else { 0.0 };

@@ -60,11 +60,11 @@ fn text(Output { model, recording, replays }: &Output) -> String {
         "read"
     );
     for Row { budget, policy, replay } in replays {
-        let name = EvictionPolicy::ALL.iter().find(|(_, known)| known == policy).map_or("", |(name, _)| name);
         let _ = writeln!(
             text,
-            "{:>9}  {name:<10} {:>8} {:>8} {:>10}",
+            "{:>9}  {:<10} {:>8} {:>8} {:>10}",
             budget.to_string(),
+            policy.name(),
             percent(replay.hit_rate),
             percent(replay.hit_rate_decode),
             replay.read.to_string()

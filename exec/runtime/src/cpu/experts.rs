@@ -3,6 +3,7 @@
 //! Experts are computed in ascending order, and the results of a token are added in this order, so that a batch gives
 //! the bits of single tokens.
 
+use hearth_kernels::matmul::Matrix;
 use hearth_kernels::{Activations, elementwise};
 use hearth_profiles::model::Experts;
 
@@ -10,7 +11,6 @@ use super::Matmul;
 use super::layer_pass::{Buffers, LayerPass};
 use crate::experts::{Route, route};
 use crate::weights::ExpertParameters;
-use hearth_kernels::matmul::Matrix;
 
 /// The buffers of experts, which are reused as those of a pass.
 #[derive(Debug, Default)]
