@@ -18,6 +18,9 @@ SHIPPED = {
     "d6": "laptop-ddr3-1600, 8 GiB, sata-ssd, linux",
     "snapdragon-8-gen-3": "snapdragon-8-gen-3, 16 GiB, ufs-4.0, android",
     "dimensity-9300": "dimensity-9300, 16 GiB, ufs-4.0, android",
+    "apple-a18": "apple-a18, 8 GiB, apple-ssd, macos",
+    "nvidia-orin": "jetson-agx-orin, 32 GiB, nvme-gen3, linux",
+    "tesla-fsd": "tesla-fsd, 8 GiB, nvme-gen3, linux",
 }
 VALUES = [
     "memory.available",
