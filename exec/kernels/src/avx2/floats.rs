@@ -50,7 +50,7 @@ fn tree_sum(lanes: __m256) -> f32 {
 }
 
 /// The distance between a loaded chunk and the software prefetch, in bytes: rows of floats are read one after the other.
-const PREFETCH_BYTES: usize = 4096;
+const PREFETCH_BYTES: usize = 512;
 
 /// Prefetches the cache lines `PREFETCH_BYTES` after a chunk, which may be outside the row or the matrix.
 #[inline]

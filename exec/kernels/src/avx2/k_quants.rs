@@ -55,6 +55,9 @@ macro_rules! dots256 {
                             totals[t][r] = instructions.add_pairs(totals[t][r], products, scale);
                         }
                     }
+                    if T == 1 {
+                        $crate::avx2::compute_here(&mut totals[0]);
+                    }
                 )+
                 for t in 0..T {
                     dots[t] = $finish(&loaded, totals[t], load(&sums[t][at]), scales[t][at], dots[t]);

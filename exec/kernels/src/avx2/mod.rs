@@ -19,6 +19,7 @@ mod multiply_add;
 mod sign_magnitude;
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
+use std::arch::asm;
 use std::arch::x86_64::*;
 use std::ops::Range;
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -111,6 +112,21 @@ impl<'a, B: Pod> FourRows<'a, B> {
             unsafe { _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line)) };
         }
         compiler_fence(Ordering::SeqCst);
+    }
+}
+
+/// Makes the compiler compute four registers before the code that follows, instead of moving the arithmetic behind all
+/// later loads, whose values it then stores on the stack.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn compute_here([a, b, c, d]: &mut [__m256i; 4]) {
+    // SAFETY: there is no instruction.
+    unsafe {
+        asm!(
+            "/* {0} {1} {2} {3} */",
+            inout(ymm_reg) *a, inout(ymm_reg) *b, inout(ymm_reg) *c, inout(ymm_reg) *d,
+            options(nomem, nostack, preserves_flags)
+        );
     }
 }
 
