@@ -1,9 +1,8 @@
 //! Matmul with quantised weights on the CPU: GEMV for one token, GEMM for a batch.
 //!
 //! `out[token, row] = dot(weights[row], input[token])` for a range of weight rows and all tokens. Large batches are
-//! multiplied panel by panel, see [`super::panel`]. Small batches are multiplied in tiles of four tokens, whose
-//! quantised activations stay in the L1 cache while the weight rows are read. The result does not depend on the
-//! tiling.
+//! multiplied panel by panel, see [`super::panel`]. Small batches are multiplied in tiles of up to four tokens, a few
+//! weight rows with all tiles before the next rows. The result does not depend on the tiling.
 //!
 //! Not here: the distribution of rows among threads, see `hearth_runtime::cpu`.
 
@@ -170,36 +169,54 @@ pub(crate) struct MatmulTask<'a, 'b> {
 /// Number of weight rows that are multiplied together by dot products.
 pub const DOT_ROWS: usize = 4;
 
-/// Computes a [`MatmulTask`] with dot products: loops over tiles of four tokens, and for each tile over the weight
-/// rows. `$view` is the method of [`Activations`] that returns the input of one token, and `$dot` the function that
-/// returns the dot products of [`DOT_ROWS`] weight rows with T tokens. `$instructions` is its first argument.
+/// Number of tokens that are multiplied by the same [`DOT_CHUNK`] weight rows before the next rows are read. The rows and
+/// the activations of a tile stay in the L1 or L2 cache.
+pub(super) const DOT_TOKENS: usize = 12;
+pub(super) const DOT_CHUNK: usize = 4 * DOT_ROWS;
+
+/// Computes a [`MatmulTask`] with dot products: loops over groups of [`DOT_TOKENS`] tokens, for each group over chunks
+/// of rows, so that a row is read once from memory, and for each chunk over tiles of four, two and one token. `$view` is
+/// the method of [`Activations`] that returns the input of one token, and `$dot` the function that returns the dot
+/// products of [`DOT_ROWS`] weight rows with T tokens. `$instructions` is its first argument.
 macro_rules! dot_tiles {
     ($task:ident, $view:ident, $dot:path, $instructions:ident) => {{
+        use $crate::matmul::{DOT_CHUNK, DOT_ROWS, DOT_TOKENS};
         let $crate::matmul::MatmulTask { matrix, input, out } = $task;
-        let tokens = input.tokens();
-        let mut token = 0;
-        while token + 4 <= tokens {
-            let input = std::array::from_fn(|t| input.$view(token + t));
-            for first in out.rows().step_by($crate::matmul::DOT_ROWS) {
-                let dots: [_; 4] = $dot($instructions, &matrix.rows_from(first, out.rows().end), &input);
-                for (t, dots) in dots.iter().enumerate() {
-                    out.set_first_rows(token + t, first, dots);
-                }
-            }
-            token += 4;
-        }
-        for token in token..tokens {
-            let input = [input.$view(token)];
-            for first in out.rows().step_by($crate::matmul::DOT_ROWS) {
-                let [dots] = $dot($instructions, &matrix.rows_from(first, out.rows().end), &input);
-                out.set_first_rows(token, first, &dots);
+        let (rows, tokens) = (out.rows(), input.tokens());
+        for first_token in (0..tokens).step_by(DOT_TOKENS) {
+            let group: [_; DOT_TOKENS] =
+                std::array::from_fn(|t| input.$view((first_token + t).min(tokens - 1)));
+            let group = &group[..DOT_TOKENS.min(tokens - first_token)];
+            for chunk in rows.clone().step_by(DOT_CHUNK) {
+                let chunk = chunk..rows.end.min(chunk + DOT_CHUNK);
+                let mut at = 0;
+                $crate::matmul::for_tiles!(4 2 1: group, at, |tile| {
+                    let tile = *tile; // a copy stays in registers
+                    for first in chunk.clone().step_by(DOT_ROWS) {
+                        let dots = $dot($instructions, &matrix.rows_from(first, rows.end), &tile);
+                        for (t, dots) in dots.iter().enumerate() {
+                            out.set_first_rows(first_token + at + t, first, dots);
+                        }
+                    }
+                });
             }
         }
     }};
 }
 
+/// Runs a block for each tile of `$group`: arrays of as many elements as the first `$count`, then as the next.
+/// `$at` is the index of the first element of the tile.
+macro_rules! for_tiles {
+    ($($count:literal)+: $group:ident, $at:ident, |$tile:ident| $body:block) => {$(
+        while let Some($tile) = $group[$at..].first_chunk::<$count>() {
+            $body
+            $at += $count;
+        }
+    )+};
+}
+
 #[allow(unused_imports)] // some targets have no native kernels
-pub(super) use dot_tiles;
+pub(super) use {dot_tiles, for_tiles};
 
 fn matmul_scalar(task: MatmulTask<'_, '_>) {
     let MatmulTask { matrix, input, out } = task;

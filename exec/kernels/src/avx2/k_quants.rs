@@ -55,8 +55,8 @@ macro_rules! dots256 {
                             totals[t][r] = instructions.add_pairs(totals[t][r], products, scale);
                         }
                     }
-                    if T == 1 {
-                        $crate::avx2::compute_here(&mut totals[0]);
+                    for t in 0..T {
+                        $crate::avx2::compute_here(&mut totals[t]);
                     }
                 )+
                 for t in 0..T {

@@ -18,8 +18,8 @@ mod k_quants;
 mod multiply_add;
 mod sign_magnitude;
 
-#[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::asm;
+#[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
 use std::ops::Range;
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -119,14 +119,10 @@ impl<'a, B: Pod> FourRows<'a, B> {
 /// later loads, whose values it then stores on the stack.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn compute_here([a, b, c, d]: &mut [__m256i; 4]) {
-    // SAFETY: there is no instruction.
-    unsafe {
-        asm!(
-            "/* {0} {1} {2} {3} */",
-            inout(ymm_reg) *a, inout(ymm_reg) *b, inout(ymm_reg) *c, inout(ymm_reg) *d,
-            options(nomem, nostack, preserves_flags)
-        );
+fn compute_here(registers: &mut [__m256i; 4]) {
+    for register in registers {
+        // SAFETY: there is no instruction.
+        unsafe { asm!("/* {0} */", inout(ymm_reg) * register, options(nomem, nostack, preserves_flags)) };
     }
 }
 
