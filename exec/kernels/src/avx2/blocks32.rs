@@ -10,7 +10,8 @@ use std::arch::x86_64::*;
 use bytemuck::{bytes_of, must_cast};
 
 use super::{
-    FourRows, MultiplyAdd, bits_to_bytes, entries, load, load_half, per_token, sums_of_halves, two_of,
+    FourRows, MultiplyAdd, bits_to_bytes, compute_here, entries, load, load_half, per_token, sums_of_halves,
+    two_of,
 };
 use crate::activations::QuantisedRow;
 use crate::blocks::{
@@ -49,6 +50,7 @@ macro_rules! dots32 {
             let scales: [&[[f32; 2]]; T] = per_token(input, |input| &input.scales.as_chunks().0[..length]);
             let sums: [&[[i16; 2]]; T] = per_token(input, |input| &input.sums.as_chunks().0[..length]);
             let mut dots = [_mm_setzero_ps(); T];
+            let mut last = [Products::zero(); T];
             for at in 0..length {
                 let four = [&a[at], &b[at], &c[at], &d[at]];
                 let mut bytes = [[_mm256_setzero_si256(); 2]; 4];
@@ -66,26 +68,25 @@ macro_rules! dots32 {
                     for r in 0..4 {
                         totals[r] = instructions.$multiply(bytes[r], values);
                     }
-                    let mut totals = sums_of_halves(totals);
-                    let sums = _mm256_set1_epi32(must_cast(sums[t][at]));
-                    if offset != 0 {
-                        totals = instructions.add_pairs(totals, sums, fours(-offset));
-                    }
-                    let totals = _mm256_cvtepi32_ps(totals);
                     let factors = four_floats(scales[t][at]);
-                    let scale = _mm256_mul_ps(block_scales, factors);
-                    if <$type>::HAS_MINIMUM {
-                        let minimum = _mm256_mul_ps(block_minima, factors);
-                        let plain = instructions.add_pairs(_mm256_setzero_si256(), sums, fours(1));
-                        let plain = _mm256_cvtepi32_ps(plain);
-                        dots[t] = _mm_fmadd_ps(low(scale), low(totals), dots[t]);
-                        dots[t] = _mm_fmadd_ps(low(minimum), low(plain), dots[t]);
-                        dots[t] = _mm_fmadd_ps(high(scale), high(totals), dots[t]);
-                        dots[t] = _mm_fmadd_ps(high(minimum), high(plain), dots[t]);
+                    let mut products = Products {
+                        totals,
+                        sums: _mm256_set1_epi32(must_cast(sums[t][at])),
+                        scale: _mm256_mul_ps(block_scales, factors),
+                        minimum: _mm256_mul_ps(block_minima, factors),
+                    };
+                    let ready = if I::OVERLAPS_BLOCKS {
+                        compute_here(&mut products.totals);
+                        std::mem::replace(&mut last[t], products)
                     } else {
-                        dots[t] = _mm_fmadd_ps(low(scale), low(totals), dots[t]);
-                        dots[t] = _mm_fmadd_ps(high(scale), high(totals), dots[t]);
-                    }
+                        products
+                    };
+                    dots[t] = add::<I, $type>(instructions, dots[t], ready, offset);
+                }
+            }
+            if I::OVERLAPS_BLOCKS {
+                for t in 0..T {
+                    dots[t] = add::<I, $type>(instructions, dots[t], last[t], offset);
                 }
             }
             let mut sums = [[0.0; 4]; T];
@@ -123,6 +124,55 @@ dots32! {
         let [low, high] = nibbles_of_two(&first.quants, &second.quants);
         [entries(&MXFP4_BYTES, low), entries(&MXFP4_BYTES, high)]
     };
+}
+
+/// The products of two blocks of four rows with the activations of a token.
+#[derive(Clone, Copy)]
+struct Products {
+    /// For each row four partial sums of its first block, then of its second block.
+    totals: [__m256i; 4],
+    /// The sums of the halves of the activations of both blocks, as pairs of i16.
+    sums: __m256i,
+    /// The scales of the first blocks times that of the activations, then of the second blocks.
+    scale: __m256,
+    /// The minima, as the scales.
+    minimum: __m256,
+}
+
+impl Products {
+    /// Returns products that add nothing.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn zero() -> Products {
+        let (zero, float_zero) = (_mm256_setzero_si256(), _mm256_setzero_ps());
+        Products { totals: [zero; 4], sums: zero, scale: float_zero, minimum: float_zero }
+    }
+}
+
+/// Adds products of weights that are larger by `offset` to the dot products of four rows.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn add<I: MultiplyAdd, B: ScaledBlock>(
+    instructions: I,
+    mut dots: __m128,
+    products: Products,
+    offset: i32,
+) -> __m128 {
+    let Products { totals, sums, scale, minimum } = products;
+    let mut totals = sums_of_halves(totals);
+    if offset != 0 {
+        totals = instructions.add_pairs(totals, sums, fours(-offset));
+    }
+    let totals = _mm256_cvtepi32_ps(totals);
+    let plain = instructions.add_pairs(_mm256_setzero_si256(), sums, fours(1));
+    let plain = _mm256_cvtepi32_ps(plain);
+    for half in [low, high] {
+        dots = _mm_fmadd_ps(half(scale), half(totals), dots);
+        if B::HAS_MINIMUM {
+            dots = _mm_fmadd_ps(half(minimum), half(plain), dots);
+        }
+    }
+    dots
 }
 
 /// The offset of the entries of `MXFP4_BYTES`.

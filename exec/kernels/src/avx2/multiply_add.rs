@@ -13,6 +13,10 @@ pub(crate) trait MultiplyAdd: Copy {
     /// The number that [`Self::signed_fours`] adds to each weight.
     const SIGNED_OFFSET: i32;
 
+    /// Whether blocks of 32 weights are added to the dot products while the next blocks are multiplied. Processors with
+    /// few vector registers execute fewer instructions ahead, so that the multiplications of the next blocks would wait.
+    const OVERLAPS_BLOCKS: bool;
+
     /// Multiplies 16 pairs of i16 and adds the two products of each 32-bit lane to the lane of `total`.
     fn add_pairs(self, total: __m256i, a: __m256i, b: __m256i) -> __m256i;
 
@@ -26,6 +30,7 @@ pub(crate) trait MultiplyAdd: Copy {
 
 impl MultiplyAdd for Avx2 {
     const SIGNED_OFFSET: i32 = 0;
+    const OVERLAPS_BLOCKS: bool = true;
 
     #[inline(always)]
     fn add_pairs(self, total: __m256i, a: __m256i, b: __m256i) -> __m256i {
@@ -84,6 +89,7 @@ macro_rules! vnni {
     ($instructions:ty, $prefix:literal) => {
         impl MultiplyAdd for $instructions {
             const SIGNED_OFFSET: i32 = 128;
+            const OVERLAPS_BLOCKS: bool = false;
 
             #[inline(always)]
             fn add_pairs(self, total: __m256i, a: __m256i, b: __m256i) -> __m256i {
