@@ -169,9 +169,11 @@ pub(crate) struct MatmulTask<'a, 'b> {
 /// Number of weight rows that are multiplied together by dot products.
 pub const DOT_ROWS: usize = 4;
 
-/// Number of tokens that are multiplied by the same [`DOT_CHUNK`] weight rows before the next rows are read. The rows and
-/// the activations of a tile stay in the L1 or L2 cache.
+/// Number of tokens that are multiplied by the same weight rows before the next rows are read. Larger batches of
+/// quantised weights are multiplied by panels.
 pub(super) const DOT_TOKENS: usize = 12;
+
+/// Number of these rows: they stay in the L1 or L2 cache while they are multiplied.
 pub(super) const DOT_CHUNK: usize = 4 * DOT_ROWS;
 
 /// Computes a [`MatmulTask`] with dot products: loops over groups of [`DOT_TOKENS`] tokens, for each group over chunks
