@@ -26,12 +26,12 @@ devices:
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plan = Arc::new(Plan::from_yaml(PLAN)?);
     let mut ring: Vec<_> = (0..plan.devices.len()).map(|index| Schedule::new(plan.clone(), index)).collect();
-    let mut next = Some((0, Event::Begin(Pass::new(0, 0, 1, true))));
+    let mut next = Some((0, Event::Begin(Pass::new(0, 0, 1, true).into())));
     while let Some((index, event)) = next.take() {
         for step in ring[index].react(&event)? {
             println!("{:<8} {}", plan.devices[index].name, description(&plan, &step));
-            if let Step::Send { pass, next_round, receiver, .. } = step {
-                next = Some((receiver, Event::Arrived { pass, round: next_round }));
+            if let Step::Send { batch, next_round, receiver, .. } = step {
+                next = Some((receiver, Event::Arrived { batch, round: next_round }));
             }
         }
     }
@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn description(plan: &Plan, step: &Step) -> String {
     match step {
         Step::Rollback { position, .. } => format!("rolls back the positions from {position} on"),
-        Step::Draft { pass } => format!("drafts {} tokens", pass.drafted),
+        Step::Draft { pass, .. } => format!("drafts {} tokens", pass.drafted),
         Step::Embed { .. } => "embeds the token".into(),
         Step::Compute { layers, processor, round, .. } => {
             format!("computes layers {}..{} on {processor:?}, round {round}", layers.start, layers.end)

@@ -111,15 +111,17 @@ impl<'a> ComputeCost<'a> {
         }
     }
 
-    /// Returns the time to compute one layer for all tokens of a pass.
-    pub fn layer_time(&self, layer: u32, pass: Pass) -> Seconds {
+    /// Returns the time to compute one layer for all tokens of the passes of a batch, which share one read of the weights.
+    /// On a SoC the passes follow each other, because its graphs are compiled for one sequence.
+    pub fn layer_time(&self, layer: u32, batch: &[Pass]) -> Seconds {
         if let Some(soc_model) = &self.soc_model {
-            return soc_model.layer_time(pass);
+            return batch.iter().map(|&pass| soc_model.layer_time(pass)).sum();
         }
         let mixer = self.model.shape.mixer(layer);
-        let new = self.model.shape.new_cache_bytes(layer, pass.tokens, self.kv_format);
-        self.matmul_time(&self.model.layers[layer as usize], pass.tokens)
-            + self.mixer_time(mixer, pass)
+        let tokens = batch.iter().map(|pass| pass.tokens).sum();
+        let new = self.model.shape.new_cache_bytes(layer, tokens, self.kv_format);
+        self.matmul_time(&self.model.layers[layer as usize], tokens)
+            + batch.iter().map(|&pass| self.mixer_time(mixer, pass)).sum()
             + self.kv_copy.transfer_time(new)
             + self.layer_overhead
     }

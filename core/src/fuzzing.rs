@@ -36,7 +36,7 @@ pub fn document(input: &[u8]) {
     }
     if let Some(plan) = round_trip::<Plan>(text) {
         let mut head = Schedule::new(plan.into(), 0);
-        let _ = head.react(&Event::Begin(Pass::new(0, 0, 1, true)));
+        let _ = head.react(&Event::Begin(Pass::new(0, 0, 1, true).into()));
     }
 }
 

@@ -117,7 +117,7 @@ fn validate(number: usize, trace: &Trace) -> Result<(), ReportError> {
         }
     }
     match TokenTimes::from_trace(trace).decode_steps.iter().find(|token| token.end_ns < token.start_ns) {
-        Some(DecodeStep { pass, .. }) => {
+        Some(DecodeStep { batch: pass, .. }) => {
             let problem = format!("the token of pass {pass} ends before the previous token");
             damaged(format!("trace {number}"), problem)
         }

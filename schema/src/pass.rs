@@ -1,13 +1,16 @@
 //! Pass: consecutive tokens of one sequence that go around the ring together.
 //!
-//! A prompt enters in batches. A generated token enters alone, or with a draft model together with the drafted tokens
-//! that follow it.
+//! A prompt enters in chunks. A generated token enters alone, or with a draft model together with the drafted tokens
+//! that follow it. Passes of several sequences can go around the ring together, as a [`Batch`]: the devices read their
+//! weights once for all tokens of a batch.
 //!
-//! Not here: the order of passes (`hearth_core::schedule::Generation`).
+//! Not here: the order of passes, and which passes form a batch (`hearth_core::schedule::Generation`).
+
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of tokens in a pass. Longer prompts take several passes.
+/// Maximum number of tokens in a pass and in a batch. Longer prompts take several passes.
 pub const MAX_PASS_TOKENS: u32 = 512;
 
 /// Consecutive tokens of one sequence that go through all layers together.
@@ -29,6 +32,9 @@ pub struct Pass {
     /// The number of drafted tokens. They are the last tokens of the pass; a token is also sampled after each draft.
     #[serde(default, skip_serializing_if = "is_default")]
     pub drafted: u32,
+    /// Whether the pass is in the same batch as the pass with the index before it.
+    #[serde(rename = "joined", default, skip_serializing_if = "is_default")]
+    pub is_joined: bool,
 }
 
 /// Whether a value is the default, which is omitted in documents.
@@ -39,11 +45,90 @@ pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 impl Pass {
     /// Creates a pass of sequence 0 without drafted tokens.
     pub const fn new(index: u32, first_position: u32, tokens: u32, has_output: bool) -> Self {
-        Self { index, first_position, tokens, has_output, sequence_index: 0, drafted: 0 }
+        Self { index, first_position, tokens, has_output, sequence_index: 0, drafted: 0, is_joined: false }
     }
 
     /// Returns the number of positions after which a token is sampled: 0 without an output, else 1 plus `drafted`.
     pub fn output_count(&self) -> u32 {
         if self.has_output { self.drafted.saturating_add(1) } else { 0 }
+    }
+}
+
+/// Passes of different sequences that go around the ring together; at least one pass. Their indices are consecutive, and
+/// the batch is known by the index of its first pass.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch(Arc<[Pass]>);
+
+impl Batch {
+    /// Joins passes. Returns `None` if there are no passes or more than [`MAX_PASS_TOKENS`], if their indices are not
+    /// consecutive, or if two passes are of the same sequence.
+    pub fn new(mut passes: Vec<Pass>) -> Option<Self> {
+        let first = passes.first()?.index;
+        if passes.len() > MAX_PASS_TOKENS as usize {
+            return None;
+        }
+        for at in 0..passes.len() {
+            let (before, pass) = (&passes[..at], passes[at]);
+            let is_consecutive = u64::from(pass.index) == u64::from(first) + at as u64;
+            if !is_consecutive || before.iter().any(|it| it.sequence_index == pass.sequence_index) {
+                return None;
+            }
+            passes[at].is_joined = at > 0;
+        }
+        Some(Self(passes.into()))
+    }
+
+    /// Returns the index of the first pass.
+    pub fn index(&self) -> u32 {
+        self.0[0].index
+    }
+
+    /// Returns the index of the pass after the last pass.
+    pub fn end(&self) -> u32 {
+        self.index().saturating_add(self.0.len() as u32)
+    }
+
+    pub fn passes(&self) -> &[Pass] {
+        &self.0
+    }
+
+    /// Returns the total number of tokens.
+    pub fn tokens(&self) -> u32 {
+        self.0.iter().fold(0, |sum, pass| sum.saturating_add(pass.tokens))
+    }
+
+    /// Returns the number of positions after which a token is sampled.
+    pub fn output_count(&self) -> u32 {
+        self.0.iter().fold(0, |sum, pass| sum.saturating_add(pass.output_count()))
+    }
+
+    /// Whether a token is sampled after any of the passes.
+    pub fn has_output(&self) -> bool {
+        self.0.iter().any(|pass| pass.has_output)
+    }
+}
+
+impl From<Pass> for Batch {
+    fn from(pass: Pass) -> Self {
+        Self([Pass { is_joined: false, ..pass }].into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batch_has_consecutive_passes_of_different_sequences() {
+        let pass = |index, sequence_index| Pass { sequence_index, ..Pass::new(index, 5, 2, true) };
+        let batch = Batch::new(vec![pass(3, 1), pass(4, 0)]).expect("a batch");
+        assert_eq!((batch.index(), batch.end(), batch.tokens(), batch.output_count()), (3, 5, 4, 2));
+        assert_eq!([false, true], [0, 1].map(|at: usize| batch.passes()[at].is_joined));
+        for wrong in [vec![], vec![pass(3, 1), pass(5, 0)], vec![pass(3, 1), pass(4, 1)]] {
+            assert_eq!(Batch::new(wrong.clone()), None, "{wrong:?}");
+        }
+        let last = Pass { is_joined: true, ..pass(u32::MAX, 0) };
+        assert_eq!(Batch::from(last).passes(), [Pass { is_joined: false, ..last }]);
+        assert_eq!(Batch::new(vec![last, pass(0, 1)]), None, "the index overflows");
     }
 }

@@ -78,7 +78,7 @@ impl<'a> Drafter<'a> {
             (work, &self.device.cpu.window_overhead, Seconds(0.0))
         };
         let layers: Seconds =
-            (0..self.model.layers.len() as u32).map(|layer| work.layer_time(layer, pass)).sum();
+            (0..self.model.layers.len() as u32).map(|layer| work.layer_time(layer, &[pass])).sum();
         let fixed = fixed.as_ref().map_or(Seconds(0.0), |cost| cost.value);
         work.embedding_time(tokens) + layers + work.output_time(pass.output_count()) + fixed + copies
     }

@@ -181,7 +181,7 @@ fn show(
     }
     let outputs = TokenTimes::from_trace(&generated.trace);
     let count: usize = generated.tokens_by_sequence.iter().map(Vec::len).sum();
-    let prompts = outputs.prompt_tokens(&generated.trace);
+    let prompts = outputs.prompt_tokens();
     say!(
         "\n\n{prompts} prompt tokens, {count} generated tokens\n{}{}\n",
         format_table(&run.metrics),

@@ -93,7 +93,8 @@ async fn simulator_and_executor_run_the_same_steps() {
         addresses.push(address);
     }
     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
-    // One round, several rounds, a partial last round; a prompt of one batch and of three; several sequences.
+    // One round, several rounds, a partial last round; a prompt of one chunk and of three; several sequences. On several
+    // devices all prompts are one batch, because times decide which batch a later prompt joins.
     for (windows, prompt, sequences, micro_batch) in [
         (vec![8], 5, 1, 512),
         (vec![3, 3, 2], 5, 1, 512),
@@ -102,7 +103,7 @@ async fn simulator_and_executor_run_the_same_steps() {
         (vec![1, 2], 1100, 1, 512),
         (vec![3, 3, 2], 10, 2, 4),
         (vec![2, 1, 1], 9, 3, 512),
-        (vec![1, 2], 40, 4, 7),
+        (vec![8], 40, 4, 7),
     ] {
         let plan = Plan::from_yaml(&plan_yaml("q8_0", &windows, &addresses, 1200)).expect("a plan");
         let plan = plan_for_sequences(plan, sequences);

@@ -15,7 +15,7 @@ use hearth_schema::trace::{StepKind, StepRecord};
 /// Returns the terms of one decode step of a tensor-parallel run, in milliseconds.
 pub(super) fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms {
     let mut terms = Terms::default();
-    let steps = |device: usize| records_of(by_pass, token.pass, device as u16);
+    let steps = |device: usize| records_of(by_pass, token.batch, device as u16);
     let mut ends: BTreeMap<u32, u64> = BTreeMap::new();
     let mut from = token.start_ns;
     for record in steps(0) {

@@ -198,7 +198,7 @@ fn step_terms(trace: &Trace, by_pass: &ByPass<'_>, step: &DecodeStep) -> Terms {
 /// `gpu`, `memory` and `demand_disk` are the device's part of these terms, `queue` is the run-queue delay in its steps.
 pub fn device_terms(trace: &Trace) -> Vec<Terms> {
     let outputs = TokenTimes::from_trace(trace);
-    let passes: BTreeSet<u32> = outputs.decode_steps.iter().map(|step| step.pass).collect();
+    let passes: BTreeSet<u32> = outputs.decode_steps.iter().map(|step| step.batch).collect();
     let mut sums = vec![Terms::default(); trace.header.devices.len()];
     let work = trace.records.iter().filter(|record| record.is_processor_work());
     for record in work.filter(|record| passes.contains(&record.pass_index)) {
@@ -303,9 +303,14 @@ fn charge(terms: &mut Terms, record: &StepRecord) {
 /// Returns the terms of one decode step of a ring, in milliseconds.
 fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms {
     let mut terms = Terms::default();
-    let records = |device: u16| records_of(by_pass, token.pass, device);
+    let records = |device: u16| records_of(by_pass, token.batch, device);
     let mut explained = 0.0;
-    for record in records(0).filter(|record| record.is_processor_work()) {
+    // The draft model reads chunks of prompts while the batch is on other devices, or after its output.
+    let embed = records(0).find(|record| record.kind == StepKind::Embed).map(|record| record.start_ns);
+    let is_aside = |record: &&StepRecord| {
+        record.kind == StepKind::Draft && embed.is_some_and(|embed| record.start_ns >= embed)
+    };
+    for record in records(0).filter(|record| record.is_processor_work() && !is_aside(record)) {
         charge(&mut terms, record);
         explained += millis(record.duration_ns());
     }
@@ -364,14 +369,14 @@ fn add_share(total: &mut Terms, one: &Terms, share: f64) {
 
 fn devices(trace: &Trace, outputs: &TokenTimes) -> Vec<DeviceMetrics> {
     let steps = &outputs.decode_steps;
-    let last = steps.last().map(|step| step.pass);
+    let last = steps.last().map(|step| step.batch);
     let count = outputs.decoded_tokens().max(1) as f64;
     // Bytes read after the last prompt belong to the tokens that follow.
-    let prompt = outputs.first_tokens.last().map(|first| first.pass);
-    let after = steps.iter().filter(|step| prompt.is_none_or(|prompt| step.pass > prompt));
+    let prompt = outputs.first_tokens.last().map(|first| first.batch);
+    let after = steps.iter().filter(|step| prompt.is_none_or(|prompt| step.batch > prompt));
     let read_for: u64 = after.map(|step| u64::from(step.tokens())).sum();
     let metrics = |(index, device): (u16, &TracedDevice)| {
-        let is_decoding = |pass: u32| steps.binary_search_by_key(&pass, |step| step.pass).is_ok();
+        let is_decoding = |pass: u32| steps.binary_search_by_key(&pass, |step| step.batch).is_ok();
         let own = || trace.records.iter().filter(|it| it.device_index == index && is_decoding(it.pass_index));
         let work: Vec<&StepRecord> = own().filter(|record| record.is_processor_work()).collect();
         let ahead: Vec<&StepRecord> = own().filter(|record| record.kind == StepKind::Prefetch).collect();

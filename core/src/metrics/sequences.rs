@@ -87,7 +87,7 @@ pub(super) fn speculation_metrics(
     let (drafted, accepted) = (sum(|step| step.drafted), sum(|step| step.accepted_drafts));
     let verified = sum(|step| step.drafted.min(step.accepted_drafts + 1));
     let drafting = |step: &DecodeStep| {
-        total_millis(records_of(by_pass, step.pass, 0).filter(|record| record.kind == StepKind::Draft))
+        total_millis(records_of(by_pass, step.batch, 0).filter(|record| record.kind == StepKind::Draft))
     };
     let draft_ms = total(outputs.decode_steps.iter().map(drafting)) / outputs.decoded_tokens() as f64;
     Some(SpeculationMetrics {

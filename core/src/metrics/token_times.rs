@@ -7,13 +7,14 @@
 use std::collections::BTreeMap;
 
 use super::{ByPass, millis, records_of};
-use hearth_schema::pass::{MAX_PASS_TOKENS, Pass};
+use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::trace::{Counter, StepKind, Trace};
 
 /// The interval between two consecutive outputs of a sequence, in which one pass generated one or more tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeStep {
-    pub pass: u32,
+    /// The index of the batch of the pass, which the records of the pass have.
+    pub batch: u32,
     pub sequence: u32,
     /// The end of the previous output of the sequence, in nanoseconds from the start of the run.
     pub start_ns: u64,
@@ -44,7 +45,10 @@ impl DecodeStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FirstToken {
     pub sequence: u32,
-    pub pass: u32,
+    /// The number of tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// The index of the batch with the last token of the prompt.
+    pub batch: u32,
     /// The time at which the token was sampled, in nanoseconds from the start of the run.
     pub end_ns: u64,
 }
@@ -69,8 +73,10 @@ impl TokenTimes {
         let mut times = Self::default();
         // For each sequence, the end of its last output and whether a pass without an output followed.
         let mut last: BTreeMap<u32, (u64, bool)> = BTreeMap::new();
+        let mut batch = 0;
         for pass in &trace.passes {
-            let mut records = records_of(by_pass, pass.index, 0);
+            batch = if pass.is_joined { batch } else { pass.index };
+            let mut records = records_of(by_pass, batch, 0);
             let output = records.find(|record| pass.has_output && record.kind == StepKind::Output);
             let Some(output) = output else {
                 last.entry(pass.sequence_index).and_modify(|(_, was_interrupted)| *was_interrupted = true);
@@ -78,14 +84,15 @@ impl TokenTimes {
             };
             let (sequence, end_ns) = (pass.sequence_index, output.end_ns);
             let Some((start_ns, was_interrupted)) = last.insert(sequence, (end_ns, false)) else {
-                times.first_tokens.push(FirstToken { sequence, pass: pass.index, end_ns });
+                let prompt_tokens = u64::from(pass.first_position) + u64::from(pass.tokens);
+                times.first_tokens.push(FirstToken { sequence, prompt_tokens, batch, end_ns });
                 continue;
             };
             // A trace file may contain any value here; a pass cannot accept more drafts than it has.
             let drafted = pass.drafted.min(MAX_PASS_TOKENS);
             let accepted = accepted.get(&pass.index).copied().unwrap_or(0).min(u64::from(drafted)) as u32;
             times.decode_steps.push(DecodeStep {
-                pass: pass.index,
+                batch,
                 sequence,
                 start_ns,
                 end_ns,
@@ -98,10 +105,8 @@ impl TokenTimes {
     }
 
     /// Returns the total number of tokens of the prompts that were processed completely.
-    pub fn prompt_tokens(&self, trace: &Trace) -> u64 {
-        let last = |first: &FirstToken| trace.passes.iter().find(|pass| pass.index == first.pass);
-        let tokens = |pass: &Pass| u64::from(pass.first_position) + u64::from(pass.tokens);
-        self.first_tokens.iter().filter_map(last).map(tokens).sum()
+    pub fn prompt_tokens(&self) -> u64 {
+        self.first_tokens.iter().map(|first| first.prompt_tokens).sum()
     }
 
     /// Returns the number of output tokens of all sequences, without the first token of each sequence.

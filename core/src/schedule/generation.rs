@@ -1,12 +1,12 @@
-//! Generation: decides which pass enters the ring next.
+//! Generation: decides which passes enter the ring next.
 //!
-//! The generation is a pure reducer with two events: the head is free ([`Generation::begin_pass`]), and the output of a
+//! The generation is a pure reducer with two events: the head is free ([`Generation::begin_batch`]), and the output of a
 //! pass is complete ([`Generation::complete_pass`]).
 //!
-//! Prompts enter first, one sequence after the other, in batches. A batch enters as soon as the head is free, so
-//! devices work in parallel: `m` batches over `d` equal devices take `m + d - 1` steps instead of `m d`. After its
-//! prompt every sequence has at most one pass in flight. Sequences enter in the order in which their last tokens were
-//! sampled.
+//! Before any token is generated, chunks of prompts enter as soon as the head is free, so devices work in parallel: `m`
+//! chunks over `d` equal devices take `m + d - 1` steps instead of `m d`. After its prompt every sequence has at most
+//! one pass in flight. Passes of several sequences form a batch ([`super::batching`]), in the order in which the last
+//! tokens of the sequences were sampled.
 //!
 //! With a draft model a pass contains the last token and the drafted tokens after it. The target model accepts the
 //! drafts before the first draft that it would not have sampled, and adds one token of its own. With acceptance rate
@@ -19,8 +19,10 @@
 
 use std::collections::VecDeque;
 
-use hearth_schema::pass::Pass;
+use hearth_schema::pass::{Batch, MAX_PASS_TOKENS, Pass};
 use hearth_schema::workload::Workload;
+
+use super::batching::BatchLimits;
 
 /// The progress of the sequences of a workload.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +35,8 @@ pub struct Generation {
     /// Indices of the unfinished sequences whose last token is complete, in the order in which the tokens were sampled.
     ready: VecDeque<u32>,
     finished: u32,
+    /// The index of the first pass of each batch that entered after the last batch with a complete output.
+    in_flight: VecDeque<u32>,
     /// The number of passes that have begun, which is the index of the next pass.
     begun: u32,
     /// Whether the cache of a sequence can be truncated to fewer tokens. A recurrent state can only be cleared.
@@ -94,6 +98,7 @@ impl Generation {
             entering: (0..prompts.len() as u32).collect(),
             ready: VecDeque::new(),
             finished: 0,
+            in_flight: VecDeque::new(),
             begun: 0,
             can_truncate: true,
         }
@@ -159,11 +164,43 @@ impl Generation {
         self.ready.retain(|&ready| ready != sequence);
     }
 
-    /// Begins and returns the next pass; `None` if no pass can enter the ring now. The head must be free.
+    /// Begins and returns the next batch; `None` if no pass should enter the ring now. The head must be free.
+    pub fn begin_batch(&mut self, limits: BatchLimits) -> Option<Batch> {
+        let is_decoding = |it: &&Sequence| it.awaited.is_some_and(|pass| pass.first_position >= it.prompt);
+        let decoding = self.ready.len() + self.sequences.iter().filter(is_decoding).count();
+        let is_awaiting = self.sequences.iter().any(|sequence| sequence.awaited.is_some());
+        if decoding > 0 && is_awaiting && self.in_flight.len() >= limits.in_flight as usize {
+            return None;
+        }
+        let shared = self.micro_batch.min(limits.shared_prompt_tokens).max(1);
+        let (mut passes, mut tokens) = (Vec::new(), 0);
+        loop {
+            let is_alone = passes.is_empty() && decoding == 0;
+            let limit = if is_alone { self.micro_batch } else { shared };
+            let Some(pass) = self.prompt_pass(limit.min(MAX_PASS_TOKENS).saturating_sub(tokens)) else {
+                break;
+            };
+            tokens += pass.tokens;
+            passes.push(pass);
+            if !pass.has_output {
+                // The rest of this prompt enters before the next prompt.
+                break;
+            }
+        }
+        let of_sequences = decoding.div_ceil(limits.in_flight.max(1) as usize);
+        for _ in 0..of_sequences {
+            let Some(pass) = self.token_pass(MAX_PASS_TOKENS - tokens) else { break };
+            tokens += pass.tokens;
+            passes.push(pass);
+        }
+        let batch = Batch::new(passes)?;
+        self.in_flight.push_back(batch.index());
+        Some(batch)
+    }
+
+    /// Begins and returns the next pass, alone and with prompts first; `None` if no pass can enter the ring now.
     pub fn begin_pass(&mut self) -> Option<Pass> {
-        let pass = self.prompt_pass().or_else(|| self.token_pass())?;
-        self.begun += 1;
-        Some(pass)
+        self.prompt_pass(self.micro_batch).or_else(|| self.token_pass(MAX_PASS_TOKENS))
     }
 
     /// Handles the output of the pass with index `pass`, of which `accepted` drafts were accepted. Returns the number
@@ -178,6 +215,8 @@ impl Generation {
         if accepted > drafted {
             return Err(GenerationError::TooManyAccepted { pass, drafted, accepted });
         }
+        // Batches keep their order in the ring.
+        self.in_flight.retain(|&first| first > pass);
         sequence.awaited = None;
         // Rejected drafts are rolled back; the token of the target model replaces the first of them.
         sequence.position -= drafted - accepted;
@@ -195,6 +234,7 @@ impl Generation {
     pub fn restart(&mut self) -> u32 {
         self.ready.clear();
         self.entering.clear();
+        self.in_flight.clear();
         let mut tokens = 0;
         for (number, sequence) in self.sequences.iter_mut().enumerate() {
             if sequence.is_over() {
@@ -217,11 +257,12 @@ impl Generation {
         self.finished as usize == self.sequences.len()
     }
 
-    /// Returns the next batch of the first prompt that has not entered the ring completely.
-    fn prompt_pass(&mut self) -> Option<Pass> {
-        let number = *self.entering.front()?;
+    /// Begins and returns the next chunk, of at most `limit` tokens, of the first prompt that has not entered the ring
+    /// completely.
+    fn prompt_pass(&mut self, limit: u32) -> Option<Pass> {
+        let number = *self.entering.front().filter(|_| limit > 0)?;
         let sequence = self.sequences.get_mut(number as usize)?;
-        let tokens = (sequence.prompt - sequence.position).min(self.micro_batch);
+        let tokens = (sequence.prompt - sequence.position).min(limit);
         let output = sequence.position + tokens == sequence.prompt;
         let pass =
             Pass { sequence_index: number, ..Pass::new(self.begun, sequence.position, tokens, output) };
@@ -231,18 +272,25 @@ impl Generation {
         if output {
             self.entering.pop_front();
         }
+        self.begun += 1;
         Some(pass)
     }
 
-    /// Returns the pass with the last token of the next ready sequence, and its drafted tokens.
-    fn token_pass(&mut self) -> Option<Pass> {
-        let number = self.ready.pop_front()?;
+    /// Begins and returns the pass with the last token of the next ready sequence, and its drafted tokens, if it has at
+    /// most `limit` tokens.
+    fn token_pass(&mut self, limit: u32) -> Option<Pass> {
+        let number = *self.ready.front()?;
         let sequence = self.sequences.get_mut(number as usize)?;
         let drafted = self.drafts.min(sequence.wanted - sequence.generated - 1);
+        if drafted >= limit {
+            return None;
+        }
+        self.ready.pop_front();
         let plain = Pass::new(self.begun, sequence.position, drafted + 1, true);
         let pass = Pass { sequence_index: number, drafted, ..plain };
         sequence.position += pass.tokens;
         sequence.awaited = Some(pass);
+        self.begun += 1;
         Some(pass)
     }
 }

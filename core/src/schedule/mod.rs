@@ -8,11 +8,12 @@
 //! prefetches its next window (Fig. 4). A device with managed residency prefetches before it computes, because the
 //! size of its buffer limits the prefetch. A partial last round skips devices without layers, but not relays.
 //!
-//! Several passes may be in flight; they keep their order on every device. With a draft model the head drafts before
-//! it embeds a pass with drafts, and runs the draft model on a batch of the prompt after it has sent that batch.
+//! Several batches may be in flight; they keep their order on every device. With a draft model the head drafts before
+//! it embeds a pass with drafts, and runs the draft model on a chunk of a prompt after it has sent that chunk.
 //!
-//! Not here: which pass enters the ring next ([`Generation`]), and how a step is executed.
+//! Not here: which passes enter the ring next ([`Generation`]), and how a step is executed.
 
+pub mod batching;
 mod generation;
 mod reconfigure;
 
@@ -20,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use hearth_schema::pass::{MAX_PASS_TOKENS, Pass};
+use hearth_schema::pass::{Batch, MAX_PASS_TOKENS, Pass};
 use hearth_schema::plan::{Plan, Processor, Role};
 use hearth_schema::residency::Residency;
 use serde::{Deserialize, Serialize};
@@ -40,30 +41,32 @@ pub enum ModelPart {
 pub enum Step {
     /// Remove the keys and values of a sequence from `position` on, because drafted tokens were rejected.
     Rollback { sequence: u32, position: u32 },
-    /// Run the draft model on the new tokens of the pass, then generate the drafted tokens of the pass. Head only.
-    Draft { pass: Pass },
-    /// Look up the embedding rows of the pass's tokens. Head only.
-    Embed { pass: Pass },
+    /// Run the draft model on the new tokens of the pass, then generate the drafted tokens of the pass. `batch` is
+    /// the index of its batch. Head only.
+    Draft { batch: u32, pass: Pass },
+    /// Look up the embedding rows of the tokens. Head only.
+    Embed { batch: Batch },
     /// Compute those layers of a window that are on one processor.
-    Compute { pass: Pass, round: u32, layers: Range<u32>, processor: Processor },
-    /// Compute the logits of the last position and of the position before each drafted token, and sample. Head only.
-    Output { pass: Pass, processor: Processor },
+    Compute { batch: Batch, round: u32, layers: Range<u32>, processor: Processor },
+    /// Compute the logits of each pass with an output, at its last position and at the position before each drafted
+    /// token, and sample. Head only.
+    Output { batch: Batch, processor: Processor },
     /// Send the activations of a round to the device with index `receiver` in the plan, which then begins the round
     /// `next_round`; this is the plan's number of rounds if the receiver is the head and computes the output.
-    Send { pass: Pass, round: u32, next_round: u32, receiver: usize },
-    /// Start to prefetch a part in the background.
-    Prefetch { part: ModelPart, pass: Pass, round: u32 },
+    Send { batch: Batch, round: u32, next_round: u32, receiver: usize },
+    /// Start to prefetch a part in the background. `batch` is the index of the current batch.
+    Prefetch { part: ModelPart, batch: u32, round: u32 },
     /// Evict a part after its use; with managed residency, only the pieces of the part that are not kept.
-    Release { part: ModelPart, pass: Pass, round: u32 },
+    Release { part: ModelPart, batch: u32, round: u32 },
 }
 
 /// An event to which the schedule of a device reacts.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// A pass enters the ring. Head only.
-    Begin(Pass),
+    /// A batch enters the ring. Head only.
+    Begin(Batch),
     /// Activations have arrived from another device, so this device begins its part of the round.
-    Arrived { pass: Pass, round: u32 },
+    Arrived { batch: Batch, round: u32 },
     /// The ring changes to another plan, which begins with `first_pass`. Earlier passes are dropped.
     Replanned { plan: Arc<Plan>, first_pass: u32 },
 }
@@ -104,6 +107,8 @@ pub enum ScheduleError {
          positions can only be continued or cleared"
     )]
     RolledBackState { device: String, pass: u32, first: u32, cached: u32 },
+    #[error("the batch of pass {pass} has {tokens} tokens: at most {MAX_PASS_TOKENS} are possible")]
+    LargeBatch { pass: u32, tokens: u32 },
     #[error(
         "pass {pass} has {tokens} tokens from position {first}: it must have 1 to {MAX_PASS_TOKENS} tokens and \
          end within the context of {context}"
@@ -111,19 +116,19 @@ pub enum ScheduleError {
     BadPass { pass: u32, tokens: u32, first: u32, context: u32 },
 }
 
-/// The schedule of one device: its passes in flight and the messages that it expects next.
+/// The schedule of one device: its batches in flight and the messages that it expects next.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
     plan: Arc<Plan>,
     device: usize,
     /// The rounds in which this device takes part, in ascending order.
     rounds: Vec<u32>,
-    /// The passes in flight by index, each with the index into `rounds` of its next round.
-    in_flight: BTreeMap<u32, (Pass, usize)>,
+    /// The batches in flight by index, each with the index into `rounds` of its next round.
+    in_flight: BTreeMap<u32, (Batch, usize)>,
     /// For each sequence, the number of positions whose keys and values are cached or being computed on this device.
     /// Sequences that the device has not seen are missing, and their first pass is not checked for a gap.
     cached: BTreeMap<u32, u32>,
-    /// The index of the pass that has to arrive next in each round; missing before the first arrival in a round.
+    /// The index of the batch that has to arrive next in each round; missing before the first arrival in a round.
     next_passes: BTreeMap<u32, u32>,
     /// The part that was prefetched last and has not been used yet.
     expected: Option<ModelPart>,
@@ -156,9 +161,9 @@ impl Schedule {
         self.device
     }
 
-    /// Whether this device has begun a pass and has not finished the pass.
-    pub fn is_in_flight(&self, pass: u32) -> bool {
-        self.in_flight.contains_key(&pass)
+    /// Whether this device has begun the batch with this index and has not finished the batch.
+    pub fn is_in_flight(&self, batch: u32) -> bool {
+        self.in_flight.contains_key(&batch)
     }
 
     /// Returns the indices of the devices that this device sends to, in ascending order.
@@ -167,7 +172,7 @@ impl Schedule {
         receivers.into_iter().filter(|&receiver| receiver != self.device).collect()
     }
 
-    /// Returns the index of the device that sends the activations of a pass that arrive here in `round`: the device
+    /// Returns the index of the device that sends the activations of a batch that arrive here in `round`: the device
     /// that takes part before this one, in the same round or, for the head, in the round before.
     pub fn sender(&self, round: u32) -> Option<usize> {
         let (before, round) = match self.device {
@@ -182,114 +187,117 @@ impl Schedule {
         let mut steps = Vec::new();
         match *event {
             Event::Replanned { ref plan, first_pass } => self.reconfigure(plan, first_pass)?,
-            Event::Begin(pass) => {
+            Event::Begin(ref batch) => {
                 if self.device != 0 {
-                    return Err(ScheduleError::NotTheHead { device: self.name(), pass: pass.index });
+                    return Err(ScheduleError::NotTheHead { device: self.name(), pass: batch.index() });
                 }
-                self.check(pass)?;
-                if self.in_flight.contains_key(&pass.index) {
-                    return Err(self.unexpected(pass, 0));
+                self.check(batch)?;
+                if self.in_flight.contains_key(&batch.index()) {
+                    return Err(self.unexpected(batch, 0));
                 }
-                self.extend_cache(pass, &mut steps)?;
-                if pass.drafted > 0 {
-                    steps.push(Step::Draft { pass });
-                }
-                steps.push(Step::Embed { pass });
-                self.in_flight.insert(pass.index, (pass, 0));
-                self.add_window_steps(pass, 0, &mut steps);
-                let is_prompt = pass.drafted == 0 && (pass.tokens > 1 || !pass.has_output);
-                if is_prompt && self.plan.draft_model.is_some() {
-                    steps.push(Step::Draft { pass });
+                self.extend_caches(batch, &mut steps)?;
+                let drafted = batch.passes().iter().filter(|pass| pass.drafted > 0);
+                steps.extend(drafted.map(|&pass| Step::Draft { batch: batch.index(), pass }));
+                steps.push(Step::Embed { batch: batch.clone() });
+                self.in_flight.insert(batch.index(), (batch.clone(), 0));
+                self.add_window_steps(batch, 0, &mut steps);
+                if self.plan.draft_model.is_some() {
+                    let is_prompt = |pass: &&Pass| pass.drafted == 0 && (pass.tokens > 1 || !pass.has_output);
+                    let prompts = batch.passes().iter().filter(is_prompt);
+                    steps.extend(prompts.map(|&pass| Step::Draft { batch: batch.index(), pass }));
                 }
             }
-            Event::Arrived { pass, round } => {
-                self.check(pass)?;
-                let begun = self.in_flight.get(&pass.index).map(|&(begun, _)| begun);
-                if begun.is_some_and(|begun| begun != pass) {
-                    return Err(ScheduleError::ChangedPass { device: self.name(), pass: pass.index });
+            Event::Arrived { ref batch, round } => {
+                self.check(batch)?;
+                let index = batch.index();
+                let begun = self.in_flight.get(&index).map(|(begun, _)| begun);
+                if begun.is_some_and(|begun| begun != batch) {
+                    return Err(ScheduleError::ChangedPass { device: self.name(), pass: index });
                 }
-                if self.expected_round(pass.index) != Some(round) {
-                    return Err(self.unexpected(pass, round));
+                let is_new = begun.is_none();
+                if self.expected_round(index) != Some(round) {
+                    return Err(self.unexpected(batch, round));
                 }
                 let expected = self.next_passes.get(&round).copied().unwrap_or(self.first_pass);
-                if pass.index != expected {
-                    let (device, pass) = (self.name(), pass.index);
+                if index != expected {
+                    let (device, pass) = (self.name(), index);
                     return Err(ScheduleError::PassOutOfOrder { device, pass, round, expected });
                 }
                 if round == self.plan.rounds {
-                    self.finish(pass, &mut steps);
+                    self.finish(batch, &mut steps);
                 } else {
-                    if begun.is_none() {
-                        self.extend_cache(pass, &mut steps)?;
-                        self.in_flight.insert(pass.index, (pass, 0));
+                    if is_new {
+                        self.extend_caches(batch, &mut steps)?;
+                        self.in_flight.insert(index, (batch.clone(), 0));
                     }
-                    self.add_window_steps(pass, round, &mut steps);
+                    self.add_window_steps(batch, round, &mut steps);
                 }
-                self.next_passes.insert(round, pass.index.saturating_add(1));
+                self.next_passes.insert(round, batch.end());
             }
         }
         Ok(steps)
     }
 
-    /// Adds the positions of a new pass to the cache. Adds a rollback step for cached positions that the pass computes
-    /// again. Fails if positions before the pass are missing from the cache.
-    fn extend_cache(&mut self, pass: Pass, steps: &mut Vec<Step>) -> Result<(), ScheduleError> {
-        let Pass { sequence_index: sequence, first_position, tokens, .. } = pass;
-        if let Some(&cached) = self.cached.get(&sequence) {
-            if first_position > cached {
-                let device = self.name();
-                return Err(ScheduleError::Gap { device, pass: pass.index, first: first_position, cached });
+    /// Adds the positions of a new batch to the caches. Adds a rollback step for cached positions that a pass computes
+    /// again. On an error, which positions before a pass missing from the cache cause, the state is unchanged.
+    fn extend_caches(&mut self, batch: &Batch, steps: &mut Vec<Step>) -> Result<(), ScheduleError> {
+        for pass in batch.passes() {
+            let Pass { index, sequence_index: sequence, first_position: first, .. } = *pass;
+            let Some(&cached) = self.cached.get(&sequence) else { continue };
+            if first > cached {
+                return Err(ScheduleError::Gap { device: self.name(), pass: index, first, cached });
             }
-            if first_position < cached && first_position > 0 && !self.can_truncate {
-                let (device, pass) = (self.name(), pass.index);
-                return Err(ScheduleError::RolledBackState { device, pass, first: first_position, cached });
+            if first < cached && first > 0 && !self.can_truncate {
+                let (device, pass) = (self.name(), index);
+                return Err(ScheduleError::RolledBackState { device, pass, first, cached });
             }
-            if first_position < cached {
-                steps.push(Step::Rollback { sequence, position: first_position });
+            if first < cached {
+                steps.push(Step::Rollback { sequence, position: first });
             }
         }
-        self.cached.insert(sequence, first_position + tokens);
+        let ends = batch.passes().iter().map(|pass| (pass.sequence_index, pass.first_position + pass.tokens));
+        self.cached.extend(ends);
         Ok(())
     }
 
     /// Adds the steps of the device's window in `round`, and of its later windows until another device has to compute.
-    fn add_window_steps(&mut self, pass: Pass, mut round: u32, steps: &mut Vec<Step>) {
+    fn add_window_steps(&mut self, batch: &Batch, mut round: u32, steps: &mut Vec<Step>) {
         loop {
             let (window, gpu) =
                 (self.plan.window(self.device, round), self.plan.gpu_window(self.device, round));
-            self.prefetch_before_use(ModelPart::Layers(window.clone()), pass, round, steps);
+            self.prefetch_before_use(ModelPart::Layers(window.clone()), batch, round, steps);
             if self.is_managed() {
-                self.prefetch_after(pass, round, steps);
+                self.prefetch_after(batch, round, steps);
             }
             let cpu = gpu.end.max(window.start)..window.end;
             for (layers, processor) in [(gpu, Processor::Gpu), (cpu, Processor::Cpu)] {
                 if !layers.is_empty() {
-                    steps.push(Step::Compute { pass, round, layers, processor });
+                    steps.push(Step::Compute { batch: batch.clone(), round, layers, processor });
                 }
             }
-            let (_, next) = self.in_flight.get_mut(&pass.index).expect("a pass in flight");
+            let (_, next) = self.in_flight.get_mut(&batch.index()).expect("a batch in flight");
             *next += 1;
             let last = *next == self.rounds.len();
             let (receiver, next_round) = self.next_hop(round);
             let sends = receiver != self.device;
             if sends {
-                steps.push(Step::Send { pass, round, next_round, receiver });
+                steps.push(Step::Send { batch: batch.clone(), round, next_round, receiver });
             }
             if !window.is_empty() {
-                self.release(ModelPart::Layers(window), pass, round, steps);
+                self.release(ModelPart::Layers(window), batch, round, steps);
             }
             if !self.is_managed() {
-                self.prefetch_after(pass, round, steps);
+                self.prefetch_after(batch, round, steps);
             }
             if sends {
                 if last && self.device != 0 {
-                    self.in_flight.remove(&pass.index);
+                    self.in_flight.remove(&batch.index());
                 }
                 return;
             }
             // No other device takes part before the next round.
             if next_round == self.plan.rounds {
-                self.finish(pass, steps);
+                self.finish(batch, steps);
                 return;
             }
             round = next_round;
@@ -297,61 +305,61 @@ impl Schedule {
     }
 
     /// Adds the steps that compute the output, and prefetches the head's first window for the next token.
-    fn finish(&mut self, pass: Pass, steps: &mut Vec<Step>) {
-        self.in_flight.remove(&pass.index);
+    fn finish(&mut self, batch: &Batch, steps: &mut Vec<Step>) {
+        self.in_flight.remove(&batch.index());
         let (first, round) = (self.plan.windows(self.device).into_iter().next(), self.plan.rounds);
-        if pass.has_output {
-            self.prefetch_before_use(ModelPart::Output, pass, round, steps);
+        if batch.has_output() {
+            self.prefetch_before_use(ModelPart::Output, batch, round, steps);
         }
         if self.is_managed() {
-            self.prefetch(first.clone().map(ModelPart::Layers), pass, round, steps);
+            self.prefetch(first.clone().map(ModelPart::Layers), batch, round, steps);
         }
-        if pass.has_output {
-            steps.push(Step::Output { pass, processor: self.plan.output_processor });
-            self.release(ModelPart::Output, pass, round, steps);
+        if batch.has_output() {
+            steps.push(Step::Output { batch: batch.clone(), processor: self.plan.output_processor });
+            self.release(ModelPart::Output, batch, round, steps);
         }
         if !self.is_managed() {
-            self.prefetch(first.map(ModelPart::Layers), pass, round, steps);
+            self.prefetch(first.map(ModelPart::Layers), batch, round, steps);
         }
     }
 
     /// Prefetches the part that is used after the window of a round. This is the next window. After the last window it
     /// is the output matrix on the head device, and the first window on a worker.
-    fn prefetch_after(&mut self, pass: Pass, round: u32, steps: &mut Vec<Step>) {
+    fn prefetch_after(&mut self, batch: &Batch, round: u32, steps: &mut Vec<Step>) {
         let following = (round + 1..self.plan.rounds)
             .map(|later| self.plan.window(self.device, later))
             .find(|window| !window.is_empty());
         let part = match following {
             Some(window) => Some(ModelPart::Layers(window)),
-            None if self.device == 0 && pass.has_output => Some(ModelPart::Output),
+            None if self.device == 0 && batch.has_output() => Some(ModelPart::Output),
             None => self.plan.windows(self.device).into_iter().next().map(ModelPart::Layers),
         };
-        self.prefetch(part, pass, round, steps);
+        self.prefetch(part, batch, round, steps);
     }
 
-    fn prefetch(&mut self, part: Option<ModelPart>, pass: Pass, round: u32, steps: &mut Vec<Step>) {
+    fn prefetch(&mut self, part: Option<ModelPart>, batch: &Batch, round: u32, steps: &mut Vec<Step>) {
         let part = part.and_then(|part| on_cpu(&self.plan, self.device, part));
         if let Some(part) = part.filter(|_| self.plan.devices[self.device].residency.prefetches())
             && self.expected.as_ref() != Some(&part)
         {
             self.expected = Some(part.clone());
-            steps.push(Step::Prefetch { part, pass, round });
+            steps.push(Step::Prefetch { part, batch: batch.index(), round });
         }
     }
 
     /// With managed residency, appends a step that prefetches `part` before its use, unless it was prefetched.
-    fn prefetch_before_use(&mut self, part: ModelPart, pass: Pass, round: u32, steps: &mut Vec<Step>) {
+    fn prefetch_before_use(&mut self, part: ModelPart, batch: &Batch, round: u32, steps: &mut Vec<Step>) {
         let Some(part) = on_cpu(&self.plan, self.device, part) else { return };
         if self.expected.as_ref() != Some(&part) && self.is_managed() {
-            self.prefetch(Some(part), pass, round, steps);
+            self.prefetch(Some(part), batch, round, steps);
         }
         self.expected = None;
     }
 
-    fn release(&self, part: ModelPart, pass: Pass, round: u32, steps: &mut Vec<Step>) {
+    fn release(&self, part: ModelPart, batch: &Batch, round: u32, steps: &mut Vec<Step>) {
         let part = on_cpu(&self.plan, self.device, part);
         if let Some(part) = part.filter(|_| self.plan.devices[self.device].residency.evicts_after_use()) {
-            steps.push(Step::Release { part, pass, round });
+            steps.push(Step::Release { part, batch: batch.index(), round });
         }
     }
 
@@ -367,7 +375,16 @@ impl Schedule {
             .map_or((0, round + 1), |index| (index, round))
     }
 
-    fn check(&self, pass: Pass) -> Result<(), ScheduleError> {
+    fn check(&self, batch: &Batch) -> Result<(), ScheduleError> {
+        batch.passes().iter().try_for_each(|&pass| self.check_pass(pass))?;
+        let (pass, tokens) = (batch.index(), batch.tokens());
+        if tokens > MAX_PASS_TOKENS {
+            return Err(ScheduleError::LargeBatch { pass, tokens });
+        }
+        Ok(())
+    }
+
+    fn check_pass(&self, pass: Pass) -> Result<(), ScheduleError> {
         let Pass { sequence_index: sequence, first_position: first, tokens, drafted, has_output, .. } = pass;
         let (context, sequences, since) = (self.plan.context_length, self.plan.sequences, self.first_pass);
         let pass = pass.index;
@@ -391,22 +408,23 @@ impl Schedule {
         Err(ScheduleError::BadDrafts { pass, tokens, drafted, why })
     }
 
-    /// Returns the round in which a pass has to arrive next, `None` if only the head itself can begin the pass.
-    fn expected_round(&self, pass: u32) -> Option<u32> {
-        match self.in_flight.get(&pass) {
+    /// Returns the round in which a batch has to arrive next, `None` if only the head itself can begin the batch.
+    fn expected_round(&self, batch: u32) -> Option<u32> {
+        match self.in_flight.get(&batch) {
             Some(&(_, next)) => Some(self.rounds.get(next).copied().unwrap_or(self.plan.rounds)),
             None if self.device == 0 => None,
             None => Some(self.rounds.first().copied().unwrap_or(0)),
         }
     }
 
-    fn unexpected(&self, pass: Pass, got: u32) -> ScheduleError {
-        let expected = match self.expected_round(pass.index) {
+    fn unexpected(&self, batch: &Batch, got: u32) -> ScheduleError {
+        let index = batch.index();
+        let expected = match self.expected_round(index) {
             None => "only passes that it began itself".into(),
-            Some(round) if self.is_in_flight(pass.index) => format!("round {round}"),
+            Some(round) if self.is_in_flight(index) => format!("round {round}"),
             Some(round) => format!("round {round} first"),
         };
-        ScheduleError::UnexpectedRound { device: self.name(), pass: pass.index, got, expected }
+        ScheduleError::UnexpectedRound { device: self.name(), pass: index, got, expected }
     }
 
     fn name(&self) -> String {

@@ -68,11 +68,12 @@ mod tests {
     fn unfinished_passes_are_dropped() {
         let (old, new) = (Arc::new(plan(8, &[2, 2, 4], false)), Arc::new(plan(8, &[5, 3], false)));
         let mut worker = Schedule::new(old, 1);
-        worker.react(&Event::Arrived { pass: pass(0), round: 0 }).expect("the first round");
+        worker.react(&Event::Arrived { batch: pass(0).into(), round: 0 }).expect("the first round");
         assert_eq!(worker.react(&Event::Replanned { plan: new, first_pass: 1 }), Ok(vec![]));
-        let late = worker.react(&Event::Arrived { pass: pass(0), round: 0 });
+        let late = worker.react(&Event::Arrived { batch: pass(0).into(), round: 0 });
         assert!(matches!(late, Err(ScheduleError::DroppedPass { pass: 0, since: 1, .. })), "{late:?}");
-        let steps = worker.react(&Event::Arrived { pass: pass(1), round: 0 }).expect("the first new pass");
+        let steps =
+            worker.react(&Event::Arrived { batch: pass(1).into(), round: 0 }).expect("the first new pass");
         assert!(matches!(&steps[0], Step::Compute { layers, .. } if *layers == (5..8)), "{steps:?}");
         assert!(matches!(steps[1], Step::Send { receiver: 0, next_round: 1, .. }), "{steps:?}");
     }

@@ -2,9 +2,13 @@
 
 use proptest::prelude::*;
 
+use super::batching::{BatchLimits, SHARED_PROMPT_TOKENS};
 use super::*;
-use hearth_profiles::Document;
-use hearth_schema::plan::{PlannedDevice, PlannedDraftModel, PlannedModel, PlannerRecord, ScenarioRecord};
+use hearth_profiles::{Document, Seconds};
+use hearth_schema::plan::{
+    PlanPrediction, PlannedDevice, PlannedDraftModel, PlannedModel, PlannerRecord, PredictedTerms,
+    ScenarioRecord,
+};
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::Workload;
 
@@ -36,22 +40,23 @@ pub(crate) fn plan(layers: u32, windows: &[u32], prefetch: bool) -> Plan {
     }
 }
 
-/// Runs one pass around the ring and returns all steps in the order of execution, each with the index of its device.
-pub(crate) fn run(plan: &Plan, pass: Pass) -> Vec<(usize, Step)> {
+/// Runs one batch around the ring and returns all steps in the order of execution, each with the index of its device.
+pub(crate) fn run(plan: &Plan, batch: impl Into<Batch>) -> Vec<(usize, Step)> {
     let shared = Arc::new(plan.clone());
     let mut ring: Vec<Schedule> =
         (0..plan.devices.len()).map(|device| Schedule::new(shared.clone(), device)).collect();
     let mut steps = Vec::new();
-    let mut next = Some((0, Event::Begin(pass)));
+    let mut next = Some((0, Event::Begin(batch.into())));
     while let Some((device, event)) = next.take() {
         for step in ring[device].react(&event).expect("the event follows from a step") {
-            if let Step::Send { pass, next_round, receiver, .. } = step {
-                next = Some((receiver, Event::Arrived { pass, round: next_round }));
+            if let Step::Send { batch, next_round, receiver, .. } = &step {
+                let (batch, round) = (batch.clone(), *next_round);
+                next = Some((*receiver, Event::Arrived { batch, round }));
             }
             steps.push((device, step));
         }
     }
-    assert!(ring.iter().all(|schedule| schedule.in_flight.is_empty()), "the pass is finished everywhere");
+    assert!(ring.iter().all(|schedule| schedule.in_flight.is_empty()), "the batch is finished everywhere");
     steps
 }
 
@@ -83,7 +88,7 @@ fn figure_one_visits_six_devices_three_times() {
     }
     let expected: Vec<_> = (0u32..18).map(|index| (index as usize % 6, 2 * index..2 * index + 2)).collect();
     assert_eq!(computed, expected, "18 segments");
-    assert_eq!(steps.last(), Some(&(0, Step::Output { pass: DECODE, processor: Processor::Cpu })));
+    assert_eq!(steps.last(), Some(&(0, Step::Output { batch: DECODE.into(), processor: Processor::Cpu })));
 }
 
 #[test]
@@ -176,11 +181,11 @@ fn relay_forwards_and_computes_nothing() {
 fn unexpected_message_is_rejected_and_changes_nothing() {
     let mut worker = Schedule::new(Arc::new(plan(8, &[2, 2], false)), 1);
     let before = worker.clone();
-    let early = worker.react(&Event::Arrived { pass: DECODE, round: 1 });
+    let early = worker.react(&Event::Arrived { batch: DECODE.into(), round: 1 });
     assert!(matches!(early, Err(ScheduleError::UnexpectedRound { got: 1, .. })));
-    assert!(matches!(worker.react(&Event::Begin(DECODE)), Err(ScheduleError::NotTheHead { .. })));
+    assert!(matches!(worker.react(&Event::Begin(DECODE.into())), Err(ScheduleError::NotTheHead { .. })));
     let huge = Pass { tokens: u32::MAX, first_position: u32::MAX, ..DECODE };
-    let rejected = worker.react(&Event::Arrived { pass: huge, round: 0 });
+    let rejected = worker.react(&Event::Arrived { batch: huge.into(), round: 0 });
     assert!(matches!(rejected, Err(ScheduleError::BadPass { .. })));
     assert_eq!(worker, before);
 }
@@ -188,7 +193,7 @@ fn unexpected_message_is_rejected_and_changes_nothing() {
 #[test]
 fn lost_and_repeated_passes_are_rejected() {
     let mut worker = Schedule::new(Arc::new(plan(8, &[2, 2], false)), 1);
-    let arrived = |index| Event::Arrived { pass: Pass { index, sequence_index: 0, ..DECODE }, round: 0 };
+    let arrived = |index| Event::Arrived { batch: Pass { index, ..DECODE }.into(), round: 0 };
     worker.react(&arrived(0)).expect("the first pass");
     let before = worker.clone();
     for (index, what) in [(2, "pass 1 is missing"), (u32::MAX, "all others are missing")] {
@@ -204,16 +209,16 @@ fn lost_and_repeated_passes_are_rejected() {
 #[test]
 fn changed_pass_is_rejected_and_changes_nothing() {
     let mut worker = Schedule::new(Arc::new(plan(8, &[2, 2], false)), 1);
-    worker.react(&Event::Arrived { pass: DECODE, round: 0 }).expect("its first round");
+    worker.react(&Event::Arrived { batch: DECODE.into(), round: 0 }).expect("its first round");
     let before = worker.clone();
     let longer = Pass { tokens: DECODE.tokens + 1, ..DECODE };
     let elsewhere = Pass { first_position: DECODE.first_position + 1, ..DECODE };
     for pass in [longer, elsewhere, Pass { has_output: !DECODE.has_output, ..DECODE }] {
-        let rejected = worker.react(&Event::Arrived { pass, round: 1 });
+        let rejected = worker.react(&Event::Arrived { batch: pass.into(), round: 1 });
         assert_eq!(rejected, Err(ScheduleError::ChangedPass { device: "d1".into(), pass: DECODE.index }));
         assert_eq!(worker, before);
     }
-    worker.react(&Event::Arrived { pass: DECODE, round: 1 }).expect("its second round");
+    worker.react(&Event::Arrived { batch: DECODE.into(), round: 1 }).expect("its second round");
 }
 
 /// Returns the plan of a ring of two devices with a draft model and KV caches for two sequences.
@@ -243,7 +248,7 @@ fn head_drafts_before_a_pass_and_runs_the_draft_model_on_a_prompt_after_sending_
 #[test]
 fn recurrent_state_is_not_rolled_back() {
     let mut schedule = Schedule::new(Arc::new(drafting()), 1).with_truncation(false);
-    let event = |index, first| Event::Arrived { pass: Pass::new(index, first, 4, true), round: 0 };
+    let event = |index, first| Event::Arrived { batch: Pass::new(index, first, 4, true).into(), round: 0 };
     schedule.react(&event(0, 0)).expect("the prompt");
     schedule.react(&event(1, 4)).expect("continues");
     let before = schedule.clone();
@@ -260,7 +265,10 @@ fn rejected_drafts_are_rolled_back_on_every_device() {
     let verify = |index, first_position| Pass { drafted: 3, ..Pass::new(index, first_position, 4, true) };
     for device in [0, 1] {
         let mut schedule = Schedule::new(plan.clone(), device);
-        let event = |pass| if device == 0 { Event::Begin(pass) } else { Event::Arrived { pass, round: 0 } };
+        let event = |pass: Pass| match device {
+            0 => Event::Begin(pass.into()),
+            _ => Event::Arrived { batch: pass.into(), round: 0 },
+        };
         schedule.react(&event(Pass::new(0, 0, 8, true))).expect("the prompt");
         // All drafts are accepted, then one of three, then all.
         for (index, first, rolled) in [(1, 8, None), (2, 12, None), (3, 14, Some(14)), (4, 18, None)] {
@@ -293,10 +301,60 @@ fn invalid_drafts_are_rejected() {
         (&drafts, with(1, Pass::new(0, 0, 2, false))),
     ] {
         let mut head = Schedule::new(plan.clone(), 0);
-        let rejected = head.react(&Event::Begin(pass));
+        let rejected = head.react(&Event::Begin(pass.into()));
         assert!(matches!(rejected, Err(ScheduleError::BadDrafts { .. })), "{pass:?}: {rejected:?}");
         assert_eq!(head, Schedule::new(plan.clone(), 0));
     }
+}
+
+#[test]
+fn batch_computes_all_its_passes_in_the_steps_of_one() {
+    let plan = drafting();
+    let drafted = Pass { drafted: 3, ..Pass::new(1, 8, 4, true) };
+    let prompt = Pass { sequence_index: 1, ..Pass::new(2, 0, 20, false) };
+    let batch = Batch::new(vec![drafted, prompt]).expect("a batch");
+    let mut head = Schedule::new(Arc::new(plan.clone()), 0);
+    head.react(&Event::Begin(Pass::new(0, 0, 8, true).into())).expect("the prompt");
+    let steps = head.react(&Event::Begin(batch.clone())).expect("the batch");
+    let drafts: Vec<u32> = steps
+        .iter()
+        .filter_map(|step| if let Step::Draft { batch: 1, pass } = step { Some(pass.index) } else { None })
+        .collect();
+    assert_eq!(drafts, [1, 2], "tokens are drafted first, and the draft model reads the prompt last");
+    assert!(steps.contains(&Step::Compute { batch, round: 0, layers: 0..4, processor: Processor::Cpu }));
+    assert_eq!((head.cached.get(&0), head.cached.get(&1)), (Some(&12), Some(&20)));
+    let before = head.clone();
+    let gap =
+        Batch::new(vec![Pass::new(3, 12, 1, true), Pass { sequence_index: 1, ..Pass::new(4, 21, 1, true) }]);
+    let rejected = head.react(&Event::Begin(gap.expect("a batch")));
+    assert!(
+        matches!(rejected, Err(ScheduleError::Gap { pass: 4, first: 21, cached: 20, .. })),
+        "{rejected:?}"
+    );
+    let large = [0, 1].map(|at| Pass { sequence_index: at, ..Pass::new(3 + at, 0, 300, true) });
+    let rejected = head.react(&Event::Begin(Batch::new(large.to_vec()).expect("a batch")));
+    assert_eq!(rejected, Err(ScheduleError::LargeBatch { pass: 3, tokens: 600 }));
+    assert_eq!(head, before);
+}
+
+#[test]
+fn sequences_share_batches_unless_several_devices_take_equally_long() {
+    let limits = |seconds: [f64; 3], tpot: f64, disk: f64| {
+        let mut plan = plan(12, &[4, 4, 4], false);
+        for (device, time) in plan.devices.iter_mut().zip(seconds) {
+            let (compute, disk) = (Seconds(time - disk), Seconds(disk));
+            device.predicted_terms = Some(PredictedTerms { compute, disk, ..PredictedTerms::default() });
+        }
+        plan.prediction = Some(PlanPrediction { tpot: Seconds(tpot) });
+        let BatchLimits { in_flight, shared_prompt_tokens } = BatchLimits::for_plan(&plan);
+        (in_flight, shared_prompt_tokens)
+    };
+    assert_eq!(limits([0.1, 0.1, 0.1], 0.32, 0.0), (3, SHARED_PROMPT_TOKENS));
+    assert_eq!(limits([0.3, 0.02, 0.02], 0.36, 0.0), (1, SHARED_PROMPT_TOKENS));
+    // The devices read from disk at the same time.
+    assert_eq!(limits([0.3, 0.3, 0.3], 0.35, 0.2), (1, MAX_PASS_TOKENS));
+    let unknown = BatchLimits::for_plan(&plan(12, &[4, 0, 4], false));
+    assert_eq!((unknown.in_flight, unknown.shared_prompt_tokens), (2, SHARED_PROMPT_TOKENS));
 }
 
 #[test]
@@ -336,7 +394,9 @@ proptest! {
         let mut schedule = Schedule::new(Arc::new(plan(9, &[2, 0, 1], true)), device);
         for (begin, index, round, tokens, first_position) in events {
             let pass = Pass::new(index, first_position, tokens % 600, true);
-            let event = if begin { Event::Begin(pass) } else { Event::Arrived { pass, round } };
+            let other = Pass { sequence_index: 1, ..Pass::new(index.saturating_add(1), 0, 2, true) };
+            let batch = Batch::new(vec![pass, other]).filter(|_| tokens % 3 == 0).unwrap_or_else(|| pass.into());
+            let event = if begin { Event::Begin(batch) } else { Event::Arrived { batch, round } };
             let _ = schedule.react(&event);
         }
     }

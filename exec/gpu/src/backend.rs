@@ -16,7 +16,9 @@ use std::sync::Arc;
 
 use hearth_runtime::clock::{monotonic_nanos, thread_cpu_nanos};
 use hearth_runtime::residency::ResidencyBarrier;
+use hearth_runtime::token_inputs::for_each_pass;
 use hearth_runtime::{Backend, BackendFactory, BackendOptions, Cpu, CpuBackend, CriticalPathCost};
+use hearth_schema::pass::Pass;
 
 use crate::device::{CapabilityMask, Gpu, Reservation};
 use crate::error::GpuError;
@@ -126,13 +128,8 @@ impl GpuBackend {
     }
 
     /// Runs layers that the plan assigns to the GPU: on the GPU, or on the CPU if the GPU is lost.
-    fn run_gpu_layers(
-        &mut self,
-        sequence: u32,
-        layers: Range<u32>,
-        hidden: &mut [f32],
-        first: u32,
-    ) -> CriticalPathCost {
+    fn run_gpu_layers(&mut self, layers: Range<u32>, hidden: &mut [f32], pass: Pass) -> CriticalPathCost {
+        let (sequence, first) = (pass.sequence_index, pass.first_position);
         if let Some(gpu) = &mut self.gpu {
             // If the pass fails, the CPU needs the rows as they were before it.
             let uploaded = hidden.to_vec();
@@ -152,7 +149,7 @@ impl GpuBackend {
             self.fall_back(&error);
         }
         match &mut self.fallback {
-            Some(fallback) => fallback.forward(sequence, layers, hidden, first),
+            Some(fallback) => fallback.forward(layers, hidden, &[pass]),
             None => CriticalPathCost::default(),
         }
     }
@@ -169,8 +166,10 @@ impl GpuBackend {
         for ((sequence, start), mut rows) in std::mem::take(&mut self.saved_rows) {
             let window = gpu_layers.iter().find(|window| window.start == start);
             let Some(window) = window.filter(|_| !rows.is_empty()) else { continue };
+            let tokens = rows.len() / weights.shape().embedding_length as usize;
+            let pass = Pass { sequence_index: sequence, ..Pass::new(0, 0, tokens as u32, false) };
             for layer in window.clone() {
-                fallback.forward(sequence, layer..layer + 1, &mut rows, 0);
+                fallback.forward(layer..layer + 1, &mut rows, &[pass]);
                 if let Some(rounding) = rounding {
                     rounding(&mut rows);
                 }
@@ -228,20 +227,17 @@ impl Backend for GpuBackend {
         self.gpu.is_some()
     }
 
-    fn forward(
-        &mut self,
-        sequence: u32,
-        layers: Range<u32>,
-        hidden: &mut [f32],
-        first: u32,
-    ) -> CriticalPathCost {
+    fn forward(&mut self, layers: Range<u32>, hidden: &mut [f32], passes: &[Pass]) -> CriticalPathCost {
         let mut cost = CriticalPathCost::default();
+        let weights = Arc::clone(&self.options.weights);
         for run in split_by_processor(&self.on_gpu, layers) {
-            cost += if self.on_gpu.contains(&run.start) {
-                self.run_gpu_layers(sequence, run, hidden, first)
+            if self.on_gpu.contains(&run.start) {
+                for_each_pass(weights.shape(), hidden, passes, |pass, hidden| {
+                    cost += self.run_gpu_layers(run.clone(), hidden, pass);
+                });
             } else {
-                self.cpu_layers.forward(sequence, run, hidden, first)
-            };
+                cost += self.cpu_layers.forward(run, hidden, passes);
+            }
         }
         cost
     }

@@ -396,8 +396,12 @@ fn random_activations(random: &mut ChaCha8Rng, model: &LocalModel, epoch: u32) -
         drafted: random.random_range(0..3),
         ..Pass::new(random.random_range(0..40), random.random_range(0..600), tokens, random.random_bool(0.5))
     };
-    let header =
-        ActivationsHeader { epoch, pass, round: random.random_range(0..3), is_f16: random.random_bool(0.2) };
+    let header = ActivationsHeader {
+        epoch,
+        batch: pass.into(),
+        round: random.random_range(0..3),
+        is_f16: random.random_bool(0.2),
+    };
     let values = tokens as usize * model.weights.shape().embedding_length as usize;
     let mut payload = vec![0u8; values * size_of::<f32>()];
     random.fill_bytes(&mut payload);

@@ -37,7 +37,7 @@ pub fn frame(input: &[u8]) {
             let again = Frame::read(&mut written.as_slice(), MAX_PAYLOAD_BYTES).await;
             assert_eq!(again.expect("what was written is valid").as_ref(), Some(&frame));
             if let Message::Activations(header) = frame.message {
-                let _ = activations::decode(&frame.payload, header.is_f16, header.pass.tokens as usize);
+                let _ = activations::decode(&frame.payload, header.is_f16, header.batch.tokens() as usize);
             }
         }
         let (mut peer, mut stream) = tokio::io::duplex(input.len().max(1) + 1);

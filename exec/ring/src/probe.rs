@@ -183,8 +183,8 @@ pub async fn measure_hop(transport: &impl Transport, address: &str, probes: Prob
         let mut times = Vec::with_capacity(probes.latency_probes);
         for index in 0..probes.latency_probes.max(1) as u32 {
             std::thread::sleep(PAUSE);
-            let pass = Pass::new(index, index, 1, true);
-            let header = ActivationsHeader { epoch: 0, pass, round: 0, is_f16: false };
+            let batch = Pass::new(index, index, 1, true).into();
+            let header = ActivationsHeader { epoch: 0, batch, round: 0, is_f16: false };
             let frame = Frame { message: Message::Activations(header), payload: vec![0; ACTIVATION_BYTES] };
             let begun = monotonic_nanos();
             let back = to_far.send(frame).ok().and_then(|()| near_events.blocking_recv());

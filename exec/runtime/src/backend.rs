@@ -8,6 +8,8 @@
 
 use std::ops::Range;
 
+use hearth_schema::pass::Pass;
+
 use crate::cost::CriticalPathCost;
 
 /// Computes decoder layers and owns their KV caches.
@@ -21,18 +23,12 @@ pub trait Backend: Send {
     }
 
     /// Runs `layers` in place over `hidden`, `[tokens, embedding]`, followed in some models by per-layer inputs, keys
-    /// and values, and writes the keys and values of these tokens to the KV cache. The tokens belong to one sequence
-    /// and have the positions `first`, `first + 1`, ..
+    /// and values, and writes the keys and values of these tokens to the KV caches. The tokens are those of `passes`,
+    /// one pass after the other. The result of a token does not depend on the other passes.
     ///
-    /// The caller ensures that the layers belong to this backend, that the sequence has a KV cache, that all positions
-    /// before `first` are cached, and that all positions are inside the context.
-    fn forward(
-        &mut self,
-        sequence: u32,
-        layers: Range<u32>,
-        hidden: &mut [f32],
-        first: u32,
-    ) -> CriticalPathCost;
+    /// The caller ensures that the layers belong to this backend, that each pass is of another sequence with a KV
+    /// cache, that all positions before a pass are cached, and that all positions are inside the context.
+    fn forward(&mut self, layers: Range<u32>, hidden: &mut [f32], passes: &[Pass]) -> CriticalPathCost;
 
     /// Returns the logits `[tokens, vocabulary]` of the final hidden states `hidden`, `[tokens, embedding]`, or `None`
     /// if this backend does not compute the output matrix.

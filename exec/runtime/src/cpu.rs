@@ -18,7 +18,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use hearth_profiles::model::{GateActivation, ModelShape, TokenMixer};
-use layer_pass::{Buffers, LayerPass};
+use hearth_schema::pass::Pass;
+use layer_pass::{Buffers, LayerPass, Piece};
 
 use crate::cache::{KvCache, LayerCache, create_kv_caches};
 use crate::residency::ResidencyBarrier;
@@ -63,9 +64,10 @@ pub(crate) struct Matmul<'a> {
     pub(crate) out: &'a mut [f32],
 }
 
-/// The queries of some tokens, and the KV cache to which they attend.
+/// The queries of some tokens, and what they attend to.
 pub(crate) struct Attention<'a> {
-    pub(crate) cache: &'a KvCache,
+    /// For each token, the KV cache of its sequence and the positions to which it attends.
+    pub(crate) attended: &'a [(&'a KvCache, Range<usize>)],
     /// The queries, `[tokens, heads, key_length]`.
     pub(crate) query: &'a [f32],
     pub(crate) heads: usize,
@@ -211,26 +213,30 @@ impl Cpu {
         chunks
     }
 
-    /// Computes the attention of all pairs of token and head. `positions` returns the positions to which a token
-    /// attends; `out` is `[tokens, heads, value_length]`.
+    /// Computes the attention of all pairs of token and head. `out` is `[tokens, heads, value_length]`.
     pub(crate) fn attend(
         &self,
-        Attention { cache, query, heads, group_size, scoring }: Attention<'_>,
-        positions: impl Fn(usize) -> Range<usize> + Sync,
+        Attention { attended, query, heads, group_size, scoring }: Attention<'_>,
         out: &mut [f32],
     ) {
+        let Some((cache, _)) = attended.first() else { return };
         let (key_length, value_length) = (cache.keys.head_length, cache.values.head_length);
-        let tokens = query.len() / (heads * key_length);
-        assert_eq!(out.len(), tokens * heads * value_length, "the output must have a row for each query");
-        // The number of cached values that one head of the last token reads.
-        let values = positions(tokens - 1).end * (key_length + value_length);
+        assert_eq!(
+            (query.len(), out.len()),
+            (attended.len() * heads * key_length, attended.len() * heads * value_length),
+            "each token must have a query and an output"
+        );
+        // The number of cached values that one head reads at most.
+        let positions = attended.iter().map(|(_, positions)| positions.len()).max().unwrap_or(1);
+        let values = positions * (key_length + value_length);
         let grain = (MIN_PARALLEL_ELEMENTS / values).max(1) * value_length;
         self.thread_pool.for_each_chunk_mut(out, grain, |first, out| {
             SCRATCH.with_borrow_mut(|scratch| {
                 for (item, out) in (first / value_length..).zip(out.chunks_exact_mut(value_length)) {
-                    let (seen, head) = (positions(item / heads), item % heads / group_size);
-                    let (keys, values) =
-                        (cache.keys.rows(head, seen.clone()), cache.values.rows(head, seen.clone()));
+                    let (cache, positions) = &attended[item / heads];
+                    let head = item % heads / group_size;
+                    let keys = cache.keys.rows(head, positions.clone());
+                    let values = cache.values.rows(head, positions.clone());
                     let query = &query[item * key_length..][..key_length];
                     attention::attend(self.instruction_set, query, scoring, keys, values, scratch, out);
                 }
@@ -285,32 +291,25 @@ impl Backend for CpuBackend {
         self.cpu.instruction_set.name()
     }
 
-    fn forward(
-        &mut self,
-        sequence: u32,
-        layers: Range<u32>,
-        hidden: &mut [f32],
-        first: u32,
-    ) -> CriticalPathCost {
+    fn forward(&mut self, layers: Range<u32>, hidden: &mut [f32], passes: &[Pass]) -> CriticalPathCost {
         let CpuBackend { weights, cpu, caches, copied_kv_layers, buffers } = self;
         let shape = weights.shape();
         let embedding = shape.embedding_length as usize;
         let (hidden, mut shared) = TokenInputs::split(shape, hidden);
         // With a barrier, weights are evicted as soon as they have been used, so a second part would read them again.
         let part = if cpu.barrier.is_open() { MAX_PART_TOKENS } else { usize::MAX / embedding };
+        let pieces = Piece::of_parts(passes, part);
         let ((), cost) = cpu.thread_pool.measure(|| {
-            buffers.fill_angles(weights, hidden.len() / embedding, first);
-            shared.copy_to_caches(shape, copied_kv_layers, &layers, caches, (sequence, first));
+            buffers.fill_angles(weights, passes);
+            shared.copy_to_caches(shape, copied_kv_layers, &layers, caches, passes);
             for layer in layers {
-                let cache = caches
-                    .get_mut(&(sequence, shape.kv_layer(layer)))
-                    .expect("a stage sends a backend its own layers");
                 let tensors = weights.layer_weights(layer);
-                for (index, hidden) in hidden.chunks_mut(part * embedding).enumerate() {
-                    let (tokens, before) = (hidden.len() / embedding, index * part);
-                    let first = first as usize + before;
-                    let pass = LayerPass { weights, cpu, layer, tensors, tokens, before, first };
-                    pass.run(cache, buffers, hidden, &mut shared);
+                let mut before = 0;
+                for (hidden, pieces) in hidden.chunks_mut(part * embedding).zip(&pieces) {
+                    let tokens = hidden.len() / embedding;
+                    let pass = LayerPass { weights, cpu, layer, tensors, tokens, before, pieces };
+                    pass.run(caches, buffers, hidden, &mut shared);
+                    before += tokens;
                 }
             }
         });

@@ -40,8 +40,7 @@ impl Engine {
     /// Appends `tokens` to the sequence and returns their final hidden states `[tokens, embedding]`.
     pub fn forward(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ExecError> {
         let mut hidden = self.input_output_layers.embed(tokens)?;
-        let positions: Vec<u32> = (self.length..).take(tokens.len()).collect();
-        self.stage.forward(0..self.layers, &mut hidden, &positions)?;
+        self.stage.forward(0, 0..self.layers, &mut hidden, self.length)?;
         self.length += tokens.len() as u32;
         hidden.truncate(self.input_output_layers.hidden_states(&hidden).len());
         Ok(hidden)

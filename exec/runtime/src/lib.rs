@@ -36,7 +36,7 @@ pub mod sampler;
 pub mod speed;
 pub mod stage;
 pub mod synth;
-mod token_inputs;
+pub mod token_inputs;
 pub mod tokenizer;
 pub mod weights;
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::cache::{DeltaNetState, KvCache, LayerCache, create_kv_caches};
 use crate::experts::{Route, route};
-use crate::token_inputs::TokenInputs;
+use crate::token_inputs::{TokenInputs, for_each_pass};
 use crate::weights::LayerWeights;
 use crate::{Backend, CriticalPathCost, KvCacheOptions, ThreadPool, ThreadPoolOptions, Weights};
 use hearth_kernels::attention::{AttentionScratch, ScoreOptions};
@@ -17,6 +17,7 @@ use hearth_kernels::delta_net::{convolve, delta_rule, gates, normalise_length};
 use hearth_kernels::matmul::{Matrix, scalar_dot};
 use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
 use hearth_profiles::model::{AttentionShape, DeltaNetShape, GateActivation, PairLayout, TokenMixer};
+use hearth_schema::pass::Pass;
 
 const SCALAR: InstructionSet = InstructionSet::SCALAR;
 
@@ -49,18 +50,27 @@ impl Backend for Oracle {
         "oracle"
     }
 
-    fn forward(
-        &mut self,
-        sequence: u32,
-        layers: Range<u32>,
-        hidden: &mut [f32],
-        first: u32,
-    ) -> CriticalPathCost {
+    fn forward(&mut self, layers: Range<u32>, hidden: &mut [f32], passes: &[Pass]) -> CriticalPathCost {
+        let mut cost = CriticalPathCost::default();
+        let weights = Arc::clone(&self.weights);
+        for_each_pass(weights.shape(), hidden, passes, |pass, hidden| {
+            cost += self.forward_pass(layers.clone(), hidden, pass);
+        });
+        cost
+    }
+
+    fn kv_cache_bytes(&self) -> u64 {
+        self.caches.values().map(LayerCache::bytes).sum()
+    }
+}
+
+impl Oracle {
+    fn forward_pass(&mut self, layers: Range<u32>, hidden: &mut [f32], pass: Pass) -> CriticalPathCost {
         let Oracle { weights, caches, copied_kv_layers, pool } = self;
-        let shape = weights.shape();
+        let (shape, sequence, first) = (weights.shape(), pass.sequence_index, pass.first_position);
         let (hidden, mut inputs) = TokenInputs::split(shape, hidden);
         let ((), cost) = pool.measure(|| {
-            inputs.copy_to_caches(shape, copied_kv_layers, &layers, caches, (sequence, first));
+            inputs.copy_to_caches(shape, copied_kv_layers, &layers, caches, &[pass]);
             for layer in layers {
                 let cache = caches
                     .get_mut(&(sequence, shape.kv_layer(layer)))
@@ -77,10 +87,6 @@ impl Backend for Oracle {
             }
         });
         cost
-    }
-
-    fn kv_cache_bytes(&self) -> u64 {
-        self.caches.values().map(LayerCache::bytes).sum()
     }
 }
 

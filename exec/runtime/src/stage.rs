@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
+use hearth_schema::pass::{Batch, Pass};
+
 use crate::{Backend, Cpu, CpuBackend, CriticalPathCost, ExecError, KvCacheOptions, Weights};
 
 pub struct Stage {
@@ -55,56 +57,60 @@ impl Stage {
         self
     }
 
-    /// Runs `layers` over tokens of sequence 0 as [`Stage::forward_sequence`] does.
+    /// Runs `layers` over tokens of one sequence from the position `first` on, as [`Stage::forward_batch`] does.
     pub fn forward(
-        &mut self,
-        layers: Range<u32>,
-        hidden: &mut [f32],
-        positions: &[u32],
-    ) -> Result<CriticalPathCost, ExecError> {
-        self.forward_sequence(0, layers, hidden, positions)
-    }
-
-    /// Runs `layers` in place over `hidden`, the activations of tokens of one sequence: hidden states `[tokens,
-    /// embedding]`, followed in some models by per-layer inputs, keys and values (`ModelShape::activation_length`). The
-    /// layers must be inside one range of this stage.
-    ///
-    /// `positions`, one for each token, must be consecutive and leave no gap after the cached positions. If they start
-    /// before the end of the cached positions, the KV cache is truncated first, as after a rejected draft; with layers
-    /// that have a state instead, they must then start at 0.
-    pub fn forward_sequence(
         &mut self,
         sequence: u32,
         layers: Range<u32>,
         hidden: &mut [f32],
-        positions: &[u32],
+        first: u32,
+    ) -> Result<CriticalPathCost, ExecError> {
+        let tokens = hidden.len() / self.weights.shape().activation_length() as usize;
+        let pass = Pass { sequence_index: sequence, ..Pass::new(0, first, tokens as u32, false) };
+        self.forward_batch(layers, hidden, &pass.into())
+    }
+
+    /// Runs `layers` in place over `hidden`, the activations of the tokens of a batch: hidden states `[tokens,
+    /// embedding]`, followed in some models by per-layer inputs, keys and values (`ModelShape::activation_length`). The
+    /// layers must be inside one range of this stage.
+    ///
+    /// A pass must leave no gap after the cached positions of its sequence. If it starts before the end of the cached
+    /// positions, the KV cache is truncated first, as after a rejected draft; with layers that have a state instead, it
+    /// must then start at 0.
+    pub fn forward_batch(
+        &mut self,
+        layers: Range<u32>,
+        hidden: &mut [f32],
+        batch: &Batch,
     ) -> Result<CriticalPathCost, ExecError> {
         if !self.owned.iter().any(|own| own.start <= layers.start && layers.end <= own.end) {
             return Err(ExecError::Layers { requested: layers, owned: self.owned.clone() });
         }
         let width = self.weights.shape().activation_length() as usize;
-        if hidden.len() != positions.len() * width {
-            let (found, tokens) = (hidden.len(), positions.len());
-            return Err(ExecError::Hidden { found, tokens, width });
+        let tokens = batch.tokens() as usize;
+        if hidden.len() != tokens * width {
+            return Err(ExecError::Hidden { found: hidden.len(), tokens, width });
         }
-        let Some((first, end)) = self.check_positions(sequence, &layers, positions)? else {
+        if layers.is_empty() || tokens == 0 {
             return Ok(CriticalPathCost::default());
-        };
+        }
+        batch.passes().iter().try_for_each(|pass| self.check_pass(pass, &layers))?;
         let mut cost = CriticalPathCost::default();
         if let Some(rounding) = self.rounding {
-            let states = positions.len() * self.weights.shape().embedding_length as usize;
+            let states = tokens * self.weights.shape().embedding_length as usize;
             for layer in layers.clone() {
-                cost += self.backend.forward(sequence, layer..layer + 1, hidden, first);
+                cost += self.backend.forward(layer..layer + 1, hidden, batch.passes());
                 rounding(&mut hidden[..states]);
             }
             // The keys and values that other layers use.
             rounding(&mut hidden[states..]);
         } else {
-            cost = self.backend.forward(sequence, layers.clone(), hidden, first);
+            cost = self.backend.forward(layers.clone(), hidden, batch.passes());
         }
         self.weights.check_unchanged()?;
-        for layer in layers {
-            self.filled.insert((sequence, layer), end);
+        for pass in batch.passes() {
+            let end = pass.first_position + pass.tokens;
+            self.filled.extend(layers.clone().map(|layer| ((pass.sequence_index, layer), end)));
         }
         Ok(cost)
     }
@@ -164,30 +170,22 @@ impl Stage {
         self.backend.kv_cache_bytes()
     }
 
-    /// Checks `positions`. Returns the first position and the end (exclusive), or `None` if there are no positions.
-    fn check_positions(
-        &self,
-        sequence: u32,
-        layers: &Range<u32>,
-        positions: &[u32],
-    ) -> Result<Option<(u32, u32)>, ExecError> {
-        let Some(&first) = positions.first() else { return Ok(None) };
+    fn check_pass(&self, pass: &Pass, layers: &Range<u32>) -> Result<(), ExecError> {
+        let Pass { sequence_index: sequence, first_position: first, tokens, .. } = *pass;
         // A sequence without a cache cannot be computed.
         let filled = layers.clone().map(|layer| self.filled.get(&(sequence, layer)).copied());
         let Some(filled) = filled.min().flatten() else {
             return Err(ExecError::Sequence { sequence });
         };
-        let end = u64::from(first) + positions.len() as u64;
-        let consecutive =
-            positions.iter().zip(u64::from(first)..).all(|(&at, expected)| u64::from(at) == expected);
-        if !consecutive || first > filled || end > u64::from(self.context) {
-            let (end, count) = (u32::try_from(end).unwrap_or(u32::MAX), positions.len());
+        let end = u64::from(first) + u64::from(tokens);
+        if first > filled || end > u64::from(self.context) {
+            let (end, count) = (u32::try_from(end).unwrap_or(u32::MAX), tokens as usize);
             return Err(ExecError::Positions { first, end, count, filled, context: self.context });
         }
         if let Some(filled) = self.state_to_roll_back(sequence, layers, first) {
             return Err(ExecError::RolledBackState { first, filled });
         }
-        Ok(Some((first, end as u32)))
+        Ok(())
     }
 }
 

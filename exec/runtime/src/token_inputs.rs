@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use hearth_profiles::model::{ModelShape, TokenMixer};
+use hearth_schema::pass::Pass;
 
 use crate::cache::LayerCache;
 
@@ -79,33 +80,74 @@ impl<'a> TokenInputs<'a> {
     }
 
     /// Writes the keys and values that some of `layers` use, and that are of layers of other devices (`copied`), to the
-    /// caches of a sequence, for the tokens from the position `first` on.
+    /// caches of the sequences of `passes`.
     pub(crate) fn copy_to_caches(
         &self,
         shape: &ModelShape,
         copied: &[u32],
         layers: &Range<u32>,
         caches: &mut BTreeMap<(u32, u32), LayerCache>,
-        (sequence, first): (u32, u32),
+        passes: &[Pass],
     ) {
-        for &source in copied {
-            if layers.clone().any(|layer| shape.kv_layer(layer) == source)
-                && let Some(cache) = caches.get_mut(&(sequence, source))
-            {
-                self.copy_keys_and_values(source, cache, first as usize);
+        let is_used = |source: u32| layers.clone().any(|layer| shape.kv_layer(layer) == source);
+        for shared in &self.shared {
+            if !copied.contains(&shared.layer) || !is_used(shared.layer) {
+                continue;
+            }
+            let widths = [shared.keys.len(), shared.values.len()].map(|length| length / self.tokens.max(1));
+            let mut rows =
+                shared.keys.chunks_exact(widths[0].max(1)).zip(shared.values.chunks_exact(widths[1].max(1)));
+            for pass in passes {
+                let own = rows.by_ref().take(pass.tokens as usize);
+                let cache = caches.get_mut(&(pass.sequence_index, shared.layer));
+                let Some(LayerCache::Attention(cache)) = cache else { continue };
+                for (position, (keys, values)) in (pass.first_position as usize..).zip(own) {
+                    cache.write(position, keys, values);
+                }
             }
         }
     }
+}
 
-    fn copy_keys_and_values(&self, layer: u32, cache: &mut LayerCache, first: usize) {
-        let shared = self.shared.iter().find(|shared| shared.layer == layer);
-        if let (Some(shared), LayerCache::Attention(cache)) = (shared, cache) {
-            let widths = [shared.keys.len(), shared.values.len()].map(|length| length / self.tokens.max(1));
-            let rows =
-                shared.keys.chunks_exact(widths[0].max(1)).zip(shared.values.chunks_exact(widths[1].max(1)));
-            for (position, (keys, values)) in (first..).zip(rows) {
-                cache.write(position, keys, values);
-            }
+/// Calls `compute` for each pass with its activations alone, which the layout of the module's description has for the
+/// tokens of the pass. For backends that compute one sequence at a time.
+pub fn for_each_pass(
+    shape: &ModelShape,
+    activations: &mut [f32],
+    passes: &[Pass],
+    mut compute: impl FnMut(Pass, &mut [f32]),
+) {
+    if let [pass] = passes {
+        return compute(*pass, activations);
+    }
+    let tokens: usize = passes.iter().map(|pass| pass.tokens as usize).sum();
+    let inputs = (0..shape.layers.0).map(|_| shape.per_layer_input_length as usize);
+    let shared = shape.shared_kv_layers().into_iter().filter_map(|layer| match shape.mixer(layer) {
+        TokenMixer::Attention(attention) => Some([attention.key_width(), attention.value_width()]),
+        TokenMixer::DeltaNet(_) => None,
+    });
+    let shared = shared.flatten().map(|width| width as usize);
+    let widths: Vec<usize> =
+        std::iter::once(shape.embedding_length as usize).chain(inputs).chain(shared).collect();
+    let mut before = 0;
+    for pass in passes {
+        let own = pass.tokens as usize;
+        let mut first = 0;
+        let sections = widths.iter().map(|width| {
+            let rows = first + before * width..first + (before + own) * width;
+            first += tokens * width;
+            rows
+        });
+        let sections: Vec<Range<usize>> = sections.collect();
+        let mut rows: Vec<f32> =
+            sections.iter().flat_map(|section| activations[section.clone()].iter().copied()).collect();
+        compute(*pass, &mut rows);
+        let mut rest = &rows[..];
+        for section in sections {
+            let (new, after) = rest.split_at(section.len());
+            activations[section].copy_from_slice(new);
+            rest = after;
         }
+        before += own;
     }
 }

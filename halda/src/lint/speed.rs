@@ -76,7 +76,7 @@ fn prompt_time(plan: &Plan, cluster: &Cluster, tokens: u32) -> Seconds {
         let gpu = member.device.gpu.as_ref().map(|gpu| ComputeCost::for_gpu(gpu, model, element));
         let rounds = 0..plan.rounds;
         let time = |layer: u32, is_on_gpu: bool| {
-            gpu.as_ref().filter(|_| is_on_gpu).unwrap_or(&cpu).layer_time(layer, pass)
+            gpu.as_ref().filter(|_| is_on_gpu).unwrap_or(&cpu).layer_time(layer, &[pass])
         };
         rounds
             .flat_map(|round| {

@@ -217,8 +217,9 @@ fn compute_times(cluster: &Cluster, member: &Member) -> ComputeTimes {
     let (profile, model) = (&member.device, &cluster.model);
     let pass = Pass::new(0, mean_length(cluster), 1, true);
     let element = cluster.kv_cache_format.format();
-    let layers =
-        |work: &ComputeCost| (0..model.shape.layers.0).map(|layer| work.layer_time(layer, pass).0).collect();
+    let layers = |work: &ComputeCost| {
+        (0..model.shape.layers.0).map(|layer| work.layer_time(layer, &[pass]).0).collect()
+    };
     let cpu = ComputeCost::for_main_memory(profile, model, element);
     let own_gpu = usable_gpu(cluster, member);
     let gpu = own_gpu.map(|gpu| ComputeCost::for_gpu(gpu, model, element));
@@ -240,7 +241,7 @@ fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, Byte
     member.device.soc.as_ref().filter(|_| cluster.model.shape.has_equal_layers())?;
     let (model, element) = (&cluster.model, cluster.kv_cache_format.format());
     let work = ComputeCost::for_main_memory(&member.device, model, element);
-    let time = work.layer_time(0, Pass::new(0, mean_length(cluster), 1, false));
+    let time = work.layer_time(0, &[Pass::new(0, mean_length(cluster), 1, false)]);
     Some((model.mean_layer().flops() / (time * 0.01), model.mean_layer_bytes() / time))
 }
 

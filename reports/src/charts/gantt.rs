@@ -170,7 +170,7 @@ impl Gantt<'_> {
     }
 
     fn arrows(&self, drawing: &mut Drawing) {
-        let records = self.trace.records.iter().filter(|record| record.pass_index == self.token.pass);
+        let records = self.trace.records.iter().filter(|record| record.pass_index == self.token.batch);
         let records: Vec<StepRecord> = records.cloned().collect();
         for message in messages::find_messages(&records).into_iter().take(MAX_ARROWS) {
             let [sent, received] = message.map(|index| &records[index]);

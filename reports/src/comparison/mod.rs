@@ -162,7 +162,7 @@ impl Run {
             scenario: escape::sanitize_name(&trace.header.scenario_name),
             model: escape::sanitize_name(&trace.header.model_name),
             plan_digest: escape::sanitize_name(&trace.header.plan_digest),
-            prompt_tokens: outputs.prompt_tokens(trace),
+            prompt_tokens: outputs.prompt_tokens(),
             decoded_tokens: outputs.decoded_tokens(),
             confidence_intervals: ConfidenceIntervals::from_trace(trace),
             metrics,

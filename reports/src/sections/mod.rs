@@ -118,7 +118,7 @@ fn single_token(runs: &[(&Run, &Trace)]) -> Vec<Block> {
         let caption = format!(
             "Pass {}, the token of median duration. Empty space is waiting. The disk waits of a step are \
              spread over its pages, but are drawn together at its start.",
-            token.pass
+            token.batch
         );
         Block::Figure(gantt::draw_gantt(run, trace, *token, span), caption.into())
     };
@@ -249,16 +249,16 @@ fn rebuild(runs: &[(&Run, &Trace)]) -> Text {
 mod tests {
     use super::*;
 
-    fn token(pass: u32, end_ns: u64) -> DecodeStep {
+    fn token(batch: u32, end_ns: u64) -> DecodeStep {
         let (sequence, start_ns, accepted_drafts, drafted, was_interrupted) = (0, 0, 0, 0, false);
-        DecodeStep { pass, sequence, start_ns, end_ns, accepted_drafts, drafted, was_interrupted }
+        DecodeStep { batch, sequence, start_ns, end_ns, accepted_drafts, drafted, was_interrupted }
     }
 
     #[test]
     fn median_is_the_nearest_rank() {
         assert_eq!(median(&[]), None);
-        assert_eq!(median(&[token(1, 9), token(2, 3), token(3, 5)]).map(|token| token.pass), Some(3));
+        assert_eq!(median(&[token(1, 9), token(2, 3), token(3, 5)]).map(|token| token.batch), Some(3));
         // Of two tokens the shorter one is the median, as in the metrics.
-        assert_eq!(median(&[token(1, 9), token(2, 3)]).map(|token| token.pass), Some(2));
+        assert_eq!(median(&[token(1, 9), token(2, 3)]).map(|token| token.batch), Some(2));
     }
 }

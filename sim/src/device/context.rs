@@ -1,13 +1,13 @@
 //! Interface between a simulated device and the simulated ring: events, messages and trace records.
 
 use hearth_profiles::Bytes;
-use hearth_schema::pass::Pass;
+use hearth_schema::pass::Batch;
 use hearth_schema::trace::StepRecord;
 
 use crate::engine::Engine;
 
 /// An event of a simulated ring; a `usize` is a device ID, the index among all devices of the run.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub enum Event {
     /// A step of known duration has ended, a woken thread runs, or a read that found no free memory is tried again.
     Wake(usize),
@@ -25,9 +25,9 @@ pub enum Event {
 }
 
 /// Activations on the way from one device to the next.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Message {
-    pub pass: Pass,
+    pub batch: Batch,
     /// The round around the ring in which the receiver will compute.
     pub round: u32,
     /// The round around the ring in which the sender computed; one less than `round` if the receiver is the head
@@ -38,12 +38,12 @@ pub struct Message {
     pub bytes: Bytes,
 }
 
-/// What a simulated device sends: activations to another device, or the tokens of a pass.
-#[derive(Debug, Clone, Copy)]
+/// What a simulated device sends: activations to another device, or the tokens of a batch.
+#[derive(Debug, Clone)]
 pub enum DeviceOutput {
     /// Activations for the device with this index in the ring.
     Send(usize, Message),
-    /// The tokens of the pass with this index.
+    /// The tokens of the batch with this index.
     Output(u32),
 }
 

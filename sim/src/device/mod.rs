@@ -24,7 +24,7 @@ use hearth_core::schedule::{Event as ScheduleEvent, ModelPart, Schedule, Step};
 use hearth_profiles::device::DeviceProfile;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Format, Seconds, Sourced};
-use hearth_schema::pass::Pass;
+use hearth_schema::pass::{Batch, Pass};
 use hearth_schema::plan::Processor;
 use hearth_schema::trace::{Resource, StepCost, StepKind, StepRecord};
 
@@ -103,13 +103,13 @@ pub(crate) fn cost_or_zero(cost: Option<&Sourced<Seconds>>) -> Seconds {
 }
 
 impl<'a> DeviceSim<'a> {
-    /// Returns whether the device is ready to begin a pass.
+    /// Returns whether the device is ready to begin a batch.
     pub fn is_idle(&self) -> bool {
         matches!(self.thread, ThreadState::Idle) && self.steps.is_empty() && self.inbox.is_empty()
     }
 
-    pub fn begin_pass(&mut self, pass: Pass, ctx: &mut SimContext) -> Result<(), SimError> {
-        self.steps.extend(self.schedule.react(&ScheduleEvent::Begin(pass))?);
+    pub fn begin_batch(&mut self, batch: Batch, ctx: &mut SimContext) -> Result<(), SimError> {
+        self.steps.extend(self.schedule.react(&ScheduleEvent::Begin(batch))?);
         self.run_steps(ctx)
     }
 
@@ -210,9 +210,9 @@ impl<'a> DeviceSim<'a> {
             end_ns: arrival,
             bytes: message.bytes.0,
             peer: Some(message.sender_id as u16),
-            ..self.record(StepKind::Receive, message.pass, message.round, ctx)
+            ..self.record(StepKind::Receive, message.batch.index(), message.round, ctx)
         });
-        let event = ScheduleEvent::Arrived { pass: message.pass, round: message.round };
+        let event = ScheduleEvent::Arrived { batch: message.batch, round: message.round };
         self.steps.extend(self.schedule.react(&event)?);
         Ok(())
     }
@@ -221,66 +221,69 @@ impl<'a> DeviceSim<'a> {
         match step {
             // Only the length of the KV cache changes.
             Step::Rollback { .. } => {}
-            Step::Draft { pass } => self.draft(pass, ctx),
-            Step::Embed { pass } => {
-                let record = self.record(StepKind::Embed, pass, 0, ctx);
-                let segments = self.embedding_rows(pass);
+            Step::Draft { batch, pass } => self.draft(batch, pass, ctx),
+            Step::Embed { batch } => {
+                let record = self.record(StepKind::Embed, batch.index(), 0, ctx);
+                let segments = self.embedding_rows(batch.passes());
                 self.start_computation(record, segments, ctx);
             }
-            Step::Compute { pass, round, layers, processor: Processor::Cpu } => {
+            Step::Compute { batch, round, layers, processor: Processor::Cpu } => {
                 let work = self.cpu_cost();
                 let fixed = cost_or_zero(self.device.cpu.window_overhead.as_ref());
                 let segment = |layer: u32| {
                     let own = if layer == layers.start { fixed } else { Seconds(0.0) };
-                    self.segment(self.layout.layer_chunks(layer), work.layer_time(layer, pass) + own)
+                    self.segment(
+                        self.layout.layer_chunks(layer),
+                        work.layer_time(layer, batch.passes()) + own,
+                    )
                 };
                 let segments: Vec<_> = layers.clone().map(segment).collect();
-                let mut record = self.record(StepKind::Compute, pass, round, ctx);
+                let mut record = self.record(StepKind::Compute, batch.index(), round, ctx);
                 record.layers = Some([layers.start, layers.end]);
                 self.compute_part(&ModelPart::Layers(layers), record, segments, ctx);
             }
-            Step::Compute { pass, round, layers, processor: Processor::Gpu } => {
-                let mut record = self.record(StepKind::Compute, pass, round, ctx);
+            Step::Compute { batch, round, layers, processor: Processor::Gpu } => {
+                let mut record = self.record(StepKind::Compute, batch.index(), round, ctx);
                 record.layers = Some([layers.start, layers.end]);
-                let steps = self.gpu_steps(&record, pass);
+                let steps = self.gpu_steps(&record, &batch);
                 self.run_on_gpu(&ModelPart::Layers(layers), record, (steps, None), ctx);
             }
-            Step::Output { pass, processor: Processor::Gpu } => {
-                let record = self.record(StepKind::Output, pass, self.schedule.plan().rounds, ctx);
-                let steps = self.gpu_output_steps(&record, pass.output_count());
+            Step::Output { batch, processor: Processor::Gpu } => {
+                let record = self.record(StepKind::Output, batch.index(), self.schedule.plan().rounds, ctx);
+                let steps = self.gpu_output_steps(&record, batch.output_count());
                 let wiring = StepRecord { kind: StepKind::Compute, ..record };
-                self.run_on_gpu(&ModelPart::Output, wiring, (steps, Some(pass.index)), ctx);
+                self.run_on_gpu(&ModelPart::Output, wiring, (steps, Some(batch.index())), ctx);
             }
-            Step::Output { pass, processor: Processor::Cpu } => {
+            Step::Output { batch, processor: Processor::Cpu } => {
                 let fixed = cost_or_zero(self.device.cpu.token_overhead.as_ref());
-                let time = self.cpu_cost().output_time(pass.output_count()) + fixed;
+                let time = self.cpu_cost().output_time(batch.output_count()) + fixed;
                 let segment = self.segment(self.layout.output_chunks.clone(), time);
-                let record = self.record(StepKind::Output, pass, self.schedule.plan().rounds, ctx);
+                let record = self.record(StepKind::Output, batch.index(), self.schedule.plan().rounds, ctx);
                 self.compute_part(&ModelPart::Output, record, vec![segment], ctx);
             }
-            Step::Send { pass, round, next_round, receiver: to } => {
+            Step::Send { batch, round, next_round, receiver: to } => {
                 let format = self.schedule.plan().activation_format;
-                let bytes = format.bytes_per_token(&self.model.shape) * u64::from(pass.tokens);
+                let bytes = format.bytes_per_token(&self.model.shape) * u64::from(batch.tokens());
                 let message =
-                    Message { pass, round: next_round, sender_round: round, sender_id: self.id, bytes };
+                    Message { batch, round: next_round, sender_round: round, sender_id: self.id, bytes };
                 ctx.outputs.push(DeviceOutput::Send(to, message));
             }
-            Step::Prefetch { part, pass, round } => {
-                let woken = self.residency.request(self.weight_part(&part, pass.index, round));
+            Step::Prefetch { part, batch, round } => {
+                let woken = self.residency.request(self.weight_part(&part, batch, round));
                 self.wake_helper_if(woken, ctx);
             }
-            Step::Release { part, pass, round } => {
-                let woken = self.residency.release(self.weight_part(&part, pass.index, round));
+            Step::Release { part, batch, round } => {
+                let woken = self.residency.release(self.weight_part(&part, batch, round));
                 self.wake_helper_if(woken, ctx);
             }
         }
     }
 
     /// Runs the draft model, whose weights are in memory. On the CPU it competes for the cores like any computation.
-    fn draft(&mut self, pass: Pass, ctx: &mut SimContext) {
+    fn draft(&mut self, batch: u32, pass: Pass, ctx: &mut SimContext) {
         let Some(drafter) = &mut self.drafter else { return };
         let (time, processor) = (drafter.pass_time(pass), drafter.processor);
-        let record = self.record(StepKind::Draft, pass, 0, ctx);
+        let record = self.record(StepKind::Draft, batch, 0, ctx);
         match processor {
             Processor::Cpu => {
                 let segment = self.segment(0..0, time);
@@ -313,17 +316,17 @@ impl<'a> DeviceSim<'a> {
         Segment { chunks, compute_time: time, bytes_per_chunk: self.storage.chunk_size }
     }
 
-    /// Returns a segment for the embedding row of each token of a pass. The tokens are unknown: each row is drawn
+    /// Returns a segment for the embedding row of each token of a batch. The tokens are unknown: each row is drawn
     /// log-uniformly, because vocabularies list frequent tokens first and token frequencies follow Zipf's law.
-    fn embedding_rows(&mut self, pass: Pass) -> Vec<Segment> {
+    fn embedding_rows(&mut self, batch: &[Pass]) -> Vec<Segment> {
         let (rows, row_bytes) =
             (u64::from(self.model.shape.vocab_size).max(1), self.model.embedding_row_bytes());
         let time = self.cpu_cost().embedding_time(1);
         let chunk = self.storage.chunk_size;
         let pages = Bytes(row_bytes.0.next_multiple_of(PAGE_BYTES));
         let bytes_per_chunk = if self.reads_single_rows { pages } else { chunk };
-        let segment = |position: u32| {
-            let (sequence, position) = (pass.sequence_index, u64::from(position));
+        let segment = |(sequence, position): (u32, u32)| {
+            let position = u64::from(position);
             let share = random::draw(self.seed, StreamPurpose::EmbeddingRow, sequence, position);
             let row = ((share * ((rows + 1) as f64).ln()).exp() as u64).saturating_sub(1).min(rows - 1);
             let chunks = self.layout.embedding_row_chunks(row, row_bytes, chunk);
@@ -332,7 +335,11 @@ impl<'a> DeviceSim<'a> {
             let chunks = if is_resident { chunks.start..chunks.start } else { chunks };
             Segment { chunks, compute_time: time, bytes_per_chunk }
         };
-        (pass.first_position..pass.first_position + pass.tokens).map(segment).collect()
+        let positions = batch.iter().flat_map(|pass| {
+            let positions = pass.first_position..pass.first_position + pass.tokens;
+            positions.map(|position| (pass.sequence_index, position))
+        });
+        positions.map(segment).collect()
     }
 
     /// Returns the bytes of the device's weights that are in memory.
@@ -342,14 +349,15 @@ impl<'a> DeviceSim<'a> {
     }
 
     /// Returns the upload, computation and download of a window's GPU layers; unified memory needs no copies.
-    fn gpu_steps(&self, compute: &StepRecord, pass: Pass) -> TimedSteps {
+    fn gpu_steps(&self, compute: &StepRecord, batch: &Batch) -> TimedSteps {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
         let work = ComputeCost::for_gpu(gpu, self.model, self.kv_format);
         let overhead = cost_or_zero(gpu.window_overhead.as_ref());
-        let time: Seconds = overhead + compute.layer_range().map(|layer| work.layer_time(layer, pass)).sum();
+        let layers = compute.layer_range().map(|layer| work.layer_time(layer, batch.passes()));
+        let time: Seconds = overhead + layers.sum();
         // Deviation: a change of the GPU's speed during a computation applies from the next window on.
         let time = time * (1.0 / self.gpu_speed);
-        let bytes = self.model.shape.hidden_state_bytes() * u64::from(pass.tokens);
+        let bytes = self.model.shape.hidden_state_bytes() * u64::from(batch.tokens());
         let uploads = compute.layer_range().filter_map(|layer| self.uploads.get(layer as usize));
         let up = bytes + uploads.copied().sum::<Bytes>();
         let on_gpu = StepRecord { resource: Resource::Gpu, ..compute.clone() };
@@ -461,7 +469,7 @@ impl<'a> DeviceSim<'a> {
         ComputeCost::for_main_memory(self.device, self.model, self.kv_format)
     }
 
-    fn record(&self, kind: StepKind, pass: Pass, round: u32, ctx: &SimContext) -> StepRecord {
-        new_record(self.id, Resource::Cpu, kind, (pass.index, round), ctx.engine.now())
+    fn record(&self, kind: StepKind, batch: u32, round: u32, ctx: &SimContext) -> StepRecord {
+        new_record(self.id, Resource::Cpu, kind, (batch, round), ctx.engine.now())
     }
 }

@@ -1,8 +1,8 @@
 //! Ring simulation: simulates a plan whose devices compute windows of layers in turn.
 //!
 //! [`Simulation`] has a [`DeviceSim`] for each device of the plan, the links between the devices, and the engine that
-//! orders their events. `hearth_core::schedule::Generation` decides which pass enters the ring when the head device is
-//! free. Weights in GPU memory are loaded before the run begins; all other weights are then on disk, unless
+//! orders their events. `hearth_core::schedule::Generation` decides which passes enter the ring when the head device
+//! is free. Weights in GPU memory are loaded before the run begins; all other weights are then on disk, unless
 //! [`crate::Options::starts_warm`] is set.
 //!
 //! The events of a scenario change the load, the memory and the ring ([`timeline`], [`reconfiguration`]).
@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use hearth_core::memory::DeviceMemory;
 use hearth_core::recovery::Recovery;
+use hearth_core::schedule::batching::BatchLimits;
 use hearth_core::schedule::{Generation, Schedule};
 use hearth_profiles::Seconds;
 use hearth_profiles::device::DeviceProfile;
@@ -60,8 +61,10 @@ pub(crate) struct Simulation<'a> {
     pub(crate) network: NetworkSim<Event>,
     /// The indices of the cluster's members, in the order in which the links number the members.
     pub(crate) link_order: Vec<usize>,
-    /// Decides which pass enters the ring next.
+    /// Decides which passes enter the ring next.
     pub(crate) generation: Generation,
+    /// The limits for the batches of the current plan.
+    pub(crate) batch_limits: BatchLimits,
     acceptance: AcceptanceSampler,
     /// The passes that have started, in order.
     passes: Vec<Pass>,
@@ -137,6 +140,7 @@ impl<'a> Simulation<'a> {
             network,
             link_order: member_order(input.cluster, input.plan),
             generation: Generation::new(&input.cluster.workload),
+            batch_limits: BatchLimits::for_plan(&plan),
             acceptance: AcceptanceSampler::new(input.cluster.seed, &input.cluster.workload),
             passes: Vec::new(),
             generated_tokens: 0,
@@ -156,7 +160,7 @@ impl<'a> Simulation<'a> {
 
     fn run(&mut self) -> Result<(), SimError> {
         self.apply_initial_background_load();
-        self.begin_passes()?;
+        self.begin_batches()?;
         let (mut idle, mut records) = (0, 0);
         while !self.has_ended {
             let event = self.engine.next_event().filter(|_| idle < MAX_IDLE_EVENTS);
@@ -176,21 +180,21 @@ impl<'a> Simulation<'a> {
                 Event::Timeline => self.run_due_actions()?,
                 Event::Helper(id) => self.with_device(id, DeviceSim::on_helper_wake)?,
             }
-            self.begin_passes()?;
+            self.begin_batches()?;
         }
         let now = self.engine.now();
         self.ring.devices.iter_mut().for_each(|device| device.flush_records(now, &mut self.trace.records));
         Ok(())
     }
 
-    fn begin_passes(&mut self) -> Result<(), SimError> {
+    fn begin_batches(&mut self) -> Result<(), SimError> {
         self.receive_confirmations()?;
         while self.recovery.is_ring_running()
             && self.ring.devices[0].is_idle()
-            && let Some(pass) = self.generation.begin_pass()
+            && let Some(batch) = self.generation.begin_batch(self.batch_limits)
         {
-            self.passes.push(pass);
-            self.with_device(0, |device, ctx| device.begin_pass(pass, ctx))?;
+            self.passes.extend(batch.passes());
+            self.with_device(0, |device, ctx| device.begin_batch(batch, ctx))?;
         }
         Ok(())
     }
@@ -227,7 +231,7 @@ impl<'a> Simulation<'a> {
             }
             match sent {
                 DeviceOutput::Send(to, message) => self.send(self.ring.order[to], message),
-                DeviceOutput::Output(pass) => self.on_output(pass)?,
+                DeviceOutput::Output(batch) => self.on_output(batch)?,
             }
         }
         Ok(())
@@ -244,8 +248,9 @@ impl<'a> Simulation<'a> {
 
     pub(crate) fn transmit(&mut self, to: usize, message: Message, submit_time: Nanos) {
         let (engine, records) = (&mut self.engine, &mut self.trace.records);
-        let Message { pass, sender_round: sent_round, sender_id: from, bytes, .. } = message;
-        let record = new_record(from, Resource::Tx, StepKind::Send, (pass.index, sent_round), submit_time);
+        let Message { ref batch, sender_round: sent_round, sender_id: from, bytes, .. } = message;
+        let step = (batch.index(), sent_round);
+        let record = new_record(from, Resource::Tx, StepKind::Send, step, submit_time);
         records.push(StepRecord { end_ns: engine.now(), bytes: bytes.0, peer: Some(to as u16), ..record });
         // The links number all members; devices that join the ring later may have IDs in another order.
         let index = |id: usize| {
@@ -261,20 +266,28 @@ impl<'a> Simulation<'a> {
         self.network.schedule_arrivals(&mut self.engine, &mut self.trace.records, Event::Wifi);
     }
 
-    /// Handles the output of a pass: counts its tokens, and records the counters of all devices.
-    fn on_output(&mut self, pass: u32) -> Result<(), SimError> {
-        let drafting = self.passes.get(pass as usize).filter(|started| started.drafted > 0);
-        let accepted_drafts = drafting.map(|&started| self.acceptance.accepted_drafts(started));
-        let tokens = self.generation.complete_pass(pass, accepted_drafts.unwrap_or(0))?;
-        self.has_ended |= self.generation.is_finished();
+    /// Handles the outputs of a batch: counts its tokens, and records the counters of all devices.
+    fn on_output(&mut self, batch: u32) -> Result<(), SimError> {
         let at = self.engine.now();
+        let first = self.passes.get(batch as usize..).unwrap_or_default();
+        let joined = first.iter().skip(1).take_while(|pass| pass.is_joined).count();
+        let passes = first[..first.len().min(joined + 1)].to_vec();
+        let (mut tokens, mut accepted_drafts) = (0, Vec::new());
+        for pass in passes.into_iter().filter(|pass| pass.has_output) {
+            let accepted = if pass.drafted > 0 { self.acceptance.accepted_drafts(pass) } else { 0 };
+            tokens += self.generation.complete_pass(pass.index, accepted)?;
+            if pass.drafted > 0 {
+                let value = u64::from(accepted);
+                accepted_drafts.push(counter_reading(0, Counter::Accepted, pass.index, at, value));
+            }
+        }
+        self.has_ended |= self.generation.is_finished();
         for &id in &self.ring.order {
             let device = &self.ring.devices[id];
             let bytes = [device.bytes_read(), device.resident_bytes(), self.unreclaimable_bytes(id)];
-            self.trace.readings.extend(memory_readings(id, pass, at, bytes));
+            self.trace.readings.extend(memory_readings(id, batch, at, bytes));
         }
-        let accepted = |drafts: u32| counter_reading(0, Counter::Accepted, pass, at, u64::from(drafts));
-        self.trace.readings.extend(accepted_drafts.map(accepted));
+        self.trace.readings.extend(accepted_drafts);
         self.on_tokens(tokens)
     }
 }

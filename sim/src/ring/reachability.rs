@@ -9,7 +9,7 @@
 use crate::device::context::Message;
 use crate::engine::Nanos;
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct HeldMessage {
     pub receiver: usize,
     pub message: Message,

@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use hearth_core::memory::DeviceMemory;
 use hearth_core::recovery::{self, ReplanError, Step, heartbeat};
+use hearth_core::schedule::batching::BatchLimits;
 use hearth_core::schedule::{Event as ScheduleEvent, Schedule};
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::Plan;
@@ -360,6 +361,7 @@ impl<'a> Simulation<'a> {
     fn configure_ring(&mut self) -> Result<(), SimError> {
         let first_pass = self.generation.next_pass_index();
         let plan = self.recovery.plan().clone();
+        self.batch_limits = BatchLimits::for_plan(&plan);
         self.ring.order.clear();
         for index in 0..plan.devices.len() {
             let id = self.configure_device(&plan, index, first_pass)?;

@@ -194,7 +194,7 @@ fn slice_time(work: &ComputeCost, sliced: &SlicedModel, block: usize, pass: Pass
     let layer = block / 2;
     let feed_forward = &sliced.feed_forward[layer];
     match block % 2 {
-        0 if sliced.attention.shape.kv_heads > 0 => work.layer_time(layer as u32, pass),
+        0 if sliced.attention.shape.kv_heads > 0 => work.layer_time(layer as u32, &[pass]),
         1 if feed_forward.flops().0 != 0.0 => work.matmul_time(feed_forward, pass.tokens),
         _ => Seconds(0.0),
     }

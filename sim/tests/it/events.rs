@@ -4,6 +4,7 @@
 
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics::event_impact::{EventImpact, event_impact};
+use hearth_core::metrics::token_times::TokenTimes;
 use hearth_core::metrics::{self, Metrics};
 use hearth_core::recovery::{ReplanError, Replanner};
 use hearth_profiles::device::PageCachePolicy;
@@ -182,13 +183,18 @@ fn sequences_are_recomputed_after_a_loss() {
     let run = run_with(&cluster, &plan, &[Event { leaves_ring: true, ..on("d2", 7) }], Some(&EvenSplit));
     let trace = &run.trace;
     assert_eq!((trace.outcome, run.new_plans.len()), (Outcome::Ok, 1));
-    assert_eq!(count(trace, StepKind::Output), 18, "every token is output once");
+    let times = TokenTimes::from_trace(trace);
+    let ends: Vec<u64> = times
+        .first_tokens
+        .iter()
+        .map(|first| first.end_ns)
+        .chain(times.decode_steps.iter().map(|step| step.end_ns))
+        .collect();
+    assert_eq!(ends.len(), 18, "every token is output once");
     // Prompts of 4 tokens; 7 tokens are complete when the device leaves, and the tokens on the other two devices are
     // still output.
     let replanned = trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned).expect("a plan");
-    let out = trace.readings.iter().filter(|it| {
-        (it.device_index, it.counter) == (0, Counter::Unreclaimable) && it.time_ns <= replanned.start_ns
-    });
+    let out = ends.iter().filter(|end| **end <= replanned.start_ns);
     let again = format!("; {} tokens computed again", 3 * 4 + out.count());
     assert!(replanned.details.ends_with(&again), "{} and {again}", replanned.details);
     let metrics = metrics::compute_metrics(trace);

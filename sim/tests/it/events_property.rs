@@ -6,6 +6,7 @@
 
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics;
+use hearth_core::metrics::token_times::TokenTimes;
 use hearth_core::recovery::{ReplanError, Replanner};
 use hearth_profiles::{Bytes, Fraction, Seconds};
 use hearth_schema::events::{Event, MemoryLoad, ProcessorLoad, RejoinTime};
@@ -16,7 +17,7 @@ use hearth_schema::trace::{Counter, Outcome, StepKind, Trace};
 use hearth_sim::{Input, Options, ScenarioEvents, simulate_with_events};
 use proptest::prelude::*;
 
-use crate::small_rings::{cluster, count, memories, planned, readings, replanned, use_wifi, with_drafts};
+use crate::small_rings::{cluster, memories, planned, readings, replanned, use_wifi, with_drafts};
 
 /// A replanner that gives every device a window of two layers in each round.
 #[derive(Debug)]
@@ -64,10 +65,10 @@ const WINDOW: u64 = 64 << 20;
 const CHUNK: u64 = 2 << 20;
 
 fn check_invariants(trace: &Trace, tokens: u32, managed: bool) -> Result<(), TestCaseError> {
-    let outputs = count(trace, StepKind::Output) as u64;
-    let accepted = trace.readings.iter().filter(|it| it.counter == Counter::Accepted).map(|it| it.value);
     if trace.outcome == Outcome::Ok {
-        prop_assert_eq!(outputs + accepted.sum::<u64>(), u64::from(tokens), "every token is output once");
+        let times = TokenTimes::from_trace(trace);
+        let outputs = times.first_tokens.len() + times.decoded_tokens();
+        prop_assert_eq!(outputs, tokens as usize, "every token is output once");
     } else if !trace.records.is_empty() {
         let is_reason = |kind| matches!(kind, RunEventKind::NotReplanned | RunEventKind::OutOfMemory);
         let has_reason = trace.run_events.iter().any(|it| is_reason(it.kind));

@@ -91,15 +91,15 @@ fn two_sequences_keep_two_devices_busy() {
     assert!(gain > 1.8, "{gain} times");
     let own: Vec<_> = two.sequences.iter().map(|sequence| sequence.decoded_tokens).collect();
     assert_eq!(own, [99, 99]);
-    assert!(two.sequences[0].ttft_ms < two.sequences[1].ttft_ms, "one prompt after the other");
+    assert_eq!(two.sequences[0].ttft_ms, two.sequences[1].ttft_ms, "short prompts share a batch");
     assert!(one.sequences.is_empty() && one.speculation.is_none());
     // The terms include waiting for each other.
     assert_terms(&two);
     assert!(two.terms_ms.queue > 0.0);
-    // More sequences than devices do not increase the speed.
+    // Four sequences are computed in two batches, each of which reads the weights once.
     let workload = Workload { sequences: 4, ..Workload::new(4, 100) };
     let four = run(&quick("llama-8b", 2, workload), &windows).tokens_per_s.expect("tokens");
-    assert_near(four, two.tokens_per_s.expect("tokens"), 0.02, "tokens per second of four sequences");
+    assert_near(four / two.tokens_per_s.expect("tokens"), 2.0, 0.05, "gain of four sequences");
 }
 
 #[test]

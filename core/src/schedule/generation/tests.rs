@@ -37,6 +37,61 @@ fn prompts_enter_first_and_then_sequences_in_the_order_of_their_tokens() {
     assert!(!generation.is_finished());
 }
 
+/// Enters the next batch, and returns its passes as texts.
+fn batch(generation: &mut Generation, in_flight: u32, shared_prompt_tokens: u32) -> Vec<String> {
+    let batch = generation.begin_batch(BatchLimits { in_flight, shared_prompt_tokens });
+    batch.iter().flat_map(Batch::passes).copied().map(shape).collect()
+}
+
+#[test]
+fn requests_join_the_batch_of_active_sequences() {
+    let mut generation = Generation::with_vacant_slots(4, 8, 0, true);
+    assert_eq!(generation.admit_request(0, 9, 0, 9), Ok(0));
+    assert_eq!(batch(&mut generation, 1, 4), ["0:0+8/0"], "alone, a chunk may have 8 tokens");
+    assert_eq!(batch(&mut generation, 1, 4), ["0:8+1/0!"], "chunks do not wait for each other");
+    assert!(batch(&mut generation, 1, 4).is_empty());
+    for slot in [1, 2] {
+        assert_eq!(generation.admit_request(slot, 6, 0, 9), Ok(0));
+    }
+    assert_eq!(generation.complete_pass(1, 0), Ok(1));
+    assert_eq!(batch(&mut generation, 1, 4), ["1:0+4/0", "0:9+1/0!"]);
+    assert!(batch(&mut generation, 1, 4).is_empty(), "one batch is in flight");
+    assert_eq!(generation.complete_pass(3, 0), Ok(1));
+    assert_eq!(batch(&mut generation, 1, 4), ["1:4+2/0!", "2:0+2/0", "0:10+1/0!"]);
+    assert_eq!(generation.complete_pass(4, 0), Ok(1));
+    assert_eq!(generation.complete_pass(6, 0), Ok(1));
+    assert_eq!(batch(&mut generation, 1, 4), ["2:2+4/0!", "1:6+1/0!", "0:11+1/0!"]);
+    for pass in [7, 8, 9] {
+        assert_eq!(generation.complete_pass(pass, 0), Ok(1));
+    }
+    generation.cancel(1);
+    assert_eq!(batch(&mut generation, 1, 4), ["2:6+1/0!", "0:12+1/0!"]);
+}
+
+#[test]
+fn several_prompts_share_a_batch_only_while_it_is_small() {
+    let mut generation = Generation::from_prompt_lengths(&[3, 2, 9, 9], 5, 8, 0);
+    assert_eq!(batch(&mut generation, 2, 6), ["0:0+3/0!", "1:0+2/0!", "2:0+1/0"]);
+    assert_eq!(batch(&mut generation, 2, 6), ["2:1+8/0!"]);
+    assert_eq!(batch(&mut generation, 2, 6), ["3:0+8/0"]);
+}
+
+#[test]
+fn sequences_are_divided_among_the_batches_in_flight() {
+    let mut generation = Generation::from_prompt_lengths(&[1; 5], 9, 8, 0);
+    assert_eq!(batch(&mut generation, 2, 8).len(), 5);
+    for pass in 0..5 {
+        assert_eq!(generation.complete_pass(pass, 0), Ok(1));
+    }
+    assert_eq!(batch(&mut generation, 2, 8), ["0:1+1/0!", "1:1+1/0!", "2:1+1/0!"]);
+    assert_eq!(batch(&mut generation, 2, 8), ["3:1+1/0!", "4:1+1/0!"]);
+    assert!(batch(&mut generation, 2, 8).is_empty());
+    for pass in 5..8 {
+        assert_eq!(generation.complete_pass(pass, 0), Ok(1));
+    }
+    assert_eq!(batch(&mut generation, 2, 8), ["0:2+1/0!", "1:2+1/0!", "2:2+1/0!"]);
+}
+
 #[test]
 fn rejected_drafts_are_rolled_back() {
     // 7 tokens: one from the prompt, then steps of up to 3 drafts.
@@ -160,6 +215,11 @@ fn cancelled_slot_is_vacant_when_no_output_is_in_flight() {
     assert!(generation.is_finished() && generation.begin_pass().is_none());
 }
 
+fn any_limits() -> impl Strategy<Value = BatchLimits> {
+    let limits = |(in_flight, shared_prompt_tokens)| BatchLimits { in_flight, shared_prompt_tokens };
+    (1u32..4, 1u32..12).prop_map(limits)
+}
+
 proptest! {
     /// Checks that each pass begins at the first position that is not cached, and that all requests end. Requests enter
     /// and are cancelled at any time, outputs arrive in any order, and the ring restarts sometimes.
@@ -169,6 +229,7 @@ proptest! {
         micro_batch in 1u32..9,
         drafts in 0u32..3,
         can_truncate in any::<bool>(),
+        limits in any_limits(),
         actions in prop::collection::vec((0u8..16, any::<u32>(), any::<u32>()), 1..200),
     ) {
         let drafts = if can_truncate { drafts } else { 0 };
@@ -203,7 +264,8 @@ proptest! {
                     cached[pass.sequence_index as usize] -= pass.drafted - accepted;
                 }
                 _ => {
-                    if let Some(pass) = generation.begin_pass() {
+                    let batch = generation.begin_batch(limits);
+                    for &pass in batch.iter().flat_map(Batch::passes) {
                         let cached = &mut cached[pass.sequence_index as usize];
                         prop_assert_eq!(pass.first_position, *cached, "begins after the cached positions");
                         *cached += pass.tokens;
@@ -218,7 +280,7 @@ proptest! {
             prop_assert_eq!(generation.is_finished(), vacant);
         }
         (0..sequences).for_each(|sequence| generation.cancel(sequence));
-        prop_assert!(generation.begin_pass().is_none(), "all sequences are cancelled");
+        prop_assert!(generation.begin_batch(limits).is_none(), "all sequences are cancelled");
     }
 
     /// Checks that every sequence gets its tokens and no position is skipped or computed after the last token. Outputs
@@ -230,6 +292,7 @@ proptest! {
         sequences in 1u32..6,
         micro_batch in 1u32..20,
         drafts in 0u32..6,
+        limits in any_limits(),
         choices in prop::collection::vec((any::<u32>(), any::<u32>()), 1..50),
     ) {
         let workload = Workload { prompt_tokens: prompt, generated_tokens: generate, ..workload(sequences, micro_batch, drafts) };
@@ -239,15 +302,18 @@ proptest! {
         let mut choices = choices.iter().cycle();
         let (mut index, mut restarted) = (0, false);
         while !generation.is_finished() {
-            while let Some(pass) = generation.begin_pass() {
-                prop_assert_eq!(pass.index, index);
-                index += 1;
-                let cached = &mut cached[pass.sequence_index as usize];
-                prop_assert_eq!(pass.first_position, *cached, "begins after the cached positions");
-                *cached += pass.tokens;
-                prop_assert!(*cached < prompt + generate, "the last token does not enter");
-                if pass.has_output {
-                    in_flight.push(pass);
+            while let Some(batch) = generation.begin_batch(limits) {
+                prop_assert!(batch.tokens() <= MAX_PASS_TOKENS);
+                for &pass in batch.passes() {
+                    prop_assert_eq!(pass.index, index);
+                    index += 1;
+                    let cached = &mut cached[pass.sequence_index as usize];
+                    prop_assert_eq!(pass.first_position, *cached, "begins after the cached positions");
+                    *cached += pass.tokens;
+                    prop_assert!(*cached < prompt + generate, "the last token does not enter");
+                    if pass.has_output {
+                        in_flight.push(pass);
+                    }
                 }
             }
             prop_assert!(!in_flight.is_empty(), "an output is awaited");

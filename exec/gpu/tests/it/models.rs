@@ -106,9 +106,8 @@ impl Model {
     /// Runs a pass of `tokens` at the next positions and returns the final hidden states, [tokens, embedding].
     fn pass(&mut self, tokens: &[u32]) -> Vec<f32> {
         let mut hidden = self.input_output.embed(tokens).unwrap();
-        let positions: Vec<u32> = (self.length..).take(tokens.len()).collect();
         for window in self.windows.clone() {
-            self.stage.forward(window, &mut hidden, &positions).unwrap();
+            self.stage.forward(0, window, &mut hidden, self.length).unwrap();
         }
         self.length += tokens.len() as u32;
         hidden
@@ -263,8 +262,7 @@ pub fn oracle_rows(weights: &Arc<Weights>, tokens: &[u32], cache: KvCacheOptions
     let mut stage = Stage::new(weights.clone(), whole, cache, oracle).unwrap();
     let before = InputOutputLayers::new(weights.clone(), cpu()).embed(tokens).unwrap();
     let mut hidden = before.clone();
-    let positions: Vec<u32> = (0..tokens.len() as u32).collect();
-    stage.forward(0..4, &mut hidden, &positions).unwrap();
+    stage.forward(0, 0..4, &mut hidden, 0).unwrap();
     (before, hidden)
 }
 
@@ -333,9 +331,8 @@ fn public_models_choose_the_same_tokens_on_the_gpu() {
         let layers = std::slice::from_ref(&all);
         let mut input_output = InputOutputLayers::new(weights.clone(), cpu());
         let mut hidden = input_output.embed(&tokens).unwrap();
-        let positions: Vec<u32> = (0..tokens.len() as u32).collect();
         let mut on_cpu = Stage::on_cpu(weights.clone(), layers, CACHE, cpu()).unwrap();
-        on_cpu.forward(all.clone(), &mut hidden, &positions).unwrap();
+        on_cpu.forward(0, all.clone(), &mut hidden, 0).unwrap();
         let expected = input_output.logits(&hidden).unwrap();
         let own = Model::new(&gpu, &weights, layers, layers, CACHE, Tiling::DEFAULT.into()).logits(&tokens);
         let width = weights.shape().vocab_size as usize;

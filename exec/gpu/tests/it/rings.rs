@@ -60,8 +60,13 @@ impl Ring {
     fn pass(&mut self, index: u32, from: usize, to: usize) {
         let known = self.all_tokens[..to].to_vec();
         let pass = Pass::new(index, from as u32, (to - from) as u32, true);
-        let out = self.runner().begin_pass(pass, &known).unwrap().expect("one device is the whole ring");
-        assert_eq!(out.tokens, [self.all_tokens[to]], "pass {index}");
+        let texts = [(0, &known[..])].into();
+        let out = self.runner().begin_batch(&pass.into(), &texts).unwrap();
+        assert_eq!(
+            out.expect("one device is the whole ring").tokens,
+            [[self.all_tokens[to]]],
+            "pass {index}"
+        );
     }
 }
 

@@ -14,6 +14,7 @@ use hearth_ring::wire::activations::round_to_f16;
 use hearth_runtime::{
     Backend, BackendOptions, InputOutputLayers, KvCacheOptions, KvFormat, Oracle, Stage, Weights,
 };
+use hearth_schema::pass::{Batch, Pass};
 
 use crate::gpu::{lock_gpu, open, open_and_lock};
 use crate::models::{arbitrary_tokens, backend_options, cpu, gpu_backend, relative_rms, synthetic};
@@ -64,11 +65,10 @@ impl Pair {
     /// states.
     fn check(&mut self, sequence: u32, first: u32, count: u32, seed: u32) {
         let rows = embeddings(&self.weights, count, seed);
-        let positions: Vec<u32> = (first..first + count).collect();
         let [own, expected] = [&mut self.gpu, &mut self.oracle].map(|stage| {
             let mut rows = rows.clone();
             for window in windows() {
-                stage.forward_sequence(sequence, window, &mut rows, &positions).unwrap();
+                stage.forward(sequence, window, &mut rows, first).unwrap();
             }
             rows
         });
@@ -108,6 +108,29 @@ fn sequences_have_caches_of_their_own() {
 }
 
 #[test]
+fn sequences_of_a_batch_are_computed_one_after_the_other() {
+    let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
+    let mut pair = Pair::new(&gpu, None);
+    pair.check(0, 0, 7, 3);
+    let pass = |index, sequence_index, first, tokens| Pass {
+        sequence_index,
+        ..Pass::new(index, first, tokens, true)
+    };
+    let batch = Batch::new(vec![pass(1, 2, 0, 5), pass(2, 0, 7, 1), pass(3, 1, 0, 12)]).unwrap();
+    let rows = embeddings(&pair.weights, batch.tokens(), 5);
+    let [own, expected] = [&mut pair.gpu, &mut pair.oracle].map(|stage| {
+        let mut rows = rows.clone();
+        for window in windows() {
+            stage.forward_batch(window, &mut rows, &batch).unwrap();
+        }
+        rows
+    });
+    let off = relative_rms(&own, &expected);
+    assert!(off < BOUND, "{off}");
+    pair.check(2, 5, 2, 8);
+}
+
+#[test]
 fn rolled_back_positions_do_not_affect_later_passes() {
     let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
     let mut pair = Pair::new(&gpu, None);
@@ -131,9 +154,8 @@ fn rolled_back_nan_does_not_affect_later_passes() {
     pair.check(0, 0, 9, 1);
     // Positions 9 to 17 become NaN: 9 to 11 share their values' texels with 8.
     let mut not_finite = vec![f32::NAN; 9 * pair.weights.shape().embedding_length as usize];
-    let positions: Vec<u32> = (9..18).collect();
     for window in windows() {
-        pair.gpu.forward_sequence(0, window, &mut not_finite, &positions).unwrap();
+        pair.gpu.forward(0, window, &mut not_finite, 9).unwrap();
     }
     assert!(not_finite.iter().all(|number| number.is_nan()));
     for (first, count) in [(9, 1), (10, 3), (8, 1), (9, 2)] {
@@ -177,6 +199,7 @@ fn gpu_lost_within_a_window_of_rounded_rows_is_replaced() {
         for (first, count) in [(0, 9), (9, 1), (10, 3), (13, 1)] {
             let rows = embeddings(&weights, count, first);
             let (mut own, mut expected) = (rows.clone(), rows);
+            let pass = Pass { sequence_index: 2, ..Pass::new(0, first, count, false) };
             for layer in 0..4 {
                 if (first, layer) == (10, lost_at) {
                     gpu.destroy();
@@ -185,7 +208,7 @@ fn gpu_lost_within_a_window_of_rounded_rows_is_replaced() {
                     (&mut backend as &mut dyn Backend, &mut own),
                     (&mut oracle as &mut dyn Backend, &mut expected),
                 ] {
-                    backend.forward(2, layer..layer + 1, rows, first);
+                    backend.forward(layer..layer + 1, rows, &[pass]);
                     round_to_f16(rows);
                 }
             }

@@ -26,7 +26,9 @@ use super::reconfiguration::Reconfiguration;
 use super::stall::{Stall, find_stall};
 use super::worker_connection::{HeadEvent, address};
 use crate::error::{Result, RingError, protocol_error};
-use crate::execution::{LocalModel, MAX_PASSES_PER_DEVICE, Outbox, Samplers, StageRunner, check_draft_model};
+use crate::execution::{
+    LocalModel, MAX_BATCHES_PER_DEVICE, Outbox, Samplers, StageRunner, check_draft_model,
+};
 use crate::wire::{
     ActivationCounters, BrokenLink, DataConnector, DataLinkEvent, EpochConfig, Frame, MAX_DATA_CONNECTIONS,
     Message, PeerAddress, PreparedEpoch, ReceiveBudget, Transport,
@@ -221,7 +223,7 @@ impl<T: Transport> Coordinator<T> {
             sink: self.connections.data_sink(),
             // All passes in flight may wait for the head.
             budget: ReceiveBudget::new(
-                MAX_PASSES_PER_DEVICE * plan.devices.len(),
+                MAX_BATCHES_PER_DEVICE * plan.devices.len(),
                 self.model.max_activation_bytes(),
             ),
             counters: self.counters.clone(),

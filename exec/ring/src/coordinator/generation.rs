@@ -104,9 +104,11 @@ async fn run<T: Transport>(
             }
             progress => progress,
         };
-        if let Progress::Tokens(sequence, tokens) = progress {
-            for token in tokens {
-                on_token(sequence, token);
+        if let Progress::Tokens(sequences) = progress {
+            for (sequence, tokens) in sequences {
+                for token in tokens {
+                    on_token(sequence, token);
+                }
             }
         }
     }

@@ -1,8 +1,8 @@
-//! The pass pipeline: the active sequences, the passes in flight, and the deadline of the next pass.
+//! The pass pipeline: the active sequences, the batches in flight, and the deadline of the next batch.
 //!
-//! A pass starts as soon as the head is free; [`Generation`] decides which pass. Activations return to the head after
-//! each round, and the last round gives tokens, which are the input of later passes. Several passes are in flight
-//! at the same time: batches of a prompt, and passes of several sequences. When the ring is reconfigured during a
+//! A batch starts as soon as the head is free; [`Generation`] decides which passes form it. Activations return to the
+//! head after each round, and the last round gives tokens, which are the input of later passes. Several batches are in
+//! flight at the same time: chunks of a prompt, and passes of several sequences. When the ring is reconfigured during a
 //! request, all tokens so far enter the new ring as a prompt, because the KV cache of the old ring is lost. A
 //! generated token is never sampled again.
 
@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hearth_core::recovery::Event;
+use hearth_core::schedule::batching::BatchLimits;
 use hearth_core::schedule::{Generation, GenerationError};
 use hearth_schema::pass::Pass;
 use hearth_schema::trace::{CounterReading, StepRecord};
@@ -19,7 +20,7 @@ use tokio::time::error::Elapsed;
 use super::coordinator::Coordinator;
 use super::worker_connection::HeadEvent;
 use crate::error::{Result, RingError, protocol_error};
-use crate::execution::{MAX_PASSES_PER_DEVICE, PassOutput, TraceLines};
+use crate::execution::{BatchOutput, MAX_BATCHES_PER_DEVICE, TraceLines};
 use crate::wire::{BrokenLink, DataLinkEvent, Message, Transport};
 
 /// The time limit of a pass, as a multiple of the time of the slowest pass on the same ring. source: assumed, because
@@ -55,14 +56,14 @@ pub(super) struct PassPipeline {
     pub(super) passes: Vec<Pass>,
     /// Received trace lines, each with the name of its worker; `None` if traces are collected only after the request.
     pub(super) trace_lines: Option<Vec<(String, TraceLines)>>,
-    /// The start time and the number of tokens of each pass in flight, by pass index.
+    /// The start time and the number of tokens of each batch in flight, by the index of its first pass.
     in_flight: BTreeMap<u32, (Instant, u32)>,
     last_pass_end: Option<Instant>,
     slowest: SlowestPass,
 }
 
-/// The longest time of a pass on the current ring, and the longest time per token of a pass; zero before the first
-/// pass.
+/// The longest time of a batch on the current ring, and the longest time per token of a batch; zero before the first
+/// batch.
 #[derive(Debug, Clone, Copy, Default)]
 struct SlowestPass {
     time: Duration,
@@ -73,8 +74,8 @@ struct SlowestPass {
 pub(super) enum Progress {
     /// Work was done, but no token is complete.
     Work,
-    /// The index of a sequence, and the new tokens of this sequence.
-    Tokens(u32, Vec<u32>),
+    /// The indices of sequences, each with its new tokens.
+    Tokens(Vec<(u32, Vec<u32>)>),
     /// No pass can start and no event is pending.
     Idle,
 }
@@ -121,21 +122,25 @@ impl PassPipeline {
         if let Ok(event) = coordinator.events.try_recv() {
             return self.handle_event(event, coordinator).await;
         }
-        let can_enter = self.in_flight.len() < MAX_PASSES_PER_DEVICE * coordinator.plan().devices.len();
-        let Some(pass) = can_enter.then(|| self.generation.begin_pass()).flatten() else {
+        let can_enter = self.in_flight.len() < MAX_BATCHES_PER_DEVICE * coordinator.plan().devices.len();
+        let limits = BatchLimits::for_plan(coordinator.plan());
+        let Some(batch) = can_enter.then(|| self.generation.begin_batch(limits)).flatten() else {
             return Ok(Progress::Idle);
         };
-        self.passes.push(pass);
+        self.passes.extend(batch.passes());
         let is_cold =
             self.in_flight.is_empty() && self.last_pass_end.is_some_and(|end| end.elapsed() > LONG_IDLE);
         if is_cold {
             self.slowest = SlowestPass::default();
         }
-        self.in_flight.insert(pass.index, (Instant::now(), pass.tokens));
-        let so_far =
-            self.sequences.get(pass.sequence_index as usize).map_or(&[][..], |tokens| &tokens.tokens);
-        let output = coordinator.runner()?.begin_pass(pass, so_far)?;
-        self.finish_pass(output, coordinator)
+        self.in_flight.insert(batch.index(), (Instant::now(), batch.tokens()));
+        let text = |pass: &Pass| {
+            let sequence = self.sequences.get(pass.sequence_index as usize)?;
+            Some((pass.sequence_index, &sequence.tokens[..]))
+        };
+        let texts = batch.passes().iter().filter_map(text).collect();
+        let output = coordinator.runner()?.begin_batch(&batch, &texts)?;
+        self.finish_batch(output, coordinator)
     }
 
     pub(super) async fn handle_event<T: Transport>(
@@ -146,7 +151,7 @@ impl PassPipeline {
         let mut event = event;
         if let HeadEvent::Data(DataLinkEvent::Activations(received)) = &event {
             match coordinator.runner()?.process_activations(received) {
-                Ok(output) => return self.finish_pass(output, coordinator),
+                Ok(output) => return self.finish_batch(output, coordinator),
                 Err(RingError::InvalidActivations { sender_index: peer_index, what: reason }) => {
                     let epoch = coordinator.connected_epoch;
                     let broken = BrokenLink { epoch, peer_index, is_fault: true, reason };
@@ -186,34 +191,38 @@ impl PassPipeline {
         Ok(Progress::Work)
     }
 
-    /// Removes the pass that has finished, if there is one, and stores its tokens.
-    fn finish_pass<T: Transport>(
+    /// Removes the batch that has finished, if there is one, and stores its tokens.
+    fn finish_batch<T: Transport>(
         &mut self,
-        output: Option<PassOutput>,
+        output: Option<BatchOutput>,
         coordinator: &mut Coordinator<T>,
     ) -> Result<Progress> {
-        let Some(PassOutput { pass, tokens }) = output else { return Ok(Progress::Work) };
+        let Some(BatchOutput { batch, tokens }) = output else { return Ok(Progress::Work) };
         let now = Instant::now();
-        if let Some((entered, tokens)) = self.in_flight.remove(&pass.index) {
+        if let Some((entered, tokens)) = self.in_flight.remove(&batch.index()) {
             let time = now - self.last_pass_end.map_or(entered, |end| end.max(entered));
             self.slowest.time = self.slowest.time.max(time);
             self.slowest.time_per_token = self.slowest.time_per_token.max(time / tokens.max(1));
         }
         self.last_pass_end = Some(now);
-        let Some(accepted) = tokens.len().checked_sub(1) else { return Ok(Progress::Work) };
-        let broken = |error: GenerationError| protocol_error("the ring", error.to_string());
-        self.generation.complete_pass(pass.index, accepted as u32).map_err(broken)?;
-        if self.stop_tokens.contains(&tokens[accepted]) {
-            self.generation.cancel(pass.sequence_index);
+        let mut new_tokens = Vec::new();
+        for (pass, tokens) in batch.passes().iter().zip(tokens) {
+            let Some(&last) = tokens.last() else { continue };
+            let broken = |error: GenerationError| protocol_error("the ring", error.to_string());
+            self.generation.complete_pass(pass.index, tokens.len() as u32 - 1).map_err(broken)?;
+            if self.stop_tokens.contains(&last) {
+                self.generation.cancel(pass.sequence_index);
+            }
+            let sequence = self.sequences.get_mut(pass.sequence_index as usize);
+            let sequence = sequence
+                .ok_or_else(|| protocol_error("the ring", "a token belongs to an unknown sequence"))?;
+            sequence.tokens.extend_from_slice(&tokens);
+            // Devices rejoin only between requests, so no step follows.
+            coordinator.react(Event::Token);
+            coordinator.log.record_token();
+            new_tokens.push((pass.sequence_index, tokens));
         }
-        let sequence = self.sequences.get_mut(pass.sequence_index as usize);
-        let sequence =
-            sequence.ok_or_else(|| protocol_error("the ring", "a token belongs to an unknown sequence"))?;
-        sequence.tokens.extend_from_slice(&tokens);
-        // Devices rejoin only between requests, so no step follows.
-        coordinator.react(Event::Token);
-        coordinator.log.record_token();
-        Ok(Progress::Tokens(pass.sequence_index, tokens))
+        Ok(if new_tokens.is_empty() { Progress::Work } else { Progress::Tokens(new_tokens) })
     }
 }
 

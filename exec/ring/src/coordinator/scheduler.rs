@@ -6,7 +6,7 @@
 //! closed), the slot becomes vacant after the pass in flight. When a device is lost, all active sequences are computed
 //! again, and the caches of vacant slots are lost.
 //!
-//! Not here: which pass starts next ([`hearth_core::schedule::Generation`]).
+//! Not here: which passes start next ([`hearth_core::schedule::Generation`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -137,8 +137,10 @@ impl<T: Transport> Scheduler<'_, T> {
                 Progress::Idle => self.wait(request_rx).await?,
                 progress => progress,
             };
-            if let Progress::Tokens(slot, tokens) = progress {
-                self.send_tokens(slot, tokens);
+            if let Progress::Tokens(slots) = progress {
+                for (slot, tokens) in slots {
+                    self.send_tokens(slot, tokens);
+                }
             }
             self.report()?;
         }

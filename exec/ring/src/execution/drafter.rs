@@ -117,12 +117,12 @@ impl Drafter {
 
     fn pass(&mut self, sequence: u32, tokens: &[u32]) -> Result<Vec<f32>> {
         let cached = self.cached.get_mut(sequence as usize).ok_or(ExecError::Sequence { sequence })?;
-        let positions: Vec<u32> = (cached.len() as u32..).take(tokens.len()).collect();
+        let first = cached.len() as u32;
         // The draft model does not know tokens that only the target model has. Another token in their place only makes
         // worse drafts.
         let known: Vec<u32> = tokens.iter().map(|&token| token.min(self.shared_tokens - 1)).collect();
         let mut hidden = self.input_output.embed(&known)?;
-        self.cost += self.stage.forward_sequence(sequence, self.layers.clone(), &mut hidden, &positions)?;
+        self.cost += self.stage.forward(sequence, self.layers.clone(), &mut hidden, first)?;
         self.passes += 1;
         cached.extend_from_slice(tokens);
         Ok(hidden)

@@ -6,6 +6,8 @@
 //! A runner is used in all epochs of a session: a new request clears its sequences ([`StageRunner::reset`]), and a
 //! new plan also changes its layers ([`StageRunner::reconfigure`]). Activations of an earlier epoch are dropped.
 
+mod head_steps;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -13,7 +15,7 @@ use hearth_core::schedule::{Event, ModelPart, Schedule, Step, parts_by_busy_peri
 use hearth_profiles::Format;
 use hearth_profiles::model::TokenMixer;
 use hearth_schema::Plan;
-use hearth_schema::pass::Pass;
+use hearth_schema::pass::Batch;
 use hearth_schema::plan::Processor;
 use hearth_schema::scenario::ActivationFormat;
 use hearth_schema::trace::{Counter, Resource, StepCost, StepKind, StepRecord};
@@ -25,7 +27,7 @@ use super::recorder::{StepId, TraceLines, TraceRecorder};
 use super::sampling::{SampleFn, Samplers};
 use crate::error::{Result, RingError, protocol_error};
 use crate::wire::{ActivationsHeader, Frame, Message, ReceivedActivations, activations};
-use hearth_runtime::clock::{Stopwatch, ThreadTimes, monotonic_nanos};
+use hearth_runtime::clock::{ThreadTimes, monotonic_nanos};
 use hearth_runtime::cpu::buffer_bytes;
 use hearth_runtime::memory::MemoryWatch;
 use hearth_runtime::residency::{WeightResidency, is_residency_known, resident_bytes};
@@ -33,12 +35,16 @@ use hearth_runtime::{
     CriticalPathCost, ExecError, InputOutputLayers, Stage, ThreadPool, UploadProgressReporter, Weights,
 };
 
+/// A batch that has gone around the ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PassOutput {
-    pub pass: Pass,
-    /// The accepted drafts and one more token; empty if the pass has no output.
-    pub tokens: Vec<u32>,
+pub struct BatchOutput {
+    pub batch: Batch,
+    /// For each pass of the batch, the accepted drafts and one more token; empty if the pass has no output.
+    pub tokens: Vec<Vec<u32>>,
 }
+
+/// All tokens so far of the sequences of a batch, by sequence.
+pub type SequenceTexts<'a> = BTreeMap<u32, &'a [u32]>;
 
 /// The channels to the devices that receive activations from this device, by index of the receiver in the ring.
 pub type Outbox = BTreeMap<usize, mpsc::UnboundedSender<Frame>>;
@@ -59,13 +65,13 @@ pub struct StageRunner {
     drafter: Option<Drafter>,
     /// The drafted tokens of each pass in flight, by pass index.
     drafts: BTreeMap<u32, Vec<u32>>,
-    /// Activations of the current pass (`ModelShape::activation_length` for each token).
+    /// Activations of the current batch (`ModelShape::activation_length` for each token).
     hidden: Vec<f32>,
     /// The time at which the device became idle, in nanoseconds on this process's clock.
     idle_since: u64,
     last_pass: u32,
     next_memory_sample: u64,
-    largest_pass: u32,
+    largest_batch: u32,
     pool: Arc<ThreadPool>,
     /// Bytes read ahead before the trace began.
     ahead_before: u64,
@@ -73,11 +79,9 @@ pub struct StageRunner {
     refaults_before: u64,
 }
 
-/// Maximum number of passes in flight, per device of the ring. Two passes keep a device busy while activations are
-/// being sent; more passes would only wait and use memory for their activations.
-pub const MAX_PASSES_PER_DEVICE: usize = 2;
-
-const MISSING: &str = "it started a pass with unknown tokens";
+/// Maximum number of batches in flight, per device of the ring. Two batches keep a device busy while activations are
+/// being sent; more batches would only wait and use memory for their activations.
+pub const MAX_BATCHES_PER_DEVICE: usize = 2;
 
 /// The pause after a memory sample, as a multiple of the sampling time. So sampling takes at most 1 % of the time.
 const MEMORY_SAMPLE_PAUSE: u64 = 100;
@@ -129,7 +133,7 @@ impl StageRunner {
             idle_since: monotonic_nanos(),
             last_pass: 0,
             next_memory_sample: 0,
-            largest_pass: 0,
+            largest_batch: 0,
             pool,
             ahead_before: 0,
             refaults_before: refaulted_bytes(),
@@ -245,11 +249,11 @@ impl StageRunner {
         self.next_memory_sample = end + (end - start) * MEMORY_SAMPLE_PAUSE;
     }
 
-    /// Starts a pass on the head. `so_far` has all tokens of the sequence. Returns the output if the pass is complete.
-    pub fn begin_pass(&mut self, pass: Pass, so_far: &[u32]) -> Result<Option<PassOutput>> {
-        let steps = self.schedule.react(&Event::Begin(pass))?;
-        self.reserve_buffers(pass);
-        self.perform(pass, steps, so_far)
+    /// Starts a batch on the head. Returns the output if the batch is complete.
+    pub fn begin_batch(&mut self, batch: &Batch, texts: &SequenceTexts<'_>) -> Result<Option<BatchOutput>> {
+        let steps = self.schedule.react(&Event::Begin(batch.clone()))?;
+        self.reserve_buffers(batch);
+        self.perform(batch, steps, texts)
     }
 
     /// Returns whether activations are processed, and not ignored because they belong to an earlier epoch or come from
@@ -260,63 +264,66 @@ impl StageRunner {
     }
 
     /// Processes activations, except those of an earlier epoch and those of a device that does not send to this one.
-    /// Returns the output if the pass is complete. Fails with [`RingError::InvalidActivations`] and changes nothing if
+    /// Returns the output if the batch is complete. Fails with [`RingError::InvalidActivations`] and changes nothing if
     /// the sender is at fault.
-    pub fn process_activations(&mut self, received: &ReceivedActivations) -> Result<Option<PassOutput>> {
-        let ReceivedActivations { sender_index, header, activations: ref bytes, received_at_ns, .. } =
-            *received;
-        let ActivationsHeader { pass, round, .. } = header;
+    pub fn process_activations(&mut self, received: &ReceivedActivations) -> Result<Option<BatchOutput>> {
+        let ReceivedActivations { sender_index, header, activations: bytes, received_at_ns, .. } = received;
+        let (sender_index, received_at_ns) = (*sender_index, *received_at_ns);
+        let (batch, round) = (&header.batch, header.round);
         if !self.is_expected(received) {
             return Ok(None);
         }
         let invalid = |what: String| RingError::InvalidActivations { sender_index, what };
-        let hidden = self.decode(&header, bytes).map_err(invalid)?;
-        let steps = self.schedule.react(&Event::Arrived { pass, round });
+        let hidden = self.decode(header, bytes).map_err(invalid)?;
+        let steps = self.schedule.react(&Event::Arrived { batch: batch.clone(), round });
         let steps = steps.map_err(|error| invalid(error.to_string()))?;
-        self.reserve_buffers(pass);
+        self.reserve_buffers(batch);
         self.hidden = hidden;
         let since = self.idle_since.min(received_at_ns);
-        let step = StepId { pass: pass.index, round };
+        let step = StepId { pass: batch.index(), round };
         let record = self.recorder.record_step(step, StepKind::Receive, since, received_at_ns);
         record.bytes = bytes.len() as u64;
         record.peer = Some(sender_index);
-        self.perform(pass, steps, &[])
+        self.perform(batch, steps, &SequenceTexts::new())
     }
 
     /// Decodes the activations of this epoch. Returns the reason if they are not valid.
     fn decode(&self, header: &ActivationsHeader, bytes: &[u8]) -> Result<Vec<f32>, String> {
-        let ActivationsHeader { epoch, pass, is_f16, .. } = *header;
+        let ActivationsHeader { epoch, ref batch, is_f16, .. } = *header;
         if epoch != self.epoch {
             return Err(format!("they are of epoch {epoch}, but this device is in epoch {}", self.epoch));
         }
         if is_f16 && !self.sends_f16() {
             return Err("they are in f16, but the plan has f32".into());
         }
-        let count = pass.tokens as usize * self.weights.shape().activation_length() as usize;
+        let count = batch.tokens() as usize * self.weights.shape().activation_length() as usize;
         let format = if is_f16 { "f16" } else { "f32" };
         let hidden = activations::decode(bytes, is_f16, count)
             .ok_or_else(|| format!("{} bytes for {count} values in {format}", bytes.len()))?;
         if hidden.iter().all(|value| value.is_finite()) {
             Ok(hidden)
         } else {
-            Err(format!("a value of pass {} is not finite", pass.index))
+            Err(format!("a value of pass {} is not finite", batch.index()))
         }
     }
 
-    /// Reserves memory for the buffers of a pass that is larger than all earlier passes, before weights use the memory.
-    fn reserve_buffers(&mut self, pass: Pass) {
-        if pass.tokens > self.largest_pass {
+    /// Reserves memory for the buffers of a batch that is larger than all earlier ones, before weights use the memory.
+    fn reserve_buffers(&mut self, batch: &Batch) {
+        let tokens = batch.tokens();
+        if tokens > self.largest_batch {
             let plan = self.schedule.plan();
             let positions = u64::from(plan.context_length) * u64::from(plan.sequences);
             let shape = self.weights.shape();
             // Recurrent states are used as a whole from the first token on.
             let states = self.state_bytes();
             let cache = self.stage.kv_cache_bytes().saturating_sub(states) / positions.max(1);
-            let new_states = if self.largest_pass == 0 { states } else { 0 };
-            let logits = u64::from(pass.drafted) * u64::from(shape.vocab_size) * size_of::<f32>() as u64;
-            let buffers = buffer_bytes(shape, pass.tokens, self.pool.threads()) + logits;
-            self.residency.reserve(buffers + new_states + cache * u64::from(pass.tokens));
-            self.largest_pass = pass.tokens;
+            let new_states = if self.largest_batch == 0 { states } else { 0 };
+            // One row is part of the buffers.
+            let rows = batch.output_count().saturating_sub(1);
+            let logits = u64::from(rows) * u64::from(shape.vocab_size) * size_of::<f32>() as u64;
+            let buffers = buffer_bytes(shape, tokens, self.pool.threads()) + logits;
+            self.residency.reserve(buffers + new_states + cache * u64::from(tokens));
+            self.largest_batch = tokens;
         }
     }
 
@@ -346,137 +353,44 @@ impl StageRunner {
         &self.schedule.plan().devices[self.schedule.device_index()].name
     }
 
-    fn perform(&mut self, pass: Pass, steps: Vec<Step>, so_far: &[u32]) -> Result<Option<PassOutput>> {
+    fn perform(
+        &mut self,
+        batch: &Batch,
+        steps: Vec<Step>,
+        texts: &SequenceTexts<'_>,
+    ) -> Result<Option<BatchOutput>> {
         let mut tokens = Vec::new();
         for step in steps {
             match step {
                 Step::Rollback { sequence, position } => self.stage.roll_back(sequence, position),
-                Step::Draft { pass } => self.draft(pass, so_far)?,
-                Step::Embed { pass } => self.embed(pass, so_far)?,
-                Step::Compute { pass, round, layers, processor } => {
-                    let positions: Vec<u32> = (pass.first_position..).take(pass.tokens as usize).collect();
-                    let at = StepId { pass: pass.index, round };
+                Step::Draft { batch, pass } => self.draft(batch, pass, texts)?,
+                Step::Embed { batch } => self.embed(&batch, texts)?,
+                Step::Compute { batch, round, layers, processor } => {
+                    let at = StepId { pass: batch.index(), round };
                     if processor == Processor::Cpu {
                         self.residency.begin(&ModelPart::Layers(layers.clone()), at);
                     }
                     let ((), measured) = self.measure(|runner| {
                         let (stage, hidden) = (&mut runner.stage, &mut runner.hidden);
-                        let (sequence, layers) = (pass.sequence_index, layers.clone());
-                        Ok(((), stage.forward_sequence(sequence, layers, hidden, &positions)?))
+                        Ok(((), stage.forward_batch(layers.clone(), hidden, &batch)?))
                     })?;
                     let touched = self.weights.part_bytes(&ModelPart::Layers(layers.clone()));
                     let record = self.record_step(at, StepKind::Compute, processor, measured, touched);
                     record.layers = Some([layers.start, layers.end]);
                 }
-                Step::Output { pass, processor } => tokens = self.output(pass, processor)?,
-                Step::Send { pass, round, next_round, receiver } => {
-                    self.send(pass, round, next_round, receiver)?;
+                Step::Output { batch, processor } => tokens = self.output(&batch, processor)?,
+                Step::Send { batch, round, next_round, receiver } => {
+                    self.send(batch, round, next_round, receiver)?;
                 }
-                Step::Prefetch { part, pass, round } => {
-                    self.residency.prefetch(part, StepId { pass: pass.index, round });
+                Step::Prefetch { part, batch, round } => {
+                    self.residency.prefetch(part, StepId { pass: batch, round });
                 }
                 Step::Release { part, .. } => self.residency.release(part),
             }
         }
         self.idle_since = monotonic_nanos();
-        let is_complete = self.schedule.device_index() == 0 && !self.schedule.is_in_flight(pass.index);
-        Ok(is_complete.then_some(PassOutput { pass, tokens }))
-    }
-
-    /// Runs the draft model, which processes a batch of a prompt, or drafts the last tokens of a pass.
-    fn draft(&mut self, pass: Pass, so_far: &[u32]) -> Result<()> {
-        let end = pass.first_position as usize + (pass.tokens - pass.drafted) as usize;
-        let so_far = so_far.get(..end).ok_or_else(|| protocol_error("the head", MISSING))?;
-        let (passes, measured) = self.measure(|runner| {
-            let drafter = runner.drafter.as_mut();
-            let drafter = drafter.ok_or_else(|| RingError::invalid_plan("this head has no draft model"))?;
-            if pass.drafted == 0 {
-                drafter.prefill(pass.sequence_index, so_far)?;
-            } else {
-                let drafts = drafter.draft(pass.sequence_index, so_far, pass.drafted)?;
-                runner.drafts.insert(pass.index, drafts);
-            }
-            let (cost, passes) = drafter.take_cost();
-            Ok((passes, cost))
-        })?;
-        let bytes = self.drafter.as_ref().map_or(0, |drafter| drafter.weight_bytes);
-        let step = StepId { pass: pass.index, round: 0 };
-        self.record_step(step, StepKind::Draft, Processor::Cpu, measured, bytes * u64::from(passes));
-        Ok(())
-    }
-
-    fn embed(&mut self, pass: Pass, so_far: &[u32]) -> Result<()> {
-        let first = pass.first_position as usize;
-        let known = so_far.get(first..first + (pass.tokens - pass.drafted) as usize);
-        let mut tokens = known.ok_or_else(|| protocol_error("the head", MISSING))?.to_vec();
-        tokens.extend(self.drafts.get(&pass.index).into_iter().flatten());
-        let tokens = &tokens[..];
-        let ((), measured) = self.measure(|runner| {
-            let pool = Arc::clone(&runner.pool);
-            // Several threads compute per-layer inputs.
-            let (hidden, cost) =
-                pool.measure(|| runner.input_output()?.embed(tokens).map_err(RingError::from));
-            runner.hidden = hidden?;
-            if runner.sends_f16() {
-                activations::round_to_f16(&mut runner.hidden);
-            }
-            Ok(((), cost))
-        })?;
-        self.residency.release_embedding_rows(&self.weights, tokens);
-        let table: u64 = self.weights.embedding_extents().iter().map(|extent| extent.length).sum();
-        let rows = table / u64::from(self.weights.shape().vocab_size).max(1) * u64::from(pass.tokens);
-        // A missing row is read together with neighbouring bytes.
-        let touched = rows.max(measured.faulted);
-        let step = StepId { pass: pass.index, round: 0 };
-        self.record_step(step, StepKind::Embed, Processor::Cpu, measured, touched);
-        Ok(())
-    }
-
-    fn output(&mut self, pass: Pass, processor: Processor) -> Result<Vec<u32>> {
-        let at = StepId { pass: pass.index, round: self.schedule.plan().rounds };
-        if processor == Processor::Cpu {
-            self.residency.begin(&ModelPart::Output, at);
-        }
-        let drafts = self.drafts.remove(&pass.index).unwrap_or_default();
-        let (tokens, measured) = self.measure(|runner| {
-            let activations = std::mem::take(&mut runner.hidden);
-            let hidden = runner.input_output()?.hidden_states(&activations);
-            let wanted = pass.output_count() as usize * runner.embedding();
-            let (logits, mut cost) =
-                runner.logits(&hidden[hidden.len().saturating_sub(wanted)..], processor)?;
-            let mut watch = Stopwatch::start();
-            let samplers = runner.samplers.as_mut();
-            let tokens = samplers.and_then(|samplers| samplers.sample(pass.sequence_index, &logits, &drafts));
-            cost += cost_of(watch.lap());
-            Ok((tokens, cost))
-        })?;
-        let tokens = tokens.ok_or_else(|| protocol_error("the head", "this sequence has no sampler"))?;
-        let touched = self.weights.part_bytes(&ModelPart::Output);
-        self.record_step(at, StepKind::Output, processor, measured, touched);
-        if pass.drafted > 0 {
-            let accepted = tokens.len().saturating_sub(1) as u64;
-            self.recorder.record_counter(pass.index, Counter::Accepted, accepted);
-        }
-        self.record_counters(pass.index);
-        Ok(tokens)
-    }
-
-    /// Computes logits on the planned processor, or on the CPU if the GPU no longer works.
-    fn logits(&mut self, hidden: &[f32], processor: Processor) -> Result<(Vec<f32>, CriticalPathCost)> {
-        if processor == Processor::Gpu
-            && let Some((logits, cost)) = self.stage.logits(hidden)
-        {
-            return Ok((self.input_output()?.check_finite(logits)?, cost));
-        }
-        let input_output = self.input_output()?;
-        let logits = input_output.logits(hidden)?;
-        Ok((logits, input_output.last_logits_cost()))
-    }
-
-    fn input_output(&mut self) -> Result<&mut InputOutputLayers> {
-        let input_output = self.input_output.as_mut();
-        input_output
-            .ok_or_else(|| RingError::invalid_plan("only the head has the embedding and the output layer"))
+        let is_complete = self.schedule.device_index() == 0 && !self.schedule.is_in_flight(batch.index());
+        Ok(is_complete.then(|| BatchOutput { batch: batch.clone(), tokens }))
     }
 
     /// Runs and measures a computing step. The measured time does not include reading the counters.
@@ -521,7 +435,7 @@ impl StageRunner {
         record
     }
 
-    fn send(&mut self, pass: Pass, round: u32, next_round: u32, to: usize) -> Result<()> {
+    fn send(&mut self, batch: Batch, round: u32, next_round: u32, to: usize) -> Result<()> {
         if let Some(&found) = self.hidden.iter().find(|value| !value.is_finite()) {
             // The received activations were finite, so this device is at fault, and its peer would report it.
             let layers = self.schedule.plan().window(self.schedule.device_index(), round);
@@ -532,19 +446,20 @@ impl StageRunner {
         let start = monotonic_nanos();
         let (payload, is_f16) = activations::encode(&self.hidden, self.sends_f16());
         let length = payload.len() as u64;
-        let header = ActivationsHeader { epoch: self.epoch, pass, round: next_round, is_f16 };
+        let index = batch.index();
+        let header = ActivationsHeader { epoch: self.epoch, batch, round: next_round, is_f16 };
         let frame = Frame { message: Message::Activations(header), payload };
         let Some(link) = self.outbox.get(&to) else {
             return Err(protocol_error(self.name(), "it has no connection to a receiver in its plan"));
         };
         // If the connection is broken, its writer has reported it and the pass is lost with it.
         let _ = link.send(frame);
-        let step = StepId { pass: pass.index, round };
+        let step = StepId { pass: index, round };
         let record = self.recorder.record_step(step, StepKind::Send, start, monotonic_nanos());
         record.bytes = length;
         record.peer = Some(to as u16);
         if self.schedule.device_index() != 0 {
-            self.record_counters(pass.index);
+            self.record_counters(index);
         }
         Ok(())
     }

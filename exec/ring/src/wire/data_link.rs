@@ -136,9 +136,10 @@ pub async fn receive_activations(
             }
             Err(error) => break (error.is_fault(), error.to_string()),
         };
-        let Message::Activations(header) = frame.message else {
+        let Message::Activations(header) = &frame.message else {
             break (true, "it sent a message other than activations".into());
         };
+        let header = header.clone();
         let Some(reservation) = budget.reserve(frame.payload_len).await else { return };
         let activations = match frame.read_payload(&mut stream).await {
             Ok(frame) => frame.payload,

@@ -141,14 +141,15 @@ async fn read_rest(stream: &mut (impl AsyncRead + Unpin), bytes: &mut [u8]) -> R
 
 #[cfg(test)]
 mod tests {
-    use hearth_schema::pass::Pass;
+    use hearth_schema::pass::{Batch, Pass};
 
     use super::super::message::ActivationsHeader;
     use super::*;
 
     fn sample() -> Frame {
         let pass = Pass { sequence_index: 3, drafted: 1, ..Pass::new(7, 40, 2, true) };
-        let header = ActivationsHeader { epoch: 5, pass, round: 3, is_f16: false };
+        let batch = Batch::new(vec![pass, Pass::new(8, 0, 5, false)]).expect("a batch");
+        let header = ActivationsHeader { epoch: 5, batch, round: 3, is_f16: false };
         Frame { message: Message::Activations(header), payload: vec![1, 2, 3, 4] }
     }
 

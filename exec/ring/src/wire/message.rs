@@ -4,13 +4,13 @@ use bincode::de::Decoder;
 use bincode::enc::Encoder;
 use bincode::error::{DecodeError, EncodeError};
 use bincode::{Decode, Encode};
-use hearth_schema::pass::Pass;
+use hearth_schema::pass::{Batch, Pass};
 
 /// The first field of every hello, which identifies the protocol: `HRTH` as a little-endian number.
 pub const MAGIC: u32 = 0x4854_5248;
 
 /// The version of the ring protocol. Both ends of a connection must have the same version.
-pub const PROTOCOL_VERSION: u16 = 6;
+pub const PROTOCOL_VERSION: u16 = 7;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
 pub enum ConnectionPurpose {
@@ -87,32 +87,46 @@ pub struct ActivationCounts {
     pub sent: u64,
 }
 
-/// The description of a pass, sent with its activations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The description of a batch, sent with its activations.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ActivationsHeader {
     /// The epoch in which the activations were computed. Activations of an earlier epoch are dropped.
     pub epoch: u32,
-    pub pass: Pass,
+    pub batch: Batch,
     /// The round that the receiver computes next.
     pub round: u32,
     /// Whether the values are f16 instead of f32.
     pub is_f16: bool,
 }
 
+/// The first position, the number of tokens, whether there is an output, the sequence, and the number of drafts.
+type WirePass = (u32, u32, bool, u32, u32);
+
 impl Encode for ActivationsHeader {
     fn encode<E: Encoder>(&self, encoder: &mut E) -> Result<(), EncodeError> {
-        let Pass { index, first_position, tokens, has_output, sequence_index, drafted } = self.pass;
-        let pass = (index, first_position, tokens, has_output, sequence_index, drafted);
-        (self.epoch, pass, self.round, self.is_f16).encode(encoder)
+        let passes: Vec<WirePass> = self
+            .batch
+            .passes()
+            .iter()
+            .map(|pass| {
+                (pass.first_position, pass.tokens, pass.has_output, pass.sequence_index, pass.drafted)
+            })
+            .collect();
+        (self.epoch, self.batch.index(), passes, self.round, self.is_f16).encode(encoder)
     }
 }
 
 impl<Context> Decode<Context> for ActivationsHeader {
     fn decode<D: Decoder<Context = Context>>(decoder: &mut D) -> Result<Self, DecodeError> {
-        let (epoch, pass, round, is_f16) = Decode::decode(decoder)?;
-        let (index, first_position, tokens, has_output, sequence_index, drafted) = pass;
-        let pass = Pass { index, first_position, tokens, has_output, sequence_index, drafted };
-        Ok(Self { epoch, pass, round, is_f16 })
+        let (epoch, first, passes, round, is_f16): (_, u32, Vec<WirePass>, _, _) = Decode::decode(decoder)?;
+        let pass = |(index, (first_position, tokens, has_output, sequence_index, drafted))| Pass {
+            sequence_index,
+            drafted,
+            ..Pass::new(index, first_position, tokens, has_output)
+        };
+        let batch = Batch::new((first..=u32::MAX).zip(passes).map(pass).collect());
+        let batch = batch.ok_or(DecodeError::Other("the passes do not form a batch"))?;
+        Ok(Self { epoch, batch, round, is_f16 })
     }
 }
 
@@ -143,7 +157,7 @@ pub enum Message {
     Reset { epoch: u32 },
     /// The worker can no longer exchange activations with another device.
     LinkBroken(BrokenLink),
-    /// Activations of a pass. The payload has the shape `[tokens, embedding]`.
+    /// Activations of a batch. The payload has the shape `[tokens, embedding]`.
     Activations(ActivationsHeader),
     /// Requests the trace lines of the worker since the last [`Message::Reset`].
     CollectTrace,

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use super::model_source::ModelSource;
 use super::worker::Worker;
 use crate::error::{Result, RingError, protocol_error};
-use crate::execution::{LocalModel, MAX_PASSES_PER_DEVICE, Outbox, StageRunner, TraceLines};
+use crate::execution::{LocalModel, MAX_BATCHES_PER_DEVICE, Outbox, StageRunner, TraceLines};
 use crate::wire::{
     ActivationCounters, BrokenLink, DataConnector, DataLinkEventSink, EpochConfig, Message, PeerAddress,
     ReceiveBudget, ReceivedActivations, Reservation, Transport,
@@ -115,7 +115,7 @@ impl<T: Transport> WorkerEpoch<T> {
         };
         let runner = runner.insert(new);
         // More passes in flight exceed what any head starts.
-        let frames = MAX_PASSES_PER_DEVICE * plan.devices.len();
+        let frames = MAX_BATCHES_PER_DEVICE * plan.devices.len();
         self.budget.extend(frames, model.max_activation_bytes());
         self.report(EpochReport::Message(Message::Ready { epoch }));
         let mut is_faulty = false;

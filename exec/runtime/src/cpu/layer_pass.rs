@@ -1,9 +1,13 @@
-//! The pass of some tokens through one layer on the CPU.
+//! The pass of some tokens, of one or more sequences, through one layer on the CPU.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
 
 use hearth_kernels::attention::ScoreOptions;
 use hearth_kernels::matmul::Matrix;
 use hearth_kernels::{Activations, elementwise};
 use hearth_profiles::model::{AttentionShape, GateActivation, ModelShape, PairLayout, TokenMixer};
+use hearth_schema::pass::Pass;
 
 use super::experts::ExpertBuffers;
 use super::{Attention, Cpu, Matmul};
@@ -48,17 +52,57 @@ impl Buffers {
         self.value.resize(tokens * value as usize, 0.0);
     }
 
-    /// Computes the cosine and sine of the rotation angles of `tokens` tokens from the position `first` on.
-    pub(super) fn fill_angles(&mut self, weights: &Weights, tokens: usize, first: u32) {
+    /// Computes the cosine and sine of the rotation angles of the tokens of `passes`.
+    pub(super) fn fill_angles(&mut self, weights: &Weights, passes: &[Pass]) {
         let ropes = &weights.hyperparameters().ropes;
+        let tokens: usize = passes.iter().map(|pass| pass.tokens as usize).sum();
         self.angles.resize(ropes.len(), Vec::new());
         for (rope, angles) in ropes.iter().zip(&mut self.angles) {
             let pairs = rope.frequencies.len();
             angles.resize(tokens * pairs, [0.0; 2]);
-            for (position, angles) in (first..).zip(angles.chunks_exact_mut(pairs)) {
+            let positions = passes.iter().flat_map(|pass| (pass.first_position..).take(pass.tokens as usize));
+            for (position, angles) in positions.zip(angles.chunks_exact_mut(pairs)) {
                 rope.write_cosines_and_sines(position, angles);
             }
         }
+    }
+}
+
+/// Consecutive tokens of one sequence in a part of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) sequence: u32,
+    /// Number of tokens of the part that precede this piece.
+    pub(super) before: usize,
+    pub(super) tokens: usize,
+    /// Position in the sequence of the first token.
+    pub(super) first: usize,
+}
+
+impl Piece {
+    /// Divides a batch into parts of `part` tokens, and returns the pieces of each part.
+    pub(super) fn of_parts(passes: &[Pass], part: usize) -> Vec<Vec<Piece>> {
+        let mut parts: Vec<Vec<Piece>> = vec![Vec::new()];
+        let mut free = part;
+        for pass in passes {
+            let (mut first, end) =
+                (pass.first_position as usize, (pass.first_position + pass.tokens) as usize);
+            while first < end {
+                if free == 0 {
+                    parts.push(Vec::new());
+                    free = part;
+                }
+                let tokens = free.min(end - first);
+                let piece = Piece { sequence: pass.sequence_index, before: part - free, tokens, first };
+                parts.last_mut().expect("at least one part").push(piece);
+                (first, free) = (first + tokens, free - tokens);
+            }
+        }
+        parts
+    }
+
+    pub(super) fn token_range(&self) -> Range<usize> {
+        self.before..self.before + self.tokens
     }
 }
 
@@ -71,22 +115,28 @@ pub(super) struct LayerPass<'a> {
     pub(super) tokens: usize,
     /// Number of tokens of the batch that precede this part.
     pub(super) before: usize,
-    /// Position in the sequence of the first token of this part.
-    pub(super) first: usize,
+    /// The tokens of this part by sequence.
+    pub(super) pieces: &'a [Piece],
 }
+
+/// The caches of a device, keyed by sequence and layer.
+pub(super) type Caches = BTreeMap<(u32, u32), LayerCache>;
+
+const OWN_LAYERS: &str = "a stage sends a backend its own layers";
+const OTHER_CACHE: &str = "a cache is created for the token mixer of its layer";
 
 impl LayerPass<'_> {
     /// Computes the layer for the hidden states `[tokens, embedding]`, in place.
     /// `inputs` has what the tokens take along besides the hidden states.
     pub(super) fn run(
         &self,
-        cache: &mut LayerCache,
+        caches: &mut Caches,
         buffers: &mut Buffers,
         hidden: &mut [f32],
         inputs: &mut TokenInputs<'_>,
     ) {
         buffers.resize(self.weights.shape(), self.layer, self.tokens);
-        self.mixer_block(cache, buffers, hidden, inputs);
+        self.mixer_block(caches, buffers, hidden, inputs);
         self.feed_forward_block(buffers, hidden);
         self.add_per_layer_input(buffers, hidden, inputs);
         if let Some(&[scale]) = self.tensors.output_scale {
@@ -96,20 +146,15 @@ impl LayerPass<'_> {
 
     fn mixer_block(
         &self,
-        cache: &mut LayerCache,
+        caches: &mut Caches,
         buffers: &mut Buffers,
         hidden: &mut [f32],
         inputs: &mut TokenInputs<'_>,
     ) {
         self.write_block_input(hidden, self.tensors.attention_norm, &mut buffers.input);
-        match (cache, self.weights.shape().mixer(self.layer)) {
-            (LayerCache::Attention(cache), TokenMixer::Attention(shape)) => {
-                self.attention(&shape, cache, buffers, inputs);
-            }
-            (LayerCache::DeltaNet(state), TokenMixer::DeltaNet(shape)) => {
-                self.delta_net(&shape, state, buffers);
-            }
-            _ => unreachable!("a cache is created for the token mixer of its layer"),
+        match self.weights.shape().mixer(self.layer) {
+            TokenMixer::Attention(shape) => self.attention(&shape, caches, buffers, inputs),
+            TokenMixer::DeltaNet(shape) => self.delta_net(&shape, caches, buffers),
         }
         let Buffers { attended, change, .. } = buffers;
         let (matrix, bias) = (self.matrix(3), self.tensors.biases[3]);
@@ -122,7 +167,7 @@ impl LayerPass<'_> {
     fn attention(
         &self,
         shape: &AttentionShape,
-        cache: &mut KvCache,
+        caches: &mut Caches,
         buffers: &mut Buffers,
         inputs: &mut TokenInputs<'_>,
     ) {
@@ -149,8 +194,8 @@ impl LayerPass<'_> {
         self.add_bias_and_norm(query, query_bias, tensors.query_norm);
         if key_matrix.is_none() {
             // The layer uses the keys and values of an earlier layer.
-            self.rotate(shape.key_length, cache, buffers, false);
-            self.attend(shape, cache, buffers);
+            self.rotate(shape.key_length, caches, buffers, false);
+            self.attend(shape, caches, buffers);
             return;
         }
         if value_matrix.is_none() {
@@ -164,9 +209,9 @@ impl LayerPass<'_> {
                 elementwise::rms_norm_without_weights(run, head, epsilon);
             });
         }
-        self.rotate(shape.key_length, cache, buffers, true);
-        self.store(shape, cache, buffers, inputs);
-        self.attend(shape, cache, buffers);
+        self.rotate(shape.key_length, caches, buffers, true);
+        self.store(shape, caches, buffers, inputs);
+        self.attend(shape, caches, buffers);
         if has_gate {
             let (Buffers { attended, query_and_gate, .. }, head) = (buffers, shape.key_length as usize);
             cpu.for_each_row(attended.rows_mut(), head, |index, out| {
@@ -267,10 +312,12 @@ impl LayerPass<'_> {
     }
 
     /// Applies the rotary embedding to queries and, if `has_keys`, to keys.
-    fn rotate(&self, key_length: u32, cache: &KvCache, buffers: &mut Buffers, has_keys: bool) {
+    fn rotate(&self, key_length: u32, caches: &Caches, buffers: &mut Buffers, has_keys: bool) {
         let Buffers { query, key, angles, .. } = buffers;
         let parameters = self.weights.hyperparameters();
-        let rope_index = parameters.rope_index(self.layer, cache.keys.capacity() as u32);
+        // All sequences have the same capacity.
+        let capacity = self.cache(caches, &self.pieces[0]).keys.capacity();
+        let rope_index = parameters.rope_index(self.layer, capacity as u32);
         let rope = &parameters.ropes[rope_index];
         let rotate = match rope.pair_layout {
             PairLayout::Interleaved => elementwise::apply_rope_interleaved,
@@ -292,33 +339,56 @@ impl LayerPass<'_> {
     fn store(
         &self,
         shape: &AttentionShape,
-        cache: &mut KvCache,
+        caches: &mut Caches,
         buffers: &Buffers,
         inputs: &mut TokenInputs<'_>,
     ) {
         let Buffers { key, value, .. } = buffers;
-        let rows = key
+        let mut rows = key
             .chunks_exact(shape.key_width() as usize)
             .zip(value.chunks_exact(shape.value_width() as usize));
-        for (position, (keys, values)) in (self.first..).zip(rows) {
-            cache.write(position, keys, values);
+        for piece in self.pieces {
+            let LayerCache::Attention(cache) = self.cache_mut(caches, piece) else {
+                unreachable!("{OTHER_CACHE}")
+            };
+            for (position, (keys, values)) in (piece.first..).zip(rows.by_ref().take(piece.tokens)) {
+                cache.write(position, keys, values);
+            }
         }
         inputs.store_keys_and_values(self.layer, self.before, key, value);
     }
 
-    fn attend(&self, shape: &AttentionShape, cache: &KvCache, buffers: &mut Buffers) {
+    fn attend(&self, shape: &AttentionShape, caches: &Caches, buffers: &mut Buffers) {
         let Buffers { query, attended, .. } = buffers;
         let parameters = self.weights.hyperparameters();
-        let (tokens, heads) = (self.tokens, shape.heads as usize);
+        let heads = shape.heads as usize;
         let group_size = heads / shape.kv_heads as usize;
         let scoring =
             ScoreOptions { scale: parameters.attention_scale, softcap: parameters.attention_softcap };
-        attended.resize(tokens, shape.output_width() as usize);
-        let positions = |token: usize| {
-            let position = self.first + token;
-            parameters.first_attended_position(self.layer, position)..position + 1
-        };
-        let attention = Attention { cache, query, heads, group_size, scoring };
-        self.cpu.attend(attention, positions, attended.rows_mut());
+        attended.resize(self.tokens, shape.output_width() as usize);
+        let seen = self.pieces.iter().flat_map(|piece| {
+            let cache = self.cache(caches, piece);
+            (piece.first..piece.first + piece.tokens).map(move |position| {
+                (cache, parameters.first_attended_position(self.layer, position)..position + 1)
+            })
+        });
+        let seen: Vec<_> = seen.collect();
+        let attention = Attention { attended: &seen, query, heads, group_size, scoring };
+        self.cpu.attend(attention, attended.rows_mut());
+    }
+
+    /// Returns the KV cache that a piece uses: the cache of its sequence for this layer or, if the layer has no keys and
+    /// values of its own, for an earlier layer.
+    fn cache<'c>(&self, caches: &'c Caches, piece: &Piece) -> &'c KvCache {
+        let layer = self.weights.shape().kv_layer(self.layer);
+        match caches.get(&(piece.sequence, layer)).expect(OWN_LAYERS) {
+            LayerCache::Attention(cache) => cache,
+            LayerCache::DeltaNet(_) => unreachable!("{OTHER_CACHE}"),
+        }
+    }
+
+    pub(super) fn cache_mut<'c>(&self, caches: &'c mut Caches, piece: &Piece) -> &'c mut LayerCache {
+        let layer = self.weights.shape().kv_layer(self.layer);
+        caches.get_mut(&(piece.sequence, layer)).expect(OWN_LAYERS)
     }
 }

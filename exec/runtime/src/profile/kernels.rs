@@ -101,13 +101,13 @@ impl Kernels for CpuKernels {
     fn attend(&mut self) -> Flops {
         let index = self.next_cache();
         let attention = Attention {
-            cache: &self.caches[index],
+            attended: &[(&self.caches[index], 0..POSITIONS)],
             query: &self.query,
             heads: HEADS,
             group_size: HEADS / KV_HEADS,
             scoring: ScoreOptions { scale: 0.1, softcap: None },
         };
-        self.cpu.attend(attention, |_| 0..POSITIONS, &mut self.mixed);
+        self.cpu.attend(attention, &mut self.mixed);
         // As `TokenMixer::flops` counts it.
         Flops((HEADS * POSITIONS * (4 * LENGTH + 5)) as f64)
     }

@@ -105,7 +105,7 @@ pub(super) fn measure_overheads(
     let mut failure = None;
     let layer = sampling::measure_duration(measurement, || {
         hidden.copy_from_slice(&start);
-        failure = stage.forward(0..layers, &mut hidden, &[position]).err();
+        failure = stage.forward(0, 0..layers, &mut hidden, position).err();
         position = (position + 1) % CONTEXT;
     });
     failure.map_or(Ok(()), Err)?;

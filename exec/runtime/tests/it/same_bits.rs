@@ -14,6 +14,7 @@ use hearth_runtime::{
     Cpu, ExecError, InputOutputLayers, KvCacheOptions, KvFormat, Oracle, Stage, ThreadPool,
     ThreadPoolOptions, Tokenizer, Weights,
 };
+use hearth_schema::pass::{Batch, Pass};
 use proptest::prelude::*;
 
 use crate::models;
@@ -53,20 +54,86 @@ fn run(
     while at < tokens.len() {
         let end = (at + sizes.next().unwrap()).min(tokens.len());
         let mut hidden = input_output.embed(&tokens[at..end]).unwrap();
-        let positions: Vec<u32> = (at as u32..end as u32).collect();
-        // The windows of all stages run in layer order, as in a ring.
-        let mut windows: Vec<(usize, Range<u32>)> = Vec::new();
-        for (index, stage) in stages.iter().enumerate() {
-            windows.extend(stage.layer_ranges().iter().map(|window| (index, window.clone())));
-        }
-        windows.sort_by_key(|(_, window)| window.start);
-        for (stage, window) in windows {
-            stages[stage].forward(window, &mut hidden, &positions).unwrap();
+        for (stage, window) in windows_in_order(stages) {
+            stages[stage].forward(0, window, &mut hidden, at as u32).unwrap();
         }
         bits.extend(input_output.hidden_states(&hidden).iter().map(|value| value.to_bits()));
         at = end;
     }
     bits
+}
+
+/// Returns the windows of all stages in the order of their layers, as they run in a ring, each with its stage.
+fn windows_in_order(stages: &[Stage]) -> Vec<(usize, Range<u32>)> {
+    let of = |(index, stage): (usize, &Stage)| {
+        stage.layer_ranges().iter().map(move |window| (index, window.clone())).collect::<Vec<_>>()
+    };
+    let mut windows: Vec<_> = stages.iter().enumerate().flat_map(of).collect();
+    windows.sort_by_key(|(_, window)| window.start);
+    windows
+}
+
+/// Checks that three sequences in batches have the bits that each has alone, with these windows of devices.
+fn check_batches(name: &str, weights: &Arc<Weights>, windows: &[&[Range<u32>]]) {
+    let text = |sequence: u32| (0..39).map(move |at| (at * 37 + 11 * sequence + 5) % 512);
+    let texts: Vec<Vec<u32>> = (0..3).map(|sequence| text(sequence).collect()).collect();
+    let options = KvCacheOptions { sequences: 3, ..cache(KvFormat::F16) };
+    let input_output = InputOutputLayers::new(Arc::clone(weights), cpu(1));
+    let owned = windows.iter().zip([2, 1, 3]);
+    let mut stages: Vec<Stage> =
+        owned.map(|(owned, threads)| stage(weights, owned, options, cpu(threads))).collect();
+    let mut bits: Vec<Vec<u32>> = vec![Vec::new(); 3];
+    let (mut done, mut index) = ([0, 0, 0], 0);
+    // Each batch is a list of sequences and numbers of tokens. A large batch is computed in several parts, which may
+    // divide a sequence.
+    let batches: [&[(usize, usize)]; 6] = [
+        &[(1, 2)],
+        &[(2, 1), (1, 1)],
+        &[(0, 36), (1, 35), (2, 33)],
+        &[(1, 1), (0, 1), (2, 1)],
+        &[(0, 2)],
+        &[(2, 4)],
+    ];
+    for batch in batches {
+        let mut passes = Vec::new();
+        let mut tokens = Vec::new();
+        for &(sequence, count) in batch {
+            let first = done[sequence];
+            tokens.extend_from_slice(&texts[sequence][first..first + count]);
+            let pass = Pass::new(index, first as u32, count as u32, true);
+            passes.push(Pass { sequence_index: sequence as u32, ..pass });
+            (done[sequence], index) = (first + count, index + 1);
+        }
+        let joined = Batch::new(passes).unwrap();
+        let mut hidden = input_output.embed(&tokens).unwrap();
+        for (stage, window) in windows_in_order(&stages) {
+            stages[stage].forward_batch(window, &mut hidden, &joined).unwrap();
+        }
+        let mut rows = input_output.hidden_states(&hidden).chunks_exact(hidden_width(weights));
+        for &(sequence, count) in batch {
+            let own = rows.by_ref().take(count).flatten();
+            bits[sequence].extend(own.map(|value| value.to_bits()));
+        }
+    }
+    for (sequence, text) in texts.iter().enumerate() {
+        let alone = oracle(weights, cache(KvFormat::F16), text);
+        assert!(alone == bits[sequence], "{name}: sequence {sequence} with {windows:?}");
+    }
+}
+
+fn hidden_width(weights: &Weights) -> usize {
+    weights.shape().embedding_length as usize
+}
+
+#[test]
+fn sequences_of_a_batch_have_the_bits_that_they_have_alone() {
+    for (architecture, quant) in Architecture::all_runnable().zip(["f16", "q8_0", "q4_k"].iter().cycle()) {
+        let (name, weights) = (format!("{architecture} {quant}"), synthetic(architecture, quant));
+        check_batches(&name, &weights, &[&[0..1, 2..3], &[1..2, 3..4]]);
+    }
+    check_batches("one device", &synthetic(Architecture::Llama, "q8_0"), &[std::slice::from_ref(&(0..4))]);
+    let shared = with_kv_sharing();
+    check_batches("shared keys", &shared, &[&[0..4, 6..9], &[4..6, 10..12], std::slice::from_ref(&(9..10))]);
 }
 
 fn stage(weights: &Arc<Weights>, owned: &[Range<u32>], options: KvCacheOptions, cpu: Cpu) -> Stage {
@@ -173,12 +240,17 @@ fn public_models_have_the_same_bits_with_every_instruction_set_and_in_unequal_wi
     }
 }
 
-#[test]
-fn layers_use_keys_and_values_of_other_devices() {
+/// Returns a model whose layers 4 and 5 have the keys and values of layers 6 to 11.
+fn with_kv_sharing() -> Arc<Weights> {
     let mut options = SynthOptions::from_preset("tiny").unwrap();
     options.quant = "q8_0".parse().unwrap();
     options.shape = models::with_kv_sharing(models::shape(Architecture::Gemma4));
-    let weights = Arc::new(Weights::open(models::synthetic(&options).path()).unwrap());
+    Arc::new(Weights::open(models::synthetic(&options).path()).unwrap())
+}
+
+#[test]
+fn layers_use_keys_and_values_of_other_devices() {
+    let weights = with_kv_sharing();
     let input_output = InputOutputLayers::new(Arc::clone(&weights), cpu(1));
     let tokens: Vec<u32> = (0..33).map(|at| (at * 37 + 11) % 512).collect();
     for format in KV_FORMATS {
@@ -186,7 +258,6 @@ fn layers_use_keys_and_values_of_other_devices() {
         let expected = oracle(&weights, options, &tokens);
         let whole = stage(&weights, std::slice::from_ref(&(0..12)), options, cpu(2));
         assert!(expected == run(&input_output, &mut [whole], &tokens, &[7, 1, 9]), "{format:?}");
-        // Layers 4 and 5 have the keys and values of layers 6 to 11.
         let first = stage(&weights, &[0..4, 6..9], options, cpu(3));
         let second = stage(&weights, &[4..6, 10..12], options, cpu(1));
         let third = stage(&weights, std::slice::from_ref(&(9..10)), options, cpu(2));
@@ -208,9 +279,8 @@ fn forward(
     first: u32,
 ) -> Result<Vec<f32>, ExecError> {
     let mut hidden = input_output.embed(tokens).unwrap();
-    let positions: Vec<u32> = (first..).take(tokens.len()).collect();
     let window = stage.layer_ranges()[0].clone();
-    stage.forward(window, &mut hidden, &positions).map(|_| hidden)
+    stage.forward(0, window, &mut hidden, first).map(|_| hidden)
 }
 
 #[test]
@@ -245,7 +315,7 @@ fn rolling_back_removes_a_rejected_draft() {
     assert!(matches!(forward(&mut stage, &[322], 4), Err(ExecError::Positions { filled: 3, .. })));
     assert!(matches!(forward(&mut stage, &[0; 38], 3), Err(ExecError::Positions { context: 40, .. })));
     let mut hidden = input_output.embed(&[0]).unwrap();
-    assert!(matches!(stage.forward(7..9, &mut hidden, &[0]), Err(ExecError::Layers { .. })));
-    assert!(matches!(stage.forward(0..8, &mut hidden[1..], &[0]), Err(ExecError::Hidden { .. })));
+    assert!(matches!(stage.forward(0, 7..9, &mut hidden, 0), Err(ExecError::Layers { .. })));
+    assert!(matches!(stage.forward(0, 0..8, &mut hidden[1..], 0), Err(ExecError::Hidden { .. })));
     assert!(matches!(input_output.embed(&[2048]), Err(ExecError::Token { token: 2048, vocab_size: 2048 })));
 }

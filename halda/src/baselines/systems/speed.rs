@@ -127,7 +127,7 @@ impl Costs {
         };
         let pass = Pass::new(0, cluster.workload.prompt_tokens, 1, true);
         let (shape, layers) = (&model.shape, model.shape.layers.0);
-        let attention: f64 = (0..layers).map(|layer| work.layer_time(layer, pass).0).sum();
+        let attention: f64 = (0..layers).map(|layer| work.layer_time(layer, &[pass]).0).sum();
         let feed_forward: f64 = whole.feed_forward.iter().map(|group| work.matmul_time(group, 1).0).sum();
         let (heads, rows) = (u64::from(shape.kv_heads), u64::from(shape.feed_forward_length));
         let cache = kv_cache_bytes(shape, 0..layers, cluster.context_length, cluster.kv_cache_format, 1);

@@ -361,8 +361,8 @@ impl AsyncWrite for Stream {
 /// Whether a written chunk is a frame with activations: its header begins with the index of that message.
 fn is_activations(chunk: &[u8]) -> bool {
     static INDEX: LazyLock<u8> = LazyLock::new(|| {
-        let pass = Pass::new(0, 0, 1, true);
-        let header = ActivationsHeader { epoch: 0, pass, round: 0, is_f16: false };
+        let batch = Pass::new(0, 0, 1, true).into();
+        let header = ActivationsHeader { epoch: 0, batch, round: 0, is_f16: false };
         Frame::from(Message::Activations(header)).encode().expect("a frame")[8]
     });
     chunk.len() > 8 && chunk[4..8] != [0; 4] && chunk[8] == *INDEX
