@@ -2,7 +2,9 @@
 //!
 //! There is a roofline model for each weight format: a matmul takes the longer of its arithmetic at the processor's
 //! rate for the format and the time to read the weights at the processor's read bandwidth. A batch of tokens shares one
-//! read of the weights; for one token, a rate that was measured with weights streamed from memory covers both terms.
+//! read of the weights; for one token, a rate that was measured with weights streamed from memory covers both terms. A
+//! small batch, which kernels compute like single tokens, takes the time of one token and an equal time for each further
+//! token, if the profile has both rates.
 //! Attention takes the longer of its arithmetic and the time to read the keys and values of all positions so far.
 //!
 //! The operating system also spends CPU time on each page that it adds to the page cache or evicts. This bounds the
@@ -10,7 +12,9 @@
 //!
 //! Not here: waiting for weights and contention for the cores (`hearth_sim`).
 
-use hearth_profiles::device::{Cpu, DeviceProfile, Disk, Gpu, TransferCost, nearest_format_rate};
+use hearth_profiles::device::{
+    Cpu, DeviceProfile, Disk, Gpu, SMALL_BATCH_TOKENS, TransferCost, nearest_format_rate,
+};
 use hearth_profiles::model::{FormatTotals, ModelProfile, TensorGroup, TokenMixer};
 use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, FormatMap, Seconds, Sourced};
 
@@ -54,6 +58,10 @@ pub fn stream_rate(disk: &Disk) -> BytesPerSecond {
     BytesPerSecond(disk.read_ahead_rate().0.min(page_replacement_rate(disk).0))
 }
 
+/// Number of tokens from which on kernels compute a batch in panels, whose speed is `matmul` in a profile.
+/// source: `hearth_kernels::panel`, measured there
+const MIN_PANEL_TOKENS: u32 = 12;
+
 type Rates = FormatMap<Sourced<FlopsPerSecond>>;
 
 #[derive(Debug, Clone)]
@@ -63,6 +71,8 @@ pub struct ComputeCost<'a> {
     kv_format: Format,
     matvec: &'a Rates,
     streamed: Option<&'a Rates>,
+    /// Rates of [`SMALL_BATCH_TOKENS`] tokens with weights streamed from memory.
+    small_batch: Option<&'a Rates>,
     matmul: &'a Rates,
     bandwidth: BytesPerSecond,
     attention: Option<FlopsPerSecond>,
@@ -87,6 +97,7 @@ impl<'a> ComputeCost<'a> {
             kv_format,
             matvec: &cpu.matvec,
             streamed: Some(&cpu.matvec_streamed).filter(|rates| !rates.is_empty()),
+            small_batch: Some(&cpu.matmul_streamed).filter(|rates| !rates.is_empty()),
             matmul: &cpu.matmul,
             bandwidth: cpu.read_bandwidth.value,
             attention: cpu.attention_rate.as_ref().map(|rate| rate.value),
@@ -102,6 +113,7 @@ impl<'a> ComputeCost<'a> {
             kv_format,
             matvec: &gpu.matvec,
             streamed: None,
+            small_batch: None,
             matmul: &gpu.matmul,
             bandwidth: gpu.read_bandwidth.value,
             attention: None,
@@ -146,7 +158,12 @@ impl<'a> ComputeCost<'a> {
     pub fn matmul_time(&self, group: &TensorGroup, tokens: u32) -> Seconds {
         let streamed = self.streamed.filter(|_| tokens == 1);
         let share_read = self.model.shape.experts.map_or(1.0, |experts| experts.share_read(tokens));
+        // The tokens of a small batch use different experts.
+        let is_small = (2..MIN_PANEL_TOKENS).contains(&tokens) && self.model.shape.experts.is_none();
         let time = |(format, share): (Format, FormatTotals)| {
+            if is_small && let Some(time) = self.small_batch_time(format, share.flops, tokens) {
+                return time;
+            }
             if let Some(rate) = streamed.and_then(|rates| nearest_format_rate(rates, format)) {
                 return share.flops / rate;
             }
@@ -154,6 +171,16 @@ impl<'a> ComputeCost<'a> {
             longer(arithmetic, Seconds(share.bytes_read(share_read) / self.bandwidth.0))
         };
         group.totals_by_format().map(time).sum()
+    }
+
+    /// Returns the time of products with `flops` operations per token for a small batch of tokens, on the line through
+    /// the measured times of one token and of a small batch.
+    fn small_batch_time(&self, format: Format, flops: Flops, tokens: u32) -> Option<Seconds> {
+        let one = flops / nearest_format_rate(self.streamed?, format)?;
+        let size = f64::from(SMALL_BATCH_TOKENS);
+        let several = flops * size / nearest_format_rate(self.small_batch?, format)?;
+        let each = (several.0 - one.0).max(0.0) / (size - 1.0);
+        Some(Seconds(one.0 + each * f64::from(tokens - 1)))
     }
 
     /// Returns the time of a layer's token mixer for all tokens of a pass. In attention, each token attends to one
@@ -193,6 +220,28 @@ mod tests {
     use hearth_profiles::model::shipped_profile;
 
     use super::*;
+
+    #[test]
+    fn small_batch_takes_an_equal_time_for_each_further_token() {
+        let model = shipped_profile("1b").expect("shipped");
+        let mut device = shipped_device("d3").expect("shipped");
+        let rate = |gflops: f64| {
+            FormatMap::from_iter([(Format::Q4K, Sourced::new(FlopsPerSecond(gflops * 1e9), "test"))])
+        };
+        device.cpu.matvec_streamed = rate(40.0);
+        device.cpu.matmul_streamed = rate(80.0);
+        device.cpu.matmul = rate(100.0);
+        let cost = ComputeCost::for_cpu(&device.cpu, &model, Format::F16);
+        let group = &model.layers[4];
+        let one = group.flops().0 / 40e9;
+        // 4 tokens take twice as long as one.
+        for (tokens, expected) in [(1, one), (2, one * 4.0 / 3.0), (4, 2.0 * one), (7, 3.0 * one)] {
+            let time = cost.matmul_time(group, tokens).0;
+            assert!((time / expected - 1.0).abs() < 1e-9, "{tokens} tokens: {time} and {expected}");
+        }
+        let time = cost.matmul_time(group, MIN_PANEL_TOKENS).0;
+        assert!((time / (one * 12.0 * 0.4) - 1.0).abs() < 1e-9, "{time}");
+    }
 
     #[test]
     fn tokens_read_the_experts_that_they_use() {

@@ -74,6 +74,10 @@ check(
 completion = client.completions.create(prompt=["In the beginning", "Blessed are"], max_tokens=12, **how)
 check("completions of two prompts", len(completion.choices) == 2, repr(completion.choices[0].text))
 
+options = {"n": 2, "presence_penalty": 1.5, "logit_bias": {"5": 1}, "extra_body": {"min_p": 0.1, "repeat_penalty": 1.1}}
+several = client.chat.completions.create(messages=question, max_tokens=8, **how, **options)
+check("two choices with penalties", len(several.choices) == 2, repr(several.choices[1].message.content))
+
 before = metric("requests_cancelled_total")
 stream = client.chat.completions.create(messages=question, max_tokens=200, stream=True, **how)
 next(iter(stream))
@@ -88,7 +92,7 @@ check("cancel", metric("requests_active") == 0 and metric("requests_cancelled_to
 for what, error, request in [
     ("unknown model", openai.NotFoundError, {"model": "gpt-none", "messages": question}),
     ("too long", openai.BadRequestError, {"model": model, "messages": question, "max_tokens": 10**6}),
-    ("unsupported option", openai.BadRequestError, {"model": model, "messages": question, "n": 2}),
+    ("unsupported option", openai.BadRequestError, {"model": model, "messages": question, "logprobs": True}),
 ]:
     try:
         client.chat.completions.create(**request)

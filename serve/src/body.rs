@@ -10,12 +10,12 @@ use axum::extract::{FromRequest, Request};
 use axum::http::{StatusCode, header};
 use hyper::body::Body;
 use memmap2::MmapMut;
-use serde::de::DeserializeOwned;
 use tokio::sync::Semaphore;
 
 use crate::AppState;
 use crate::connections::{Connection, ResponseGuard};
 use crate::error::ApiError;
+use crate::request::CompletionRequest;
 
 /// Maximum size of a request body, in bytes. source: assumed, enough for a prompt of 100,000 tokens
 const MAX_BODY_BYTES: usize = 4 << 20;
@@ -118,10 +118,8 @@ async fn read(request: Request, connection: Option<&Connection>) -> Result<BodyB
     }
     let mut bytes = BodyBytes::Small(Vec::new());
     while let Some(frame) = std::future::poll_fn(|cx| std::pin::Pin::new(&mut body).poll_frame(cx)).await {
-        let incomplete = |error| {
-            let message = format!("the request body is incomplete: {error}");
-            ApiError::new(StatusCode::BAD_REQUEST, "invalid_request", message)
-        };
+        let incomplete =
+            |error| ApiError::invalid_request(format!("the request body is incomplete: {error}"));
         // Trailers are ignored.
         let Ok(data) = frame.map_err(incomplete)?.into_data() else { continue };
         if bytes.as_slice().len() + data.len() > MAX_BODY_BYTES {
@@ -137,25 +135,21 @@ async fn read(request: Request, connection: Option<&Connection>) -> Result<BodyB
 }
 
 impl RequestBody {
-    /// Parses the JSON body and converts the document, on a separate thread. Also returns the guard of the response.
-    pub async fn parse<T: DeserializeOwned, V: Send + 'static>(
+    /// Parses the JSON body and converts the request, on a separate thread. Also returns the guard of the response.
+    pub async fn parse<V: Send + 'static>(
         self,
         state: &Arc<AppState>,
-        convert: impl FnOnce(&AppState, T) -> Result<V, ApiError> + Send + 'static,
+        convert: impl FnOnce(&AppState, CompletionRequest) -> Result<V, ApiError> + Send + 'static,
     ) -> Result<(V, Option<ResponseGuard>), ApiError> {
         let failed = || ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the request failed");
         let permit = PARSING.acquire().await.map_err(|_| failed())?;
         let Self { bytes, connection, response_guard } = self;
         let shared = state.clone();
         let parsing = tokio::task::spawn_blocking(move || {
-            let document = serde_json::from_slice(bytes.as_slice());
+            let request = CompletionRequest::from_json(bytes.as_slice());
             drop(bytes);
             connection.iter().for_each(Connection::release_body);
-            let document = document.map_err(|error| {
-                let message = format!("the request body is not valid: {error}");
-                ApiError::new(StatusCode::BAD_REQUEST, "invalid_request", message)
-            })?;
-            let converted = convert(&shared, document);
+            let converted = convert(&shared, request?);
             drop(permit);
             converted
         });

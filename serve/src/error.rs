@@ -1,5 +1,7 @@
 //! Error responses in the format of OpenAI's API.
 
+use std::borrow::Cow;
+
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -12,7 +14,7 @@ pub struct ApiError {
     /// The description of the problem and how to fix it.
     pub message: String,
     /// The name of the invalid request field; `None` if the error is not about a single field.
-    pub param: Option<&'static str>,
+    pub param: Option<Cow<'static, str>>,
     /// The machine-readable error code, such as `model_not_found`.
     pub code: &'static str,
 }
@@ -23,9 +25,14 @@ impl ApiError {
         Self { status, message: message.into(), param: None, code }
     }
 
+    /// Creates the error for a request that cannot be read.
+    pub fn invalid_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+    }
+
     /// Creates the error for an invalid value of the request field `param`.
-    pub fn invalid(param: &'static str, message: impl Into<String>) -> Self {
-        Self { param: Some(param), ..Self::new(StatusCode::BAD_REQUEST, "invalid_value", message) }
+    pub fn invalid(param: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..Self::new(StatusCode::BAD_REQUEST, "invalid_value", message) }
     }
 
     /// Returns the JSON body of the error response.

@@ -12,6 +12,7 @@ mod auth;
 mod body;
 mod connections;
 mod error;
+mod fields;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod generation;
@@ -301,7 +302,7 @@ impl AppState {
         let Some(name) = name.filter(|name| *name != &*self.model_name) else { return Ok(()) };
         let message = format!("there is no model `{}` here: use `{}`", excerpt(name), self.model_name);
         let error = ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message);
-        Err(ApiError { param: Some("model"), ..error })
+        Err(ApiError { param: Some("model".into()), ..error })
     }
 
     fn params(&self, request: &CompletionRequest, id: u64) -> Result<GenerationParams, ApiError> {
@@ -353,6 +354,7 @@ impl AppState {
         Err(context_length_exceeded(param, message))
     }
 
+    /// Starts the generations of `params.choices` answers to each prompt.
     fn start(&self, prompts: Vec<Vec<u32>>, params: &GenerationParams) -> Result<Vec<Generation>, ApiError> {
         let unavailable =
             |code, message: &str| Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message));
@@ -360,7 +362,8 @@ impl AppState {
             let message = "the ring of devices is down: try again when all devices are reachable";
             return unavailable("ring_down", message);
         }
-        if self.metrics.active_requests() + prompts.len() as u64 > MAX_ACTIVE_REQUESTS {
+        let (choices, answers) = (params.choices, prompts.len() as u64 * u64::from(params.choices));
+        if self.metrics.active_requests() + answers > MAX_ACTIVE_REQUESTS {
             let message = format!("at most {MAX_ACTIVE_REQUESTS} requests can run or wait: try again later");
             return unavailable("overloaded", &message);
         }
@@ -370,10 +373,16 @@ impl AppState {
         })?;
         let limits = prompts.iter().map(|prompt| self.tokens_to_generate(prompt.len() as u64, params));
         let limits = limits.collect::<Result<Vec<u32>, _>>()?;
+        if let Some((token, _)) = params.logit_bias.range(self.vocab_size..).next() {
+            let count = self.vocab_size;
+            let message = format!("`logit_bias` has token {token}, but the vocabulary has {count} tokens");
+            return Err(ApiError::invalid("logit_bias", message));
+        }
         let start = |(index, (prompt, max_new_tokens)): (u32, (Vec<u32>, u32))| {
-            let prompt_tokens = prompt.len() as u32;
+            // The usage counts a prompt once.
+            let prompt_tokens = if index % choices == 0 { prompt.len() as u32 } else { 0 };
             let (response_tx, events) = mpsc::unbounded_channel();
-            let mut sampler = sampler.for_sequence(index);
+            let mut sampler = sampler.for_sequence(index).with_prompt_and_biases(&prompt, &params.logit_bias);
             let sampler = Box::new(move |logits: &[f32]| sampler.sample(logits));
             let request = RingRequest { prompt, max_new_tokens, sampler, response_tx };
             // The ring's side is closed only while the server shuts down.
@@ -383,7 +392,9 @@ impl AppState {
             let (tokenizer, stops) = (self.tokenizer.clone(), params.stop_strings.clone());
             Generation::new(events, tokenizer, prompt_tokens, stops, self.metrics.start_request())
         };
-        Ok((0..).zip(prompts.into_iter().zip(limits)).map(start).collect())
+        let all = prompts.into_iter().zip(limits);
+        let all = all.flat_map(|request| std::iter::repeat_n(request, choices as usize));
+        Ok((0..).zip(all).map(start).collect())
     }
 
     /// Returns the maximum number of tokens to generate after a prompt of `prompt_tokens` tokens.
@@ -404,5 +415,5 @@ impl AppState {
 
 fn context_length_exceeded(param: &'static str, message: String) -> ApiError {
     let error = ApiError::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message);
-    ApiError { param: Some(param), ..error }
+    ApiError { param: Some(param.into()), ..error }
 }

@@ -1,54 +1,62 @@
 //! Request bodies of OpenAI's completion endpoints, parsed and validated.
 //!
-//! A request with an unsupported field that would change the result is rejected, and the error names the field. Fields
-//! that do not change the result, such as `user` and `metadata`, are ignored.
+//! A request with a field that is unknown or not supported is rejected, and the error names the field. Known fields that
+//! do not change the result, such as `user` and `metadata`, are ignored.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
 use hearth_runtime::{ChatMessage, SamplerOptions};
 use serde::Deserialize;
 use serde::de::value::SeqAccessDeserializer;
-use serde::de::{self, Deserializer, IgnoredAny, SeqAccess, Visitor};
-use serde_json::value::RawValue;
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde_json::Value;
 
 use crate::error::{ApiError, excerpt};
+use crate::fields::Fields;
 
 /// Maximum number of stop strings in a request. source: assumed; OpenAI's API allows 4
 const MAX_STOP_STRINGS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
-/// Maximum number of prompts in a completion request. source: assumed
+/// Maximum number of prompts in a completion request, and of answers to them. source: assumed
 const MAX_PROMPTS: usize = 64;
+/// Fields that do not change the result.
+const IGNORED_FIELDS: [&str; 9] = [
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "parallel_tool_calls",
+    "cache_prompt",
+    "return_progress",
+];
 
-/// The body of `POST /v1/chat/completions`, with `messages`, and of `POST /v1/completions`, with `prompt`. Unknown
-/// fields are skipped without storing them.
-#[derive(Debug, Deserialize)]
+/// The body of `POST /v1/chat/completions`, with `messages`, and of `POST /v1/completions`, with `prompt`.
+#[derive(Debug, Default)]
 pub struct CompletionRequest {
     messages: Option<Vec<MessageField>>,
     prompt: Option<StringOr<PromptItem>>,
     pub model: Option<String>,
+    /// `max_completion_tokens`, or its older name `max_tokens`.
     max_tokens: Option<u32>,
-    /// The newer name of `max_tokens`.
-    max_completion_tokens: Option<u32>,
     temperature: Option<f32>,
     top_p: Option<f32>,
     /// The number of most probable tokens to sample from (top-k), which OpenAI's API does not have.
     top_k: Option<usize>,
+    min_p: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    /// `repeat_penalty` (llama.cpp) or `repetition_penalty` (vLLM).
+    repeat_penalty: Option<f32>,
+    logit_bias: BTreeMap<u32, f32>,
     seed: Option<i64>,
     stop: Option<StringOr<String>>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     n: Option<u32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    logit_bias: Option<Box<RawValue>>,
-    logprobs: Option<Box<RawValue>>,
-    response_format: Option<Box<RawValue>>,
-    tools: Option<Vec<IgnoredAny>>,
-    functions: Option<Vec<IgnoredAny>>,
-    echo: Option<bool>,
-    suffix: Option<String>,
-    best_of: Option<u32>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -68,12 +76,6 @@ struct Part {
     #[serde(rename = "type")]
     kind: String,
     text: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ResponseFormat {
-    #[serde(rename = "type")]
-    kind: String,
 }
 
 /// An element of a list of prompts, or of a prompt that is a list of tokens.
@@ -152,6 +154,10 @@ pub struct GenerationParams {
     /// Maximum number of generated tokens; `None` generates until the context is full.
     pub max_tokens: Option<u32>,
     pub sampler: SamplerOptions,
+    /// What is added to the logits of tokens.
+    pub logit_bias: BTreeMap<u32, f32>,
+    /// Number of answers to each prompt.
+    pub choices: u32,
     pub stop_strings: Vec<String>,
     /// Whether the response is streamed.
     pub stream: bool,
@@ -179,6 +185,34 @@ impl MessageField {
 }
 
 impl CompletionRequest {
+    pub fn from_json(bytes: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::from_json(bytes)?;
+        let max_tokens = fields.take("max_tokens")?;
+        let repetition_penalty = fields.take("repetition_penalty")?;
+        let request = Self {
+            messages: fields.take("messages")?,
+            prompt: fields.take("prompt")?,
+            model: fields.take("model")?,
+            max_tokens: fields.take("max_completion_tokens")?.or(max_tokens),
+            temperature: fields.take("temperature")?,
+            top_p: fields.take("top_p")?,
+            top_k: fields.take("top_k")?,
+            min_p: fields.take("min_p")?,
+            presence_penalty: fields.take("presence_penalty")?,
+            frequency_penalty: fields.take("frequency_penalty")?,
+            repeat_penalty: fields.take("repeat_penalty")?.or(repetition_penalty),
+            logit_bias: take_logit_bias(&mut fields)?,
+            seed: fields.take("seed")?,
+            stop: fields.take("stop")?,
+            stream: fields.take("stream")?,
+            stream_options: fields.take("stream_options")?,
+            n: fields.take("n")?,
+        };
+        reject_unsupported(&mut fields)?;
+        fields.reject_others(&IGNORED_FIELDS)?;
+        Ok(request)
+    }
+
     /// Removes and returns the messages of a chat.
     pub fn take_messages(&mut self) -> Result<Vec<ChatMessage>, ApiError> {
         let missing = || ApiError::invalid("messages", "`messages` is missing: send a list of messages");
@@ -219,16 +253,23 @@ impl CompletionRequest {
 
     /// Validates the fields and returns the generation parameters. A request without a seed gets `default_seed`.
     pub fn to_generation_params(&self, default_seed: u64) -> Result<GenerationParams, ApiError> {
-        self.check_supported()?;
         let default = SamplerOptions::default();
         // OpenAI's default temperature is 1.
         let sampler = SamplerOptions {
             temperature: self.temperature.unwrap_or(1.0),
             top_k: self.top_k.unwrap_or(default.top_k),
             top_p: self.top_p.unwrap_or(default.top_p),
+            min_p: self.min_p.unwrap_or(default.min_p),
+            presence_penalty: self.presence_penalty.unwrap_or(default.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(default.frequency_penalty),
+            repeat_penalty: self.repeat_penalty.unwrap_or(default.repeat_penalty),
             seed: self.seed.map_or(default_seed, i64::cast_unsigned),
         };
-        let max_tokens = self.max_completion_tokens.or(self.max_tokens);
+        let max_tokens = self.max_tokens;
+        let choices = self.n.unwrap_or(1);
+        if !(1..=MAX_PROMPTS as u32).contains(&choices) {
+            return Err(ApiError::invalid("n", format!("`n` is {choices}: it must be 1 to {MAX_PROMPTS}")));
+        }
         if max_tokens == Some(0) {
             return Err(ApiError::invalid("max_tokens", "`max_tokens` is 0: set it to at least 1"));
         }
@@ -246,54 +287,72 @@ impl CompletionRequest {
         }
         let stream = self.stream.unwrap_or(false);
         let include_usage = self.stream_options.as_ref().is_some_and(|options| options.include_usage);
-        Ok(GenerationParams { max_tokens, sampler, stop_strings, stream, include_usage })
+        let logit_bias = self.logit_bias.clone();
+        Ok(GenerationParams { max_tokens, sampler, logit_bias, choices, stop_strings, stream, include_usage })
     }
+}
 
-    fn check_supported(&self) -> Result<(), ApiError> {
-        let is_set = |value: &Option<Box<RawValue>>| {
-            value.as_ref().is_some_and(|value| !matches!(value.get(), "null" | "false" | "{}"))
-        };
-        let is_text = |format: &RawValue| {
-            let format: Result<ResponseFormat, _> = serde_json::from_str(format.get());
-            format.is_ok_and(|format| format.kind == "text")
-        };
-        let is_penalty = |penalty: Option<f32>| penalty.is_some_and(|penalty| penalty != 0.0);
-        let unsupported = [
-            ("n", self.n.is_some_and(|count| count != 1)),
-            ("best_of", self.best_of.is_some_and(|count| count != 1)),
-            ("presence_penalty", is_penalty(self.presence_penalty)),
-            ("frequency_penalty", is_penalty(self.frequency_penalty)),
-            ("logit_bias", is_set(&self.logit_bias)),
-            ("logprobs", is_set(&self.logprobs)),
-            ("response_format", self.response_format.as_deref().is_some_and(|format| !is_text(format))),
-            ("tools", self.tools.as_ref().is_some_and(|tools| !tools.is_empty())),
-            ("functions", self.functions.as_ref().is_some_and(|functions| !functions.is_empty())),
-            ("echo", self.echo == Some(true)),
-            ("suffix", self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty())),
-        ];
-        let Some((key, _)) = unsupported.into_iter().find(|(_, is_used)| *is_used) else { return Ok(()) };
-        Err(ApiError::invalid(key, format!("`{key}` is not supported: leave it out")))
+/// Removes `logit_bias`, an object with token ids as keys.
+fn take_logit_bias(fields: &mut Fields<'_>) -> Result<BTreeMap<u32, f32>, ApiError> {
+    let biases: BTreeMap<u32, f32> = fields.take("logit_bias")?.unwrap_or_default();
+    match biases.values().find(|bias| !(-100.0..=100.0).contains(*bias)) {
+        None => Ok(biases),
+        Some(bias) => {
+            let message = format!("`logit_bias` has the bias {bias}: it must be -100 to 100");
+            Err(ApiError::invalid("logit_bias", message))
+        }
     }
+}
+
+/// Removes the known fields that are not supported. Fails if one of them would change the result.
+fn reject_unsupported(fields: &mut Fields<'_>) -> Result<(), ApiError> {
+    let no_effect: [(&'static str, &[&str]); 12] = [
+        ("best_of", &["1"]),
+        ("logprobs", &["false"]),
+        ("top_logprobs", &["0"]),
+        ("response_format", &[r#"{"type":"text"}"#]),
+        ("tools", &["[]"]),
+        ("tool_choice", &[r#""none""#, r#""auto""#]),
+        ("functions", &["[]"]),
+        ("function_call", &[r#""none""#, r#""auto""#]),
+        ("modalities", &[r#"["text"]"#]),
+        ("echo", &["false"]),
+        ("suffix", &[r#""""#]),
+        ("ignore_eos", &["false"]),
+    ];
+    for (name, accepted) in no_effect {
+        let value: Option<Value> = fields.take(name)?;
+        if value.is_some_and(|value| !value.is_null() && !accepted.contains(&&*value.to_string())) {
+            return Err(ApiError::invalid(name, format!("`{name}` is not supported: leave it out")));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
     fn chat(more: &Value) -> CompletionRequest {
+        try_chat(more).expect("a chat")
+    }
+
+    fn try_chat(more: &Value) -> Result<CompletionRequest, ApiError> {
         let mut request = json!({"model": "m", "messages": [{"role": "user", "content": "Hello"}]});
         let all = request.as_object_mut().expect("an object");
         all.extend(more.as_object().expect("an object").clone());
-        serde_json::from_str(&request.to_string()).expect("a chat")
+        CompletionRequest::from_json(request.to_string().as_bytes())
     }
 
     #[test]
     fn fields_without_effect_are_accepted() {
         let params = |more: Value| chat(&more).to_generation_params(7).expect("valid");
-        let GenerationParams { max_tokens, sampler, stream, .. } =
-            params(json!({"user": "me", "n": 1, "logprobs": false, "tools": [], "presence_penalty": 0}));
+        let GenerationParams { max_tokens, sampler, stream, .. } = params(json!({
+            "user": "me", "n": 1, "logprobs": false, "tools": [], "tool_choice": "auto", "presence_penalty": 0,
+            "response_format": {"type": "text"}, "unknown": null
+        }));
         assert_eq!((max_tokens, sampler.temperature, sampler.seed, stream), (None, 1.0, 7, false));
         let usage = json!({"include_usage": true});
         let params = params(json!({
@@ -305,19 +364,40 @@ mod tests {
     }
 
     #[test]
+    fn sampling_fields_are_honoured() {
+        let request = chat(&json!({
+            "n": 3, "min_p": 0.05, "presence_penalty": 0.5, "frequency_penalty": -1, "repetition_penalty": 1.2,
+            "logit_bias": {"50256": -100}
+        }));
+        let GenerationParams { choices, sampler, logit_bias, .. } =
+            request.to_generation_params(0).expect("valid");
+        assert_eq!((choices, logit_bias), (3, [(50256, -100.0)].into()));
+        assert_eq!((sampler.min_p, sampler.repeat_penalty), (0.05, 1.2));
+        assert_eq!((sampler.presence_penalty, sampler.frequency_penalty), (0.5, -1.0));
+    }
+
+    #[test]
     fn unsupported_fields_are_rejected_by_name() {
         let unsupported = [
-            json!({"n": 2}),
-            json!({"presence_penalty": 0.5}),
-            json!({"logit_bias": {"50256": -100}}),
             json!({"logprobs": true}),
             json!({"response_format": {"type": "json_object"}}),
             json!({"tools": [{"type": "function"}]}),
+            json!({"tool_choice": "required"}),
+            json!({"mirostat": 2}),
+            json!({"repeat_penalty": "1.1"}),
+            json!({"temperature": "hot"}),
+            json!({"messages": 7}),
+            json!({"logit_bias": {"50256": -101}}),
+            json!({"logit_bias": {"word": 1}}),
         ];
         for more in unsupported {
             let key = more.as_object().and_then(|all| all.keys().next().cloned()).expect("a key");
+            let refused = try_chat(&more).expect_err("refused");
+            assert!(refused.param.as_deref() == Some(&key) && refused.message.contains(&key), "{refused:?}");
+        }
+        for more in [json!({"n": 0}), json!({"n": 65})] {
             let refused = chat(&more).to_generation_params(0).expect_err("refused");
-            assert!(refused.param == Some(&*key) && refused.message.contains(&key), "{refused:?}");
+            assert_eq!(refused.param.as_deref(), Some("n"));
         }
         for more in [json!({"stop": ""}), json!({"stop": vec!["x"; 17]}), json!({"max_tokens": 0})] {
             assert!(chat(&more).to_generation_params(0).is_err());
@@ -340,8 +420,8 @@ mod tests {
     #[test]
     fn prompts_are_strings_or_tokens() {
         let prompts = |prompt: &Value| {
-            let request = json!({"prompt": prompt, "unknown": {"a": [1]}}).to_string();
-            serde_json::from_str::<CompletionRequest>(&request).expect("a request").take_prompts()
+            let request = json!({"prompt": prompt}).to_string();
+            CompletionRequest::from_json(request.as_bytes()).expect("a request").take_prompts()
         };
         assert_eq!(prompts(&json!("a")), Ok(vec![Prompt::Text("a".into())]));
         assert_eq!(prompts(&json!(["a", "b"])).map(|all| all.len()), Ok(2));
@@ -352,7 +432,7 @@ mod tests {
         assert!(
             invalid
                 .iter()
-                .all(|request| serde_json::from_value::<CompletionRequest>(request.clone()).is_err())
+                .all(|request| CompletionRequest::from_json(request.to_string().as_bytes()).is_err())
         );
         assert!(prompts(&json!([1, "a"])).is_err() && prompts(&json!([[1], 2])).is_err());
         assert!(prompts(&json!([])).is_err() && prompts(&json!(vec!["a"; 65])).is_err());

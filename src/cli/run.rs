@@ -99,6 +99,12 @@ impl SamplingArgs {
     /// Returns the options of a sampler. `temperature` is the default temperature of the command.
     pub fn options(&self, temperature: f32) -> SamplerOptions {
         let temperature = self.temperature.unwrap_or(temperature);
-        SamplerOptions { temperature, top_k: self.top_k, top_p: self.top_p, seed: self.seed }
+        SamplerOptions {
+            temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            seed: self.seed,
+            ..SamplerOptions::default()
+        }
     }
 }

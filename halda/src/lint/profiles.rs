@@ -62,6 +62,7 @@ pub fn uncertain_rates(device: &DeviceProfile, wanted: impl Fn(Format) -> bool) 
     let by_format = [
         ("cpu.matvec", &cpu.matvec),
         ("cpu.matvec_streamed", &cpu.matvec_streamed),
+        ("cpu.matmul_streamed", &cpu.matmul_streamed),
         ("cpu.matmul", &cpu.matmul),
     ];
     let rates = by_format.into_iter().chain(gpu).flat_map(|(key, rates)| {

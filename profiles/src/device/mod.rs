@@ -142,6 +142,9 @@ impl TransferCost {
     }
 }
 
+/// Number of tokens of the products that [`Cpu::matmul_streamed`] describes.
+pub const SMALL_BATCH_TOKENS: u32 = 4;
+
 /// The CPU of a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
@@ -158,6 +161,10 @@ pub struct Cpu {
     /// Speed of matrix-vector products with weights streamed from memory, as in decoding; absent if not measured.
     #[serde(default, skip_serializing_if = "FormatMap::is_empty")]
     pub matvec_streamed: FormatMap<Sourced<FlopsPerSecond>>,
+    /// Speed of matrix products with [`SMALL_BATCH_TOKENS`] tokens and weights streamed from memory, as for sequences that share a batch and
+    /// for drafted tokens; absent if not measured.
+    #[serde(default, skip_serializing_if = "FormatMap::is_empty")]
+    pub matmul_streamed: FormatMap<Sourced<FlopsPerSecond>>,
     /// Speed of matrix products with a batch of tokens, as in prefill.
     #[serde(default, skip_serializing_if = "FormatMap::is_empty")]
     pub matmul: FormatMap<Sourced<FlopsPerSecond>>,
@@ -372,6 +379,7 @@ impl DeviceProfile {
         let tables = [
             ("cpu.matvec", Some(&cpu.matvec)),
             ("cpu.matvec_streamed", Some(&cpu.matvec_streamed)),
+            ("cpu.matmul_streamed", Some(&cpu.matmul_streamed)),
             ("cpu.matmul", Some(&cpu.matmul)),
             ("gpu.matvec", gpu.map(|gpu| &gpu.matvec)),
             ("gpu.matmul", gpu.map(|gpu| &gpu.matmul)),

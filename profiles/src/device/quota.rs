@@ -65,7 +65,8 @@ impl Cpu {
         if available >= 1.0 {
             return slowed;
         }
-        for rates in [&mut slowed.matvec, &mut slowed.matvec_streamed, &mut slowed.matmul] {
+        let streamed = [&mut slowed.matvec_streamed, &mut slowed.matmul_streamed];
+        for rates in [&mut slowed.matvec, &mut slowed.matmul].into_iter().chain(streamed) {
             rates.0.values_mut().for_each(|rate| rate.value = rate.value * available);
         }
         slowed.read_bandwidth = self.read_bandwidth.map(|rate| *rate * available);

@@ -1,19 +1,20 @@
 //! Measures the compute rates of the executor's CPU kernels on this machine.
 //!
 //! The caller provides the [`Kernels`], and this module decides what the kernels compute. The product of a matrix of
-//! `rows` x `columns` and a vector has `2 * rows * columns` operations in every format. Products are measured in three
+//! `rows` x `columns` and a vector has `2 * rows * columns` operations in every format. Products are measured in four
 //! ways:
 //!
 //! - in cache: one matrix of [`CACHED_MATRIX_BYTES`] bytes, many times in one call, so that the time to wake threads
 //!   does not count;
 //! - streamed: matrices of [`STREAMED_MATRIX_BYTES`] bytes, one after another from a buffer as large as memory allows,
 //!   as in decoding;
+//! - streamed, with [`SMALL_BATCH_TOKENS`] vectors at once, as when sequences share a batch;
 //! - batched: [`BATCH_SIZE`] vectors at once, as in prefill.
 
 use super::MeasurementError;
 use super::mapping::WeightBuffer;
 use super::sampling::{MeasurementOptions, Samples, measure_duration, measure_rate};
-use crate::device::TransferCost;
+use crate::device::{SMALL_BATCH_TOKENS, TransferCost};
 use crate::document_values::{FormatMap, Sourced};
 use crate::format::Format;
 use crate::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
@@ -63,6 +64,8 @@ pub struct ComputeRates {
     pub matvec: FormatMap<Sourced<FlopsPerSecond>>,
     /// Speed of matrix-vector products with weights streamed from memory.
     pub matvec_streamed: FormatMap<Sourced<FlopsPerSecond>>,
+    /// Speed of matrix products with [`SMALL_BATCH_TOKENS`] vectors and weights streamed from memory.
+    pub matmul_streamed: FormatMap<Sourced<FlopsPerSecond>>,
     /// Speed of matrix products with a batch of vectors.
     pub matmul: FormatMap<Sourced<FlopsPerSecond>>,
     /// Speed of attention over cached keys and values.
@@ -85,7 +88,7 @@ pub fn measure_compute_rates(
     if wanted.is_empty() {
         wanted = known;
     }
-    let mut measured: Vec<(Format, [Samples; 3])> =
+    let mut measured: Vec<(Format, [Samples; 4])> =
         wanted.into_iter().map(|one| (one, Default::default())).collect();
     let mut attention = Samples::default();
     // The samples are taken in rounds, so that a disturbance of the machine affects a few samples of each rate and
@@ -95,7 +98,14 @@ pub fn measure_compute_rates(
         for (format, samples) in &mut measured {
             progress(&format!("kernels: {format}"));
             samples[0].add(product_rate(kernels, *format, buffer, options, CACHED_MATRIX_BYTES, 1, REPEATS));
-            samples[1].add(measure_streamed_matvec_rate(kernels, *format, buffer, options));
+            samples[1].add(measure_streamed_rate(kernels, *format, buffer, options, 1));
+            samples[3].add(measure_streamed_rate(
+                kernels,
+                *format,
+                buffer,
+                options,
+                SMALL_BATCH_TOKENS as usize,
+            ));
             samples[2].add(product_rate(kernels, *format, buffer, options, BATCHED_BYTES, BATCH_SIZE, 1));
         }
         progress("kernels: attention");
@@ -103,7 +113,7 @@ pub fn measure_compute_rates(
     }
     let name = kernels.description();
     let table = |kind: usize, what: &dyn Fn(Format) -> String| {
-        let row = |(format, samples): &(Format, [Samples; 3])| {
+        let row = |(format, samples): &(Format, [Samples; 4])| {
             let what = format!("{}, {name}", what(*format));
             Ok((*format, samples[kind].sourced_positive_median(FlopsPerSecond, &what)?))
         };
@@ -117,11 +127,14 @@ pub fn measure_compute_rates(
     })?;
     let streamed = |format| format!("{format} matrix times vector, streamed through {}", buffer.size());
     let matvec_streamed = table(1, &streamed)?;
+    let matmul_streamed = table(3, &|format| {
+        format!("{format} matrix times {SMALL_BATCH_TOKENS} vectors, streamed through {}", buffer.size())
+    })?;
     let matmul = table(2, &|format| format!("{format} matrix times {BATCH_SIZE} vectors"))?;
     let what = format!("one token's attention in one layer with {name}");
     let attention = attention.sourced_positive_median(FlopsPerSecond, &what)?;
     let kv_copy = kv_copy(kernels, options)?;
-    Ok(ComputeRates { matvec, matvec_streamed, matmul, attention_rate: attention, kv_copy })
+    Ok(ComputeRates { matvec, matvec_streamed, matmul_streamed, matmul, attention_rate: attention, kv_copy })
 }
 
 /// Returns the number of whole rows in `bytes` bytes of weights (at least 1), and the size of these rows in bytes.
@@ -153,12 +166,13 @@ fn product_rate(
     })
 }
 
-/// Measures the speed of matrix-vector products with weights streamed from the whole buffer, in FLOP/s.
-pub fn measure_streamed_matvec_rate(
+/// Measures the speed of products with `tokens` vectors and weights streamed from the whole buffer, in FLOP/s.
+pub fn measure_streamed_rate(
     kernels: &mut dyn Kernels,
     format: Format,
     buffer: &WeightBuffer,
     options: &MeasurementOptions,
+    tokens: usize,
 ) -> Samples {
     let (count, bytes) = rows(format, STREAMED_MATRIX_BYTES.min(buffer.as_bytes().len()));
     let mut at = 0;
@@ -166,10 +180,10 @@ pub fn measure_streamed_matvec_rate(
         if at + bytes > buffer.as_bytes().len() {
             at = 0;
         }
-        kernels.multiply(format, COLUMNS, &buffer.as_bytes()[at..at + bytes], 1, 1);
+        kernels.multiply(format, COLUMNS, &buffer.as_bytes()[at..at + bytes], tokens, 1);
         // Every matrix begins at a page, so that rows are aligned for every format.
         at += bytes.next_multiple_of(4096);
-        work(count, 1)
+        work(count, tokens)
     })
 }
 
@@ -226,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn each_format_is_measured_three_ways() {
+    fn each_format_is_measured_four_ways() {
         let mut kernels = Counting(Vec::new());
         let buffer = WeightBuffer::new(Bytes::from_mib(2)).unwrap();
         let mut measure = |formats: &[Format]| {
@@ -234,12 +248,12 @@ mod tests {
             measure_compute_rates(&mut kernels, formats, &buffer, &options, &mut |_| ()).unwrap()
         };
         let (rates, only) = (measure(&[]), measure(&[Format::Q4K]));
-        for table in [&rates.matvec, &rates.matvec_streamed, &rates.matmul] {
+        for table in [&rates.matvec, &rates.matvec_streamed, &rates.matmul_streamed, &rates.matmul] {
             let formats: Vec<Format> = table.iter().map(|(format, _)| format).collect();
             assert_eq!(formats, [Format::F32, Format::Q4K]);
             assert!(table.iter().all(|(_, rate)| rate.value.0 > 0.0 && rate.source.contains("counting")));
         }
-        assert!(kernels.0.contains(&BATCH_SIZE));
+        assert!(kernels.0.contains(&(SMALL_BATCH_TOKENS as usize)) && kernels.0.contains(&BATCH_SIZE));
         assert_eq!(only.matvec.iter().count(), 1);
     }
 }

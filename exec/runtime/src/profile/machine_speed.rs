@@ -34,7 +34,7 @@ pub fn measure_matvec_speed() -> Result<FlopsPerSecond, ProfileError> {
         ThreadPool::new(ThreadPoolOptions::default()).map_err(|source| ExecError::Threads { source })?;
     let mut kernels = CpuKernels::new(Cpu::new(Arc::new(pool)));
     let buffer = WeightBuffer::new(QUICK.buffer_size)?;
-    Ok(FlopsPerSecond(compute::measure_streamed_matvec_rate(&mut kernels, FORMAT, &buffer, &QUICK).median()))
+    Ok(FlopsPerSecond(compute::measure_streamed_rate(&mut kernels, FORMAT, &buffer, &QUICK, 1).median()))
 }
 
 #[cfg(test)]

@@ -126,7 +126,7 @@ pub fn profile(
     progress("fixed costs");
     let overheads = overhead::measure_overheads(&cpu, &rates, &measurement)?;
 
-    let ComputeRates { matvec, matvec_streamed, matmul, attention_rate: attention, kv_copy } = rates;
+    let ComputeRates { matvec, matvec_streamed, matmul_streamed, matmul, attention_rate, kv_copy } = rates;
     let device = DeviceProfile {
         schema: DeviceProfile::SCHEMA.to_owned(),
         name: options.name.clone(),
@@ -137,9 +137,10 @@ pub fn profile(
             cores: threads as u32,
             matvec,
             matvec_streamed,
+            matmul_streamed,
             matmul,
             read_bandwidth,
-            attention_rate: Some(attention),
+            attention_rate: Some(attention_rate),
             layer_overhead: Some(overheads.per_layer),
             window_overhead: Some(links.window_overhead()),
             token_overhead: Some(overheads.per_token),

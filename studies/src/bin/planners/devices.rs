@@ -139,6 +139,7 @@ pub fn random_device(name: &str, kind: DeviceKind, random: &mut InstanceRng) -> 
             cores: 8,
             matvec: speeds(speed),
             matvec_streamed: FormatMap::default(),
+            matmul_streamed: FormatMap::default(),
             matmul: FormatMap::default(),
             read_bandwidth: rate(read),
             attention_rate: None,

@@ -156,7 +156,13 @@ fn start_worker(network: &SimulatedNetwork, device: usize, model: &Arc<LocalMode
 }
 
 fn request(schedule: &FaultSchedule) -> GenerationRequest {
-    let options = SamplerOptions { temperature: schedule.temperature, top_k: 0, top_p: 1.0, seed: 5 };
+    let options = SamplerOptions {
+        temperature: schedule.temperature,
+        top_k: 0,
+        top_p: 1.0,
+        seed: 5,
+        ..SamplerOptions::default()
+    };
     let sampler = Sampler::new(options).expect("sound options");
     let sequence = |(prompt, number): (&Vec<u32>, u32)| {
         let mut sampler = sampler.for_sequence(number);
