@@ -338,6 +338,35 @@ fn token_and_host_header_are_checked() {
 }
 
 #[test]
+fn sampling_fields_change_the_answer() {
+    let server = Server::start(0, &[]);
+    let post = |more: Value| {
+        let mut body = greedy("the LORD", 8);
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        let (status, response) = server.post("/v1/completions", &body);
+        assert_eq!(status, 200, "{response}");
+        response
+    };
+    let text =
+        |response: &Value, choice: usize| response["choices"][choice]["text"].as_str().map(str::to_owned);
+    let one = post(json!({}));
+    let three = post(json!({"n": 3}));
+    assert!((0..3).all(|choice| text(&three, choice) == text(&one, 0)), "{three}");
+    assert_eq!(three["usage"]["prompt_tokens"], one["usage"]["prompt_tokens"]);
+    assert_eq!(
+        three["usage"]["completion_tokens"].as_u64(),
+        one["usage"]["completion_tokens"].as_u64().map(|it| 3 * it)
+    );
+    // A biased token is generated each time, unless a penalty keeps it from coming again.
+    let biased = post(json!({"logit_bias": {"300": 100}}));
+    let penalised = post(json!({"logit_bias": {"300": 100}, "repeat_penalty": 1e6}));
+    assert!(
+        text(&biased, 0) != text(&one, 0) && text(&penalised, 0) != text(&biased, 0),
+        "{biased} {penalised}"
+    );
+}
+
+#[test]
 fn invalid_requests_get_an_error_that_says_why() {
     let server = Server::start(0, &[]);
     let cases = [
@@ -356,7 +385,9 @@ fn invalid_requests_get_an_error_that_says_why() {
         ),
         ("/v1/chat/completions", json!({"prompt": "a"}), 400, "`messages` is missing"),
         ("/v1/completions", json!({"prompt": "a", "temperature": -1}), 400, "temperature"),
-        ("/v1/completions", json!({"prompt": "a", "n": 3}), 400, "`n` is not supported"),
+        ("/v1/completions", json!({"prompt": "a", "logprobs": 3}), 400, "`logprobs` is not supported"),
+        ("/v1/completions", json!({"prompt": "a", "mirostat": 2}), 400, "`mirostat` is not supported"),
+        ("/v1/completions", json!({"prompt": "a", "logit_bias": {"9999999": 1}}), 400, "token 9999999"),
         ("/v1/completions", json!({"prompt": {"a": 1}}), 400, "a string or a list"),
         ("/v1/chat/completions", json!({"messages": []}), 400, "there are no messages"),
         ("/v1/chat/completions", json!({"messages": "hello"}), 400, "invalid_request"),
