@@ -35,7 +35,7 @@ const IGNORED_FIELDS: [&str; 9] = [
 ];
 
 /// The body of `POST /v1/chat/completions`, with `messages`, and of `POST /v1/completions`, with `prompt`.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct CompletionRequest {
     messages: Option<Vec<MessageField>>,
     prompt: Option<StringOr<PromptItem>>,
@@ -322,7 +322,7 @@ fn reject_unsupported(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     ];
     for (name, accepted) in no_effect {
         let value: Option<Value> = fields.take(name)?;
-        if value.is_some_and(|value| !value.is_null() && !accepted.contains(&&*value.to_string())) {
+        if value.is_some_and(|value| !accepted.contains(&&*value.to_string())) {
             return Err(ApiError::invalid(name, format!("`{name}` is not supported: leave it out")));
         }
     }

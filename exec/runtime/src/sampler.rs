@@ -153,8 +153,8 @@ impl Sampler {
                 *logit += bias;
             }
         }
-        let generated: BTreeSet<u32> = self.counts.keys().copied().collect();
-        for &token in self.prompt.union(&generated) {
+        let only_generated = self.counts.keys().filter(|token| !self.prompt.contains(token));
+        for &token in self.prompt.iter().chain(only_generated) {
             let Some(logit) = logits.get_mut(token as usize) else { continue };
             *logit = if *logit > 0.0 { *logit / repeat_penalty } else { *logit * repeat_penalty };
         }

@@ -48,11 +48,9 @@ impl<'a> TokenInputs<'a> {
             rows
         };
         let mut shared = Vec::new();
-        for layer in shape.shared_kv_layers() {
-            if let TokenMixer::Attention(attention) = shape.mixer(layer) {
-                let (keys, values) = (take(attention.key_width()), take(attention.value_width()));
-                shared.push(SharedRows { layer, keys, values });
-            }
+        for (layer, [key_width, value_width]) in shared_widths(shape) {
+            let (keys, values) = (take(key_width), take(value_width));
+            shared.push(SharedRows { layer, keys, values });
         }
         (hidden, TokenInputs { tokens, per_layer_input, per_layer_inputs, shared })
     }
@@ -109,6 +107,14 @@ impl<'a> TokenInputs<'a> {
     }
 }
 
+/// Returns the layers whose keys and values others use, each with the widths of its keys and values.
+fn shared_widths(shape: &ModelShape) -> impl Iterator<Item = (u32, [u64; 2])> {
+    shape.shared_kv_layers().into_iter().filter_map(|layer| match shape.mixer(layer) {
+        TokenMixer::Attention(attention) => Some((layer, [attention.key_width(), attention.value_width()])),
+        TokenMixer::DeltaNet(_) => None,
+    })
+}
+
 /// Calls `compute` for each pass with its activations alone, which the layout of the module's description has for the
 /// tokens of the pass. For backends that compute one sequence at a time.
 pub fn for_each_pass(
@@ -122,11 +128,7 @@ pub fn for_each_pass(
     }
     let tokens: usize = passes.iter().map(|pass| pass.tokens as usize).sum();
     let inputs = (0..shape.layers.0).map(|_| shape.per_layer_input_length as usize);
-    let shared = shape.shared_kv_layers().into_iter().filter_map(|layer| match shape.mixer(layer) {
-        TokenMixer::Attention(attention) => Some([attention.key_width(), attention.value_width()]),
-        TokenMixer::DeltaNet(_) => None,
-    });
-    let shared = shared.flatten().map(|width| width as usize);
+    let shared = shared_widths(shape).flat_map(|(_, widths)| widths).map(|width| width as usize);
     let widths: Vec<usize> =
         std::iter::once(shape.embedding_length as usize).chain(inputs).chain(shared).collect();
     let mut before = 0;

@@ -123,8 +123,8 @@ impl PassPipeline {
             return self.handle_event(event, coordinator).await;
         }
         let can_enter = self.in_flight.len() < MAX_BATCHES_PER_DEVICE * coordinator.plan().devices.len();
-        let limits = BatchLimits::for_plan(coordinator.plan());
-        let Some(batch) = can_enter.then(|| self.generation.begin_batch(limits)).flatten() else {
+        let begin = || self.generation.begin_batch(BatchLimits::for_plan(coordinator.plan()));
+        let Some(batch) = can_enter.then(begin).flatten() else {
             return Ok(Progress::Idle);
         };
         self.passes.extend(batch.passes());

@@ -5,7 +5,7 @@ use hearth_kernels::elementwise;
 use hearth_profiles::model::DeltaNetShape;
 
 use super::Matmul;
-use super::layer_pass::{Buffers, Caches, LayerPass, Piece};
+use super::layer_pass::{Buffers, Caches, LayerPass, OTHER_CACHE, Piece};
 use crate::cache::{DeltaNetState, LayerCache};
 
 impl LayerPass<'_> {
@@ -40,7 +40,7 @@ impl LayerPass<'_> {
     fn state<'c>(&self, caches: &'c mut Caches, piece: &Piece) -> &'c mut DeltaNetState {
         match self.cache_mut(caches, piece) {
             LayerCache::DeltaNet(state) => state,
-            LayerCache::Attention(_) => unreachable!("a cache is created for the token mixer of its layer"),
+            LayerCache::Attention(_) => unreachable!("{OTHER_CACHE}"),
         }
     }
 

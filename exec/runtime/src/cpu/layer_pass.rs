@@ -123,7 +123,7 @@ pub(super) struct LayerPass<'a> {
 pub(super) type Caches = BTreeMap<(u32, u32), LayerCache>;
 
 const OWN_LAYERS: &str = "a stage sends a backend its own layers";
-const OTHER_CACHE: &str = "a cache is created for the token mixer of its layer";
+pub(super) const OTHER_CACHE: &str = "a cache is created for the token mixer of its layer";
 
 impl LayerPass<'_> {
     /// Computes the layer for the hidden states `[tokens, embedding]`, in place.
