@@ -25,7 +25,14 @@ impl<'a> Fields<'a> {
 
     /// Removes and parses a field; `None` if it is missing or null.
     pub fn take<T: Deserialize<'a>>(&mut self, name: &'static str) -> Result<Option<T>, ApiError> {
-        let Some(value) = self.0.remove(name) else { return Ok(None) };
+        let parsed = self.get(name);
+        self.0.remove(name);
+        parsed
+    }
+
+    /// Parses a field, and leaves it; `None` if it is missing or null.
+    pub fn get<T: Deserialize<'a>>(&self, name: &'static str) -> Result<Option<T>, ApiError> {
+        let Some(value) = self.0.get(name) else { return Ok(None) };
         serde_json::from_str(value.get()).map_err(|error| {
             let text = error.to_string();
             // The position is one in the value, not in the body.

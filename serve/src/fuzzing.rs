@@ -4,7 +4,7 @@
 //! (`fuzz/`) and the test below call the entry; no program contains it.
 
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::Duration;
 
 use hearth_profiles::Document;
@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::connections::http_protocol;
-use crate::{AppState, Metrics, router};
+use crate::{AppState, ChatFormat, Metrics, router};
 
 /// Returns the maximum memory of the entry for an input of this length, in bytes. source: assumed; a response of 64
 /// prompts has some ten KiB, and a JSON value takes a few hundred bytes in the several forms of a request
@@ -96,7 +96,10 @@ fn state(request_tx: mpsc::UnboundedSender<hearth_ring::Request>) -> AppState {
     AppState {
         request_tx,
         tokenizer: tokenizer.clone(),
-        chat_template: ChatTemplate::new(metadata, tokenizer).map_err(|error| error.to_string()),
+        chat_format: ChatTemplate::new(metadata, tokenizer)
+            .map(|template| ChatFormat::new(template, tokenizer))
+            .map_err(|error| error.to_string()),
+        grammars: OnceLock::new(),
         model_name: "m".into(),
         context_length: 64,
         vocab_size: VOCAB_SIZE,

@@ -4,13 +4,18 @@
 //! may be the beginning of a stop string, are buffered. A generation ends at an end-of-generation token, before a stop
 //! string, or at its maximum number of tokens.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
 
+use axum::http::StatusCode;
 use hearth_ring::ResponseEvent;
 use hearth_runtime::{IncrementalDetokenizer, Tokenizer};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
+use crate::answer::{AnswerParser, Part, take_until};
+use crate::error::ApiError;
+use crate::logprobs::TokenLogprobs;
 use crate::metrics::{ActiveRequest, Usage};
 
 /// The reason why a generation ended.
@@ -21,14 +26,31 @@ pub enum FinishReason {
     Stop,
     /// The maximum number of tokens was generated.
     Length,
+    /// The model called tools.
+    #[serde(rename = "tool_calls")]
+    ToolCalls,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Chunk {
-    Text(String),
+    /// Parts of the answer, and the log-probabilities of the tokens since the last chunk, if they are wanted.
+    Parts(Vec<Part>, Vec<TokenLogprobs>),
     End(FinishReason),
-    /// The ring failed; the value is the error message.
-    Failed(String),
+    Failed(ApiError),
+}
+
+/// How the tokens of a generation become an answer.
+pub struct AnswerFormat {
+    /// Finds thoughts and calls; `None` if the answer is only text.
+    pub parser: Option<AnswerParser>,
+    /// The control tokens that are part of the text.
+    pub visible: Arc<BTreeSet<u32>>,
+    /// The text ends before the first of these strings.
+    pub stop_strings: Vec<String>,
+    /// The log-probabilities of each token, if they are wanted. They are sent before the token.
+    pub logprobs: Option<mpsc::UnboundedReceiver<TokenLogprobs>>,
+    /// Gets the reason why a grammar ended the text early.
+    pub grammar_failure: Option<Arc<OnceLock<String>>>,
 }
 
 /// The running generation of the text for one prompt. Dropping a generation cancels its request to the ring.
@@ -37,6 +59,8 @@ pub struct Generation {
     tokenizer: Arc<Tokenizer>,
     text: IncrementalDetokenizer,
     stop: StopMatcher,
+    format: AnswerFormat,
+    logprobs: Vec<TokenLogprobs>,
     /// The numbers of prompt tokens and of generated tokens so far.
     pub usage: Usage,
     active: ActiveRequest,
@@ -46,19 +70,22 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// Creates a generation for a prompt of `prompt_tokens` tokens. The text ends before the first stop string.
+    /// Creates a generation for a prompt of `prompt_tokens` tokens.
     pub fn new(
         events: mpsc::UnboundedReceiver<ResponseEvent>,
         tokenizer: Arc<Tokenizer>,
         prompt_tokens: u32,
-        stop_strings: Vec<String>,
+        mut format: AnswerFormat,
         active: ActiveRequest,
     ) -> Self {
+        let stops = std::mem::take(&mut format.stop_strings);
         Self {
             events,
             tokenizer,
             text: IncrementalDetokenizer::default(),
-            stop: StopMatcher { stops: stop_strings, buffered: String::new() },
+            stop: StopMatcher { stops, buffered: String::new() },
+            format,
+            logprobs: Vec::new(),
             usage: Usage { prompt_tokens, ..Usage::default() },
             active,
             reason: None,
@@ -84,29 +111,61 @@ impl Generation {
                 Some(ResponseEvent::Started { .. }) => continue,
                 Some(ResponseEvent::Token(token)) => self.decode(token),
                 Some(ResponseEvent::Failed(message)) => {
-                    self.is_done = true;
-                    self.active.finish();
-                    return Some(Chunk::Failed(message));
+                    let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "ring_failed", message);
+                    return Some(self.fail(error));
                 }
                 None => {
                     self.reason = Some(FinishReason::Length);
                     self.flush()
                 }
             };
-            if !text.is_empty() {
+            let parts = self.parts(text);
+            if let Some(why) = self.format.grammar_failure.as_ref().and_then(|failure| failure.get()) {
+                let message = format!("the answer cannot follow its grammar: {why}; use a simpler one");
+                let error = ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "grammar_failed", message);
+                return Some(self.fail(error));
+            }
+            if !parts.is_empty() || (self.reason.is_some() && !self.logprobs.is_empty()) {
                 self.active.observe_ttft();
-                return Some(Chunk::Text(text));
+                return Some(Chunk::Parts(parts, std::mem::take(&mut self.logprobs)));
             }
         }
     }
 
+    fn fail(&mut self, error: ApiError) -> Chunk {
+        self.is_done = true;
+        self.active.finish();
+        Chunk::Failed(error)
+    }
+
+    /// Returns the parts of the answer that are known after `text`; all if the generation has ended.
+    fn parts(&mut self, text: String) -> Vec<Part> {
+        let Some(parser) = &mut self.format.parser else {
+            return if text.is_empty() { Vec::new() } else { vec![Part::Text(text)] };
+        };
+        let mut parts = parser.push(&text);
+        if let Some(reason) = &mut self.reason {
+            parts.extend(parser.finish());
+            if *reason == FinishReason::Stop && parser.has_calls() {
+                *reason = FinishReason::ToolCalls;
+            }
+        }
+        parts
+    }
+
     fn decode(&mut self, token: u32) -> String {
         self.usage.generated_tokens += 1;
+        let logprobs = self.format.logprobs.as_mut().and_then(|logprobs| logprobs.try_recv().ok());
         if self.tokenizer.is_eog(token) {
             self.reason = Some(FinishReason::Stop);
             return self.flush();
         }
-        let text = self.text.push(&self.tokenizer, token);
+        self.logprobs.extend(logprobs);
+        let control = self.tokenizer.control_text(token).filter(|_| self.format.visible.contains(&token));
+        let text = match control {
+            Some(control) => std::mem::take(&mut self.text).finish() + control,
+            None => self.text.push(&self.tokenizer, token),
+        };
         let (text, stopped) = self.stop.push(&text);
         if stopped {
             self.reason = Some(FinishReason::Stop);
@@ -138,17 +197,9 @@ impl StopMatcher {
     /// Adds text. Returns the text that cannot belong to a stop string, and whether a stop string was found.
     fn push(&mut self, text: &str) -> (String, bool) {
         self.buffered += text;
-        if let Some(at) = self.stops.iter().filter_map(|stop| self.buffered.find(stop.as_str())).min() {
-            self.buffered.truncate(at);
-            return (std::mem::take(&mut self.buffered), true);
-        }
-        let partial_match = |stop: &String| {
-            let ends = stop.char_indices().map(|(at, _)| at).skip(1);
-            ends.filter(|&at| self.buffered.ends_with(&stop[..at])).max().unwrap_or(0)
-        };
-        let kept = self.stops.iter().map(partial_match).max().unwrap_or(0);
-        let rest = self.buffered.split_off(self.buffered.len() - kept);
-        (std::mem::replace(&mut self.buffered, rest), false)
+        let stops: Vec<&str> = self.stops.iter().map(String::as_str).collect();
+        let (text, found) = take_until(&mut self.buffered, &stops);
+        (text, found.is_some())
     }
 }
 

@@ -8,21 +8,26 @@
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 
+mod answer;
 mod auth;
 mod body;
+mod chat;
 mod connections;
+mod constraint;
 mod error;
 mod fields;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod generation;
+mod logprobs;
 mod metrics;
 mod request;
 mod response;
+mod tools;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::{Request, State};
@@ -31,22 +36,29 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router, middleware};
 use hearth_ring::{Request as RingRequest, ResponseEvent};
-use hearth_runtime::{ChatMessage, ChatTemplate, ExecError, Sampler, Tokenizer};
+use hearth_runtime::tokenizer::Fragment;
+use hearth_runtime::{
+    ChatMessage, ExecError, GrammarCompiler, GrammarMatcher, Sampler, Tokenizer, ToolSyntax,
+};
 use hearth_schema::Plan;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+use self::answer::{Answer, AnswerParser};
 pub use self::auth::is_valid_bearer_token;
 use self::body::RequestBody;
+pub use self::chat::ChatFormat;
+use self::chat::{THOUGHT_END, THOUGHT_START, Thinking};
 use self::connections::ResponseGuard;
 pub use self::connections::serve;
 use self::error::{ApiError, excerpt};
-use self::generation::{Chunk, FinishReason, Generation};
+use self::generation::{AnswerFormat, Chunk, FinishReason, Generation};
+use self::logprobs::TokenLogprobs;
 pub use self::metrics::Metrics;
 use self::metrics::Usage;
 use self::request::{CompletionRequest, GenerationParams, Prompt};
-use self::response::{ResponseKind, ResponseMetadata};
+use self::response::{FinishedAnswer, ResponseKind, ResponseMetadata};
 
 /// Maximum number of running and waiting requests; further requests are rejected.
 /// source: assumed, far more than a home needs
@@ -63,8 +75,10 @@ const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; st
 pub struct AppState {
     pub request_tx: mpsc::UnboundedSender<RingRequest>,
     pub tokenizer: Arc<Tokenizer>,
-    /// The model's chat template, or the reason why it cannot be used.
-    pub chat_template: Result<ChatTemplate, String>,
+    /// The model's chat format, or the reason why it cannot chat.
+    pub chat_format: Result<ChatFormat, String>,
+    /// Compiles grammars; created when a request needs it first.
+    pub grammars: OnceLock<Result<GrammarCompiler, String>>,
     /// The model's name in the API.
     pub model_name: Arc<str>,
     /// The context length of each sequence, in tokens.
@@ -172,7 +186,7 @@ async fn get_ring(State(state): State<Arc<AppState>>) -> Json<Value> {
         "rounds": plan.rounds,
         "sequences": plan.sequences,
         "context": state.context_length,
-        "can_chat": state.chat_template.is_ok(),
+        "can_chat": state.chat_format.is_ok(),
         "devices": devices,
         "status": state.metrics.snapshot(),
     }))
@@ -196,7 +210,15 @@ async fn create_chat_completion(
 ) -> Response {
     let parse = |state: &AppState, mut request: CompletionRequest, id| {
         let params = state.params(&request, id)?;
-        Ok((vec![state.chat_tokens(&request.take_messages()?)?], params))
+        let chat = state.chat_format()?;
+        let (messages, tools) = (request.take_messages()?, request.take_tool_descriptions());
+        state.check_length("messages", messages.iter().map(ChatMessage::text_bytes).sum())?;
+        let encoded = chat.encode(&state.tokenizer, messages, tools);
+        let (tokens, thinking) = encoded.map_err(|error| ApiError::invalid("messages", error.to_string()))?;
+        let grammar = state.compile_grammar(&params, &chat.syntax, thinking)?;
+        let syntax = params.constraint.can_call().then(|| chat.syntax.clone());
+        let parser = Some((thinking, syntax));
+        Ok(ParsedRequest { prompts: vec![tokens], params, grammar, parser })
     };
     respond(&state, ResponseKind::Chat, body, parse).await
 }
@@ -207,15 +229,33 @@ async fn create_completion(
 ) -> Response {
     let parse = |state: &AppState, mut request: CompletionRequest, id| {
         let params = state.params(&request, id)?;
+        if !params.constraint.tools.is_empty() {
+            let message = "`tools` is not supported for text completions: use /v1/chat/completions";
+            return Err(ApiError::invalid("tools", message));
+        }
         let prompts = request.take_prompts()?.into_iter().map(|prompt| state.prompt_tokens(prompt));
+        let prompts = prompts.collect::<Result<_, _>>()?;
+        let grammar = state.compile_grammar(&params, &ToolSyntax::common(), Thinking::Never)?;
         let max_tokens = params.max_tokens.or(Some(DEFAULT_COMPLETION_TOKENS));
-        Ok((prompts.collect::<Result<_, _>>()?, GenerationParams { max_tokens, ..params }))
+        Ok(ParsedRequest {
+            prompts,
+            params: GenerationParams { max_tokens, ..params },
+            grammar,
+            parser: None,
+        })
     };
     respond(&state, ResponseKind::Completion, body, parse).await
 }
 
-/// The prompts of a request as tokens, and the parameters of their generations.
-type ParsedRequest = (Vec<Vec<u32>>, GenerationParams);
+/// A request that is ready to start.
+struct ParsedRequest {
+    /// The prompts as tokens.
+    prompts: Vec<Vec<u32>>,
+    params: GenerationParams,
+    grammar: Option<GrammarMatcher>,
+    /// How to find thoughts and calls of tools in answers; `None` if answers are only text.
+    parser: Option<(Thinking, Option<Arc<ToolSyntax>>)>,
+}
 
 /// Parses a request, starts a generation for each prompt, and returns the HTTP response, either streamed or complete.
 async fn respond(
@@ -230,17 +270,22 @@ async fn respond(
     };
     let id = state.next_request_id();
     let started = async {
-        let ((prompts, params), guard) =
-            body?.parse(state, move |state, request| parse(state, request, id)).await?;
-        Ok((state.start(prompts, &params)?, params, guard))
+        let (parsed, guard) = body?.parse(state, move |state, request| parse(state, request, id)).await?;
+        let (is_stream, include_usage) = (parsed.params.stream, parsed.params.include_usage);
+        Ok((state.start(parsed)?, is_stream, include_usage, guard))
     };
     let response = match started.await {
         Err(error) => ApiError::into_response(error),
-        Ok((generations, params, guard)) => {
-            let id = format!("{id_prefix}-{}-{id}", state.start_unix_time);
-            let header = ResponseMetadata { kind, id, created: unix_time(), model: state.model_name.clone() };
-            if params.stream {
-                response::stream(header, generations, params.include_usage, guard)
+        Ok((generations, is_stream, include_usage, guard)) => {
+            let header = ResponseMetadata {
+                kind,
+                id: format!("{id_prefix}-{}-{id}", state.start_unix_time),
+                created: unix_time(),
+                model: state.model_name.clone(),
+                tokenizer: state.tokenizer.clone(),
+            };
+            if is_stream {
+                response::stream(header, generations, include_usage, guard)
             } else {
                 let _open: Option<ResponseGuard> = guard;
                 collect_all(&header, generations).await.into_response()
@@ -261,27 +306,35 @@ async fn collect_all(
     for (index, generation) in generations.into_iter().enumerate() {
         tasks.spawn(async move { (index, collect(generation).await) });
     }
-    let ring_failed = |message| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "ring_failed", message);
+    let failed = |error: tokio::task::JoinError| {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", error.to_string())
+    };
     let mut finished = BTreeMap::new();
     while let Some(joined) = tasks.join_next().await {
-        let (index, result) = joined.map_err(|error| ring_failed(error.to_string()))?;
-        finished.insert(index, result.map_err(ring_failed)?);
+        let (index, result) = joined.map_err(failed)?;
+        finished.insert(index, result?);
     }
-    let (texts, usages): (Vec<_>, Vec<Usage>) = finished.into_values().unzip();
-    Ok(Json(header.response_json(texts, usages.into_iter().sum())))
+    let (answers, usages): (Vec<_>, Vec<Usage>) = finished.into_values().unzip();
+    Ok(Json(header.response_json(answers, usages.into_iter().sum())))
 }
 
-/// Waits until a generation ends. Returns its text, finish reason and token usage, or the error message of the ring.
-async fn collect(mut generation: Generation) -> Result<((String, FinishReason), Usage), String> {
-    let (mut text, mut reason) = (String::new(), FinishReason::Length);
+/// Waits until a generation ends. Returns its answer and token usage.
+async fn collect(mut generation: Generation) -> Result<(FinishedAnswer, Usage), ApiError> {
+    let (answer, logprobs, reason) = (Answer::default(), Vec::new(), FinishReason::Length);
+    let mut finished = FinishedAnswer { answer, logprobs, reason };
     while let Some(chunk) = generation.next_chunk().await {
         match chunk {
-            Chunk::Text(more) => text += &more,
-            Chunk::End(why) => reason = why,
-            Chunk::Failed(message) => return Err(message),
+            Chunk::Parts(parts, logprobs) => {
+                for part in parts {
+                    finished.answer.add(part);
+                }
+                finished.logprobs.extend(logprobs);
+            }
+            Chunk::End(why) => finished.reason = why,
+            Chunk::Failed(error) => return Err(error),
         }
     }
-    Ok(((text, reason), generation.usage))
+    Ok((finished, generation.usage))
 }
 
 impl AppState {
@@ -311,14 +364,40 @@ impl AppState {
         request.to_generation_params(self.start_unix_time.wrapping_mul(1 << 20).wrapping_add(id))
     }
 
-    fn chat_tokens(&self, messages: &[ChatMessage]) -> Result<Vec<u32>, ApiError> {
-        let template = self.chat_template.as_ref().map_err(|reason| {
+    fn chat_format(&self) -> Result<&ChatFormat, ApiError> {
+        self.chat_format.as_ref().map_err(|reason| {
             let message = format!("{reason}: use /v1/completions instead, which continues a prompt");
             ApiError::new(StatusCode::BAD_REQUEST, "no_chat_template", message)
-        })?;
-        self.check_length("messages", messages.iter().map(ChatMessage::text_bytes).sum())?;
-        let tokens = template.encode(&self.tokenizer, messages, &[]);
-        tokens.map_err(|error| ApiError::invalid("messages", error.to_string()))
+        })
+    }
+
+    /// Compiles the grammar of an answer; `None` if the answer is not restricted.
+    fn compile_grammar(
+        &self,
+        params: &GenerationParams,
+        syntax: &ToolSyntax,
+        thinking: Thinking,
+    ) -> Result<Option<GrammarMatcher>, ApiError> {
+        let Some(grammar) = params.constraint.grammar(syntax, &self.tokenizer, thinking) else {
+            return Ok(None);
+        };
+        let create =
+            || GrammarCompiler::new(&self.tokenizer, self.vocab_size).map_err(|error| error.to_string());
+        let compiled = match self.grammars.get_or_init(create) {
+            Ok(compiler) => compiler.compile(&grammar).map_err(|error| error.to_string()),
+            Err(reason) => Err(reason.clone()),
+        };
+        compiled.map(Some).map_err(|message| ApiError::invalid(params.constraint.field(), message))
+    }
+
+    /// Returns the control tokens that are part of the text of an answer: those around thoughts and calls.
+    fn visible_tokens(&self, syntax: Option<&ToolSyntax>) -> BTreeSet<u32> {
+        let texts = syntax.map(|syntax| {
+            [&syntax.opening, &syntax.middle, &syntax.ending, syntax.next.as_ref().unwrap_or(&syntax.ending)]
+        });
+        let texts = texts.into_iter().flatten().map(String::as_str).chain([THOUGHT_START, THOUGHT_END]);
+        let fragments = texts.flat_map(|text| self.tokenizer.split_control_tokens(text));
+        fragments.filter_map(|part| if let Fragment::Token(id) = part { Some(id) } else { None }).collect()
     }
 
     fn prompt_tokens(&self, prompt: Prompt) -> Result<Vec<u32>, ApiError> {
@@ -355,7 +434,8 @@ impl AppState {
     }
 
     /// Starts the generations of `params.choices` answers to each prompt.
-    fn start(&self, prompts: Vec<Vec<u32>>, params: &GenerationParams) -> Result<Vec<Generation>, ApiError> {
+    fn start(&self, request: ParsedRequest) -> Result<Vec<Generation>, ApiError> {
+        let ParsedRequest { prompts, params, grammar, parser } = request;
         let unavailable =
             |code, message: &str| Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message));
         if !self.metrics.is_ring_up() {
@@ -371,26 +451,51 @@ impl AppState {
             let param = if let ExecError::Sampling { name, .. } = &error { *name } else { "temperature" };
             ApiError::invalid(param, error.to_string())
         })?;
-        let limits = prompts.iter().map(|prompt| self.tokens_to_generate(prompt.len() as u64, params));
+        let limits = prompts.iter().map(|prompt| self.tokens_to_generate(prompt.len() as u64, &params));
         let limits = limits.collect::<Result<Vec<u32>, _>>()?;
         if let Some((token, _)) = params.logit_bias.range(self.vocab_size..).next() {
             let count = self.vocab_size;
             let message = format!("`logit_bias` has token {token}, but the vocabulary has {count} tokens");
             return Err(ApiError::invalid("logit_bias", message));
         }
+        let visible = parser.as_ref().map(|(_, syntax)| self.visible_tokens(syntax.as_deref()));
+        let visible = Arc::new(visible.unwrap_or_default());
         let start = |(index, (prompt, max_new_tokens)): (u32, (Vec<u32>, u32))| {
             // The usage counts a prompt once.
             let prompt_tokens = if index % choices == 0 { prompt.len() as u32 } else { 0 };
             let (response_tx, events) = mpsc::unbounded_channel();
             let mut sampler = sampler.for_sequence(index).with_prompt_and_biases(&prompt, &params.logit_bias);
-            let sampler = Box::new(move |logits: &[f32]| sampler.sample(logits));
+            let mut grammar_failure = None;
+            if let Some(grammar) = grammar.clone() {
+                grammar_failure = Some(grammar.failure());
+                sampler = sampler.with_grammar(grammar);
+            }
+            let (logprobs_tx, logprobs) = mpsc::unbounded_channel();
+            let count = params.logprobs;
+            let sampler = Box::new(move |logits: &[f32]| {
+                let token = sampler.sample(logits);
+                if let Some(count) = count {
+                    // The client may have gone.
+                    let _ = logprobs_tx.send(TokenLogprobs::new(logits, token, count as usize));
+                }
+                token
+            });
             let request = RingRequest { prompt, max_new_tokens, sampler, response_tx };
             // The ring's side is closed only while the server shuts down.
             if let Err(mpsc::error::SendError(request)) = self.request_tx.send(request) {
                 let _ = request.response_tx.send(ResponseEvent::Failed("the server is shutting down".into()));
             }
-            let (tokenizer, stops) = (self.tokenizer.clone(), params.stop_strings.clone());
-            Generation::new(events, tokenizer, prompt_tokens, stops, self.metrics.start_request())
+            let format = AnswerFormat {
+                parser: parser.as_ref().map(|(thinking, syntax)| {
+                    AnswerParser::new(*thinking, syntax.clone(), params.sampler.seed ^ u64::from(index))
+                }),
+                visible: visible.clone(),
+                stop_strings: params.stop_strings.clone(),
+                logprobs: count.map(|_| logprobs),
+                grammar_failure,
+            };
+            let tokenizer = self.tokenizer.clone();
+            Generation::new(events, tokenizer, prompt_tokens, format, self.metrics.start_request())
         };
         let all = prompts.into_iter().zip(limits);
         let all = all.flat_map(|request| std::iter::repeat_n(request, choices as usize));

@@ -7,29 +7,32 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
-use hearth_runtime::{ChatMessage, SamplerOptions};
+use hearth_runtime::{ChatMessage, JsonValue, SamplerOptions};
 use serde::Deserialize;
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::Value;
 
+use crate::constraint::{Constraint, TextFormat};
 use crate::error::{ApiError, excerpt};
 use crate::fields::Fields;
+use crate::tools::ToolFields;
 
 /// Maximum number of stop strings in a request. source: assumed; OpenAI's API allows 4
 const MAX_STOP_STRINGS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
 /// Maximum number of prompts in a completion request, and of answers to them. source: assumed
 const MAX_PROMPTS: usize = 64;
+/// Maximum number of log-probabilities for each token. source: OpenAI's API reference
+const MAX_LOGPROBS: u32 = 20;
 /// Fields that do not change the result.
-const IGNORED_FIELDS: [&str; 9] = [
+const IGNORED_FIELDS: [&str; 8] = [
     "user",
     "metadata",
     "store",
     "service_tier",
     "safety_identifier",
     "prompt_cache_key",
-    "parallel_tool_calls",
     "cache_prompt",
     "return_progress",
 ];
@@ -57,6 +60,32 @@ pub struct CompletionRequest {
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     n: Option<u32>,
+    logprobs: Option<LogprobsField>,
+    top_logprobs: Option<u32>,
+    text_format: TextFormat,
+    tools: ToolFields,
+}
+
+/// `logprobs` is a boolean for chats and a number for text completions.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(untagged)]
+enum LogprobsField {
+    Enabled(bool),
+    Count(u32),
+}
+
+#[derive(Debug, Deserialize)]
+struct ResponseFormat {
+    #[serde(rename = "type")]
+    kind: String,
+    json_schema: Option<NamedSchema>,
+    /// A schema for the type `json_object`, as in llama.cpp.
+    schema: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+struct NamedSchema {
+    schema: Option<Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -69,6 +98,10 @@ struct StreamOptions {
 struct MessageField {
     role: String,
     content: Option<StringOr<Part>>,
+    reasoning_content: Option<String>,
+    tool_calls: Option<Vec<JsonValue>>,
+    tool_call_id: Option<String>,
+    name: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -163,6 +196,9 @@ pub struct GenerationParams {
     pub stream: bool,
     /// Whether a streamed response ends with the token usage.
     pub include_usage: bool,
+    /// The number of most probable tokens of which log-probabilities are returned; `None` returns none at all.
+    pub logprobs: Option<u32>,
+    pub constraint: Constraint,
 }
 
 impl MessageField {
@@ -175,12 +211,14 @@ impl MessageField {
                 Err(ApiError::invalid("messages", message))
             }
         };
+        let tool_calls = self.tool_calls.unwrap_or_default();
         let content = match self.content {
-            None => String::new(),
-            Some(StringOr::String(text)) => text,
-            Some(StringOr::List(parts)) => parts.into_iter().map(text).collect::<Result<_, _>>()?,
+            None => tool_calls.is_empty().then(String::new),
+            Some(StringOr::String(text)) => Some(text),
+            Some(StringOr::List(parts)) => Some(parts.into_iter().map(text).collect::<Result<_, _>>()?),
         };
-        Ok(ChatMessage::new(self.role, content))
+        let Self { role, reasoning_content, tool_call_id, name, .. } = self;
+        Ok(ChatMessage { role, content, reasoning_content, tool_calls, tool_call_id, name })
     }
 }
 
@@ -207,6 +245,10 @@ impl CompletionRequest {
             stream: fields.take("stream")?,
             stream_options: fields.take("stream_options")?,
             n: fields.take("n")?,
+            logprobs: fields.take("logprobs")?,
+            top_logprobs: fields.take("top_logprobs")?,
+            text_format: take_text_format(&mut fields)?,
+            tools: ToolFields::take(&mut fields)?,
         };
         reject_unsupported(&mut fields)?;
         fields.reject_others(&IGNORED_FIELDS)?;
@@ -217,6 +259,11 @@ impl CompletionRequest {
     pub fn take_messages(&mut self) -> Result<Vec<ChatMessage>, ApiError> {
         let missing = || ApiError::invalid("messages", "`messages` is missing: send a list of messages");
         self.messages.take().ok_or_else(missing)?.into_iter().map(MessageField::message).collect()
+    }
+
+    /// Removes and returns the descriptions of the tools of a chat.
+    pub fn take_tool_descriptions(&mut self) -> Vec<JsonValue> {
+        std::mem::take(&mut self.tools.descriptions)
     }
 
     /// Removes and returns the prompts of a text completion.
@@ -287,8 +334,41 @@ impl CompletionRequest {
         }
         let stream = self.stream.unwrap_or(false);
         let include_usage = self.stream_options.as_ref().is_some_and(|options| options.include_usage);
+        let logprobs = match (self.logprobs, self.top_logprobs) {
+            (Some(LogprobsField::Enabled(true)), top) => Some(top.unwrap_or(0)),
+            (Some(LogprobsField::Count(count)), None) => Some(count),
+            (None | Some(LogprobsField::Enabled(false)), None | Some(0)) => None,
+            _ => {
+                let message = "`top_logprobs` needs `logprobs`: set `logprobs` to true";
+                return Err(ApiError::invalid("top_logprobs", message));
+            }
+        };
+        if let Some(count) = logprobs.filter(|&count| count > MAX_LOGPROBS) {
+            let message = format!(
+                "{count} log-probabilities for each token are too many: ask for at most {MAX_LOGPROBS}"
+            );
+            let name = if self.top_logprobs.is_some() { "top_logprobs" } else { "logprobs" };
+            return Err(ApiError::invalid(name, message));
+        }
+        let ToolFields { tools, choice, is_parallel, .. } = &self.tools;
+        let constraint = Constraint {
+            text: self.text_format.clone(),
+            tools: tools.clone(),
+            choice: choice.clone(),
+            is_parallel: *is_parallel,
+        };
         let logit_bias = self.logit_bias.clone();
-        Ok(GenerationParams { max_tokens, sampler, logit_bias, choices, stop_strings, stream, include_usage })
+        Ok(GenerationParams {
+            max_tokens,
+            sampler,
+            logit_bias,
+            choices,
+            stop_strings,
+            stream,
+            include_usage,
+            logprobs,
+            constraint,
+        })
     }
 }
 
@@ -304,15 +384,47 @@ fn take_logit_bias(fields: &mut Fields<'_>) -> Result<BTreeMap<u32, f32>, ApiErr
     }
 }
 
+/// Removes `response_format` and `grammar`.
+fn take_text_format(fields: &mut Fields<'_>) -> Result<TextFormat, ApiError> {
+    let format: Option<ResponseFormat> = fields.take("response_format")?;
+    let invalid = |message: String| Err(ApiError::invalid("response_format", message));
+    let json = match format {
+        None => None,
+        Some(ResponseFormat { kind, json_schema, schema }) => match (kind.as_str(), json_schema) {
+            ("text", _) => None,
+            ("json_object", _) => Some(schema.unwrap_or_else(|| serde_json::json!({"type": "object"}))),
+            ("json_schema", Some(NamedSchema { schema: Some(schema) })) => Some(schema),
+            ("json_schema", _) => {
+                return invalid("`response_format` has no JSON Schema: send `json_schema.schema`".to_owned());
+            }
+            (other, _) => {
+                let kind = excerpt(other);
+                return invalid(format!(
+                    "`response_format` of type `{kind}` is not supported: use text, json_object or json_schema"
+                ));
+            }
+        },
+    };
+    let grammar: Option<String> = fields.take("grammar")?;
+    match (json, grammar) {
+        (Some(_), Some(_)) => {
+            Err(ApiError::invalid("grammar", "`grammar` and `response_format` exclude each other: send one"))
+        }
+        (_, Some(grammar)) if grammar.contains("::=") => {
+            let message = "`grammar` has the syntax of GBNF, which is not supported: write it in the Lark syntax of \
+                           llguidance";
+            Err(ApiError::invalid("grammar", message))
+        }
+        (_, Some(grammar)) => Ok(TextFormat::Grammar(grammar)),
+        (Some(schema), None) => Ok(TextFormat::Json(schema)),
+        (None, None) => Ok(TextFormat::Free),
+    }
+}
+
 /// Removes the known fields that are not supported. Fails if one of them would change the result.
 fn reject_unsupported(fields: &mut Fields<'_>) -> Result<(), ApiError> {
-    let no_effect: [(&'static str, &[&str]); 12] = [
+    let no_effect: [(&'static str, &[&str]); 7] = [
         ("best_of", &["1"]),
-        ("logprobs", &["false"]),
-        ("top_logprobs", &["0"]),
-        ("response_format", &[r#"{"type":"text"}"#]),
-        ("tools", &["[]"]),
-        ("tool_choice", &[r#""none""#, r#""auto""#]),
         ("functions", &["[]"]),
         ("function_call", &[r#""none""#, r#""auto""#]),
         ("modalities", &[r#"["text"]"#]),
@@ -334,6 +446,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::tools::ToolChoice;
 
     fn chat(more: &Value) -> CompletionRequest {
         try_chat(more).expect("a chat")
@@ -377,12 +490,51 @@ mod tests {
     }
 
     #[test]
+    fn tools_and_formats_are_honoured() {
+        let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
+        let named = json!({"type": "function", "function": {"name": "f"}});
+        let request = chat(&json!({
+            "tools": [tool], "tool_choice": named, "parallel_tool_calls": false, "logprobs": true, "top_logprobs": 3,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array"}}}
+        }));
+        let GenerationParams { logprobs, constraint, .. } = request.to_generation_params(0).expect("valid");
+        assert_eq!((logprobs, constraint.is_parallel), (Some(3), false));
+        assert_eq!(constraint.choice, ToolChoice::Named("f".into()));
+        assert_eq!(constraint.text, TextFormat::Json(json!({"type": "array"})));
+        let none = chat(&json!({"tools": [tool], "tool_choice": "none"}));
+        assert!(none.tools.descriptions.is_empty());
+        assert!(!none.to_generation_params(0).expect("valid").constraint.can_call());
+    }
+
+    #[test]
+    fn messages_of_tools_are_kept() {
+        let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+        let messages = json!([
+            {"role": "assistant", "content": null, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": "7"}
+        ]);
+        let messages = chat(&json!({"messages": messages})).take_messages().expect("messages");
+        assert_eq!((messages[0].content.as_deref(), messages[0].tool_calls.len()), (None, 1));
+        assert_eq!(messages[1].tool_call_id.as_deref(), Some("1"));
+    }
+
+    #[test]
     fn unsupported_fields_are_rejected_by_name() {
         let unsupported = [
-            json!({"logprobs": true}),
-            json!({"response_format": {"type": "json_object"}}),
+            json!({"logprobs": "yes"}),
+            json!({"response_format": {"type": "xml"}}),
+            json!({"response_format": {"type": "json_schema"}}),
+            json!({"response_format": "json"}),
+            json!({"grammar": "root ::= \"a\""}),
             json!({"tools": [{"type": "function"}]}),
+            json!({"tools": [{"type": "web_search"}]}),
+            json!({"tools": [{"type": "function", "function": {"name": "a b"}}]}),
+            json!({"tools": [{"type": "function", "function": {"name": "a", "parameters": 7}}]}),
             json!({"tool_choice": "required"}),
+            json!({"tool_choice": "some"}),
+            json!({"tool_choice": {"type": "function", "function": {"name": "f"}}}),
+            json!({"functions": [{"name": "f"}]}),
+            json!({"best_of": 2}),
             json!({"mirostat": 2}),
             json!({"repeat_penalty": "1.1"}),
             json!({"temperature": "hot"}),
@@ -395,9 +547,15 @@ mod tests {
             let refused = try_chat(&more).expect_err("refused");
             assert!(refused.param.as_deref() == Some(&key) && refused.message.contains(&key), "{refused:?}");
         }
-        for more in [json!({"n": 0}), json!({"n": 65})] {
+        for (more, name) in [
+            (json!({"n": 0}), "n"),
+            (json!({"n": 65}), "n"),
+            (json!({"top_logprobs": 2}), "top_logprobs"),
+            (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
+            (json!({"logprobs": 21}), "logprobs"),
+        ] {
             let refused = chat(&more).to_generation_params(0).expect_err("refused");
-            assert_eq!(refused.param.as_deref(), Some("n"));
+            assert_eq!(refused.param.as_deref(), Some(name));
         }
         for more in [json!({"stop": ""}), json!({"stop": vec!["x"; 17]}), json!({"max_tokens": 0})] {
             assert!(chat(&more).to_generation_params(0).is_err());

@@ -9,17 +9,18 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_core::Stream;
+use hearth_runtime::Tokenizer;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+use crate::answer::{Answer, DeltaWriter, Part};
 use crate::connections::ResponseGuard;
-use crate::error::ApiError;
 use crate::generation::{Chunk, FinishReason, Generation};
+use crate::logprobs::{TokenLogprobs, chat_logprobs, completion_logprobs};
 use crate::metrics::Usage;
 
 /// The interval between SSE comments in an idle stream.
@@ -42,6 +43,7 @@ pub struct ResponseMetadata {
     /// The time at which the response was created, as a Unix timestamp in seconds.
     pub created: u64,
     pub model: Arc<str>,
+    pub tokenizer: Arc<Tokenizer>,
 }
 
 impl ResponseMetadata {
@@ -69,36 +71,78 @@ impl ResponseMetadata {
         document
     }
 
-    /// Returns the complete response with the text and the finish reason of each choice.
-    pub fn response_json(&self, texts: Vec<(String, FinishReason)>, usage: Usage) -> Value {
-        let choice = |(index, (text, finish)): (usize, (String, FinishReason))| {
+    /// Returns the complete response.
+    pub fn response_json(&self, answers: Vec<FinishedAnswer>, usage: Usage) -> Value {
+        let choice = |(index, finished): (usize, FinishedAnswer)| {
+            let FinishedAnswer { answer, logprobs, reason } = finished;
             let (key, content) = match self.kind {
-                ResponseKind::Chat => {
-                    ("message", json!({"role": "assistant", "content": text, "refusal": null}))
-                }
-                ResponseKind::Completion => ("text", text.into()),
+                ResponseKind::Chat => ("message", answer.message()),
+                ResponseKind::Completion => ("text", answer.text.into()),
             };
-            choice_object(index, key, &content, Some(finish))
+            choice_object(index, key, &content, &self.logprobs_json(&logprobs, &mut 0), Some(reason))
         };
-        let choices: Vec<Value> = texts.into_iter().enumerate().map(choice).collect();
+        let choices: Vec<Value> = answers.into_iter().enumerate().map(choice).collect();
         self.document(false, &choices, Some(usage))
     }
 
-    /// Returns the chunk with `text`, or the chunk with the finish reason. If both are `None`, returns the first chunk
-    /// of a chat response, which has the role of the message.
-    fn text_chunk(&self, index: usize, text: Option<&str>, finish: Option<FinishReason>) -> Value {
-        let (key, content) = match (self.kind, text, finish) {
-            (ResponseKind::Completion, ..) => ("text", text.unwrap_or_default().into()),
-            (ResponseKind::Chat, _, Some(_)) => ("delta", json!({})),
-            (ResponseKind::Chat, Some(text), None) => ("delta", json!({"content": text})),
-            (ResponseKind::Chat, None, None) => ("delta", json!({"role": "assistant", "content": ""})),
+    fn logprobs_json(&self, tokens: &[TokenLogprobs], offset: &mut usize) -> Value {
+        match self.kind {
+            _ if tokens.is_empty() => Value::Null,
+            ResponseKind::Chat => chat_logprobs(&self.tokenizer, tokens),
+            ResponseKind::Completion => completion_logprobs(&self.tokenizer, tokens, offset),
+        }
+    }
+
+    /// Returns the first chunk of a streamed chat response, which has the role of the message.
+    fn role_chunk(&self, index: usize) -> Value {
+        let delta = json!({"role": "assistant", "content": ""});
+        self.document(true, &[choice_object(index, "delta", &delta, &Value::Null, None)], None)
+    }
+
+    fn part_chunk(&self, stream: &mut ChoiceStream, part: &Part, logprobs: &[TokenLogprobs]) -> Value {
+        let logprobs = self.logprobs_json(logprobs, &mut stream.offset);
+        let (key, content) = match (self.kind, part) {
+            (ResponseKind::Chat, part) => ("delta", stream.deltas.delta(part)),
+            (ResponseKind::Completion, Part::Text(text)) => ("text", text.as_str().into()),
+            (ResponseKind::Completion, _) => ("text", "".into()),
         };
-        self.document(true, &[choice_object(index, key, &content, finish)], None)
+        self.document(true, &[choice_object(stream.index, key, &content, &logprobs, None)], None)
+    }
+
+    fn end_chunk(&self, index: usize, reason: FinishReason) -> Value {
+        let (key, content) = match self.kind {
+            ResponseKind::Completion => ("text", "".into()),
+            ResponseKind::Chat => ("delta", json!({})),
+        };
+        self.document(true, &[choice_object(index, key, &content, &Value::Null, Some(reason))], None)
     }
 }
 
-fn choice_object(index: usize, key: &str, content: &Value, finish: Option<FinishReason>) -> Value {
-    json!({"index": index, (key): content, "logprobs": null, "finish_reason": finish})
+/// An answer that is complete.
+#[derive(Debug)]
+pub struct FinishedAnswer {
+    pub answer: Answer,
+    pub logprobs: Vec<TokenLogprobs>,
+    pub reason: FinishReason,
+}
+
+/// The state of a choice that is streamed.
+#[derive(Debug, Default)]
+struct ChoiceStream {
+    index: usize,
+    deltas: DeltaWriter,
+    /// The number of characters that were streamed.
+    offset: usize,
+}
+
+fn choice_object(
+    index: usize,
+    key: &str,
+    content: &Value,
+    logprobs: &Value,
+    finish: Option<FinishReason>,
+) -> Value {
+    json!({"index": index, (key): content, "logprobs": logprobs, "finish_reason": finish})
 }
 
 /// Returns a response that streams all generations as server-sent events, interleaved.
@@ -152,19 +196,29 @@ async fn send_one(
     event_tx: &mpsc::Sender<String>,
 ) -> Option<Usage> {
     if header.kind == ResponseKind::Chat {
-        event_tx.send(header.text_chunk(index, None, None).to_string()).await.ok()?;
+        event_tx.send(header.role_chunk(index).to_string()).await.ok()?;
     }
+    let mut stream = ChoiceStream { index, ..ChoiceStream::default() };
     while let Some(chunk) = generation.next_chunk().await {
-        let document = match chunk {
-            Chunk::Text(text) => header.text_chunk(index, Some(&text), None),
-            Chunk::End(reason) => header.text_chunk(index, None, Some(reason)),
-            Chunk::Failed(message) => {
-                let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "ring_failed", message);
+        match chunk {
+            Chunk::Parts(mut parts, mut logprobs) => {
+                if parts.is_empty() {
+                    parts.push(Part::Text(String::new()));
+                }
+                for part in parts {
+                    // The first of several parts has the log-probabilities of all.
+                    let document = header.part_chunk(&mut stream, &part, &std::mem::take(&mut logprobs));
+                    event_tx.send(document.to_string()).await.ok()?;
+                }
+            }
+            Chunk::End(reason) => {
+                event_tx.send(header.end_chunk(index, reason).to_string()).await.ok()?;
+            }
+            Chunk::Failed(error) => {
                 let _ = event_tx.send(error.to_json().to_string()).await;
                 return None;
             }
-        };
-        event_tx.send(document.to_string()).await.ok()?;
+        }
     }
     Some(generation.usage)
 }

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use hearth_ring::{
@@ -16,7 +16,7 @@ use hearth_ring::{
 use hearth_runtime::{ChatTemplate, Tokenizer};
 use hearth_schema::Plan;
 use hearth_schema::run_events::{RunEvent, RunEventKind};
-use hearth_serve::{AppState, Metrics, is_valid_bearer_token, router, serve, unix_time};
+use hearth_serve::{AppState, ChatFormat, Metrics, is_valid_bearer_token, router, serve, unix_time};
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -56,7 +56,9 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let sequences = args.sequences.unwrap_or(plan.sequences);
     let metadata = &model.weights.model().metadata;
     let tokenizer = Arc::new(Tokenizer::new(metadata)?);
-    let chat_template = ChatTemplate::new(metadata, &tokenizer).map_err(|error| error.to_string());
+    let chat_format = ChatTemplate::new(metadata, &tokenizer)
+        .map(|template| ChatFormat::new(template, &tokenizer))
+        .map_err(|error| error.to_string());
     let name = args.name.clone().unwrap_or_else(|| model.profile.name.clone());
     let vocab_size = model.weights.shape().vocab_size;
     let mut builder = RingBuilder::new(ring, (plan, sequences), (model, &path))?;
@@ -64,7 +66,8 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let state = Arc::new(AppState {
         request_tx,
         tokenizer,
-        chat_template,
+        chat_format,
+        grammars: OnceLock::new(),
         model_name: name.into(),
         context_length: builder.plan.context_length,
         vocab_size,
@@ -169,7 +172,7 @@ impl TransportTask for ServeTask<'_> {
             model: &state.model_name,
             sequences: builder.plan.sequences,
             devices: builder.plan.devices.len(),
-            can_chat: state.chat_template.is_ok(),
+            can_chat: state.chat_format.is_ok(),
         };
         let line = if json { serde_json::to_string(&ready).map_err(Failure::failed)? } else { ready.text() };
         say!("{line}\n");

@@ -24,6 +24,7 @@
 
 mod message;
 mod python;
+mod tool_syntax;
 
 use std::fmt;
 use std::io;
@@ -35,6 +36,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, ErrorKind, Output, UndefinedBehavior, Value, context};
 
 pub use self::message::{ChatMessage, JsonValue};
+pub use self::tool_syntax::ToolSyntax;
 use crate::clock::today;
 use crate::error::{ExecError, sanitize};
 use crate::tokenizer::Tokenizer;
@@ -120,6 +122,11 @@ impl ChatTemplate {
         let text = |id: Option<u32>| id.map(|id| tokenizer.text_of(id)).unwrap_or_default();
         let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos()));
         Ok(Some(ChatTemplate { environment, bos, eos, needles }))
+    }
+
+    /// Returns the Jinja source.
+    pub fn source(&self) -> String {
+        self.environment.get_template(NAME).map(|template| template.source().to_owned()).unwrap_or_default()
     }
 
     /// Renders a conversation with `tools`, the descriptions of the tools that the model may call, and returns the

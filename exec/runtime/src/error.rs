@@ -76,6 +76,8 @@ pub enum ExecError {
     )]
     Token { token: u32, vocab_size: u32 },
     #[error("{what}: {hint}")]
+    Grammar { what: String, hint: &'static str },
+    #[error("{what}: {hint}")]
     Tokenizer { what: String, hint: &'static str },
     #[error("pre-tokenizer `{}` is not supported; use a model with one of {known}", sanitize(.found))]
     PreTokenizer { found: String, known: String },

@@ -5,6 +5,8 @@
 //! for each time that it was generated (OpenAI's API). The logit of a token of the prompt or the answer is divided by the
 //! repeat penalty, or multiplied if it is negative (Keskar et al., 2019, section 4.1).
 //!
+//! A grammar excludes the tokens that cannot continue the text.
+//!
 //! Temperature 0 means greedy sampling: the token with the largest logit, and among equal logits the one with the
 //! lowest id. Otherwise the sampler keeps the k most likely tokens (top-k), then the smallest set of the most likely
 //! tokens whose total probability is at least p (top-p), drops those that are less likely than a fraction of the most
@@ -18,6 +20,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::error::ExecError;
+use crate::grammar::GrammarMatcher;
 use hearth_kernels::exponential;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -66,6 +69,8 @@ pub struct Sampler {
     counts: BTreeMap<u32, u32>,
     /// What is added to the logits of some tokens.
     biases: BTreeMap<u32, f32>,
+    /// Restricts the text.
+    grammar: Option<GrammarMatcher>,
     adjusted: Vec<f32>,
 }
 
@@ -104,6 +109,7 @@ impl Sampler {
             prompt: BTreeSet::new(),
             counts: BTreeMap::new(),
             biases: BTreeMap::new(),
+            grammar: None,
             adjusted: Vec::new(),
         }
     }
@@ -116,6 +122,12 @@ impl Sampler {
         }
         self.biases.clone_from(biases);
         self
+    }
+
+    /// Restricts the text to a grammar.
+    #[must_use]
+    pub fn with_grammar(self, grammar: GrammarMatcher) -> Sampler {
+        Sampler { grammar: Some(grammar), ..self }
     }
 
     /// Creates a sampler for the sequence with the index `sequence`. It has the same options and its own random stream,
@@ -131,15 +143,21 @@ impl Sampler {
     pub fn sample(&mut self, logits: &[f32]) -> u32 {
         let SamplerOptions { presence_penalty, frequency_penalty, repeat_penalty, .. } = self.options;
         let has_penalty = (presence_penalty, frequency_penalty, repeat_penalty) != (0.0, 0.0, 1.0);
-        if !has_penalty && self.biases.is_empty() {
+        if !has_penalty && self.biases.is_empty() && self.grammar.is_none() {
             return self.choose(logits);
         }
         let mut adjusted = std::mem::take(&mut self.adjusted);
         adjusted.clear();
         adjusted.extend_from_slice(logits);
         self.adjust(&mut adjusted);
+        if let Some(grammar) = &mut self.grammar {
+            grammar.restrict(&mut adjusted);
+        }
         let token = self.choose(&adjusted);
         self.adjusted = adjusted;
+        if let Some(grammar) = &mut self.grammar {
+            grammar.accept(token);
+        }
         if has_penalty {
             *self.counts.entry(token).or_default() += 1;
         }

@@ -2,6 +2,7 @@
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Keys and values by which templates find the parts of a call or of the description of a tool, and distinguish its types.
@@ -100,6 +101,26 @@ impl ChatMessage {
 }
 
 impl JsonValue {
+    /// Returns the call of a tool with its arguments as text of JSON or, otherwise, as an object. Arguments that are not
+    /// valid JSON stay text.
+    pub(super) fn with_arguments(&self, as_text: bool) -> JsonValue {
+        let JsonValue(call) = self;
+        let Ok(function) = call.get_attr("function") else { return self.clone() };
+        let arguments = JsonValue(function.get_attr("arguments").unwrap_or_default());
+        let changed = match arguments.0.as_str() {
+            Some(text) if !as_text => serde_json::from_str(text).unwrap_or(arguments),
+            None if as_text => JsonValue(serde_json::to_string(&arguments).unwrap_or_default().into()),
+            _ => arguments,
+        };
+        let function = with_key(&function, "arguments", &changed.0);
+        JsonValue(with_key(call, "function", &function))
+    }
+
+    /// Reads the value as a Rust type; `None` if it has another form.
+    pub(super) fn read<T: DeserializeOwned>(&self) -> Option<T> {
+        serde_json::from_value(serde_json::to_value(self).ok()?).ok()
+    }
+
     pub(super) fn text_bytes(&self) -> usize {
         serde_json::to_string(self).map_or(0, |text| text.len())
     }
@@ -119,4 +140,15 @@ impl JsonValue {
             _ => value.clone(),
         })
     }
+}
+
+/// Returns a copy of an object with another value of a key.
+fn with_key(object: &Value, key: &str, value: &Value) -> Value {
+    let keys = object.try_iter().into_iter().flatten();
+    let pairs = keys.map(|name| {
+        let is_key = name.as_str() == Some(key);
+        let item = if is_key { value.clone() } else { object.get_item(&name).unwrap_or_default() };
+        (name, item)
+    });
+    Value::from_pairs(pairs)
 }

@@ -24,7 +24,9 @@ use bpe::Bpe;
 pub(crate) use bpe::visible_char;
 use pre_tokenizer::{BosPolicy, Symbols};
 use sentence_piece::SentencePiece;
-use special::{Fragment, SpecialTokens};
+use special::SpecialTokens;
+
+pub use special::Fragment;
 
 #[derive(Debug)]
 pub struct Tokenizer {
@@ -291,6 +293,17 @@ impl Tokenizer {
     pub fn text_of(&self, id: u32) -> String {
         let text = || String::from_utf8_lossy(self.token_bytes(id)).into_owned();
         self.special.text_of(id).map_or_else(text, str::to_owned)
+    }
+
+    /// Returns the text of a control token; `None` for other tokens.
+    pub fn control_text(&self, id: u32) -> Option<&str> {
+        self.special.text_of(id).filter(|_| self.token_bytes(id).is_empty())
+    }
+
+    /// Splits a text at control tokens.
+    pub fn split_control_tokens<'a>(&self, text: &'a str) -> Vec<Fragment<'a>> {
+        let fragments = self.special.partition(text, |special| !special.is_user_defined);
+        fragments.into_iter().filter(|fragment| !fragment.is_empty()).collect()
     }
 
     fn encode_fragments(&self, fragments: Vec<Fragment<'_>>, ids: &mut Vec<u32>) -> Result<(), ExecError> {

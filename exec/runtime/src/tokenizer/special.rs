@@ -126,7 +126,8 @@ impl SpecialTokens {
 }
 
 /// A part of a text: a special token, or text between special tokens.
-pub(super) enum Fragment<'a> {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fragment<'a> {
     Text(&'a str),
     Token(u32),
 }

@@ -7,8 +7,8 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use hearth_profiles::gguf::{GgufModel, Metadata, Value};
-use hearth_runtime::{ChatMessage, ChatTemplate, Tokenizer};
+use hearth_profiles::gguf::{Array, GgufModel, Metadata, Value};
+use hearth_runtime::{ChatMessage, ChatTemplate, Tokenizer, ToolSyntax};
 
 use crate::models;
 
@@ -130,4 +130,63 @@ fn every_published_chat_template_loads() {
         }
     }
     assert!(wrong.is_empty() && count >= 70, "{count} templates\n{wrong}");
+}
+
+/// Some of the templates whose syntax of calls is found, with the texts before the name and the arguments.
+const CALLS: [(&str, &str, &str); 9] = [
+    ("MiMo-VL", "<tool_call>\n{\"name\": \"", "\", \"arguments\": "),
+    ("Qwen-QwQ-32B", "<tool_call>\n{\"name\": \"", "\", \"arguments\": "),
+    ("Qwen-Qwen3-0.6B", "<tool_call>\n{\"name\": \"", "\", \"arguments\": "),
+    ("ibm-granite-granite-4.0", "<tool_call>\n{\"name\": \"", "\", \"arguments\": "),
+    ("meetkai-functionary-medium-v3.1", "<function=", ">"),
+    ("meta-llama-Llama-3.1-8B-Instruct", "{\"name\": \"", "\", \"parameters\": "),
+    ("mistralai-Mistral-Nemo-Instruct-2407", "[TOOL_CALLS][{\"name\": \"", "\", \"arguments\": "),
+    ("unsloth-mistral-Devstral-Small-2507", "[TOOL_CALLS]", "[ARGS]"),
+    (
+        "llama-cpp-deepseek-r1",
+        "<\u{ff5c}tool\u{2581}calls\u{2581}begin\u{ff5c}><\u{ff5c}tool\u{2581}call\u{2581}begin\u{ff5c}>\
+         function<\u{ff5c}tool\u{2581}sep\u{ff5c}>",
+        "\n```json\n",
+    ),
+];
+
+#[test]
+fn syntax_of_calls_is_found_in_published_templates() {
+    let test = "syntax_of_calls_is_found_in_published_templates";
+    let Some(folder) = public(test, "llama.cpp/templates") else { return };
+    let ends = [
+        "</s>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end_of_text|>",
+        "<|im_end|>",
+        "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
+    ];
+    let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
+    let texts: Vec<String> = ends.map(String::from).into_iter().chain(bytes).collect();
+    let kinds = (0..texts.len()).map(|id| if id < ends.len() { 3 } else { 6 }).collect();
+    let mut metadata = Metadata::default();
+    let mut put = |name: &str, value| metadata.insert(format!("tokenizer.ggml.{name}"), value);
+    put("model", Value::Str("llama".into()));
+    put("scores", Value::Array(Array::F32(vec![0.0; texts.len()])));
+    put("token_type", Value::Array(Array::I32(kinds)));
+    put("tokens", Value::Array(Array::Str(texts)));
+    put("eos_token_id", Value::U32(0));
+    put("add_bos_token", Value::Bool(false));
+    let tokenizer = Tokenizer::new(&metadata).unwrap();
+    let syntax = |path: &Path| {
+        let mut metadata = Metadata::default();
+        let source = fs::read_to_string(path).unwrap();
+        metadata.insert("tokenizer.chat_template".into(), Value::Str(source));
+        let template = ChatTemplate::new(&metadata, &tokenizer).ok()?;
+        Some(ToolSyntax::of(&template, &tokenizer)).filter(|syntax| syntax.is_native)
+    };
+    for (name, opening, middle) in CALLS {
+        let found = syntax(&folder.join(name).with_added_extension("jinja")).expect(name);
+        assert_eq!((&*found.opening, &*found.middle), (opening, middle), "{name}");
+        assert!(!found.ending.contains("probe"), "{name}: {found:?}");
+    }
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let found = files.filter(|path| syntax(path).is_some()).count();
+    assert!(found >= 19, "the syntax of {found} templates is found");
 }
