@@ -4,6 +4,7 @@ mod advise;
 mod device;
 mod experts;
 mod init;
+mod key;
 mod lab;
 mod measure;
 mod model;
@@ -28,6 +29,7 @@ pub use self::advise::AdviseArgs;
 pub use self::device::{CatalogueArgs, CatalogueCommand, NewArgs};
 pub use self::experts::ExpertsArgs;
 pub use self::init::InitArgs;
+pub use self::key::KeyArgs;
 pub use self::lab::LabArgs;
 pub use self::measure::{BenchArgs, GpuArgs, GpuMeasurementMode, GpuWeightFormat, ProfileArgs};
 pub use self::model::{ModelArgs, ModelCommand};
@@ -128,6 +130,13 @@ pub enum Verb {
     #[command(after_help = "Example: hearth worker --listen 127.0.0.1:9001 --model model.gguf\n\
                       Example: hearth worker --listen 0.0.0.0:9001 --model model.gguf --key ring.key --name laptop")]
     Worker(WorkerArgs),
+    /// Create a random key, for a ring or for the API of a server.
+    ///
+    /// The file has 64 hexadecimal digits, and only you can read it. Copy the key of a ring to all of its devices.
+    #[command(after_help = "Example: hearth key home.key\n\
+                      Then: hearth worker --listen 0.0.0.0:9001 --model model.gguf --key home.key\n\
+                      Then: hearth serve model.gguf --listen 0.0.0.0:8080 --token api.key")]
+    Key(KeyArgs),
     /// Download a GGUF model from Hugging Face, and print its path.
     ///
     /// The model is stored in the cache that other programs share, in the folder of HF_HUB_CACHE, in `hub` in the

@@ -15,7 +15,6 @@ use tokio::sync::Semaphore;
 use crate::AppState;
 use crate::connections::{Connection, ResponseGuard};
 use crate::error::ApiError;
-use crate::request::CompletionRequest;
 
 /// Maximum size of a request body, in bytes. source: assumed, enough for a prompt of 100,000 tokens
 const MAX_BODY_BYTES: usize = 4 << 20;
@@ -135,26 +134,25 @@ async fn read(request: Request, connection: Option<&Connection>) -> Result<BodyB
 }
 
 impl RequestBody {
-    /// Parses the JSON body and converts the request, on a separate thread. Also returns the guard of the response.
+    /// Parses the body with `parse`, on a separate thread. Also returns the guard of the response.
     pub async fn parse<V: Send + 'static>(
         self,
         state: &Arc<AppState>,
-        convert: impl FnOnce(&AppState, CompletionRequest) -> Result<V, ApiError> + Send + 'static,
+        parse: impl FnOnce(&AppState, &[u8]) -> Result<V, ApiError> + Send + 'static,
     ) -> Result<(V, Option<ResponseGuard>), ApiError> {
         let failed = || ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the request failed");
         let permit = PARSING.acquire().await.map_err(|_| failed())?;
         let Self { bytes, connection, response_guard } = self;
         let shared = state.clone();
         let parsing = tokio::task::spawn_blocking(move || {
-            let request = CompletionRequest::from_json(bytes.as_slice());
+            let parsed = parse(&shared, bytes.as_slice());
             drop(bytes);
             connection.iter().for_each(Connection::release_body);
-            let converted = convert(&shared, request?);
             drop(permit);
-            converted
+            parsed
         });
-        let converted = parsing.await.map_err(|_| failed())??;
-        Ok((converted, response_guard))
+        let parsed = parsing.await.map_err(|_| failed())??;
+        Ok((parsed, response_guard))
     }
 }
 

@@ -23,6 +23,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, Sleep};
+use tokio_rustls::TlsAcceptor;
 
 /// Maximum number of open connections. source: assumed, below the usual limit of 1024 open files
 const MAX_CONNECTIONS: usize = 512;
@@ -41,8 +42,8 @@ const WRITE_DEADLINE: Duration = Duration::from_mins(1);
 /// The pause after a failed attempt to accept a connection. source: assumed
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Accepts and serves HTTP connections until the task is cancelled.
-pub async fn serve(listener: TcpListener, router: Router) {
+/// Accepts and serves HTTP connections, encrypted by `tls` if it is given, until the task is cancelled.
+pub async fn serve(listener: TcpListener, router: Router, tls: Option<TlsAcceptor>) {
     let open = Arc::new(OpenConnections::default());
     loop {
         let Ok((stream, _)) = listener.accept().await else {
@@ -55,12 +56,17 @@ pub async fn serve(listener: TcpListener, router: Router) {
         // Chunks of a streamed response must not wait for more data.
         let _ = stream.set_nodelay(true);
         let connection = open.add();
-        let task = tokio::spawn(serve_connection(stream, connection.clone(), router.clone()));
+        let task = tokio::spawn(serve_connection(stream, connection.clone(), router.clone(), tls.clone()));
         connection.set_task(task.abort_handle());
     }
 }
 
-async fn serve_connection(stream: TcpStream, connection: Connection, router: Router) {
+async fn serve_connection(
+    stream: TcpStream,
+    connection: Connection,
+    router: Router,
+    tls: Option<TlsAcceptor>,
+) {
     let stream = MonitoredStream { stream, connection: connection.clone(), deadline: None };
     let router = TowerToHyperService::new(router);
     let service = hyper::service::service_fn(|mut request: hyper::Request<hyper::body::Incoming>| {
@@ -68,7 +74,13 @@ async fn serve_connection(stream: TcpStream, connection: Connection, router: Rou
         hyper::service::Service::call(&router, request)
     });
     // An error needs no handling: the client sees that its connection was closed.
-    let _ = http_protocol().serve_connection(TokioIo::new(stream), service).await;
+    let Some(tls) = tls else {
+        let _ = http_protocol().serve_connection(TokioIo::new(stream), service).await;
+        return;
+    };
+    if let Ok(Ok(stream)) = tokio::time::timeout(HEAD_DEADLINE, tls.accept(stream)).await {
+        let _ = http_protocol().serve_connection(TokioIo::new(stream), service).await;
+    }
 }
 
 /// Returns the HTTP protocol with its limits.

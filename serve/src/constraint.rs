@@ -18,6 +18,9 @@ use crate::tools::{Tool, ToolChoice};
 const ITEM_SEPARATOR: &str = ",( |\\n[ \\t]{0,20})?";
 const KEY_SEPARATOR: &str = ": ?";
 
+/// Maximum number of calls in an answer, so that a model cannot call without end. source: assumed
+const MAX_CALLS: usize = 16;
+
 /// What an answer may contain.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub enum TextFormat {
@@ -99,7 +102,9 @@ impl Constraint {
                 }
             };
             let next = syntax.next.as_ref().filter(|_| self.is_parallel);
-            let next = next.map(|next| format!(" ({} call)*", terms(next))).unwrap_or_default();
+            let next = next
+                .map(|next| format!(" ({} call){{0,{}}}", terms(next), MAX_CALLS - 1))
+                .unwrap_or_default();
             let _ = write!(rules, "\ncalls: call{next} {}", terms(&syntax.ending));
             let middle = terms(&syntax.middle);
             let calls: Vec<String> = self

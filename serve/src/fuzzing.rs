@@ -105,6 +105,7 @@ fn state(request_tx: mpsc::UnboundedSender<hearth_ring::Request>) -> AppState {
         vocab_size: VOCAB_SIZE,
         metrics,
         bearer_token: None,
+        cors_origins: Vec::new(),
         plan: Mutex::new(Plan::from_yaml(PLAN).expect("a valid plan")),
         start_unix_time: 0,
         request_count: AtomicU64::new(0),

@@ -61,7 +61,8 @@ pub struct Generation {
     stop: StopMatcher,
     format: AnswerFormat,
     logprobs: Vec<TokenLogprobs>,
-    /// The numbers of prompt tokens and of generated tokens so far.
+    prompt_tokens: u32,
+    /// The numbers of tokens to report, so far.
     pub usage: Usage,
     active: ActiveRequest,
     /// The reason why the generation ended; `None` while tokens are generated.
@@ -70,11 +71,11 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// Creates a generation for a prompt of `prompt_tokens` tokens.
+    /// Creates a generation for a prompt of `prompt_tokens` tokens, of which the usage reports `reported_prompt_tokens`.
     pub fn new(
         events: mpsc::UnboundedReceiver<ResponseEvent>,
         tokenizer: Arc<Tokenizer>,
-        prompt_tokens: u32,
+        (prompt_tokens, reported_prompt_tokens): (u32, u32),
         mut format: AnswerFormat,
         active: ActiveRequest,
     ) -> Self {
@@ -86,7 +87,8 @@ impl Generation {
             stop: StopMatcher { stops, buffered: String::new() },
             format,
             logprobs: Vec::new(),
-            usage: Usage { prompt_tokens, ..Usage::default() },
+            prompt_tokens,
+            usage: Usage { prompt_tokens: reported_prompt_tokens, ..Usage::default() },
             active,
             reason: None,
             is_done: false,
@@ -108,7 +110,10 @@ impl Generation {
             }
             let text = match self.events.recv().await {
                 // The number of cached tokens is not reported: it would reveal the prompts of other users.
-                Some(ResponseEvent::Started { .. }) => continue,
+                Some(ResponseEvent::Started { .. }) => {
+                    self.active.record_running(self.prompt_tokens);
+                    continue;
+                }
                 Some(ResponseEvent::Token(token)) => self.decode(token),
                 Some(ResponseEvent::Failed(message)) => {
                     let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "ring_failed", message);
@@ -155,6 +160,7 @@ impl Generation {
 
     fn decode(&mut self, token: u32) -> String {
         self.usage.generated_tokens += 1;
+        self.active.record_token();
         let logprobs = self.format.logprobs.as_mut().and_then(|logprobs| logprobs.try_recv().ok());
         if self.tokenizer.is_eog(token) {
             self.reason = Some(FinishReason::Stop);

@@ -23,6 +23,8 @@ mod logprobs;
 mod metrics;
 mod request;
 mod response;
+mod tls;
+mod tokenize;
 mod tools;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +33,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router, middleware};
@@ -44,6 +46,8 @@ use hearth_schema::Plan;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+pub use tokio_rustls::TlsAcceptor;
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use self::answer::{Answer, AnswerParser};
 pub use self::auth::is_valid_bearer_token;
@@ -59,6 +63,7 @@ pub use self::metrics::Metrics;
 use self::metrics::Usage;
 use self::request::{CompletionRequest, GenerationParams, Prompt};
 use self::response::{FinishedAnswer, ResponseKind, ResponseMetadata};
+pub use self::tls::tls_acceptor;
 
 /// Maximum number of running and waiting requests; further requests are rejected.
 /// source: assumed, far more than a home needs
@@ -87,6 +92,8 @@ pub struct AppState {
     pub metrics: Arc<Metrics>,
     /// The bearer token that clients must send; `None` only for a server that listens on loopback.
     pub bearer_token: Option<String>,
+    /// The origins of web pages that may use the API; `*` stands for all.
+    pub cors_origins: Vec<String>,
     /// The plan of the running ring: the layers of each device.
     pub plan: Mutex<Plan>,
     /// The time at which the server started, as a Unix timestamp in seconds.
@@ -107,10 +114,12 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/v1/completions", post(create_completion))
         .route("/v1/models", get(list_models))
         .route("/v1/models/{*name}", get(retrieve_model))
+        .route("/tokenize", post(create_tokens))
+        .route("/detokenize", post(create_text))
         .route("/metrics", get(get_metrics))
         .route("/ring", get(get_ring))
         .layer(middleware::from_fn_with_state(state.clone(), auth::check_token));
-    Router::new()
+    let router = Router::new()
         .merge(protected)
         .route("/", get(async || page_file("text/html; charset=utf-8", include_str!("page/index.html"))))
         .route("/page.css", get(async || page_file("text/css; charset=utf-8", include_str!("page/page.css"))))
@@ -122,8 +131,23 @@ pub fn router(state: Arc<AppState>) -> Router {
         .fallback(unknown_path)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(state.clone(), auth::check_host))
-        .layer(middleware::from_fn(forbid_sniffing))
-        .with_state(state)
+        .layer(middleware::from_fn(forbid_sniffing));
+    let router = if state.cors_origins.is_empty() { router } else { router.layer(cors(&state.cors_origins)) };
+    router.with_state(state)
+}
+
+/// Returns the layer that tells browsers which web pages may use the API.
+fn cors(origins: &[String]) -> CorsLayer {
+    let allowed = if origins.iter().any(|origin| origin == "*") {
+        AllowOrigin::any()
+    } else {
+        AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()))
+    };
+    let methods = [Method::GET, Method::POST];
+    CorsLayer::new()
+        .allow_origin(allowed)
+        .allow_methods(methods)
+        .allow_headers(AllowHeaders::mirror_request())
 }
 
 /// Returns a file of the chat page.
@@ -145,8 +169,8 @@ async fn forbid_sniffing(request: Request, next: middleware::Next) -> Response {
 
 async fn unknown_path(request: Request) -> ApiError {
     let message = format!(
-        "there is no endpoint `{} {}`: use /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics, or \
-         / for the chat page",
+        "there is no endpoint `{} {}`: use /v1/chat/completions, /v1/completions, /v1/models, /tokenize, \
+         /detokenize, /health, /metrics, or / for the chat page",
         request.method(),
         excerpt(request.uri().path())
     );
@@ -208,7 +232,8 @@ async fn create_chat_completion(
     State(state): State<Arc<AppState>>,
     body: Result<RequestBody, ApiError>,
 ) -> Response {
-    let parse = |state: &AppState, mut request: CompletionRequest, id| {
+    let parse = |state: &AppState, body: &[u8], id| {
+        let mut request = CompletionRequest::from_json(body)?;
         let params = state.params(&request, id)?;
         let chat = state.chat_format()?;
         let (messages, tools) = (request.take_messages()?, request.take_tool_descriptions());
@@ -227,7 +252,8 @@ async fn create_completion(
     State(state): State<Arc<AppState>>,
     body: Result<RequestBody, ApiError>,
 ) -> Response {
-    let parse = |state: &AppState, mut request: CompletionRequest, id| {
+    let parse = |state: &AppState, body: &[u8], id| {
+        let mut request = CompletionRequest::from_json(body)?;
         let params = state.params(&request, id)?;
         if !params.constraint.tools.is_empty() {
             let message = "`tools` is not supported for text completions: use /v1/chat/completions";
@@ -247,6 +273,20 @@ async fn create_completion(
     respond(&state, ResponseKind::Completion, body, parse).await
 }
 
+async fn create_tokens(
+    State(state): State<Arc<AppState>>,
+    body: Result<RequestBody, ApiError>,
+) -> Result<Json<Value>, ApiError> {
+    Ok(body?.parse(&state, tokenize::tokenize).await?.0)
+}
+
+async fn create_text(
+    State(state): State<Arc<AppState>>,
+    body: Result<RequestBody, ApiError>,
+) -> Result<Json<Value>, ApiError> {
+    Ok(body?.parse(&state, tokenize::detokenize).await?.0)
+}
+
 /// A request that is ready to start.
 struct ParsedRequest {
     /// The prompts as tokens.
@@ -262,7 +302,7 @@ async fn respond(
     state: &Arc<AppState>,
     kind: ResponseKind,
     body: Result<RequestBody, ApiError>,
-    parse: impl FnOnce(&AppState, CompletionRequest, u64) -> Result<ParsedRequest, ApiError> + Send + 'static,
+    parse: impl FnOnce(&AppState, &[u8], u64) -> Result<ParsedRequest, ApiError> + Send + 'static,
 ) -> Response {
     let (endpoint, id_prefix) = match kind {
         ResponseKind::Chat => ("chat", "chatcmpl"),
@@ -270,7 +310,7 @@ async fn respond(
     };
     let id = state.next_request_id();
     let started = async {
-        let (parsed, guard) = body?.parse(state, move |state, request| parse(state, request, id)).await?;
+        let (parsed, guard) = body?.parse(state, move |state, body| parse(state, body, id)).await?;
         let (is_stream, include_usage) = (parsed.params.stream, parsed.params.include_usage);
         Ok((state.start(parsed)?, is_stream, include_usage, guard))
     };
@@ -348,7 +388,14 @@ impl AppState {
     }
 
     fn model_object(&self) -> Value {
-        json!({"id": &*self.model_name, "object": "model", "created": self.start_unix_time, "owned_by": "hearth"})
+        json!({
+            "id": &*self.model_name,
+            "object": "model",
+            "created": self.start_unix_time,
+            "owned_by": "hearth",
+            // The context of a request, under the name of vLLM.
+            "max_model_len": self.context_length,
+        })
     }
 
     fn check_model(&self, name: Option<&str>) -> Result<(), ApiError> {
@@ -412,12 +459,16 @@ impl AppState {
         if tokens.is_empty() {
             return Err(ApiError::invalid("prompt", "the prompt has no tokens: send some text"));
         }
-        if let Some(token) = tokens.iter().find(|&&token| token >= self.vocab_size) {
-            let count = self.vocab_size;
-            let message = format!("there is no token {token} in the vocabulary: use token ids below {count}");
-            return Err(ApiError::invalid("prompt", message));
-        }
+        self.check_tokens("prompt", &tokens)?;
         Ok(tokens)
+    }
+
+    /// Rejects tokens that are not in the vocabulary.
+    fn check_tokens(&self, param: &'static str, tokens: &[u32]) -> Result<(), ApiError> {
+        let Some(token) = tokens.iter().find(|&&token| token >= self.vocab_size) else { return Ok(()) };
+        let count = self.vocab_size;
+        let message = format!("there is no token {token} in the vocabulary: use token ids below {count}");
+        Err(ApiError::invalid(param, message))
     }
 
     /// Rejects a text that cannot fit in the context, before it is tokenized, which takes long for a long text.
@@ -462,7 +513,8 @@ impl AppState {
         let visible = Arc::new(visible.unwrap_or_default());
         let start = |(index, (prompt, max_new_tokens)): (u32, (Vec<u32>, u32))| {
             // The usage counts a prompt once.
-            let prompt_tokens = if index % choices == 0 { prompt.len() as u32 } else { 0 };
+            let reported = if index % choices == 0 { prompt.len() as u32 } else { 0 };
+            let prompt_tokens = (prompt.len() as u32, reported);
             let (response_tx, events) = mpsc::unbounded_channel();
             let mut sampler = sampler.for_sequence(index).with_prompt_and_biases(&prompt, &params.logit_bias);
             let mut grammar_failure = None;
@@ -472,8 +524,10 @@ impl AppState {
             }
             let (logprobs_tx, logprobs) = mpsc::unbounded_channel();
             let count = params.logprobs;
+            let mut clock = self.metrics.start_token_clock();
             let sampler = Box::new(move |logits: &[f32]| {
                 let token = sampler.sample(logits);
+                clock.tick();
                 if let Some(count) = count {
                     // The client may have gone.
                     let _ = logprobs_tx.send(TokenLogprobs::new(logits, token, count as usize));

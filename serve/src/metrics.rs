@@ -35,6 +35,9 @@ impl std::iter::Sum for Usage {
 /// Upper bounds of the histogram buckets for the time to first token, in seconds.
 /// source: assumed, from a short prompt on a fast ring to a long prompt on a slow ring
 const TTFT_BUCKETS: [f64; 9] = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0];
+/// Upper bounds of the histogram buckets for the time between two tokens, in seconds.
+/// source: assumed, from a small model in memory to a large one that is read from disk
+const ITL_BUCKETS: [f64; 11] = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0];
 
 type FloatCounter = Counter<f64, AtomicU64>;
 
@@ -48,6 +51,11 @@ pub struct Metrics {
     requests: Family<Labels<2>, Counter>,
     cancelled: Counter,
     active: Gauge<i64, AtomicI64>,
+    running: Gauge<i64, AtomicI64>,
+    /// Positions of the KV cache that running requests use.
+    kv_tokens: Gauge<i64, AtomicI64>,
+    pub kv_capacity: Gauge<i64, AtomicI64>,
+    itl: Histogram,
     tokens: Family<Labels<1>, Counter>,
     ttft: Histogram,
     rings: Counter,
@@ -99,11 +107,23 @@ impl Default for Metrics {
         let ttft = Histogram::new(TTFT_BUCKETS);
         let help = "Time from a request to its first token";
         all.register_with_unit("time_to_first_token", help, Unit::Seconds, ttft.clone());
+        let itl = Histogram::new(ITL_BUCKETS);
+        let help = "Time between two tokens of a request";
+        all.register_with_unit("inter_token_latency", help, Unit::Seconds, itl.clone());
         Self {
             started: Instant::now(),
             requests: metric(all, "requests", "Requests that were answered", None),
             cancelled: metric(all, "requests_cancelled", cancelled, None),
             active: metric(all, "requests_active", "Requests that are running or waiting", None),
+            running: metric(all, "requests_running", "Requests that are in the ring; others wait", None),
+            kv_tokens: metric(all, "kv_cache_tokens", "Tokens of running requests in KV caches", None),
+            kv_capacity: metric(
+                all,
+                "kv_cache_capacity_tokens",
+                "Tokens for which KV caches have room",
+                None,
+            ),
+            itl,
             tokens: metric(all, "tokens", token_kinds, None),
             ttft,
             rings: metric(all, "rings", "Number of times that the ring of devices was connected", None),
@@ -138,7 +158,18 @@ impl Metrics {
     /// Counts a request as active until the returned guard is dropped.
     pub fn start_request(self: &Arc<Self>) -> ActiveRequest {
         self.active.inc();
-        ActiveRequest { metrics: self.clone(), started: Instant::now(), has_text: false, is_finished: false }
+        ActiveRequest {
+            metrics: self.clone(),
+            started: Instant::now(),
+            kv_tokens: None,
+            has_text: false,
+            is_finished: false,
+        }
+    }
+
+    /// Returns a stopwatch that records the times between the tokens of a request.
+    pub fn start_token_clock(&self) -> TokenClock {
+        TokenClock { histogram: self.itl.clone(), last: None }
     }
 
     /// Returns the number of running and waiting requests.
@@ -217,11 +248,29 @@ impl Metrics {
     }
 }
 
+/// Records the times between the tokens of a request.
+pub struct TokenClock {
+    histogram: Histogram,
+    last: Option<Instant>,
+}
+
+impl TokenClock {
+    /// Records that a token was sampled.
+    pub fn tick(&mut self) {
+        let now = Instant::now();
+        if let Some(last) = self.last.replace(now) {
+            self.histogram.observe(now.duration_since(last).as_secs_f64());
+        }
+    }
+}
+
 /// A request that is running or waiting.
 #[derive(Debug)]
 pub struct ActiveRequest {
     metrics: Arc<Metrics>,
     started: Instant,
+    /// The number of tokens in KV caches; `None` while the request waits.
+    kv_tokens: Option<i64>,
     has_text: bool,
     is_finished: bool,
 }
@@ -231,6 +280,22 @@ impl ActiveRequest {
     pub fn observe_ttft(&mut self) {
         if !std::mem::replace(&mut self.has_text, true) {
             self.metrics.ttft.observe(self.started.elapsed().as_secs_f64());
+        }
+    }
+
+    /// Records that the request runs from now on, with a prompt of `prompt_tokens` tokens.
+    pub fn record_running(&mut self, prompt_tokens: u32) {
+        if self.kv_tokens.replace(i64::from(prompt_tokens)).is_none() {
+            self.metrics.running.inc();
+            self.metrics.kv_tokens.inc_by(i64::from(prompt_tokens));
+        }
+    }
+
+    /// Records that a token was generated.
+    pub fn record_token(&mut self) {
+        if let Some(tokens) = &mut self.kv_tokens {
+            *tokens += 1;
+            self.metrics.kv_tokens.inc();
         }
     }
 
@@ -251,6 +316,10 @@ impl ActiveRequest {
 impl Drop for ActiveRequest {
     fn drop(&mut self) {
         self.metrics.active.dec();
+        if let Some(tokens) = self.kv_tokens {
+            self.metrics.running.dec();
+            self.metrics.kv_tokens.dec_by(tokens);
+        }
         if !self.is_finished {
             self.metrics.cancelled.inc();
         }
@@ -266,7 +335,14 @@ mod tests {
         let metrics = Arc::new(Metrics::default());
         metrics.set_ring_up(true);
         metrics.record_response("chat", 200);
+        metrics.kv_capacity.set(64);
+        let mut clock = metrics.start_token_clock();
+        (0..3).for_each(|_| clock.tick());
+        let mut running = metrics.start_request();
+        running.record_running(10);
+        running.record_token();
         let mut finished = metrics.start_request();
+        finished.record_running(5);
         finished.observe_ttft();
         finished.finish();
         finished.record_usage(Usage { prompt_tokens: 3, generated_tokens: 2 });
@@ -279,7 +355,11 @@ mod tests {
             "hearth_rings_total 1",
             "hearth_requests_total{endpoint=\"chat\",status=\"200\"} 1",
             "hearth_requests_cancelled_total 1",
-            "hearth_requests_active 0",
+            "hearth_requests_active 1",
+            "hearth_requests_running 1",
+            "hearth_kv_cache_tokens 11",
+            "hearth_kv_cache_capacity_tokens 64",
+            "hearth_inter_token_latency_seconds_count 2",
             "hearth_tokens_total{kind=\"generated\"} 2",
             "hearth_time_to_first_token_seconds_count 1",
             "hearth_device_seconds_total{device=\"a \\\"b\\\"\",state=\"disk\"} 0.0",

@@ -25,6 +25,7 @@ impl Verb {
             Verb::Tokenize(args) => vec![&mut args.model],
             Verb::Gpu(_)
             | Verb::Pull(_)
+            | Verb::Key(_)
             | Verb::Report(_)
             | Verb::Reproduce(_)
             | Verb::Synth(_)

@@ -87,6 +87,15 @@ pub struct ServeArgs {
     /// environment variable HEARTH_TOKEN].
     #[arg(id = "token", long = "token", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
+    /// Encrypt with TLS: the certificate, with its chain, in this file in PEM format. Requires --tls-key.
+    #[arg(id = "tls-cert", long = "tls-cert", value_name = "FILE", requires = "tls-key")]
+    pub tls_certificate: Option<PathBuf>,
+    /// The private key of the certificate, in PEM format.
+    #[arg(id = "tls-key", long = "tls-key", value_name = "FILE", requires = "tls-cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Let web pages of ORIGIN use the API (CORS), such as https://chat.example or, for all pages, `*`. Can be repeated.
+    #[arg(id = "cors-origin", long = "cors-origin", value_name = "ORIGIN", value_parser = parse_origin)]
+    pub cors_origins: Vec<String>,
     /// Run at most this many concurrent requests. They share the context of the plan; without a plan, each has the
     /// whole `--context` [default: the number of sequences in the plan; 1 without a plan].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -96,6 +105,19 @@ pub struct ServeArgs {
     pub name: Option<String>,
     #[command(flatten)]
     pub ring: RingArgs,
+}
+
+/// Parses the origin of web pages, `SCHEME://HOST[:PORT]` or `*`.
+fn parse_origin(text: &str) -> Result<String, String> {
+    let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    let is_host = |host: &str| {
+        !host.is_empty()
+            && host.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | ':' | '[' | ']'))
+    };
+    if text == "*" || host.is_some_and(is_host) {
+        return Ok(text.to_owned());
+    }
+    Err("expected SCHEME://HOST[:PORT] without a path, such as https://chat.example, or *".into())
 }
 
 /// Parses the address on which `hearth serve` listens, `IP:PORT`. Host names are not accepted.

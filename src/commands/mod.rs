@@ -7,6 +7,7 @@ mod execute;
 mod experts;
 mod gpu;
 mod init;
+mod key;
 mod lab;
 mod lint;
 mod model;
@@ -38,6 +39,7 @@ pub fn run(mut cli: Cli) -> Result<ExitCode, Failure> {
     match cli.verb {
         Verb::Run(args) => run::run(&args, json),
         Verb::Plan(args) => plan::run(&args, json),
+        Verb::Key(args) => key::run(&args, json),
         Verb::Simulate(args) => simulate::run(&args, json),
         Verb::Sweep(args) => sweep::run(&args, json),
         Verb::Lint(args) => lint::run(&args, json),

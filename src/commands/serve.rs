@@ -16,7 +16,9 @@ use hearth_ring::{
 use hearth_runtime::{ChatTemplate, Tokenizer};
 use hearth_schema::Plan;
 use hearth_schema::run_events::{RunEvent, RunEventKind};
-use hearth_serve::{AppState, ChatFormat, Metrics, is_valid_bearer_token, router, serve, unix_time};
+use hearth_serve::{
+    AppState, ChatFormat, Metrics, TlsAcceptor, is_valid_bearer_token, router, serve, tls_acceptor, unix_time,
+};
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -42,11 +44,15 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let token = read_api_key(args.api_key_file.as_deref())?;
     if token.is_none() && !args.listen.ip().is_loopback() {
         let what = format!("other machines can reach {}, but no API key is required", args.listen);
-        return Err(Failure::invalid(what).with_hint(
-            "set `--token FILE` (make the file with `(umask 077; openssl rand -hex 32 > token)`), or listen on \
-             127.0.0.1",
-        ));
+        return Err(Failure::invalid(what)
+            .with_hint("set `--token FILE` (make the file with `hearth key FILE`), or listen on 127.0.0.1"));
     }
+    let tls = match (&args.tls_certificate, &args.tls_key) {
+        (Some(certificate), Some(key)) => Some(tls_acceptor(certificate, key).map_err(|what| {
+            Failure::invalid(what).with_hint("give a certificate and its private key, as files in PEM format")
+        })?),
+        _ => None,
+    };
     let gpu_weights = ring.device.gpu_weights;
     let (plan, model, path) = open_plan_and_model(&args.source, args.sequences.unwrap_or(1), gpu_weights)?;
     let model = Arc::new(model.with_verification(verification(&ring.device)));
@@ -73,13 +79,16 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
         vocab_size,
         metrics: Arc::<Metrics>::default(),
         bearer_token: token,
+        cors_origins: args.cors_origins.clone(),
         plan: Mutex::new(builder.plan.clone()),
         start_unix_time: unix_time(),
         request_count: AtomicU64::new(0),
     });
+    let positions = u64::from(builder.plan.sequences) * u64::from(builder.plan.context_length);
+    state.metrics.kv_capacity.set(positions.cast_signed());
     let shared = state.clone();
     builder.options.on_run_event = Some(Arc::new(move |event, plan| report_event(&shared, event, plan)));
-    let task = ServeTask { args, builder, state, request_rx, json };
+    let task = ServeTask { args, builder, state, request_rx, tls, json };
     run_over_transport(key, &ring.device, task)?.map(|()| ExitCode::SUCCESS)
 }
 
@@ -112,7 +121,7 @@ fn read_api_key(path: Option<&Path>) -> Result<Option<String>, Failure> {
         let what = format!("the API key must be one word of at least {MIN_TOKEN_LEN} printable characters");
         return Err(Failure::invalid(what)
             .with_location(location)
-            .with_hint("make an API key with `(umask 077; openssl rand -hex 32 > token)`"));
+            .with_hint("make an API key with `hearth key FILE`"));
     }
     Ok(Some(text))
 }
@@ -124,6 +133,7 @@ struct ServeTask<'a> {
     builder: RingBuilder,
     state: Arc<AppState>,
     request_rx: RequestReceiver,
+    tls: Option<TlsAcceptor>,
     json: bool,
 }
 
@@ -131,6 +141,8 @@ struct ServeTask<'a> {
 #[derive(Serialize)]
 struct Ready<'a> {
     listening: &'a str,
+    /// `http` or `https`.
+    scheme: &'a str,
     model: &'a str,
     sequences: u32,
     devices: usize,
@@ -139,11 +151,11 @@ struct Ready<'a> {
 
 impl Ready<'_> {
     fn text(&self) -> String {
-        let Ready { listening, model, sequences, devices: count, can_chat } = self;
+        let Ready { listening, scheme, model, sequences, devices: count, can_chat } = self;
         let chat = if *can_chat { "" } else { " (no chat: the model has no chat template)" };
         let plural = if *count == 1 { "" } else { "s" };
         format!(
-            "serving {model} at http://{listening}, {sequences} concurrent requests on {count} device{plural}{chat}"
+            "serving {model} at {scheme}://{listening}, {sequences} concurrent requests on {count} device{plural}{chat}"
         )
     }
 }
@@ -152,7 +164,7 @@ impl TransportTask for ServeTask<'_> {
     type Output = Result<(), Failure>;
 
     async fn run<T: Transport>(self, transport: T) -> Self::Output {
-        let ServeTask { args, builder, state, request_rx, json } = self;
+        let ServeTask { args, builder, state, request_rx, tls, json } = self;
         let listener = TcpListener::bind(args.listen).await.map_err(|error| {
             Failure::failed(format!("cannot listen on {}: {error}", args.listen))
                 .with_hint("choose a different port with `--listen`, or stop the program that uses this port")
@@ -169,6 +181,7 @@ impl TransportTask for ServeTask<'_> {
         supervisor.record_ring_up(&ring);
         let ready = Ready {
             listening: &address.to_string(),
+            scheme: if tls.is_some() { "https" } else { "http" },
             model: &state.model_name,
             sequences: builder.plan.sequences,
             devices: builder.plan.devices.len(),
@@ -177,7 +190,7 @@ impl TransportTask for ServeTask<'_> {
         let line = if json { serde_json::to_string(&ready).map_err(Failure::failed)? } else { ready.text() };
         say!("{line}\n");
         let ended = tokio::select! {
-            () = serve(listener, router(state.clone())) => Err(Failure::failed("the HTTP server stopped")),
+            () = serve(listener, router(state.clone()), tls) => Err(Failure::failed("the HTTP server stopped")),
             failure = supervisor.run(&transport, ring, request_rx) => Err(failure),
             _ = termination => Ok(()),
         };

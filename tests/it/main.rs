@@ -43,6 +43,7 @@ mod run;
 mod scenario_reference;
 mod scenarios;
 mod serve;
+mod serve_answers;
 mod soc;
 mod sweep;
 mod systems;

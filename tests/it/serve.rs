@@ -20,7 +20,7 @@ use crate::recovery::trial_seeds;
 const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A server and its workers, with the trained test model.
-struct Server {
+pub struct Server {
     process: Process,
     address: String,
     workers: Vec<Worker>,
@@ -32,7 +32,7 @@ struct Server {
 
 impl Server {
     /// Starts a server with the given number of workers and additional flags.
-    fn start(workers: usize, more: &[&str]) -> Server {
+    pub fn start(workers: usize, more: &[&str]) -> Server {
         let folder = Folder::new();
         let chat_model = folder.path_of("chat.gguf");
         write_model_with_template(Path::new(&chat_model));
@@ -40,7 +40,7 @@ impl Server {
         let proxies: Vec<Proxy> = workers.iter().map(|worker| Proxy::new(&worker.address)).collect();
         let addresses: Vec<&str> = proxies.iter().map(|proxy| proxy.address.as_str()).collect();
         let windows = [&[8][..], &[4, 4], &[3, 3, 2], &[2, 2, 2, 2]][workers.len()];
-        let plan = folder.write("plan.yaml", plan_yaml_for_model(&chat_model, windows, &addresses, 512));
+        let plan = folder.write("plan.yaml", plan_yaml_for_model(&chat_model, windows, &addresses, 1024));
         let flags = ["--model", &chat_model, "--listen", "127.0.0.1:0", "--threads", "1", "--name", "psalm"];
         let (process, line) =
             Process::spawn_until_ready(hearth_command(&["serve", &plan]).args(flags).args(more));
@@ -57,7 +57,7 @@ impl Server {
         stream
     }
 
-    fn send(&self, request: &str) -> String {
+    pub fn send(&self, request: &str) -> String {
         let mut response = String::new();
         let _ = self.open(request).read_to_string(&mut response);
         response
@@ -70,17 +70,17 @@ impl Server {
         (status.unwrap_or_else(|| panic!("no status in {head}")), body.to_owned())
     }
 
-    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+    pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         let (status, body) = self.request("POST", path, "", &body.to_string());
         (status, parse_json(&body))
     }
 
-    fn get(&self, path: &str) -> (u16, String) {
+    pub fn get(&self, path: &str) -> (u16, String) {
         self.request("GET", path, "", "")
     }
 
     /// Returns the events of a streamed response, without the final `[DONE]`.
-    fn stream(&self, path: &str, mut body: Value) -> Vec<Value> {
+    pub fn stream(&self, path: &str, mut body: Value) -> Vec<Value> {
         body["stream"] = true.into();
         let (_, body) = self.request("POST", path, "", &body.to_string());
         let mut events: Vec<&str> = body.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
@@ -121,7 +121,7 @@ impl Server {
     }
 }
 
-fn with_headers(method: &str, path: &str, headers: &str, body: &str) -> String {
+pub fn with_headers(method: &str, path: &str, headers: &str, body: &str) -> String {
     let kind = if body.is_empty() { "" } else { "Content-Type: application/json\r\n" };
     let length = body.len();
     format!(
@@ -369,6 +369,8 @@ fn sampling_fields_change_the_answer() {
 #[test]
 fn invalid_requests_get_an_error_that_says_why() {
     let server = Server::start(0, &[]);
+    let tool = json!({"type": "function", "function": {"name": "f"}});
+    let unknown = json!({"type": "xml"});
     let cases = [
         ("/v1/completions", json!({"prompt": "a", "model": "gpt-4"}), 404, "model_not_found"),
         ("/v1/completions", json!({"prompt": []}), 400, "`prompt` is missing"),
@@ -385,7 +387,15 @@ fn invalid_requests_get_an_error_that_says_why() {
         ),
         ("/v1/chat/completions", json!({"prompt": "a"}), 400, "`messages` is missing"),
         ("/v1/completions", json!({"prompt": "a", "temperature": -1}), 400, "temperature"),
-        ("/v1/completions", json!({"prompt": "a", "logprobs": 3}), 400, "`logprobs` is not supported"),
+        ("/v1/completions", json!({"prompt": "a", "logprobs": 30}), 400, "too many"),
+        ("/v1/completions", json!({"prompt": "a", "tools": [tool]}), 400, "use /v1/chat/completions"),
+        (
+            "/v1/completions",
+            json!({"prompt": "a", "grammar": "start: missing"}),
+            400,
+            "the grammar is not supported",
+        ),
+        ("/v1/completions", json!({"prompt": "a", "response_format": unknown}), 400, "`response_format`"),
         ("/v1/completions", json!({"prompt": "a", "mirostat": 2}), 400, "`mirostat` is not supported"),
         ("/v1/completions", json!({"prompt": "a", "logit_bias": {"9999999": 1}}), 400, "token 9999999"),
         ("/v1/completions", json!({"prompt": {"a": 1}}), 400, "a string or a list"),

@@ -165,7 +165,7 @@ impl RingError {
                 "give HOST:PORT, for example 127.0.0.1:9001, with an address of this machine and a free port"
             }
             RingError::KeyRequired { .. } => {
-                "make a key with `(umask 077; openssl rand -hex 32 > ring.key)` and give every device `--key ring.key`, \
+                "make a key with `hearth key ring.key` and give every device `--key ring.key`, \
                  or use addresses of this machine (127.0.0.1, ::1)"
             }
             RingError::KeyMismatch { hint, .. } => return hint.map(Cow::from),

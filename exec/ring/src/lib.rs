@@ -30,6 +30,6 @@ pub use error::{Result, RingError};
 pub use execution::{
     ComputeMode, LocalModel, OnVerificationProgress, SampleFn, Verification, plan_with_draft_model,
 };
-pub use security::{EncryptedTransport, KEY_VARIABLE, Key, KeyError, read_secret_file};
+pub use security::{EncryptedTransport, KEY_VARIABLE, Key, KeyError, create_secret_file, read_secret_file};
 pub use wire::{Listener, MemoryTransport, TcpTransport, Transport, bind};
 pub use worker::{ModelSource, Worker, WorkerOptions};

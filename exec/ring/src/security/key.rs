@@ -1,21 +1,21 @@
 //! The key of a ring: 32 secret bytes, the same on every device.
 //!
 //! The key is given as a file or in the environment variable `HEARTH_KEY`. It is written as 64 hexadecimal digits,
-//! or as a passphrase of at least 16 bytes, which is hashed (SHA-256 with a prefix). A random key is best:
-//!
-//! ```text
-//! (umask 077; head -c32 /dev/urandom | od -An -tx1 | tr -d ' \n' > ring.key)
-//! ```
+//! or as a passphrase of at least 16 bytes, which is hashed (SHA-256 with a prefix). A random key is best
+//! ([`create_secret_file`]).
 //!
 //! Anybody who has recorded a connection can guess a passphrase offline, and each guess costs only one hash. So use a
 //! passphrase only if it cannot be guessed. A device with the key can pretend to be any other device, so replace the
 //! key when a device is lost.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write as _};
 use std::path::{Path, PathBuf};
 
+use rand::TryRng;
+use rand::rngs::SysRng;
 use sha2::{Digest, Sha256};
 
 /// The environment variable that contains the key, as hexadecimal digits or as a passphrase.
@@ -34,6 +34,8 @@ pub struct Key([u8; 32]);
 pub enum KeyError {
     #[error("cannot read the key file: {reason}")]
     Unreadable { path: PathBuf, reason: String },
+    #[error("cannot write the key file: {reason}")]
+    Unwritable { path: PathBuf, reason: String },
     /// Other users of this machine have permission to read or change the key file.
     #[error("the key file can be read or changed by other users of this machine (mode {mode:o})")]
     Exposed { path: PathBuf, mode: u32 },
@@ -46,7 +48,9 @@ impl KeyError {
     /// Returns the place of the key: the path of the file, or the name of the environment variable.
     pub fn location(&self) -> String {
         match self {
-            KeyError::Unreadable { path, .. } | KeyError::Exposed { path, .. } => path.display().to_string(),
+            KeyError::Unreadable { path, .. }
+            | KeyError::Unwritable { path, .. }
+            | KeyError::Exposed { path, .. } => path.display().to_string(),
             KeyError::Invalid { location, .. } => location.clone(),
         }
     }
@@ -54,6 +58,7 @@ impl KeyError {
     pub fn hint(&self) -> String {
         match self {
             KeyError::Unreadable { .. } => "check the path and its permissions".into(),
+            KeyError::Unwritable { .. } => "name a new file; keys are not overwritten".into(),
             KeyError::Exposed { path, .. } => format!("run `chmod 600 {}`", path.display()),
             KeyError::Invalid { .. } => format!(
                 "use 64 random hexadecimal digits, or a passphrase of at least {MIN_PASSPHRASE_LEN} bytes"
@@ -123,6 +128,25 @@ pub fn read_secret_file(path: &Path) -> Result<String, KeyError> {
     String::from_utf8(text).map_err(|_| invalid("is not UTF-8".into()))
 }
 
+/// Writes 32 random bytes as 64 hexadecimal digits to a new file that only its owner can read. They are a key of a ring
+/// or an API key of a server.
+pub fn create_secret_file(path: &Path) -> Result<(), KeyError> {
+    let failed = |reason: String| KeyError::Unwritable { path: path.into(), reason };
+    let mut secret = [0; 32];
+    SysRng.try_fill_bytes(&mut secret).map_err(|error| failed(error.to_string()))?;
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let mut text = String::new();
+    for byte in secret {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+    }
+    let written = options.open(path).and_then(|mut file| file.write_all(format!("{text}\n").as_bytes()));
+    written.map_err(|error| failed(error.to_string()))
+}
+
 fn parse_hexadecimal(text: &str) -> Option<[u8; 32]> {
     let digits: Vec<u8> =
         text.chars().map(|digit| digit.to_digit(16).map(|value| value as u8)).collect::<Option<_>>()?;
@@ -173,6 +197,18 @@ mod tests {
             let reason = Key::parse(text).unwrap_err();
             assert!(reason.contains("bytes") && (text.is_empty() || !reason.contains(text)), "{reason}");
         }
+    }
+
+    #[test]
+    fn created_files_are_new_and_random() {
+        let folder = tempfile::tempdir().unwrap();
+        let [first, second] = ["first", "second"].map(|name| folder.path().join(name));
+        create_secret_file(&first).unwrap();
+        create_secret_file(&second).unwrap();
+        assert!(Key::read(&first).unwrap() != Key::read(&second).unwrap());
+        assert_eq!(read_secret_file(&first).unwrap().trim().len(), 64);
+        let again = create_secret_file(&first).unwrap_err();
+        assert!(matches!(again, KeyError::Unwritable { .. }) && again.hint().contains("not overwritten"));
     }
 
     #[test]

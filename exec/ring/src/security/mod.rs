@@ -5,4 +5,4 @@ mod key;
 pub(crate) mod noise;
 
 pub use encrypted::EncryptedTransport;
-pub use key::{KEY_VARIABLE, Key, KeyError, read_secret_file};
+pub use key::{KEY_VARIABLE, Key, KeyError, create_secret_file, read_secret_file};
