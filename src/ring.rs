@@ -51,16 +51,16 @@ impl RingBuilder {
     /// the path of its file.
     pub fn new(
         args: &RingArgs,
-        (plan, sequences): (Plan, u32),
+        (mut plan, sequences): (Plan, u32),
         (model, path): (Arc<LocalModel>, &Path),
     ) -> Result<Self, Failure> {
         let scenario = args.scenario.as_deref().map(read_scenario).transpose()?;
-        let mut plan = plan_for_sequences(plan, sequences);
         let open_draft = |path| open_model(path, GpuWeightFormat::AsStored).map(Arc::new);
         let draft = args.draft_model.as_deref().map(open_draft).transpose()?;
         if let (Some(draft), None) = (&draft, &plan.draft_model) {
             plan = plan_with_draft_model(plan, &model, draft)?;
         }
+        let plan = plan_for_sequences(plan, sequences, &model.profile.shape);
         let workload = scenario.as_ref().map(|loaded| &loaded.scenario.workload);
         let drafts =
             args.draft_tokens.or_else(|| workload.map(Workload::drafted_tokens).filter(|&drafts| drafts > 0));

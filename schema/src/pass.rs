@@ -54,10 +54,22 @@ impl Pass {
     }
 }
 
+/// A change of the KV caches of sequences, which each device makes before it computes the passes of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheChange {
+    /// Empties the cache of a sequence, and gives its memory back to the system.
+    Release { sequence: u32 },
+    /// Copies the first `tokens` positions of one sequence to another, whose cache then has these positions.
+    Copy { from: u32, to: u32, tokens: u32 },
+}
+
 /// Passes of different sequences that go around the ring together; at least one pass. Their indices are consecutive, and
 /// the batch is known by the index of its first pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Batch(Arc<[Pass]>);
+pub struct Batch {
+    passes: Arc<[Pass]>,
+    cache_changes: Arc<[CacheChange]>,
+}
 
 impl Batch {
     /// Joins passes. Returns `None` if there are no passes or more than [`MAX_PASS_TOKENS`], if their indices are not
@@ -75,42 +87,52 @@ impl Batch {
             }
             passes[at].is_joined = at > 0;
         }
-        Some(Self(passes.into()))
+        Some(Self { passes: passes.into(), cache_changes: Arc::default() })
+    }
+
+    /// Sets the changes of KV caches before the passes, in their order.
+    #[must_use]
+    pub fn with_cache_changes(self, changes: Vec<CacheChange>) -> Self {
+        Self { cache_changes: changes.into(), ..self }
+    }
+
+    pub fn cache_changes(&self) -> &[CacheChange] {
+        &self.cache_changes
     }
 
     /// Returns the index of the first pass.
     pub fn index(&self) -> u32 {
-        self.0[0].index
+        self.passes[0].index
     }
 
     /// Returns the index of the pass after the last pass.
     pub fn end(&self) -> u32 {
-        self.index().saturating_add(self.0.len() as u32)
+        self.index().saturating_add(self.passes.len() as u32)
     }
 
     pub fn passes(&self) -> &[Pass] {
-        &self.0
+        &self.passes
     }
 
     /// Returns the total number of tokens.
     pub fn tokens(&self) -> u32 {
-        self.0.iter().fold(0, |sum, pass| sum.saturating_add(pass.tokens))
+        self.passes.iter().fold(0, |sum, pass| sum.saturating_add(pass.tokens))
     }
 
     /// Returns the number of positions after which a token is sampled.
     pub fn output_count(&self) -> u32 {
-        self.0.iter().fold(0, |sum, pass| sum.saturating_add(pass.output_count()))
+        self.passes.iter().fold(0, |sum, pass| sum.saturating_add(pass.output_count()))
     }
 
     /// Whether a token is sampled after any of the passes.
     pub fn has_output(&self) -> bool {
-        self.0.iter().any(|pass| pass.has_output)
+        self.passes.iter().any(|pass| pass.has_output)
     }
 }
 
 impl From<Pass> for Batch {
     fn from(pass: Pass) -> Self {
-        Self([Pass { is_joined: false, ..pass }].into())
+        Self { passes: [Pass { is_joined: false, ..pass }].into(), cache_changes: Arc::default() }
     }
 }
 

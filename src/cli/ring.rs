@@ -96,8 +96,8 @@ pub struct ServeArgs {
     /// Let web pages of ORIGIN use the API (CORS), such as https://chat.example or, for all pages, `*`. Can be repeated.
     #[arg(id = "cors-origin", long = "cors-origin", value_name = "ORIGIN", value_parser = parse_origin)]
     pub cors_origins: Vec<String>,
-    /// Run at most this many concurrent requests. They share the context of the plan; without a plan, each has the
-    /// whole `--context` [default: the number of sequences in the plan; 1 without a plan].
+    /// Run at most this many concurrent requests. They share the memory of the plan's KV caches; without a plan, each has
+    /// room for the whole `--context` [default: the number of sequences in the plan; 1 without a plan].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub sequences: Option<u32>,
     /// Set the name of the model in the API [default: the name in the model file].

@@ -84,8 +84,7 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
         start_unix_time: unix_time(),
         request_count: AtomicU64::new(0),
     });
-    let positions = u64::from(builder.plan.sequences) * u64::from(builder.plan.context_length);
-    state.metrics.kv_capacity.set(positions.cast_signed());
+    state.metrics.kv_capacity.set(builder.plan.total_cache_tokens().cast_signed());
     let shared = state.clone();
     builder.options.on_run_event = Some(Arc::new(move |event, plan| report_event(&shared, event, plan)));
     let task = ServeTask { args, builder, state, request_rx, tls, json };

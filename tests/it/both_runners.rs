@@ -106,7 +106,7 @@ async fn simulator_and_executor_run_the_same_steps() {
         (vec![8], 40, 4, 7),
     ] {
         let plan = Plan::from_yaml(&plan_yaml("q8_0", &windows, &addresses, 1200)).expect("a plan");
-        let plan = plan_for_sequences(plan, sequences);
+        let plan = plan_for_sequences(plan, sequences, &local.profile.shape);
         let workload = Workload { sequences, micro_batch, ..Workload::new(prompt, 3) };
         let real = executed(plan.clone(), &local, &network, &workload).await;
         let model = simulated(&plan, &local, workload.clone());

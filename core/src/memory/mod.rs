@@ -63,8 +63,17 @@ pub fn kv_cache_bytes(
 }
 
 /// Returns the size of the KV cache of some layers of a plan's model, for all sequences of the plan.
-fn plan_kv_cache_bytes(plan: &Plan, shape: &ModelShape, layers: impl IntoIterator<Item = u32>) -> Bytes {
-    kv_cache_bytes(shape, layers, plan.context_length, plan.kv_cache_format, plan.sequences)
+pub fn plan_kv_cache_bytes(plan: &Plan, shape: &ModelShape, layers: impl IntoIterator<Item = u32>) -> Bytes {
+    let Plan { context_length, kv_cache_format, sequences, .. } = *plan;
+    if plan.cache_tokens.is_none() {
+        return kv_cache_bytes(shape, layers, context_length, kv_cache_format, sequences);
+    }
+    // A state has the same size whatever the context is.
+    let layers: Vec<u32> = layers.into_iter().collect();
+    let of_context = |context| kv_cache_bytes(shape, layers.iter().copied(), context, kv_cache_format, 1);
+    let states = of_context(0) * u64::from(sequences);
+    let tokens = u32::try_from(plan.total_cache_tokens()).unwrap_or(u32::MAX);
+    states + of_context(tokens).saturating_sub(of_context(0))
 }
 
 /// Returns the memory of an executor's process without KV cache, compute buffers and weights. `is_head` says

@@ -247,6 +247,7 @@ impl Recovery {
         let mut plan = replanner.replan(&Cluster { members, head: index, ..cluster.clone() })?;
         let first = &self.first;
         (plan.context_length, plan.sequences) = (first.context_length, first.sequences);
+        plan.cache_tokens = first.cache_tokens;
         (plan.activation_format, plan.kv_cache_format) = (first.activation_format, first.kv_cache_format);
         plan.draft_model.clone_from(&first.draft_model);
         if plan.model.file_digest == first.model.file_digest {

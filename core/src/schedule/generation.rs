@@ -133,6 +133,24 @@ impl Generation {
         Ok(position)
     }
 
+    /// Returns whether a cache can be truncated to fewer tokens.
+    pub fn can_truncate(&self) -> bool {
+        self.can_truncate
+    }
+
+    /// Sets the number of cached tokens of a vacant slot, after its cache was released or copied from another slot.
+    pub fn set_cached_tokens(&mut self, sequence: u32, tokens: u32) {
+        if self.is_vacant(sequence) {
+            self.sequences[sequence as usize].position = tokens;
+        }
+    }
+
+    /// Returns the number of positions that a sequence needs at least: those of its prompt and of the tokens so far.
+    pub fn needed_positions(&self, sequence: u32) -> u32 {
+        let needed = |it: &Sequence| if it.is_over() { it.position } else { it.position.max(it.prompt) };
+        self.sequences.get(sequence as usize).map_or(0, needed)
+    }
+
     /// Returns the number of tokens of a prompt with `prompt` tokens that need not be computed in a slot whose first
     /// `common` cached tokens are a prefix of the prompt. The last token of a prompt is always computed.
     pub fn reusable_tokens(&self, sequence: u32, prompt: u32, common: u32) -> u32 {

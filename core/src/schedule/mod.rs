@@ -14,6 +14,7 @@
 //! Not here: which passes enter the ring next ([`Generation`]), and how a step is executed.
 
 pub mod batching;
+pub mod cache_pool;
 mod generation;
 mod reconfigure;
 
@@ -21,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use hearth_schema::pass::{Batch, MAX_PASS_TOKENS, Pass};
+use hearth_schema::pass::{Batch, CacheChange, MAX_PASS_TOKENS, Pass};
 use hearth_schema::plan::{Plan, Processor, Role};
 use hearth_schema::residency::Residency;
 use serde::{Deserialize, Serialize};
@@ -107,6 +108,10 @@ pub enum ScheduleError {
          positions can only be continued or cleared"
     )]
     RolledBackState { device: String, pass: u32, first: u32, cached: u32 },
+    #[error(
+        "the batch of pass {pass} has a change of KV caches that is not possible with this plan: {change:?}"
+    )]
+    BadCacheChange { pass: u32, change: CacheChange },
     #[error("the batch of pass {pass} has {tokens} tokens: at most {MAX_PASS_TOKENS} are possible")]
     LargeBatch { pass: u32, tokens: u32 },
     #[error(
@@ -241,9 +246,23 @@ impl Schedule {
     /// Adds the positions of a new batch to the caches. Adds a rollback step for cached positions that a pass computes
     /// again. On an error, which positions before a pass missing from the cache cause, the state is unchanged.
     fn extend_caches(&mut self, batch: &Batch, steps: &mut Vec<Step>) -> Result<(), ScheduleError> {
+        let mut changed = BTreeMap::new();
+        for change in batch.cache_changes() {
+            match *change {
+                CacheChange::Release { sequence } => changed.insert(sequence, 0),
+                CacheChange::Copy { from, to, tokens: first } => {
+                    let cached = changed.get(&from).or(self.cached.get(&from)).copied().unwrap_or(0);
+                    if cached < first {
+                        let (device, pass) = (self.name(), batch.index());
+                        return Err(ScheduleError::Gap { device, pass, first, cached });
+                    }
+                    changed.insert(to, first)
+                }
+            };
+        }
         for pass in batch.passes() {
             let Pass { index, sequence_index: sequence, first_position: first, .. } = *pass;
-            let Some(&cached) = self.cached.get(&sequence) else { continue };
+            let Some(&cached) = changed.get(&sequence).or(self.cached.get(&sequence)) else { continue };
             if first > cached {
                 return Err(ScheduleError::Gap { device: self.name(), pass: index, first, cached });
             }
@@ -255,6 +274,7 @@ impl Schedule {
                 steps.push(Step::Rollback { sequence, position: first });
             }
         }
+        self.cached.extend(changed);
         let ends = batch.passes().iter().map(|pass| (pass.sequence_index, pass.first_position + pass.tokens));
         self.cached.extend(ends);
         Ok(())
@@ -377,6 +397,22 @@ impl Schedule {
 
     fn check(&self, batch: &Batch) -> Result<(), ScheduleError> {
         batch.passes().iter().try_for_each(|&pass| self.check_pass(pass))?;
+        let Plan { context_length, sequences, .. } = *self.plan;
+        for change in batch.cache_changes() {
+            let is_possible = match *change {
+                CacheChange::Release { sequence } => sequence < sequences,
+                CacheChange::Copy { from, to, tokens } => {
+                    from < sequences
+                        && to < sequences
+                        && from != to
+                        && tokens <= context_length
+                        && self.can_truncate
+                }
+            };
+            if !is_possible {
+                return Err(ScheduleError::BadCacheChange { pass: batch.index(), change: *change });
+            }
+        }
         let (pass, tokens) = (batch.index(), batch.tokens());
         if tokens > MAX_PASS_TOKENS {
             return Err(ScheduleError::LargeBatch { pass, tokens });

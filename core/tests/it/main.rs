@@ -1,4 +1,5 @@
-//! Integration tests: links of a cluster, and the model of a phone.
+//! Integration tests: links of a cluster, slots of a server, and the model of a phone.
 
+mod cache_pool;
 mod links;
 mod soc;

@@ -160,7 +160,7 @@ async fn resist_worker(attack: &Attack, mut random: ChaCha8Rng) -> Result<(), Bo
     let honest = attack.start_honest_worker().await;
     while Instant::now() < *end {
         let hostile = start_hostile_worker(model, tally, random.random()).await?;
-        let plan = plan_for_sequences(plan(model, &[honest.clone(), hostile]), 4);
+        let plan = plan_for_sequences(plan(model, &[honest.clone(), hostile]), 4, &model.profile.shape);
         let plan = Plan { context_length: 256, ..plan };
         let connecting = Ring::connect(&TcpTransport, plan, model.clone(), ring_options());
         let Ok(mut ring) = timeout(HANG, connecting).await? else { continue };

@@ -37,6 +37,19 @@ pub trait Backend: Send {
         None
     }
 
+    /// Gives the memory of the KV caches of a sequence back to the system, if this backend can. The keys and values of
+    /// `layers` are lost.
+    fn release(&mut self, sequence: u32, layers: Range<u32>) {
+        let _ = (sequence, layers);
+    }
+
+    /// Copies the keys and values of the first `positions` positions of `layers` from one sequence to another. Returns
+    /// false if this backend cannot.
+    fn copy_positions(&mut self, from: u32, to: u32, positions: u32, layers: Range<u32>) -> bool {
+        let _ = (from, to, positions, layers);
+        false
+    }
+
     /// Returns the total size of all KV caches in bytes.
     fn kv_cache_bytes(&self) -> u64;
 }

@@ -4,6 +4,9 @@
 //! The default format, f16, needs half the memory of f32; the golden texts of the tests were generated with f32. The
 //! formats `Q8_0` and `Q4_0` need about a half and a quarter of the memory of f16; their blocks are parts of a row.
 //!
+//! The arrays have room for the whole context, but the system provides memory only where something was written. So many
+//! sequences can have a long context, while few use it ([`LayerCache::release`] gives memory back).
+//!
 //! A pass writes each of its positions once; this pass and later passes read them. Truncation to fewer positions needs
 //! no work here, because the rows after the new end are overwritten before they are read. A state can only be cleared,
 //! which happens in a pass that begins at position 0.
@@ -15,6 +18,7 @@ use half::f16;
 use hearth_kernels::attention::CachedRows;
 use hearth_kernels::quantise_row;
 use hearth_profiles::Format;
+use hearth_profiles::measure::mapping::{keep_small_pages, release_pages};
 use hearth_profiles::model::{AttentionShape, DeltaNetShape, ModelShape, TokenMixer};
 use hearth_schema::scenario::KvFormat;
 
@@ -31,6 +35,7 @@ pub struct KvCacheOptions {
 #[derive(Debug, Clone)]
 pub(crate) struct HeadRows {
     store: Store, // [kv_heads, context, head_length]
+    heads: usize,
     context: usize,
     pub(crate) head_length: usize,
 }
@@ -50,6 +55,24 @@ pub(crate) enum LayerCache {
 }
 
 impl LayerCache {
+    /// Gives the memory of the keys and values back to the system. Their contents are undefined then. A state stays: a
+    /// sequence that begins clears it.
+    pub(crate) fn release(&mut self) {
+        if let LayerCache::Attention(cache) = self {
+            cache.keys.release();
+            cache.values.release();
+        }
+    }
+
+    /// Copies the first `count` positions from the cache of the same layer of another sequence. Returns false if this is
+    /// not possible, because the layer has a state.
+    pub(crate) fn copy_positions(&mut self, from: &LayerCache, count: usize) -> bool {
+        let (LayerCache::Attention(to), LayerCache::Attention(from)) = (self, from) else { return false };
+        to.keys.copy_positions(&from.keys, count);
+        to.values.copy_positions(&from.values, count);
+        true
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         match self {
             LayerCache::Attention(cache) => cache.keys.bytes() + cache.values.bytes(),
@@ -135,15 +158,49 @@ pub(crate) fn create_kv_caches(
 impl HeadRows {
     pub(crate) fn new(format: KvFormat, heads: usize, context: usize, head_length: usize) -> HeadRows {
         let count = heads * context * head_length;
+        // The zeroes come from the system, and take no memory.
         let store = match format {
-            KvFormat::F16 => Store::F16(vec![f16::ZERO; count]),
-            KvFormat::F32 => Store::F32(vec![0.0; count]),
+            KvFormat::F16 => Store::F16(bytemuck::zeroed_vec(count)),
+            KvFormat::F32 => Store::F32(bytemuck::zeroed_vec(count)),
             KvFormat::Q8_0 | KvFormat::Q4_0 => {
                 let format = format.format();
-                Store::Blocks(format, vec![0; heads * context * row_bytes(format, head_length)])
+                Store::Blocks(format, bytemuck::zeroed_vec(heads * context * row_bytes(format, head_length)))
             }
         };
-        HeadRows { store, context, head_length }
+        let rows = HeadRows { store, heads, context, head_length };
+        // A huge page would provide memory for hundreds of positions at a time, and for several heads.
+        keep_small_pages(rows.as_bytes());
+        rows
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        match &self.store {
+            Store::F16(store) => bytemuck::cast_slice(store),
+            Store::F32(store) => bytemuck::cast_slice(store),
+            Store::Blocks(_, store) => store,
+        }
+    }
+
+    fn as_bytes_mut(&mut self) -> &mut [u8] {
+        match &mut self.store {
+            Store::F16(store) => bytemuck::cast_slice_mut(store),
+            Store::F32(store) => bytemuck::cast_slice_mut(store),
+            Store::Blocks(_, store) => store,
+        }
+    }
+
+    fn release(&mut self) {
+        release_pages(self.as_bytes_mut());
+    }
+
+    /// Copies the first `count` positions of each head.
+    fn copy_positions(&mut self, from: &HeadRows, count: usize) {
+        let of_head = from.as_bytes().len() / from.heads.max(1);
+        let copied = of_head / self.context.max(1) * count.min(self.context);
+        let (to, from) = (self.as_bytes_mut(), from.as_bytes());
+        for (to, from) in to.chunks_exact_mut(of_head.max(1)).zip(from.chunks_exact(of_head.max(1))) {
+            to[..copied].copy_from_slice(&from[..copied]);
+        }
     }
 
     /// Writes the key or value `row`, `[head_length]`, of one head and position.
@@ -184,11 +241,7 @@ impl HeadRows {
     }
 
     fn bytes(&self) -> u64 {
-        match &self.store {
-            Store::F16(store) => size_of_val(&store[..]) as u64,
-            Store::F32(store) => size_of_val(&store[..]) as u64,
-            Store::Blocks(_, store) => store.len() as u64,
-        }
+        self.as_bytes().len() as u64
     }
 }
 
@@ -222,5 +275,34 @@ mod tests {
         // 2 heads * 3 positions * 2 dimensions * 2 bytes, for keys and for values.
         let cache = LayerCache::Attention(KvCache { keys: keys.clone(), values: keys });
         assert_eq!(cache.bytes(), 48);
+    }
+
+    #[test]
+    fn positions_are_copied_and_released() {
+        for format in [KvFormat::F16, KvFormat::F32, KvFormat::Q8_0] {
+            let mut first = HeadRows::new(format, 2, 5000, 64);
+            for position in 0..5000 {
+                (0..2).for_each(|head| first.write(head, position, &[(position + head) as f32 / 5000.0; 64]));
+            }
+            let mut second = HeadRows::new(format, 2, 5000, 64);
+            second.copy_positions(&first, 4000);
+            for head in 0..2 {
+                let same =
+                    format!("{:?}", first.rows(head, 0..4000)) == format!("{:?}", second.rows(head, 0..4000));
+                assert!(
+                    same && format!("{:?}", second.rows(head, 4000..4001))
+                        != format!("{:?}", first.rows(head, 4000..4001))
+                );
+            }
+            let resident = |rows: &HeadRows| {
+                let pages =
+                    hearth_profiles::measure::mapping::page_residency(rows.as_bytes()).expect("Linux");
+                pages.iter().filter(|&&is_resident| is_resident).count()
+            };
+            let before = resident(&second);
+            second.release();
+            assert!(before > 50 && resident(&second) <= 2, "{before} {}", resident(&second));
+            second.write(1, 3, &[1.0; 64]);
+        }
     }
 }

@@ -316,6 +316,27 @@ impl Backend for CpuBackend {
         cost
     }
 
+    fn release(&mut self, sequence: u32, layers: Range<u32>) {
+        for layer in layers {
+            if let Some(cache) = self.caches.get_mut(&(sequence, layer)) {
+                cache.release();
+            }
+        }
+    }
+
+    fn copy_positions(&mut self, from: u32, to: u32, positions: u32, mut layers: Range<u32>) -> bool {
+        layers.all(|layer| {
+            // The map has no two mutable references.
+            let Some(mut copy) = self.caches.remove(&(to, layer)) else { return false };
+            let is_copied = self
+                .caches
+                .get(&(from, layer))
+                .is_some_and(|source| copy.copy_positions(source, positions as usize));
+            self.caches.insert((to, layer), copy);
+            is_copied
+        })
+    }
+
     fn kv_cache_bytes(&self) -> u64 {
         self.caches.values().map(LayerCache::bytes).sum()
     }

@@ -64,6 +64,11 @@ pub enum ExecError {
     )]
     Positions { first: u32, end: u32, count: usize, filled: u32, context: u32 },
     #[error(
+        "{tokens} cached positions of sequence {from} cannot be copied to sequence {to} on this device; \
+         use the same release of hearth on all devices"
+    )]
+    CachedPositions { from: u32, to: u32, tokens: u32 },
+    #[error(
         "the recurrent state after {filled} positions cannot be rolled back to position {first}; compute the sequence \
          again from its first position"
     )]

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
-use hearth_schema::pass::{Batch, Pass};
+use hearth_schema::pass::{Batch, CacheChange, Pass};
 
 use crate::{Backend, Cpu, CpuBackend, CriticalPathCost, ExecError, KvCacheOptions, Weights};
 
@@ -94,6 +94,7 @@ impl Stage {
         if layers.is_empty() || tokens == 0 {
             return Ok(CriticalPathCost::default());
         }
+        batch.cache_changes().iter().try_for_each(|&change| self.change_cache(change, &layers))?;
         batch.passes().iter().try_for_each(|pass| self.check_pass(pass, &layers))?;
         let mut cost = CriticalPathCost::default();
         if let Some(rounding) = self.rounding {
@@ -168,6 +169,31 @@ impl Stage {
 
     pub fn kv_cache_bytes(&self) -> u64 {
         self.backend.kv_cache_bytes()
+    }
+
+    fn change_cache(&mut self, change: CacheChange, layers: &Range<u32>) -> Result<(), ExecError> {
+        let (sequence, positions) = match change {
+            CacheChange::Release { sequence } => {
+                if !self.filled.contains_key(&(sequence, layers.start)) {
+                    return Err(ExecError::Sequence { sequence });
+                }
+                self.backend.release(sequence, layers.clone());
+                (sequence, 0)
+            }
+            CacheChange::Copy { from, to, tokens } => {
+                let is_cached =
+                    |layer| self.filled.get(&(from, layer)).is_some_and(|&filled| filled >= tokens);
+                let is_possible = layers.clone().all(is_cached)
+                    && self.filled.contains_key(&(to, layers.start))
+                    && self.backend.copy_positions(from, to, tokens, layers.clone());
+                if !is_possible {
+                    return Err(ExecError::CachedPositions { from, to, tokens });
+                }
+                (to, tokens)
+            }
+        };
+        self.filled.extend(layers.clone().map(|layer| ((sequence, layer), positions)));
+        Ok(())
     }
 
     fn check_pass(&self, pass: &Pass, layers: &Range<u32>) -> Result<(), ExecError> {

@@ -95,6 +95,7 @@ pub fn empty_plan(cluster: &Cluster, scenario: &ScenarioRecord, planner: Planner
         activation_format: cluster.activation_format,
         output_processor: Processor::Cpu,
         sequences: cluster.workload.sequences,
+        cache_tokens: None,
         draft_model: None,
         devices: Vec::new(),
         dropped_devices: Vec::new(),

@@ -181,6 +181,39 @@ pub fn advise(region: &[u8], advice: Advice) -> io::Result<()> {
     }
 }
 
+/// Gives the whole pages of a region of the heap back to the system, which provides zeroed or old pages at the next
+/// write. The contents of the region are undefined afterwards, but initialised.
+pub fn release_pages(region: &mut [u8]) {
+    #[cfg(any(target_os = "android", target_os = "linux"))]
+    {
+        use rustix::mm;
+        let start = region.as_ptr() as usize;
+        let (begin, end) =
+            (start.next_multiple_of(page_bytes()), (start + region.len()) & !(page_bytes() - 1));
+        if begin < end {
+            let pages = region.as_mut_ptr().wrapping_add(begin - start);
+            // SAFETY: the pages belong to the region, to which this function has the only reference. Afterwards they
+            // read as zeroes (private anonymous memory), which is a valid value of every byte.
+            let _ = unsafe { mm::madvise(pages.cast(), end - begin, mm::Advice::LinuxDontNeed) };
+        }
+    }
+    #[cfg(not(any(target_os = "android", target_os = "linux")))]
+    let _ = region;
+}
+
+/// Asks the system to provide memory for a region page by page, not as huge pages.
+pub fn keep_small_pages(region: &[u8]) {
+    #[cfg(any(target_os = "android", target_os = "linux"))]
+    {
+        use rustix::mm;
+        let (begin, length) = whole_pages(region);
+        // SAFETY: the advice does not change the contents. Systems without huge pages do not know it.
+        let _ = unsafe { mm::madvise(begin.cast_mut().cast(), length, mm::Advice::LinuxNoHugepage) };
+    }
+    #[cfg(not(any(target_os = "android", target_os = "linux")))]
+    let _ = region;
+}
+
 /// Returns the start of the page in which a region starts, and the length from there to the end of the region.
 fn whole_pages(region: &[u8]) -> (*const u8, usize) {
     let before = region.as_ptr() as usize & (page_bytes() - 1);

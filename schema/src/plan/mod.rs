@@ -60,6 +60,10 @@ pub struct Plan {
     /// The maximum number of concurrent sequences, each with a KV cache for the whole context.
     #[serde(default = "default_number::<1>", skip_serializing_if = "is_default_number::<1>")]
     pub sequences: u32,
+    /// The number of tokens for which the KV caches of all sequences together have room; by default, for the whole
+    /// context of each sequence. With fewer, sequences of a server share the room.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_tokens: Option<u64>,
     /// The draft model on the head, for speculative decoding.
     #[serde(rename = "draft", default, skip_serializing_if = "Option::is_none")]
     pub draft_model: Option<PlannedDraftModel>,
@@ -268,12 +272,18 @@ impl Plan {
             activation_format: ActivationFormat::default(),
             output_processor: Processor::default(),
             sequences: 1,
+            cache_tokens: None,
             draft_model: None,
             devices: Vec::new(),
             dropped_devices: Vec::new(),
             prediction: None,
             explanation: Vec::new(),
         }
+    }
+
+    /// Returns the number of tokens for which the KV caches of all sequences together have room.
+    pub fn total_cache_tokens(&self) -> u64 {
+        self.cache_tokens.unwrap_or_else(|| u64::from(self.context_length) * u64::from(self.sequences))
     }
 
     /// Returns the number of layers in one full round around the ring: W of the prima.cpp paper.
@@ -458,6 +468,13 @@ impl Plan {
         if self.model.layers == 0 {
             return reject("`model.layers` is 0: give the number of layers of the model");
         }
-        validate_sequences("sequences", self.sequences, self.context_length)
+        validate_sequences("sequences", self.sequences, self.context_length)?;
+        let whole = u64::from(self.context_length) * u64::from(self.sequences);
+        if self.cache_tokens.is_some_and(|tokens| tokens < u64::from(self.context_length) || tokens > whole) {
+            return reject(
+                "`cache_tokens` must be at least `context`, and at most `context` times `sequences`",
+            );
+        }
+        Ok(())
     }
 }

@@ -23,6 +23,7 @@ use super::event_log::EventLog;
 use super::listener::{HeadListener, address_for_worker};
 use super::options::RingOptions;
 use super::reconfiguration::Reconfiguration;
+use super::request::can_share_caches;
 use super::stall::{Stall, find_stall};
 use super::worker_connection::{HeadEvent, address};
 use crate::error::{Result, RingError, protocol_error};
@@ -70,6 +71,11 @@ impl<T: Transport> Coordinator<T> {
     /// Returns whether KV caches can be truncated to fewer tokens. A recurrent state can only be cleared.
     pub(super) fn can_truncate_caches(&self) -> bool {
         !self.model.profile.shape.is_recurrent()
+    }
+
+    /// Returns whether devices can give the memory of a sequence's cache to other sequences, and copy a cache.
+    pub(super) fn can_share_caches(&self) -> bool {
+        can_share_caches(self.plan(), &self.model.profile.shape)
     }
 
     pub(super) async fn connect(

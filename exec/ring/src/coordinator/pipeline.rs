@@ -12,7 +12,7 @@ use std::time::Duration;
 use hearth_core::recovery::Event;
 use hearth_core::schedule::batching::BatchLimits;
 use hearth_core::schedule::{Generation, GenerationError};
-use hearth_schema::pass::Pass;
+use hearth_schema::pass::{CacheChange, Pass};
 use hearth_schema::trace::{CounterReading, StepRecord};
 use tokio::time::Instant;
 use tokio::time::error::Elapsed;
@@ -60,6 +60,10 @@ pub(super) struct PassPipeline {
     in_flight: BTreeMap<u32, (Instant, u32)>,
     last_pass_end: Option<Instant>,
     slowest: SlowestPass,
+    /// What the devices do with the caches before the next batch.
+    pub(super) cache_changes: Vec<CacheChange>,
+    /// Whether the caches were lost since this was last read.
+    pub(super) has_lost_caches: bool,
 }
 
 /// The longest time of a batch on the current ring, and the longest time per token of a batch; zero before the first
@@ -84,7 +88,18 @@ impl PassPipeline {
     pub(super) fn new(generation: Generation, sequences: Vec<SequenceTokens>, stop_tokens: Vec<u32>) -> Self {
         let (passes, in_flight, slowest) = (Vec::new(), BTreeMap::new(), SlowestPass::default());
         let (trace_lines, last_pass_end) = (None, None);
-        Self { generation, sequences, stop_tokens, passes, trace_lines, in_flight, last_pass_end, slowest }
+        Self {
+            generation,
+            sequences,
+            stop_tokens,
+            passes,
+            trace_lines,
+            in_flight,
+            last_pass_end,
+            slowest,
+            cache_changes: Vec::new(),
+            has_lost_caches: false,
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -127,6 +142,7 @@ impl PassPipeline {
         let Some(batch) = can_enter.then(begin).flatten() else {
             return Ok(Progress::Idle);
         };
+        let batch = batch.with_cache_changes(std::mem::take(&mut self.cache_changes));
         self.passes.extend(batch.passes());
         let is_cold =
             self.in_flight.is_empty() && self.last_pass_end.is_some_and(|end| end.elapsed() > LONG_IDLE);
@@ -186,6 +202,8 @@ impl PassPipeline {
             self.generation = resumed;
             self.in_flight.clear();
             (self.last_pass_end, self.slowest) = (None, SlowestPass::default());
+            self.cache_changes.clear();
+            self.has_lost_caches = true;
             coordinator.execute_recovery(steps).await?;
         }
         Ok(Progress::Work)

@@ -3,6 +3,7 @@
 //! A request is checked against the ring's plan before anything is computed.
 
 use hearth_core::schedule::Generation;
+use hearth_profiles::model::ModelShape;
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::plan::Plan;
 
@@ -71,6 +72,13 @@ impl GenerationRequest {
                 return refuse(what, "shorten the prompt, generate less, or plan with a larger `context`");
             }
         }
+        let all: u64 =
+            self.sequences.iter().map(|sequence| sequence.prompt.len() as u64 + u64::from(new_tokens)).sum();
+        if all > plan.total_cache_tokens() {
+            let room = plan.total_cache_tokens();
+            let what = format!("{count} sequences of {all} tokens do not fit in caches for {room} tokens");
+            return refuse(what, "shorten the prompts, generate less, or plan with more `sequences`");
+        }
         if !(1..=MAX_PASS_TOKENS).contains(&self.micro_batch) {
             let what = format!("a prompt cannot be split into batches of {} tokens", self.micro_batch);
             return refuse(what, &format!("give 1 to {MAX_PASS_TOKENS} tokens per batch"));
@@ -87,13 +95,24 @@ impl GenerationRequest {
     }
 }
 
-/// Returns a plan for at least `sequences` concurrent sequences. If `plan` has fewer caches, their positions are
-/// divided among the sequences: each sequence has a smaller context, and the devices need no more memory than planned.
-pub fn plan_for_sequences(plan: Plan, sequences: u32) -> Plan {
+/// Returns a plan for at least `sequences` concurrent sequences of a model with the shape `shape`, for which the devices
+/// need no more memory than planned. If `plan` has fewer caches, the sequences share the memory of these: each can use
+/// the whole context. Where caches cannot share memory, because they are on a GPU, a draft model has others, or layers
+/// use the keys and values of other layers, each sequence has a smaller context.
+pub fn plan_for_sequences(plan: Plan, sequences: u32, shape: &ModelShape) -> Plan {
     if sequences <= plan.sequences {
         return plan;
     }
-    let positions = u64::from(plan.context_length) * u64::from(plan.sequences);
+    let positions = plan.total_cache_tokens();
+    if can_share_caches(&plan, shape) {
+        return Plan { cache_tokens: Some(positions), sequences, ..plan };
+    }
     // Less than the context of `plan`, so it fits a u32.
     Plan { context_length: (positions / u64::from(sequences)) as u32, sequences, ..plan }
+}
+
+/// Returns whether devices can give the memory of a sequence's cache to other sequences, and copy a cache.
+pub(super) fn can_share_caches(plan: &Plan, shape: &ModelShape) -> bool {
+    let is_on_cpu = plan.devices.iter().all(|device| device.gpu_layers == 0);
+    is_on_cpu && plan.draft_model.is_none() && shape.shared_kv_layers().is_empty()
 }

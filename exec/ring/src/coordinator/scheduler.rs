@@ -6,6 +6,9 @@
 //! closed), the slot becomes vacant after the pass in flight. When a device is lost, all active sequences are computed
 //! again, and the caches of vacant slots are lost.
 //!
+//! The slots share the memory of the caches ([`CachePool`]). A request that leaves its slot because there is no memory
+//! for its next tokens waits at the front of the queue with its tokens so far.
+//!
 //! Not here: which passes start next ([`hearth_core::schedule::Generation`]).
 
 use std::collections::VecDeque;
@@ -13,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_core::schedule::Generation;
+use hearth_core::schedule::cache_pool::{CachePool, Placement};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
@@ -79,16 +83,24 @@ impl ServeOptions {
     }
 }
 
+/// A request in a slot.
+struct ActiveRequest {
+    response_tx: mpsc::UnboundedSender<ResponseEvent>,
+    /// The number of tokens that it may still generate.
+    left: u32,
+    /// Whether it leaves its slot after the pass in flight, to continue later.
+    is_leaving: bool,
+}
+
 /// The slots of a ring, their active requests, and the queue of requests that wait for a slot.
 struct Scheduler<'a, T: Transport> {
     coordinator: &'a mut Coordinator<T>,
     options: ServeOptions,
     pipeline: PassPipeline,
-    active: Vec<Option<mpsc::UnboundedSender<ResponseEvent>>>,
-    /// For each slot, the number of its last request, counted from 1; 0 before its first request.
-    last_used: Vec<u64>,
-    queue: VecDeque<Request>,
-    request_count: u64,
+    active: Vec<Option<ActiveRequest>>,
+    caches: CachePool,
+    /// The waiting requests, each with whether its response has started.
+    queue: VecDeque<(Request, bool)>,
     /// Whether more requests can arrive.
     is_open: bool,
     rejoin_at: Instant,
@@ -104,14 +116,15 @@ pub(super) async fn serve<T: Transport>(
     let slots = coordinator.plan().sequences;
     let now = Instant::now();
     let pipeline = options.empty_pipeline(slots, coordinator.can_truncate_caches());
+    let capacity = coordinator.plan().total_cache_tokens();
+    let caches = CachePool::new(slots, capacity, coordinator.can_share_caches());
     let mut scheduler = Scheduler {
         coordinator,
         pipeline,
         options,
-        active: vec![None; slots as usize],
-        last_used: vec![0; slots as usize],
+        active: (0..slots).map(|_| None).collect(),
+        caches,
         queue: VecDeque::new(),
-        request_count: 0,
         is_open: true,
         rejoin_at: now,
         reported_at: now,
@@ -132,6 +145,7 @@ impl<T: Transport> Scheduler<'_, T> {
             self.cancel_abandoned();
             self.rejoin_lost_devices().await?;
             self.admit_queued()?;
+            self.make_room_for_tokens()?;
             let progress = match self.pipeline.advance(self.coordinator).await? {
                 Progress::Idle if !self.is_open && self.pipeline.generation.is_finished() => return Ok(()),
                 Progress::Idle => self.wait(request_rx).await?,
@@ -139,7 +153,7 @@ impl<T: Transport> Scheduler<'_, T> {
             };
             if let Progress::Tokens(slots) = progress {
                 for (slot, tokens) in slots {
-                    self.send_tokens(slot, tokens);
+                    self.send_tokens(slot, tokens)?;
                 }
             }
             self.report()?;
@@ -148,81 +162,115 @@ impl<T: Transport> Scheduler<'_, T> {
 
     fn enqueue_new(&mut self, request_rx: &mut mpsc::UnboundedReceiver<Request>) {
         while let Ok(request) = request_rx.try_recv() {
-            self.queue.push_back(request);
+            self.queue.push_back((request, false));
         }
         self.is_open &= !(request_rx.is_closed() && request_rx.is_empty());
     }
 
     fn cancel_abandoned(&mut self) {
-        self.queue.retain(|request| !request.response_tx.is_closed());
-        for (sequence, response_tx) in (0..).zip(&mut self.active) {
-            if response_tx.as_ref().is_some_and(mpsc::UnboundedSender::is_closed) {
-                *response_tx = None;
+        self.queue.retain(|(request, _)| !request.response_tx.is_closed());
+        for (sequence, active) in (0..).zip(&mut self.active) {
+            if active.as_ref().is_some_and(|request| request.response_tx.is_closed()) {
+                *active = None;
                 self.pipeline.generation.cancel(sequence);
             }
         }
     }
 
-    /// Returns the best vacant slot for a prompt, and the length of the prompt's prefix in the cache of this slot. The
-    /// score of a slot is the number of tokens that it saves minus the number of other cached tokens, which a later
-    /// request could use. Of slots with the same score, the least recently used slot is chosen.
-    fn slot_for(&self, prompt: &[u32]) -> Option<(u32, u32)> {
-        let generation = &self.pipeline.generation;
-        let rank = |slot: u32| {
-            let tokens = &self.pipeline.sequences[slot as usize].tokens;
-            let cached = &tokens[..tokens.len().min(generation.cached_tokens(slot) as usize)];
-            let common = cached.iter().zip(prompt).take_while(|(one, other)| one == other).count();
-            let reused = generation.reusable_tokens(slot, prompt.len() as u32, common as u32);
-            let score = i64::from(reused) - (cached.len() as i64 - i64::from(reused));
-            (score, std::cmp::Reverse(self.last_used[slot as usize]), slot, common as u32)
-        };
-        let vacant = (0..self.active.len() as u32).filter(|&slot| generation.is_vacant(slot));
-        vacant.map(rank).max().map(|(_, _, slot, common)| (slot, common))
+    /// Sends tokens to the request in a slot. Frees the slot after the last token.
+    fn send_tokens(&mut self, slot: u32, tokens: Vec<u32>) -> Result<()> {
+        let Some(active) = self.active.get_mut(slot as usize) else { return Ok(()) };
+        let Some(request) = active else { return Ok(()) };
+        let is_over = tokens.last().is_some_and(|last| self.options.stop_tokens.contains(last));
+        for token in tokens {
+            request.left = request.left.saturating_sub(1);
+            // `cancel_abandoned` notices a closed receiver.
+            let _ = request.response_tx.send(ResponseEvent::Token(token));
+        }
+        if !self.pipeline.generation.is_vacant(slot) {
+            return Ok(());
+        }
+        let Some(request) = active.take() else { return Ok(()) };
+        if request.is_leaving && request.left > 0 && !is_over { self.requeue(slot, request) } else { Ok(()) }
     }
 
-    /// Sends tokens to the request in a slot. Frees the slot after the last token.
-    fn send_tokens(&mut self, slot: u32, tokens: Vec<u32>) {
-        let Some(active) = self.active.get_mut(slot as usize) else { return };
-        let Some(response_tx) = active else { return };
-        for token in tokens {
-            // `cancel_abandoned` notices a closed receiver.
-            let _ = response_tx.send(ResponseEvent::Token(token));
+    /// Adds a request that has left its slot to the front of the queue.
+    fn requeue(&mut self, slot: u32, request: ActiveRequest) -> Result<()> {
+        let ActiveRequest { response_tx, left: max_new_tokens, .. } = request;
+        let sampler = self.coordinator.runner()?.take_sampler(slot);
+        let sampler = sampler.ok_or_else(|| protocol_error("the head", "this sequence has no sampler"))?;
+        // The slot keeps its tokens: its cache is used if its memory is not needed before.
+        let prompt = self.pipeline.sequences[slot as usize].tokens.clone();
+        self.queue.push_front((Request { prompt, max_new_tokens, sampler, response_tx }, true));
+        Ok(())
+    }
+
+    /// Releases caches of earlier requests, or lets the youngest request leave, if the next tokens need the memory.
+    fn make_room_for_tokens(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.pipeline.has_lost_caches) {
+            self.caches.clear();
         }
-        if self.pipeline.generation.is_vacant(slot) {
-            *active = None;
+        let is_leaving = |active: &Option<ActiveRequest>| active.as_ref().is_some_and(|it| it.is_leaving);
+        if !self.active.iter().any(is_leaving)
+            && let Some(slot) = self.caches.make_room_for_tokens(&mut self.pipeline.generation)
+        {
+            self.pipeline.generation.cancel(slot);
+            let is_vacant = self.pipeline.generation.is_vacant(slot);
+            if let Some(mut request) = self.active[slot as usize].take() {
+                if is_vacant {
+                    self.requeue(slot, request)?;
+                } else {
+                    request.is_leaving = true;
+                    self.active[slot as usize] = Some(request);
+                }
+            }
         }
+        self.pipeline.cache_changes.extend(self.caches.take_changes());
+        Ok(())
     }
 
     fn fail_all(&mut self, error: &RingError) {
         let active = self.active.iter_mut().filter_map(Option::take);
-        let queued = self.queue.drain(..).map(|request| request.response_tx);
-        for response_tx in active.chain(queued) {
+        let queued = self.queue.drain(..).map(|(request, _)| request.response_tx);
+        for response_tx in active.map(|request| request.response_tx).chain(queued) {
             let _ = response_tx.send(ResponseEvent::Failed(error.to_string()));
         }
     }
 
     fn admit_queued(&mut self) -> Result<()> {
-        while let Some(request) = self.queue.front() {
-            let Some((slot, common)) = self.slot_for(&request.prompt) else { return Ok(()) };
-            let Some(request) = self.queue.pop_front() else { return Ok(()) };
+        let context = self.coordinator.plan().context_length;
+        while let Some((request, _)) = self.queue.front() {
+            let (tokens, max_new_tokens) = (request.prompt.len(), request.max_new_tokens);
+            let fits = tokens as u64 + u64::from(max_new_tokens) <= u64::from(context);
+            let placement = if tokens == 0 || max_new_tokens == 0 || !fits {
+                None
+            } else {
+                let own: Vec<&[u32]> =
+                    self.pipeline.sequences.iter().map(|it| it.tokens.as_slice()).collect();
+                let placed = self.caches.place(&mut self.pipeline.generation, &own, &request.prompt);
+                if placed.is_none() {
+                    return Ok(());
+                }
+                placed
+            };
+            let Some((request, has_started)) = self.queue.pop_front() else { return Ok(()) };
             let Request { prompt, max_new_tokens, sampler, response_tx } = request;
-            let tokens = prompt.len() as u64 + u64::from(max_new_tokens);
-            let context = self.coordinator.plan().context_length;
-            if prompt.is_empty() || max_new_tokens == 0 || tokens > u64::from(context) {
-                let what = format!("{} prompt tokens and {max_new_tokens} new tokens", prompt.len());
+            let Some(Placement { slot, cached }) = placement else {
+                let what = format!("{tokens} prompt tokens and {max_new_tokens} new tokens");
                 let reason = format!("{what} do not fit the context of {context} positions");
                 let _ = response_tx.send(ResponseEvent::Failed(reason));
                 continue;
-            }
+            };
             let entered =
-                self.pipeline.generation.admit_request(slot, prompt.len() as u32, common, max_new_tokens);
+                self.pipeline.generation.admit_request(slot, prompt.len() as u32, cached, max_new_tokens);
             let cached_tokens = entered.map_err(|error| protocol_error("the head", error.to_string()))?;
             self.coordinator.runner()?.set_sampler(slot, sampler);
-            self.request_count += 1;
-            self.last_used[slot as usize] = self.request_count;
             self.pipeline.sequences[slot as usize] = SequenceTokens::from_prompt(prompt);
-            let _ = response_tx.send(ResponseEvent::Started { cached_tokens });
-            self.active[slot as usize] = Some(response_tx);
+            if !has_started {
+                let _ = response_tx.send(ResponseEvent::Started { cached_tokens });
+            }
+            let request = ActiveRequest { response_tx, left: max_new_tokens, is_leaving: false };
+            self.active[slot as usize] = Some(request);
         }
         Ok(())
     }
@@ -241,7 +289,7 @@ impl<T: Transport> Scheduler<'_, T> {
             }
             request = request_rx.recv(), if self.is_open => {
                 self.is_open = request.is_some();
-                self.queue.extend(request);
+                self.queue.extend(request.map(|request| (request, false)));
                 Ok(Progress::Work)
             }
         }
@@ -259,6 +307,7 @@ impl<T: Transport> Scheduler<'_, T> {
         let (slots, can_truncate) =
             (self.coordinator.plan().sequences, self.coordinator.can_truncate_caches());
         self.pipeline = self.options.empty_pipeline(slots, can_truncate);
+        self.caches.clear();
         self.coordinator.start_request(self.options.no_samplers()).await
     }
 

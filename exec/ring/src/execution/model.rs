@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use hearth_core::memory::kv_cache_bytes;
+use hearth_core::memory::plan_kv_cache_bytes;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, measure};
 use hearth_schema::pass::MAX_PASS_TOKENS;
@@ -88,7 +88,7 @@ impl LocalModel {
         let own: Vec<u32> = plan.windows(device_index).into_iter().flatten().collect();
         let layers = own.len();
         let (shape, sequences, context) = (&self.profile.shape, plan.sequences, plan.context_length);
-        let cache = kv_cache_bytes(shape, own, context, plan.kv_cache_format, sequences);
+        let cache = plan_kv_cache_bytes(plan, shape, own);
         let gpu_windows = gpu_windows(plan, device_index).len();
         let kept =
             BackendOptions::max_saved_hidden_bytes(gpu_windows, cache_options(plan), shape.embedding_length);

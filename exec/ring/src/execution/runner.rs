@@ -215,6 +215,11 @@ impl StageRunner {
         self.idle_since = monotonic_nanos();
     }
 
+    /// Removes and returns the sampler of a sequence.
+    pub fn take_sampler(&mut self, sequence: u32) -> Option<SampleFn> {
+        self.samplers.as_mut()?.take(sequence)
+    }
+
     pub fn set_sampler(&mut self, sequence: u32, sampler: SampleFn) {
         self.samplers.get_or_insert_with(|| Samplers::new(Vec::new(), Vec::new())).set(sequence, sampler);
     }

@@ -22,6 +22,11 @@ impl Samplers {
         Self { samplers: (0..).zip(samplers).collect(), stop_tokens }
     }
 
+    /// Removes and returns the sampler of a sequence.
+    pub fn take(&mut self, sequence: u32) -> Option<SampleFn> {
+        self.samplers.remove(&sequence)
+    }
+
     pub fn set(&mut self, sequence: u32, sampler: SampleFn) {
         self.samplers.insert(sequence, sampler);
     }

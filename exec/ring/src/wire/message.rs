@@ -4,13 +4,13 @@ use bincode::de::Decoder;
 use bincode::enc::Encoder;
 use bincode::error::{DecodeError, EncodeError};
 use bincode::{Decode, Encode};
-use hearth_schema::pass::{Batch, Pass};
+use hearth_schema::pass::{Batch, CacheChange, Pass};
 
 /// The first field of every hello, which identifies the protocol: `HRTH` as a little-endian number.
 pub const MAGIC: u32 = 0x4854_5248;
 
 /// The version of the ring protocol. Both ends of a connection must have the same version.
-pub const PROTOCOL_VERSION: u16 = 7;
+pub const PROTOCOL_VERSION: u16 = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
 pub enum ConnectionPurpose {
@@ -102,6 +102,9 @@ pub struct ActivationsHeader {
 /// The first position, the number of tokens, whether there is an output, the sequence, and the number of drafts.
 type WirePass = (u32, u32, bool, u32, u32);
 
+/// The sequences from and to which positions are copied, and their number; a released sequence is copied to itself.
+type WireCacheChange = (u32, u32, u32);
+
 impl Encode for ActivationsHeader {
     fn encode<E: Encoder>(&self, encoder: &mut E) -> Result<(), EncodeError> {
         let passes: Vec<WirePass> = self
@@ -112,13 +115,23 @@ impl Encode for ActivationsHeader {
                 (pass.first_position, pass.tokens, pass.has_output, pass.sequence_index, pass.drafted)
             })
             .collect();
-        (self.epoch, self.batch.index(), passes, self.round, self.is_f16).encode(encoder)
+        let changes: Vec<WireCacheChange> = self
+            .batch
+            .cache_changes()
+            .iter()
+            .map(|change| match *change {
+                CacheChange::Release { sequence } => (sequence, sequence, 0),
+                CacheChange::Copy { from, to, tokens } => (from, to, tokens),
+            })
+            .collect();
+        (self.epoch, self.batch.index(), passes, changes, self.round, self.is_f16).encode(encoder)
     }
 }
 
 impl<Context> Decode<Context> for ActivationsHeader {
     fn decode<D: Decoder<Context = Context>>(decoder: &mut D) -> Result<Self, DecodeError> {
-        let (epoch, first, passes, round, is_f16): (_, u32, Vec<WirePass>, _, _) = Decode::decode(decoder)?;
+        type Fields = (u32, u32, Vec<WirePass>, Vec<WireCacheChange>, u32, bool);
+        let (epoch, first, passes, changes, round, is_f16): Fields = Decode::decode(decoder)?;
         let pass = |(index, (first_position, tokens, has_output, sequence_index, drafted))| Pass {
             sequence_index,
             drafted,
@@ -126,6 +139,14 @@ impl<Context> Decode<Context> for ActivationsHeader {
         };
         let batch = Batch::new((first..=u32::MAX).zip(passes).map(pass).collect());
         let batch = batch.ok_or(DecodeError::Other("the passes do not form a batch"))?;
+        let change = |(from, to, tokens)| {
+            if from == to {
+                CacheChange::Release { sequence: from }
+            } else {
+                CacheChange::Copy { from, to, tokens }
+            }
+        };
+        let batch = batch.with_cache_changes(changes.into_iter().map(change).collect());
         Ok(Self { epoch, batch, round, is_f16 })
     }
 }

@@ -132,8 +132,8 @@ async fn concurrent_sequences_give_the_tokens_of_each_alone() {
         let expected = alone(&model, &numbers, temperature).await;
         assert_eq!(expected[0] == expected[4], temperature == 0.0);
         for windows in [vec![3, 3, 2], vec![2, 2, 1], vec![8]] {
-            let plan = plan_for_sequences(plan(&model, &windows, 600), 5);
-            assert_eq!((plan.sequences, plan.context_length), (5, 120));
+            let plan = plan_for_sequences(plan(&model, &windows, 600), 5, &model.profile.shape);
+            assert_eq!((plan.sequences, plan.context_length), (5, 600));
             let request = request(&numbers, temperature, 16, 0);
             let generated = run(&transport, &model, plan, None, request).await.expect("tokens");
             assert_eq!(generated.tokens_by_sequence, expected, "windows {windows:?} at {temperature}");
@@ -153,7 +153,7 @@ async fn drafts_change_no_token_and_save_passes() {
         let expected = alone(&model, &numbers, temperature).await;
         for (windows, drafts) in [(vec![8], 4), (vec![3, 3, 2], 1), (vec![2, 1, 1], 5)] {
             let count = numbers.len() as u32;
-            let plan = plan_for_sequences(plan(&model, &windows, 128 * count), count);
+            let plan = plan_for_sequences(plan(&model, &windows, 128 * count), count, &model.profile.shape);
             let plan = plan_with_draft_model(plan, &model, &small).expect("one tokenizer");
             let request = request(&numbers, temperature, 512, drafts);
             let generated = run(&transport, &model, plan, Some(small.clone()), request).await;
@@ -193,8 +193,9 @@ async fn stop_token_ends_only_its_sequence() {
     let expected: Vec<_> = whole.iter().map(cut).collect();
     assert!(expected[0].len() <= 10 && expected.iter().any(|tokens| tokens.len() == GENERATE as usize));
     for drafts in [0, 4] {
-        let plan = plan_for_sequences(plan(&model, &[3, 3, 2], 512), 3);
-        let plan = plan_with_draft_model(plan, &model, &small).expect("one tokenizer");
+        let plan =
+            plan_with_draft_model(plan(&model, &[3, 3, 2], 512), &model, &small).expect("one tokenizer");
+        let plan = plan_for_sequences(plan, 3, &model.profile.shape);
         let request = GenerationRequest { stop_tokens: vec![last], ..request(&numbers, 0.0, 512, drafts) };
         let generated = run(&transport, &model, plan, Some(small.clone()), request).await.expect("tokens");
         assert_eq!(generated.tokens_by_sequence, expected, "{drafts} drafts");
@@ -205,12 +206,12 @@ async fn stop_token_ends_only_its_sequence() {
 async fn requests_that_do_not_fit_the_plan_are_rejected() {
     let (model, transport) = (open_model(Q4_MODEL), MemoryTransport::default());
     let whole = || plan(&model, &[8], 128);
-    let four = plan_for_sequences(whole(), 4);
+    let four = plan_for_sequences(whole(), 4, &model.profile.shape);
     let drafting = plan_with_draft_model(whole(), &model, &open_model(DRAFT)).expect("one tokenizer");
     let two = &[0, 1][..];
     for (plan, request, what, hint) in [
         (whole(), (two, 512, 0), "2 concurrent sequences, but the plan has caches for 1", "sequences"),
-        (four, (&[0, 3], 512, 0), "context of 32 positions for each sequence", "larger `context`"),
+        (four, (&[0, 1, 2, 3], 512, 0), "do not fit in caches for 128 tokens", "more `sequences`"),
         (whole(), (&[0], 0, 0), "into batches of 0 tokens", "1 to 512"),
         (whole(), (&[0], 512, 3), "without a draft model", "--draft-model"),
         (drafting, (&[0], 512, 3), "the plan drafts with", "give the file of the draft model"),

@@ -47,11 +47,23 @@ impl Server {
         slots: u32,
         draft: Option<Arc<LocalModel>>,
     ) -> Server {
-        // The slots divide the positions among them.
-        let mut plan = plan_for_sequences(plan(model, windows, 128 * slots), slots);
+        Server::with_context(transport, model, windows, slots, 128 * slots, draft).await
+    }
+
+    /// Starts a server whose slots share caches for `context` tokens or, with a draft model, divide them.
+    async fn with_context(
+        transport: &MemoryTransport,
+        model: &Arc<LocalModel>,
+        windows: &[u32],
+        slots: u32,
+        context: u32,
+        draft: Option<Arc<LocalModel>>,
+    ) -> Server {
+        let mut plan = plan(model, windows, context);
         if let Some(draft) = &draft {
             plan = plan_with_draft_model(plan, model, draft).expect("a draft of the same vocabulary");
         }
+        let plan = plan_for_sequences(plan, slots, &model.profile.shape);
         let draft_tokens = if draft.is_some() { 3 } else { 0 };
         let options = RingOptions { draft_model: draft, ..ring_options() };
         let mut ring = Ring::connect(transport, plan, model.clone(), options).await.expect("a ring");
@@ -161,6 +173,47 @@ async fn conversation_continues_from_its_cached_prefix() {
     // An empty cache gives the same tokens.
     let fresh = Server::start(&MemoryTransport::default(), &model, &[8], 1, None).await;
     assert_eq!(collect(fresh.send(&longer, 8, 0.0, 0)).await.tokens, second.tokens);
+    fresh.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_share_memory_get_the_tokens_of_each_alone() {
+    let model = open_model(Q4_MODEL);
+    let numbers: Vec<u32> = (0..12).collect();
+    let all = prompts();
+    for temperature in [0.0, 0.8] {
+        let expected = alone(&model, &numbers, temperature).await;
+        // Each request fits, but not all at once: some leave their slots and continue later.
+        let server = Server::with_context(&workers(&model, 3).await, &model, &[3, 3, 2], 6, 128, None).await;
+        let send = |&number: &u32| {
+            let prompt = &all[number as usize % all.len()];
+            tokio::spawn(collect(server.send(prompt, GENERATE, temperature, number)))
+        };
+        let responses: Vec<_> = numbers.iter().map(send).collect();
+        for (number, response) in responses.into_iter().enumerate() {
+            let Response { tokens, failed, .. } = response.await.expect("no panic");
+            assert_eq!((&tokens, failed), (&expected[number], None), "request {number}");
+        }
+        server.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn common_beginning_of_a_busy_slot_is_not_computed_again() {
+    let model = open_model(Q4_MODEL);
+    let all = prompts();
+    let shared: Vec<u32> = all.iter().flatten().copied().cycle().take(40).collect();
+    let [one, two] = [&all[1], &all[2]].map(|own| [&shared[..], &own[..4]].concat());
+    let server = Server::start(&workers(&model, 3).await, &model, &[3, 3, 2], 3, None).await;
+    let mut first = server.send(&one, 100, 0.0, 0);
+    assert_eq!(first.recv().await, Some(ResponseEvent::Started { cached_tokens: 0 }));
+    assert!(matches!(first.recv().await, Some(ResponseEvent::Token(_))));
+    let second = collect(server.send(&two, 12, 0.0, 0)).await;
+    assert!(second.cached_tokens >= Some(40), "{second:?}");
+    drop(first);
+    server.close().await;
+    let fresh = Server::start(&MemoryTransport::default(), &model, &[8], 1, None).await;
+    assert_eq!(collect(fresh.send(&two, 12, 0.0, 0)).await.tokens, second.tokens);
     fresh.close().await;
 }
 

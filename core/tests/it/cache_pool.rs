@@ -1,0 +1,223 @@
+//! Random requests to a server's slots: whatever arrives, is cancelled or is lost, each request gets its own tokens.
+
+use std::collections::VecDeque;
+
+use hearth_core::schedule::Generation;
+use hearth_core::schedule::batching::BatchLimits;
+use hearth_core::schedule::cache_pool::CachePool;
+use hearth_schema::pass::{Batch, CacheChange};
+use proptest::prelude::*;
+
+const CONTEXT: u32 = 60;
+
+/// Returns the token that follows a text.
+fn next_token(text: &[u32]) -> u32 {
+    text.iter().fold(7, |sum: u32, &token| sum.wrapping_mul(31).wrapping_add(token)) % 50
+}
+
+/// A request that arrives after `after` batches.
+#[derive(Debug, Clone)]
+struct Arrival {
+    after: u32,
+    prompt: Vec<u32>,
+    wanted: u32,
+    /// The number of tokens after which the client disconnects.
+    cancelled_after: Option<u32>,
+}
+
+fn arrival() -> impl Strategy<Value = Arrival> {
+    let cancelled = proptest::option::weighted(0.2, 1..8u32);
+    // Prompts of a few conversations, which have beginnings in common.
+    (0..60u32, 0..3u32, 1..40u32, 1..20u32, 0..20u32, cancelled).prop_map(
+        |(after, conversation, length, wanted, changed_at, cancelled_after)| {
+            let token = |at| if at < changed_at { at % 13 } else { conversation * 100 + at };
+            Arrival { after, prompt: (0..length).map(token).collect(), wanted, cancelled_after }
+        },
+    )
+}
+
+struct Active {
+    request: usize,
+    left: u32,
+    is_leaving: bool,
+}
+
+/// A server with a ring of one device, whose caches are lists of tokens.
+struct Server {
+    generation: Generation,
+    pool: CachePool,
+    texts: Vec<Vec<u32>>,
+    active: Vec<Option<Active>>,
+    queue: VecDeque<(usize, Vec<u32>, u32)>,
+    in_flight: VecDeque<Batch>,
+    caches: Vec<Vec<u32>>,
+    /// For each slot, the number of positions that were written since its cache was released.
+    backed: Vec<usize>,
+    generated: Vec<Vec<u32>>,
+}
+
+impl Server {
+    fn new(slots: usize, capacity: u64, requests: usize) -> Server {
+        Server {
+            generation: Generation::with_vacant_slots(slots as u32, 5, 0, true),
+            pool: CachePool::new(slots as u32, capacity, true),
+            texts: vec![Vec::new(); slots],
+            active: (0..slots).map(|_| None).collect(),
+            queue: VecDeque::new(),
+            in_flight: VecDeque::new(),
+            caches: vec![Vec::new(); slots],
+            backed: vec![0; slots],
+            generated: vec![Vec::new(); requests],
+        }
+    }
+
+    fn admit(&mut self) {
+        while let Some((request, prompt, wanted)) = self.queue.front() {
+            let texts: Vec<&[u32]> = self.texts.iter().map(Vec::as_slice).collect();
+            let Some(placed) = self.pool.place(&mut self.generation, &texts, prompt) else { return };
+            let length = prompt.len() as u32;
+            let entered = self.generation.admit_request(placed.slot, length, placed.cached, *wanted);
+            assert_eq!(entered, Ok(placed.cached));
+            self.active[placed.slot as usize] =
+                Some(Active { request: *request, left: *wanted, is_leaving: false });
+            self.texts[placed.slot as usize].clone_from(prompt);
+            self.queue.pop_front();
+        }
+    }
+
+    fn requeue(&mut self, slot: usize, request: &Active) {
+        self.queue.push_front((request.request, self.texts[slot].clone(), request.left));
+    }
+
+    fn make_room(&mut self) {
+        if self.active.iter().flatten().any(|request| request.is_leaving) {
+            return;
+        }
+        let Some(slot) = self.pool.make_room_for_tokens(&mut self.generation) else { return };
+        self.generation.cancel(slot);
+        if !self.generation.is_vacant(slot) {
+            self.active[slot as usize].as_mut().expect("an active slot").is_leaving = true;
+        } else if let Some(request) = self.active[slot as usize].take() {
+            self.requeue(slot as usize, &request);
+        }
+    }
+
+    /// Begins a batch, as the device computes it.
+    fn begin(&mut self, limits: BatchLimits, capacity: u64) -> bool {
+        let Some(batch) = self.generation.begin_batch(limits) else { return false };
+        for change in self.pool.take_changes() {
+            match change {
+                CacheChange::Release { sequence } => {
+                    self.caches[sequence as usize].clear();
+                    self.backed[sequence as usize] = 0;
+                }
+                CacheChange::Copy { from, to, tokens } => {
+                    let copied = self.caches[from as usize][..tokens as usize].to_vec();
+                    self.caches[to as usize] = copied;
+                }
+            }
+        }
+        for pass in batch.passes() {
+            let (slot, first) = (pass.sequence_index as usize, pass.first_position as usize);
+            let (text, cache) = (&self.texts[slot], &mut self.caches[slot]);
+            assert!(cache.len() >= first && cache[..first] == text[..first], "the positions before a pass");
+            cache.truncate(first);
+            cache.extend_from_slice(&text[first..first + pass.tokens as usize]);
+        }
+        for (backed, cache) in self.backed.iter_mut().zip(&self.caches) {
+            *backed = cache.len().max(*backed);
+        }
+        // Requests that leave may have two more passes in flight.
+        let slack = 2 * self.active.len();
+        assert!(self.backed.iter().sum::<usize>() <= capacity as usize + slack, "{:?}", self.backed);
+        self.in_flight.push_back(batch);
+        true
+    }
+
+    /// Completes the oldest batch in flight. The client of a request disconnects after `cancelled_after` tokens.
+    fn complete(&mut self, arrivals: &[Arrival]) {
+        let Some(batch) = self.in_flight.pop_front() else { return };
+        for pass in batch.passes().iter().filter(|pass| pass.has_output) {
+            let slot = pass.sequence_index as usize;
+            let token = next_token(&self.texts[slot]);
+            self.generation.complete_pass(pass.index, 0).expect("awaited");
+            self.texts[slot].push(token);
+            let Some(active) = &mut self.active[slot] else { continue };
+            let generated = &mut self.generated[active.request];
+            generated.push(token);
+            active.left -= 1;
+            let is_cancelled =
+                arrivals[active.request].cancelled_after.is_some_and(|after| generated.len() as u32 >= after);
+            if is_cancelled {
+                self.generation.cancel(pass.sequence_index);
+                self.active[slot] = None;
+            } else if self.generation.is_vacant(pass.sequence_index) {
+                let active = self.active[slot].take().expect("it is active");
+                if active.left > 0 {
+                    assert!(active.is_leaving);
+                    self.requeue(slot, &active);
+                }
+            }
+        }
+    }
+
+    /// Loses all caches, as when a device is lost.
+    fn restart(&mut self) {
+        self.generation.restart();
+        self.in_flight.clear();
+        self.pool.clear();
+        self.caches.iter_mut().for_each(Vec::clear);
+        self.backed.fill(0);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #[test]
+    fn every_request_gets_the_tokens_that_it_has_alone(
+        arrivals in proptest::collection::vec(arrival(), 1..12),
+        slots in 1..6usize,
+        capacity in u64::from(CONTEXT)..150,
+        in_flight in 1..4u32,
+        lost_at in proptest::option::weighted(0.3, 0..60u32),
+        choices in proptest::collection::vec(any::<bool>(), 64),
+    ) {
+        let mut server = Server::new(slots, capacity, arrivals.len());
+        let limits = BatchLimits { in_flight, shared_prompt_tokens: 3 };
+        let mut waiting: Vec<usize> = (0..arrivals.len()).collect();
+        for step in 0..20_000u32 {
+            waiting.retain(|&request| {
+                let arrival = &arrivals[request];
+                let arrives = arrival.after <= step;
+                if arrives {
+                    server.queue.push_back((request, arrival.prompt.clone(), arrival.wanted));
+                }
+                !arrives
+            });
+            if lost_at == Some(step) {
+                server.restart();
+            }
+            server.admit();
+            server.make_room();
+            let has_begun = server.in_flight.len() < 4 && server.begin(limits, capacity);
+            if !has_begun || choices[step as usize % choices.len()] {
+                server.complete(&arrivals);
+            }
+            let is_idle = server.active.iter().all(Option::is_none) && server.in_flight.is_empty();
+            if is_idle && server.queue.is_empty() && waiting.is_empty() {
+                break;
+            }
+            prop_assert!(step < 19_999, "the requests do not end");
+        }
+        for (arrival, generated) in arrivals.iter().zip(&server.generated) {
+            let mut text = arrival.prompt.clone();
+            let count = arrival.cancelled_after.unwrap_or(u32::MAX).min(arrival.wanted);
+            let expected: Vec<u32> = (0..count).map(|_| {
+                let token = next_token(&text);
+                text.push(token);
+                token
+            }).collect();
+            prop_assert_eq!(generated, &expected);
+        }
+    }
+}
