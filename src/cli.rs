@@ -135,6 +135,7 @@ pub enum Verb {
     /// The file has 64 hexadecimal digits, and only you can read it. Copy the key of a ring to all of its devices.
     #[command(after_help = "Example: hearth key home.key\n\
                       Then: hearth worker --listen 0.0.0.0:9001 --model model.gguf --key home.key\n\
+                      Then: hearth key api.key\n\
                       Then: hearth serve model.gguf --listen 0.0.0.0:8080 --token api.key")]
     Key(KeyArgs),
     /// Download a GGUF model from Hugging Face, and print its path.

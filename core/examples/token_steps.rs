@@ -40,7 +40,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 fn description(plan: &Plan, step: &Step) -> String {
     match step {
-        Step::Rollback { position, .. } => format!("rolls back the positions from {position} on"),
         Step::Draft { pass, .. } => format!("drafts {} tokens", pass.drafted),
         Step::Embed { .. } => "embeds the token".into(),
         Step::Compute { layers, processor, round, .. } => {

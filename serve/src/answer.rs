@@ -7,9 +7,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use hearth_runtime::ToolSyntax;
+use hearth_runtime::chat::{THOUGHT_END, THOUGHT_START};
 use serde_json::{Value, json};
 
-use crate::chat::{THOUGHT_END, THOUGHT_START, Thinking};
+use crate::chat::Thinking;
 
 /// A part of an answer. A call begins with [`Part::Call`], and its arguments follow.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +25,16 @@ pub enum Part {
     Arguments(String),
 }
 
+/// What an answer can consist of.
+#[derive(Debug, Clone)]
+pub struct AnswerSyntax {
+    pub thinking: Thinking,
+    /// The syntax of calls; `None` if no tool can be called.
+    pub tools: Option<Arc<ToolSyntax>>,
+    /// Whether calls can follow text; otherwise they are all that there is.
+    pub can_follow_text: bool,
+}
+
 /// Splits the text of a model into the parts of an answer.
 #[derive(Debug)]
 pub struct AnswerParser {
@@ -31,10 +42,12 @@ pub struct AnswerParser {
     /// Text whose meaning is not yet known.
     buffer: String,
     syntax: Option<Arc<ToolSyntax>>,
+    /// Whether calls can follow text; otherwise they are all that there is.
+    can_follow_text: bool,
     /// The number of calls so far.
     calls: u32,
     /// Distinguishes the ids of calls of different answers.
-    id_seed: u64,
+    id_seed: (u64, u32),
 }
 
 #[derive(Debug)]
@@ -46,6 +59,8 @@ enum State {
     Thoughts,
     /// White space after the thoughts is omitted.
     ThoughtsEnd,
+    /// The first call may begin, if calls cannot follow text.
+    TextStart,
     Text,
     CallName,
     Arguments(ObjectEnd),
@@ -53,14 +68,15 @@ enum State {
 }
 
 impl AnswerParser {
-    /// Creates a parser for an answer in which tools may be called, if there is a `syntax`.
-    pub fn new(thinking: Thinking, syntax: Option<Arc<ToolSyntax>>, id_seed: u64) -> Self {
+    /// Creates a parser for the answer with the number `id_seed`, of a request and of an answer to it.
+    pub fn new(format: &AnswerSyntax, id_seed: (u64, u32)) -> Self {
+        let AnswerSyntax { thinking, tools: syntax, can_follow_text } = format.clone();
         let state = match thinking {
-            Thinking::Never => State::Text,
+            Thinking::Never => State::TextStart,
             Thinking::Possible => State::Start,
             Thinking::Begun => State::ThoughtsStart,
         };
-        Self { state, buffer: String::new(), syntax, calls: 0, id_seed }
+        Self { state, buffer: String::new(), syntax, can_follow_text, calls: 0, id_seed }
     }
 
     /// Whether the answer has calls of tools.
@@ -81,7 +97,7 @@ impl AnswerParser {
     pub fn finish(&mut self) -> Option<Part> {
         let rest = std::mem::take(&mut self.buffer);
         let part = match self.state {
-            State::Start | State::Text => Part::Text(rest),
+            State::Start | State::TextStart | State::Text => Part::Text(rest),
             State::Thoughts => Part::Reasoning(rest),
             State::ThoughtsStart
             | State::ThoughtsEnd
@@ -103,7 +119,7 @@ impl AnswerParser {
                 } else if THOUGHT_START.starts_with(start) {
                     return false;
                 } else {
-                    self.state = State::Text;
+                    self.state = State::TextStart;
                 }
                 true
             }
@@ -120,12 +136,27 @@ impl AnswerParser {
                 self.buffer = self.buffer.trim_start().to_owned();
                 let has_text = !self.buffer.is_empty();
                 if has_text {
-                    self.state = if is_start { State::Thoughts } else { State::Text };
+                    self.state = if is_start { State::Thoughts } else { State::TextStart };
                 }
                 has_text
             }
+            State::TextStart => {
+                let Some(syntax) = self.syntax.as_ref().filter(|_| !self.can_follow_text) else {
+                    self.state = State::Text;
+                    return true;
+                };
+                if let Some(rest) = self.buffer.strip_prefix(&syntax.opening) {
+                    self.buffer = rest.to_owned();
+                    self.state = State::CallName;
+                } else if syntax.opening.starts_with(&self.buffer) {
+                    return false;
+                } else {
+                    self.state = State::Text;
+                }
+                true
+            }
             State::Text => {
-                let Some(syntax) = &self.syntax else {
+                let Some(syntax) = self.syntax.as_ref().filter(|_| self.can_follow_text) else {
                     parts.push(Part::Text(std::mem::take(&mut self.buffer)));
                     return false;
                 };
@@ -215,7 +246,7 @@ impl ObjectEnd {
 }
 
 /// Returns the id of a call: nine letters and digits, because templates of Mistral accept no others.
-fn call_id(seed: u64, index: u32) -> String {
+fn call_id(seed: (u64, u32), index: u32) -> String {
     let mut hasher = DefaultHasher::new();
     (seed, index).hash(&mut hasher);
     let mut left = hasher.finish();
@@ -266,7 +297,10 @@ impl Answer {
             message["reasoning_content"] = self.reasoning.trim_end().into();
         }
         if !self.calls.is_empty() {
-            let call = |Call { id, name, arguments }: &Call| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+            let call = |Call { id, name, arguments }: &Call| {
+                let function = json!({"name": name, "arguments": arguments});
+                json!({"id": id, "type": "function", "function": function})
+            };
             message["tool_calls"] = self.calls.iter().map(call).collect();
         }
         message
@@ -304,7 +338,8 @@ mod tests {
 
     /// Parses a text in pieces of `len` characters, and returns the merged answer.
     fn parse(thinking: Thinking, text: &str, len: usize) -> Answer {
-        let mut parser = AnswerParser::new(thinking, Some(Arc::new(ToolSyntax::common())), 7);
+        let tools = Some(Arc::new(ToolSyntax::common()));
+        let mut parser = AnswerParser::new(&AnswerSyntax { thinking, tools, can_follow_text: true }, (7, 0));
         let mut answer = Answer::default();
         let characters: Vec<char> = text.chars().collect();
         for piece in characters.chunks(len) {
@@ -343,6 +378,7 @@ mod tests {
             (Thinking::Begun, "a</think>\n\nb", ("b", "a")),
             (Thinking::Begun, "unfinished </thi", ("", "unfinished </thi")),
             (Thinking::Possible, "<thi", ("<thi", "")),
+            (Thinking::Never, "<tool_call>\n{\"name\": \"f", ("", "")),
         ] {
             for len in [1, 100] {
                 let answer = parse(thinking, text, len);
@@ -365,5 +401,30 @@ mod tests {
         assert_eq!(deltas.delta(&start)["tool_calls"][0]["index"], 1);
         let arguments = deltas.delta(&Part::Arguments("{".into()));
         assert_eq!(arguments["tool_calls"][0], json!({"index": 1, "function": {"arguments": "{"}}));
+    }
+
+    #[test]
+    fn calls_without_a_mark_are_found_only_at_the_start() {
+        let tools = ToolSyntax { opening: "{\"name\": \"".into(), ..ToolSyntax::common() };
+        let format =
+            AnswerSyntax { thinking: Thinking::Never, tools: Some(Arc::new(tools)), can_follow_text: false };
+        for (text, calls) in
+            [("Here: {\"name\": \"Bob\"}", 0), ("{\"name\": \"f\", \"arguments\": {}}", 1), ("{\"na", 0)]
+        {
+            for len in [1, 100] {
+                let mut parser = AnswerParser::new(&format, (0, 0));
+                let mut answer = Answer::default();
+                for piece in text.as_bytes().chunks(len) {
+                    parser
+                        .push(str::from_utf8(piece).expect("ASCII"))
+                        .into_iter()
+                        .for_each(|part| answer.add(part));
+                }
+                if let Some(part) = parser.finish() {
+                    answer.add(part);
+                }
+                assert_eq!((answer.calls.len(), answer.text == text), (calls, calls == 0), "{text}");
+            }
+        }
     }
 }

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
+use hearth_runtime::chat::{THOUGHT_END, THOUGHT_START};
 use hearth_runtime::{ChatMessage, ChatTemplate, ExecError, JsonValue, Tokenizer, ToolSyntax};
 
-pub const THOUGHT_START: &str = "<think>";
-pub const THOUGHT_END: &str = "</think>";
 /// Number of tokens at the end of a prompt that may begin the thoughts. source: assumed; `<think>` and a line end
 const MAX_THOUGHT_START_TOKENS: usize = 8;
 
@@ -50,8 +49,14 @@ impl ChatFormat {
         }
         let (messages, tools) = self.syntax.prepare(messages, tools);
         let tokens = self.template.encode(tokenizer, &messages, &tools)?;
-        let last = &tokens[tokens.len().saturating_sub(MAX_THOUGHT_START_TOKENS)..];
-        let end: String = last.iter().map(|&token| tokenizer.text_of(token)).collect();
+        let is_thought_mark = |text: &str| [THOUGHT_START, THOUGHT_END].contains(&text);
+        // What the template wrote after the role of the assistant; the text of the user is before it.
+        let after_role = tokens.iter().rev().take(MAX_THOUGHT_START_TOKENS);
+        let after_role =
+            after_role.take_while(|&&token| tokenizer.control_text(token).is_none_or(is_thought_mark));
+        let mut last: Vec<String> = after_role.map(|&token| tokenizer.text_of(token)).collect();
+        last.reverse();
+        let end = last.concat();
         let has_begun = self.can_think && end.trim_end().ends_with(THOUGHT_START);
         let thinking = match (has_begun, self.can_think) {
             (true, _) => Thinking::Begun,

@@ -4,13 +4,15 @@
 //! a call begins; from there on, only the syntax of the model, the names of the tools, and arguments that are valid under
 //! their schemas can follow. Thoughts before the answer are not restricted.
 
-use std::fmt::Write as _;
-
+use hearth_runtime::chat::{THOUGHT_END, THOUGHT_START};
 use hearth_runtime::tokenizer::Fragment;
 use hearth_runtime::{Tokenizer, ToolSyntax};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::chat::{THOUGHT_END, THOUGHT_START, Thinking};
+use crate::chat::Thinking;
+use crate::error::{ApiError, excerpt};
+use crate::fields::Fields;
 use crate::tools::{Tool, ToolChoice};
 
 /// The separators of JSON, regular expressions. They allow what models write, on one line or several.
@@ -30,6 +32,57 @@ pub enum TextFormat {
     Json(Value),
     /// A text of a grammar in the Lark syntax of llguidance.
     Grammar(String),
+}
+
+#[derive(Debug, Deserialize)]
+struct ResponseFormat {
+    #[serde(rename = "type")]
+    kind: String,
+    json_schema: Option<NamedSchema>,
+    /// A schema for the type `json_object`, as in llama.cpp.
+    schema: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+struct NamedSchema {
+    schema: Option<Value>,
+}
+
+impl TextFormat {
+    /// Removes `response_format` and `grammar` from a request, and checks them.
+    pub fn take(fields: &mut Fields<'_>) -> Result<TextFormat, ApiError> {
+        let format: Option<ResponseFormat> = fields.take("response_format")?;
+        let invalid = |message: String| Err(ApiError::invalid("response_format", message));
+        let json = match format {
+            None => None,
+            Some(ResponseFormat { kind, json_schema, schema }) => match (kind.as_str(), json_schema) {
+                ("text", _) => None,
+                ("json_object", _) => Some(schema.unwrap_or_else(|| json!({"type": "object"}))),
+                ("json_schema", Some(NamedSchema { schema: Some(schema) })) => Some(schema),
+                ("json_schema", _) => {
+                    return invalid(
+                        "`response_format` has no JSON Schema: send `json_schema.schema`".to_owned(),
+                    );
+                }
+                (other, _) => {
+                    let kind = excerpt(other);
+                    return invalid(format!(
+                        "`response_format` of type `{kind}` is not supported: use text, json_object or json_schema"
+                    ));
+                }
+            },
+        };
+        let grammar: Option<String> = fields.take("grammar")?;
+        match (json, grammar) {
+            (Some(_), Some(_)) => Err(ApiError::invalid(
+                "grammar",
+                "`grammar` and `response_format` exclude each other: send one",
+            )),
+            (_, Some(grammar)) => Ok(TextFormat::Grammar(grammar)),
+            (Some(schema), None) => Ok(TextFormat::Json(schema)),
+            (None, None) => Ok(TextFormat::Free),
+        }
+    }
 }
 
 /// The restrictions of an answer.
@@ -66,75 +119,98 @@ impl Constraint {
         }
     }
 
+    /// Whether a call can follow text in the same answer. If text may begin as a call does, calls are all that there is.
+    pub fn can_follow_text(&self, syntax: &ToolSyntax) -> bool {
+        syntax.trigger().1 && matches!(self.text, TextFormat::Free)
+    }
+
     /// Returns the grammar of the answer; `None` if it is not restricted.
     pub fn grammar(&self, syntax: &ToolSyntax, tokenizer: &Tokenizer, thinking: Thinking) -> Option<String> {
-        if let TextFormat::Grammar(grammar) = &self.text {
-            return Some(grammar.clone());
-        }
+        let mut rules = Rules { tokenizer, text: String::new() };
         let text = match &self.text {
+            TextFormat::Free => None,
             TextFormat::Json(schema) => Some(format!("%json {}", with_options(schema.clone(), false))),
-            _ => None,
+            TextFormat::Grammar(grammar) => Some(format!("%lark {{\n{grammar}\n}}")),
         };
-        let mut rules = String::new();
-        let body = if self.can_call() {
-            let terms = |text: &str| terms(tokenizer, text);
-            let must_call = !matches!(self.choice, ToolChoice::Auto);
-            let (trigger, is_mark) = syntax.trigger();
-            let opening = terms(&syntax.opening);
-            let call_or_text = match (&text, tokenizer.split_control_tokens(trigger).first()) {
-                _ if must_call => format!("{opening} calls"),
-                (Some(text), _) => format!("{text} | {opening} calls"),
-                (None, Some(Fragment::Token(_))) => format!("FREE? | FREE? {opening} calls"),
-                (None, _) => {
-                    let rest = terms(&syntax.opening[trigger.len()..]);
-                    let trigger = regex(trigger);
-                    if is_mark {
-                        let _ = write!(
-                            rules,
-                            "\nbefore[lazy]: /(.|\\n)*{trigger}/\nUNMARKED: /(.|\\n)*/ & ~/(.|\\n)*{trigger}(.|\\n)*/"
-                        );
-                        format!("UNMARKED | before {rest} calls")
-                    } else {
-                        let first = regex(&syntax.opening.chars().take(1).collect::<String>());
-                        let _ = write!(rules, "\nOTHER: /([^{first}](.|\\n)*)?/");
-                        format!("OTHER | {opening} calls")
-                    }
-                }
-            };
-            let next = syntax.next.as_ref().filter(|_| self.is_parallel);
-            let next = next
-                .map(|next| format!(" ({} call){{0,{}}}", terms(next), MAX_CALLS - 1))
-                .unwrap_or_default();
-            let _ = write!(rules, "\ncalls: call{next} {}", terms(&syntax.ending));
-            let middle = terms(&syntax.middle);
-            let calls: Vec<String> = self
-                .callable()
-                .enumerate()
-                .map(|(at, tool)| {
-                    let _ =
-                        write!(rules, "\ncall_{at}: {} {middle} %json {}", terms(&tool.name), tool.schema());
-                    format!("call_{at}")
-                })
-                .collect();
-            let _ = write!(rules, "\ncall: {}", calls.join(" | "));
-            call_or_text
-        } else {
-            text?
-        };
-        let thoughts = "thoughts SPACE?";
+        let body = if self.can_call() { self.text_or_calls(syntax, text, &mut rules) } else { text? };
         let start = match thinking {
             Thinking::Never => "body".to_owned(),
-            Thinking::Possible => format!("({} {thoughts})? body", terms(tokenizer, THOUGHT_START)),
-            Thinking::Begun => format!("{thoughts} body"),
+            Thinking::Possible => format!("({} thoughts SPACE?)? body", rules.terms(THOUGHT_START)),
+            Thinking::Begun => "thoughts SPACE? body".to_owned(),
         };
         if thinking != Thinking::Never {
             let end = match tokenizer.split_control_tokens(THOUGHT_END)[..] {
                 [Fragment::Text(text)] => format!("thoughts[lazy]: /(.|\\n)*{}/", regex(text)),
-                _ => format!("thoughts: FREE? {}", terms(tokenizer, THOUGHT_END)),
+                _ => format!("thoughts: /(.|\\n)*/ {}", rules.terms(THOUGHT_END)),
             };
-            let _ = write!(rules, "\n{end}\nSPACE: /\\s+/");
+            rules.add(&end);
+            rules.add("SPACE: /\\s+/");
         }
-        Some(format!("start: {start}\nbody: {body}{rules}\nFREE: /(.|\\n)+/\n"))
+        Some(format!("start: {start}\nbody: {body}\n{}", rules.text))
+    }
+
+    /// Returns the rule of an answer that is `text`, or free text, or calls, and adds the rules that it needs.
+    fn text_or_calls(&self, syntax: &ToolSyntax, text: Option<String>, rules: &mut Rules<'_>) -> String {
+        self.add_calls(syntax, rules);
+        let opening = rules.terms(&syntax.opening);
+        if !matches!(self.choice, ToolChoice::Auto) {
+            return format!("{opening} calls");
+        }
+        if let Some(text) = text {
+            return format!("{text} | {opening} calls");
+        }
+        let (trigger, is_mark) = syntax.trigger();
+        if !is_mark {
+            // Text is what does not begin as a call does.
+            let first = regex(&syntax.opening.chars().take(1).collect::<String>());
+            rules.add(&format!("OTHER: /([^{first}](.|\\n)*)?/"));
+            return format!("OTHER | {opening} calls");
+        }
+        let mark = regex(trigger);
+        rules.add(&format!("UNMARKED: /(.|\\n)*/ & ~/(.|\\n)*{mark}(.|\\n)*/"));
+        if let Some(Fragment::Token(_)) = rules.tokenizer.split_control_tokens(trigger).first() {
+            return format!("UNMARKED | UNMARKED {opening} calls");
+        }
+        let rest = rules.terms(&syntax.opening[trigger.len()..]);
+        rules.add(&format!("before[lazy]: /(.|\\n)*{mark}/"));
+        format!("UNMARKED | before {rest} calls")
+    }
+
+    /// Adds the rules of calls after the opening of the first one.
+    fn add_calls(&self, syntax: &ToolSyntax, rules: &mut Rules<'_>) {
+        let next = syntax.next.as_ref().filter(|_| self.is_parallel);
+        let next = next.map(|next| format!(" ({} call){{0,{}}}", rules.terms(next), MAX_CALLS - 1));
+        rules.add(&format!("calls: call{} {}", next.unwrap_or_default(), rules.terms(&syntax.ending)));
+        let middle = rules.terms(&syntax.middle);
+        let mut calls = Vec::new();
+        for (at, tool) in self.callable().enumerate() {
+            rules.add(&format!("call_{at}: {} {middle} %json {}", rules.terms(&tool.name), tool.schema()));
+            calls.push(format!("call_{at}"));
+        }
+        rules.add(&format!("call: {}", calls.join(" | ")));
+    }
+}
+
+/// The rules of a grammar, in the Lark syntax of llguidance.
+struct Rules<'a> {
+    tokenizer: &'a Tokenizer,
+    text: String,
+}
+
+impl Rules<'_> {
+    fn add(&mut self, rule: &str) {
+        self.text += rule;
+        self.text.push('\n');
+    }
+
+    /// Returns the terms of a rule that match exactly `text`.
+    fn terms(&self, text: &str) -> String {
+        let term = |fragment: Fragment| match fragment {
+            // The escapes of Lark's strings are those of JSON.
+            Fragment::Text(text) => Value::from(text).to_string(),
+            Fragment::Token(id) => format!("<[{id}]>"),
+        };
+        self.tokenizer.split_control_tokens(text).into_iter().map(term).collect::<Vec<_>>().join(" ")
     }
 }
 
@@ -164,16 +240,6 @@ fn with_options(mut schema: Value, is_lenient: bool) -> Value {
     schema
 }
 
-/// Returns the terms of a rule that match exactly `text`.
-fn terms(tokenizer: &Tokenizer, text: &str) -> String {
-    let term = |fragment: Fragment| match fragment {
-        // The escapes of Lark's strings are those of JSON.
-        Fragment::Text(text) => Value::from(text).to_string(),
-        Fragment::Token(id) => format!("<[{id}]>"),
-    };
-    tokenizer.split_control_tokens(text).into_iter().map(term).collect::<Vec<_>>().join(" ")
-}
-
 /// Returns a regular expression that matches exactly `text`.
 fn regex(text: &str) -> String {
     let escaped = |c: char| {
@@ -190,7 +256,7 @@ mod tests {
     use hearth_runtime::{GrammarCompiler, Sampler, SamplerOptions};
 
     use super::*;
-    use crate::answer::{Answer, AnswerParser};
+    use crate::answer::{Answer, AnswerParser, AnswerSyntax};
 
     /// A tokenizer of byte tokens (0 to 255), the control token `[CALLS]` (256), and the end (257).
     fn tokenizer() -> Tokenizer {
@@ -242,7 +308,9 @@ mod tests {
             Fragment::Text(text) => text.bytes().map(u32::from).collect(),
         });
         let mut wanted = tokens.peekable();
-        let mut parser = AnswerParser::new(thinking, Some(syntax), 0);
+        let can_follow_text = constraint.can_follow_text(&syntax);
+        let tools = constraint.can_call().then_some(syntax);
+        let mut parser = AnswerParser::new(&AnswerSyntax { thinking, tools, can_follow_text }, (0, 0));
         let mut answer = Answer::default();
         for _ in 0..1000 {
             let mut logits = vec![0.0; 258];
@@ -314,7 +382,11 @@ mod tests {
         let one = format!("{{\"name\": \"time\", \"arguments\": {rome}}}");
         let message = answer(&constraint, without_mark(), Thinking::Never, &one).expect("a call").message();
         assert_eq!(message["tool_calls"][0]["function"]["arguments"], rome);
-        assert!(answer(&constraint, without_mark(), Thinking::Never, "Text {}").is_some());
+        let text = "Here is JSON: {\"name\": \"Bob\"}";
+        let found = answer(&constraint, without_mark(), Thinking::Never, text).expect("text");
+        assert_eq!(found.message()["content"], text);
+        // The characters of a control token are no call.
+        assert!(answer(&constraint, with_mark(), Thinking::Never, "Text").is_some());
     }
 
     #[test]
@@ -344,6 +416,13 @@ mod tests {
         assert_eq!(found.expect("JSON").text, "\"no\"");
         let direct = answer(&constraint, ToolSyntax::common(), Thinking::Never, "\"yes\"");
         assert_eq!(direct.expect("JSON").text, "\"yes\"");
+        let grammar = Constraint {
+            text: TextFormat::Grammar("start: WORD\nWORD: /[a-z]+/".into()),
+            ..Constraint::default()
+        };
+        let found =
+            answer(&grammar, ToolSyntax::common(), Thinking::Begun, "so</think>\nyes").expect("a word");
+        assert_eq!(found.text, "yes");
         let both = Constraint { tools: vec![tool("time")], ..constraint };
         let call = "<tool_call>\n{\"name\": \"time\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
         for text in ["\"no\"", call] {

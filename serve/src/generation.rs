@@ -39,6 +39,13 @@ pub enum Chunk {
     Failed(ApiError),
 }
 
+/// The number of tokens of a prompt, and the number that the usage reports: the prompt of several answers counts once.
+#[derive(Debug, Clone, Copy)]
+pub struct PromptTokens {
+    pub count: u32,
+    pub reported: u32,
+}
+
 /// How the tokens of a generation become an answer.
 pub struct AnswerFormat {
     /// Finds thoughts and calls; `None` if the answer is only text.
@@ -71,11 +78,11 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// Creates a generation for a prompt of `prompt_tokens` tokens, of which the usage reports `reported_prompt_tokens`.
+    /// Creates a generation.
     pub fn new(
         events: mpsc::UnboundedReceiver<ResponseEvent>,
         tokenizer: Arc<Tokenizer>,
-        (prompt_tokens, reported_prompt_tokens): (u32, u32),
+        prompt: PromptTokens,
         mut format: AnswerFormat,
         active: ActiveRequest,
     ) -> Self {
@@ -87,8 +94,8 @@ impl Generation {
             stop: StopMatcher { stops, buffered: String::new() },
             format,
             logprobs: Vec::new(),
-            prompt_tokens,
-            usage: Usage { prompt_tokens: reported_prompt_tokens, ..Usage::default() },
+            prompt_tokens: prompt.count,
+            usage: Usage { prompt_tokens: prompt.reported, ..Usage::default() },
             active,
             reason: None,
             is_done: false,
@@ -121,7 +128,7 @@ impl Generation {
                 }
                 None => {
                     self.reason = Some(FinishReason::Length);
-                    self.flush()
+                    std::mem::take(&mut self.text).finish()
                 }
             };
             let parts = self.parts(text);
@@ -143,18 +150,42 @@ impl Generation {
         Chunk::Failed(error)
     }
 
-    /// Returns the parts of the answer that are known after `text`; all if the generation has ended.
+    /// Returns the parts of the answer that are known after `text`; all if the generation has ended. The text of the
+    /// answer, but not thoughts and calls, ends before the first stop string.
     fn parts(&mut self, text: String) -> Vec<Part> {
-        let Some(parser) = &mut self.format.parser else {
-            return if text.is_empty() { Vec::new() } else { vec![Part::Text(text)] };
+        let has_ended = self.reason.is_some();
+        let found = match &mut self.format.parser {
+            None => vec![Part::Text(text)],
+            Some(parser) => {
+                let mut found = parser.push(&text);
+                if has_ended {
+                    found.extend(parser.finish());
+                }
+                found
+            }
         };
-        let mut parts = parser.push(&text);
-        if let Some(reason) = &mut self.reason {
-            parts.extend(parser.finish());
-            if *reason == FinishReason::Stop && parser.has_calls() {
-                *reason = FinishReason::ToolCalls;
+        let mut parts = Vec::new();
+        for part in found {
+            let Part::Text(text) = part else {
+                parts.push(Part::Text(std::mem::take(&mut self.stop.buffered)));
+                parts.push(part);
+                continue;
+            };
+            let (text, stopped) = self.stop.push(&text);
+            parts.push(Part::Text(text));
+            if stopped {
+                self.reason = Some(FinishReason::Stop);
+                break;
             }
         }
+        if has_ended {
+            parts.push(Part::Text(std::mem::take(&mut self.stop.buffered)));
+            let has_calls = self.format.parser.as_ref().is_some_and(AnswerParser::has_calls);
+            if self.reason == Some(FinishReason::Stop) && has_calls {
+                self.reason = Some(FinishReason::ToolCalls);
+            }
+        }
+        parts.retain(|part| !matches!(part, Part::Text(text) if text.is_empty()));
         parts
     }
 
@@ -164,31 +195,14 @@ impl Generation {
         let logprobs = self.format.logprobs.as_mut().and_then(|logprobs| logprobs.try_recv().ok());
         if self.tokenizer.is_eog(token) {
             self.reason = Some(FinishReason::Stop);
-            return self.flush();
+            return std::mem::take(&mut self.text).finish();
         }
         self.logprobs.extend(logprobs);
         let control = self.tokenizer.control_text(token).filter(|_| self.format.visible.contains(&token));
-        let text = match control {
+        match control {
             Some(control) => std::mem::take(&mut self.text).finish() + control,
             None => self.text.push(&self.tokenizer, token),
-        };
-        let (text, stopped) = self.stop.push(&text);
-        if stopped {
-            self.reason = Some(FinishReason::Stop);
         }
-        text
-    }
-
-    /// Returns the buffered text at the end of the generation, up to the first stop string.
-    fn flush(&mut self) -> String {
-        let last = std::mem::take(&mut self.text).finish();
-        let (mut text, stopped) = self.stop.push(&last);
-        if stopped {
-            self.reason = Some(FinishReason::Stop);
-        } else {
-            text += &std::mem::take(&mut self.stop.buffered);
-        }
-        text
     }
 }
 

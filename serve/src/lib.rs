@@ -38,6 +38,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router, middleware};
 use hearth_ring::{Request as RingRequest, ResponseEvent};
+use hearth_runtime::chat::{JsonValue, THOUGHT_END, THOUGHT_START};
 use hearth_runtime::tokenizer::Fragment;
 use hearth_runtime::{
     ChatMessage, ExecError, GrammarCompiler, GrammarMatcher, Sampler, Tokenizer, ToolSyntax,
@@ -49,15 +50,16 @@ use tokio::task::JoinSet;
 pub use tokio_rustls::TlsAcceptor;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use self::answer::{Answer, AnswerParser};
+use self::answer::{Answer, AnswerParser, AnswerSyntax};
 pub use self::auth::is_valid_bearer_token;
 use self::body::RequestBody;
 pub use self::chat::ChatFormat;
-use self::chat::{THOUGHT_END, THOUGHT_START, Thinking};
+use self::chat::Thinking;
 use self::connections::ResponseGuard;
 pub use self::connections::serve;
+use self::constraint::TextFormat;
 use self::error::{ApiError, excerpt};
-use self::generation::{AnswerFormat, Chunk, FinishReason, Generation};
+use self::generation::{AnswerFormat, Chunk, FinishReason, Generation, PromptTokens};
 use self::logprobs::TokenLogprobs;
 pub use self::metrics::Metrics;
 use self::metrics::Usage;
@@ -126,6 +128,10 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route(
             "/page.js",
             get(async || page_file("text/javascript; charset=utf-8", include_str!("page/page.js"))),
+        )
+        .route(
+            "/markdown.js",
+            get(async || page_file("text/javascript; charset=utf-8", include_str!("page/markdown.js"))),
         )
         .route("/health", get(get_health))
         .fallback(unknown_path)
@@ -237,13 +243,16 @@ async fn create_chat_completion(
         let params = state.params(&request, id)?;
         let chat = state.chat_format()?;
         let (messages, tools) = (request.take_messages()?, request.take_tool_descriptions());
-        state.check_length("messages", messages.iter().map(ChatMessage::text_bytes).sum())?;
+        let of_tools: usize = tools.iter().map(JsonValue::text_bytes).sum();
+        let of_messages: usize = messages.iter().map(ChatMessage::text_bytes).sum();
+        state.check_length("messages", of_messages + of_tools)?;
         let encoded = chat.encode(&state.tokenizer, messages, tools);
         let (tokens, thinking) = encoded.map_err(|error| ApiError::invalid("messages", error.to_string()))?;
         let grammar = state.compile_grammar(&params, &chat.syntax, thinking)?;
-        let syntax = params.constraint.can_call().then(|| chat.syntax.clone());
-        let parser = Some((thinking, syntax));
-        Ok(ParsedRequest { prompts: vec![tokens], params, grammar, parser })
+        let tools = params.constraint.can_call().then(|| chat.syntax.clone());
+        let can_follow_text = params.constraint.can_follow_text(&chat.syntax);
+        let syntax = Some(AnswerSyntax { thinking, tools, can_follow_text });
+        Ok(ParsedRequest { id, prompts: vec![tokens], params, grammar, syntax })
     };
     respond(&state, ResponseKind::Chat, body, parse).await
 }
@@ -263,12 +272,8 @@ async fn create_completion(
         let prompts = prompts.collect::<Result<_, _>>()?;
         let grammar = state.compile_grammar(&params, &ToolSyntax::common(), Thinking::Never)?;
         let max_tokens = params.max_tokens.or(Some(DEFAULT_COMPLETION_TOKENS));
-        Ok(ParsedRequest {
-            prompts,
-            params: GenerationParams { max_tokens, ..params },
-            grammar,
-            parser: None,
-        })
+        let params = GenerationParams { max_tokens, ..params };
+        Ok(ParsedRequest { id, prompts, params, grammar, syntax: None })
     };
     respond(&state, ResponseKind::Completion, body, parse).await
 }
@@ -289,12 +294,14 @@ async fn create_text(
 
 /// A request that is ready to start.
 struct ParsedRequest {
+    /// The number of the request.
+    id: u64,
     /// The prompts as tokens.
     prompts: Vec<Vec<u32>>,
     params: GenerationParams,
     grammar: Option<GrammarMatcher>,
-    /// How to find thoughts and calls of tools in answers; `None` if answers are only text.
-    parser: Option<(Thinking, Option<Arc<ToolSyntax>>)>,
+    /// What answers consist of; `None` if they are only text.
+    syntax: Option<AnswerSyntax>,
 }
 
 /// Parses a request, starts a generation for each prompt, and returns the HTTP response, either streamed or complete.
@@ -434,6 +441,10 @@ impl AppState {
             Ok(compiler) => compiler.compile(&grammar).map_err(|error| error.to_string()),
             Err(reason) => Err(reason.clone()),
         };
+        let is_gbnf = matches!(&params.constraint.text, TextFormat::Grammar(text) if text.contains("::="));
+        let compiled = compiled.map_err(|error| {
+            if is_gbnf { format!("{error} (it looks like GBNF, which is not)") } else { error }
+        });
         compiled.map(Some).map_err(|message| ApiError::invalid(params.constraint.field(), message))
     }
 
@@ -486,7 +497,7 @@ impl AppState {
 
     /// Starts the generations of `params.choices` answers to each prompt.
     fn start(&self, request: ParsedRequest) -> Result<Vec<Generation>, ApiError> {
-        let ParsedRequest { prompts, params, grammar, parser } = request;
+        let ParsedRequest { id, prompts, params, grammar, syntax } = request;
         let unavailable =
             |code, message: &str| Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message));
         if !self.metrics.is_ring_up() {
@@ -509,12 +520,12 @@ impl AppState {
             let message = format!("`logit_bias` has token {token}, but the vocabulary has {count} tokens");
             return Err(ApiError::invalid("logit_bias", message));
         }
-        let visible = parser.as_ref().map(|(_, syntax)| self.visible_tokens(syntax.as_deref()));
+        let visible = syntax.as_ref().map(|syntax| self.visible_tokens(syntax.tools.as_deref()));
         let visible = Arc::new(visible.unwrap_or_default());
         let start = |(index, (prompt, max_new_tokens)): (u32, (Vec<u32>, u32))| {
             // The usage counts a prompt once.
             let reported = if index % choices == 0 { prompt.len() as u32 } else { 0 };
-            let prompt_tokens = (prompt.len() as u32, reported);
+            let prompt_tokens = PromptTokens { count: prompt.len() as u32, reported };
             let (response_tx, events) = mpsc::unbounded_channel();
             let mut sampler = sampler.for_sequence(index).with_prompt_and_biases(&prompt, &params.logit_bias);
             let mut grammar_failure = None;
@@ -540,8 +551,12 @@ impl AppState {
                 let _ = request.response_tx.send(ResponseEvent::Failed("the server is shutting down".into()));
             }
             let format = AnswerFormat {
-                parser: parser.as_ref().map(|(thinking, syntax)| {
-                    AnswerParser::new(*thinking, syntax.clone(), params.sampler.seed ^ u64::from(index))
+                parser: syntax.as_ref().map(|syntax| {
+                    // Calls of all requests since the server started have different ids.
+                    AnswerParser::new(
+                        syntax,
+                        (self.start_unix_time.wrapping_mul(1 << 20).wrapping_add(id), index),
+                    )
                 }),
                 visible: visible.clone(),
                 stop_strings: params.stop_strings.clone(),

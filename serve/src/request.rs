@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::constraint::{Constraint, TextFormat};
 use crate::error::{ApiError, excerpt};
 use crate::fields::Fields;
-use crate::tools::ToolFields;
+use crate::tools::{ToolChoice, ToolFields};
 
 /// Maximum number of stop strings in a request. source: assumed; OpenAI's API allows 4
 const MAX_STOP_STRINGS: usize = 16;
@@ -72,20 +72,6 @@ pub struct CompletionRequest {
 enum LogprobsField {
     Enabled(bool),
     Count(u32),
-}
-
-#[derive(Debug, Deserialize)]
-struct ResponseFormat {
-    #[serde(rename = "type")]
-    kind: String,
-    json_schema: Option<NamedSchema>,
-    /// A schema for the type `json_object`, as in llama.cpp.
-    schema: Option<Value>,
-}
-
-#[derive(Debug, Deserialize)]
-struct NamedSchema {
-    schema: Option<Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -217,6 +203,14 @@ impl MessageField {
             Some(StringOr::String(text)) => Some(text),
             Some(StringOr::List(parts)) => Some(parts.into_iter().map(text).collect::<Result<_, _>>()?),
         };
+        if let Some(call) = tool_calls.iter().find(|call| !call.is_call()) {
+            let call = serde_json::to_string(call).unwrap_or_default();
+            let message = format!(
+                "`messages` has the call `{}`: send `function` with `name` and `arguments`, a string of JSON",
+                excerpt(&call)
+            );
+            return Err(ApiError::invalid("messages", message));
+        }
         let Self { role, reasoning_content, tool_call_id, name, .. } = self;
         Ok(ChatMessage { role, content, reasoning_content, tool_calls, tool_call_id, name })
     }
@@ -247,7 +241,7 @@ impl CompletionRequest {
             n: fields.take("n")?,
             logprobs: fields.take("logprobs")?,
             top_logprobs: fields.take("top_logprobs")?,
-            text_format: take_text_format(&mut fields)?,
+            text_format: TextFormat::take(&mut fields)?,
             tools: ToolFields::take(&mut fields)?,
         };
         reject_unsupported(&mut fields)?;
@@ -351,6 +345,13 @@ impl CompletionRequest {
             return Err(ApiError::invalid(name, message));
         }
         let ToolFields { tools, choice, is_parallel, .. } = &self.tools;
+        if matches!(self.text_format, TextFormat::Grammar(_))
+            && !tools.is_empty()
+            && *choice != ToolChoice::None
+        {
+            let message = "`grammar` and `tools` exclude each other: send one, or `tool_choice` \"none\"";
+            return Err(ApiError::invalid("grammar", message));
+        }
         let constraint = Constraint {
             text: self.text_format.clone(),
             tools: tools.clone(),
@@ -384,43 +385,6 @@ fn take_logit_bias(fields: &mut Fields<'_>) -> Result<BTreeMap<u32, f32>, ApiErr
     }
 }
 
-/// Removes `response_format` and `grammar`.
-fn take_text_format(fields: &mut Fields<'_>) -> Result<TextFormat, ApiError> {
-    let format: Option<ResponseFormat> = fields.take("response_format")?;
-    let invalid = |message: String| Err(ApiError::invalid("response_format", message));
-    let json = match format {
-        None => None,
-        Some(ResponseFormat { kind, json_schema, schema }) => match (kind.as_str(), json_schema) {
-            ("text", _) => None,
-            ("json_object", _) => Some(schema.unwrap_or_else(|| serde_json::json!({"type": "object"}))),
-            ("json_schema", Some(NamedSchema { schema: Some(schema) })) => Some(schema),
-            ("json_schema", _) => {
-                return invalid("`response_format` has no JSON Schema: send `json_schema.schema`".to_owned());
-            }
-            (other, _) => {
-                let kind = excerpt(other);
-                return invalid(format!(
-                    "`response_format` of type `{kind}` is not supported: use text, json_object or json_schema"
-                ));
-            }
-        },
-    };
-    let grammar: Option<String> = fields.take("grammar")?;
-    match (json, grammar) {
-        (Some(_), Some(_)) => {
-            Err(ApiError::invalid("grammar", "`grammar` and `response_format` exclude each other: send one"))
-        }
-        (_, Some(grammar)) if grammar.contains("::=") => {
-            let message = "`grammar` has the syntax of GBNF, which is not supported: write it in the Lark syntax of \
-                           llguidance";
-            Err(ApiError::invalid("grammar", message))
-        }
-        (_, Some(grammar)) => Ok(TextFormat::Grammar(grammar)),
-        (Some(schema), None) => Ok(TextFormat::Json(schema)),
-        (None, None) => Ok(TextFormat::Free),
-    }
-}
-
 /// Removes the known fields that are not supported. Fails if one of them would change the result.
 fn reject_unsupported(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     let no_effect: [(&'static str, &[&str]); 7] = [
@@ -446,7 +410,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::tools::ToolChoice;
 
     fn chat(more: &Value) -> CompletionRequest {
         try_chat(more).expect("a chat")
@@ -519,13 +482,25 @@ mod tests {
     }
 
     #[test]
+    fn malformed_calls_are_rejected() {
+        for call in [
+            json!({}),
+            json!({"function": {"name": "f"}}),
+            json!({"function": {"name": 1, "arguments": "{}"}}),
+        ] {
+            let messages = json!([{"role": "assistant", "content": null, "tool_calls": [call]}]);
+            let refused = chat(&json!({"messages": messages})).take_messages().expect_err("refused");
+            assert_eq!(refused.param.as_deref(), Some("messages"));
+        }
+    }
+
+    #[test]
     fn unsupported_fields_are_rejected_by_name() {
         let unsupported = [
             json!({"logprobs": "yes"}),
             json!({"response_format": {"type": "xml"}}),
             json!({"response_format": {"type": "json_schema"}}),
             json!({"response_format": "json"}),
-            json!({"grammar": "root ::= \"a\""}),
             json!({"tools": [{"type": "function"}]}),
             json!({"tools": [{"type": "web_search"}]}),
             json!({"tools": [{"type": "function", "function": {"name": "a b"}}]}),

@@ -17,7 +17,9 @@ pub fn tls_acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor, Strin
     if chain.is_empty() {
         return Err(failed(certificate, "the file has no certificate in PEM format".to_owned()));
     }
-    let private = PrivateKeyDer::from_pem_file(key).map_err(|error| failed(key, error.to_string()))?;
+    let pem = hearth_ring::read_secret_file(key).map_err(|error| failed(key, error.to_string()))?;
+    let private =
+        PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|error| failed(key, error.to_string()))?;
     let mut config = ServerConfig::builder()
         .with_no_client_auth()
         .with_single_cert(chain, private)

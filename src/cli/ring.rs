@@ -115,7 +115,10 @@ fn parse_origin(text: &str) -> Result<String, String> {
             && host.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | ':' | '[' | ']'))
     };
     if text == "*" || host.is_some_and(is_host) {
-        return Ok(text.to_owned());
+        // As browsers send it: in lower case, without the default port.
+        let origin = text.to_ascii_lowercase();
+        let port = if origin.starts_with("https") { ":443" } else { ":80" };
+        return Ok(origin.strip_suffix(port).unwrap_or(&origin).to_owned());
     }
     Err("expected SCHEME://HOST[:PORT] without a path, such as https://chat.example, or *".into())
 }

@@ -17,6 +17,7 @@ pub fn run(args: &KeyArgs, json: bool) -> Result<ExitCode, Failure> {
     create_secret_file(&args.file)?;
     let created = Created { path: args.file.display().to_string() };
     print_result(json, &created, |created| {
-        format!("wrote 32 random bytes to {}; only you can read the file\n", created.path)
+        let protected = if cfg!(unix) { "; only you can read the file" } else { "" };
+        format!("wrote 32 random bytes to {}{protected}\n", created.path)
     })
 }

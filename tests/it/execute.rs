@@ -65,7 +65,7 @@ fn wrong_drafts_and_prompts_are_rejected_before_running() {
     let prompts = folder.write("prompts", "{\"text\": 3}\n");
     let cases: [(&[&str], &[&str]); 5] = [
         (&["--prompt", "A", "--draft-model", &other], &["cannot draft for", "same tokenizer"]),
-        (&["--prompt=A", "--prompt=B", "--prompt=C"], &["context of 21 positions for each sequence"]),
+        (&["--prompt=A", "--prompt=B", "--prompt=C"], &["3 sequences of 96 tokens do not fit"]),
         (&["--prompt", "A", "--draft-tokens", "3"], &["--draft-model"]),
         (&["--prompts", &prompts], &["prompts:1", "\"prompt\""]),
         (&["--prompt", "A", "--scenario", &plan], &["this is not a scenario/1 document"]),

@@ -248,6 +248,11 @@ impl Recovery {
         let first = &self.first;
         (plan.context_length, plan.sequences) = (first.context_length, first.sequences);
         plan.cache_tokens = first.cache_tokens;
+        if plan.cache_tokens.is_some() && plan.devices.iter().any(|device| device.gpu_layers > 0) {
+            let reason =
+                "the new plan has layers on a GPU, where sequences cannot share the memory of their caches";
+            return Err(ReplanError { reason: reason.into() });
+        }
         (plan.activation_format, plan.kv_cache_format) = (first.activation_format, first.kv_cache_format);
         plan.draft_model.clone_from(&first.draft_model);
         if plan.model.file_digest == first.model.file_digest {

@@ -18,7 +18,7 @@ use super::Generation;
 
 /// Positions of each active request that are kept free for its next tokens, so that requests leave their slots seldom.
 /// source: assumed
-const HEADROOM_TOKENS: u64 = 16;
+pub(super) const HEADROOM_TOKENS: u64 = 16;
 /// Minimum number of positions that are copied to another slot. source: assumed; a template begins with as many tokens
 /// whatever the request is
 const MIN_COPIED_TOKENS: u32 = 16;
@@ -54,6 +54,7 @@ struct Candidate {
     reused: u32,
     /// The slot from which they are copied.
     donor: Option<u32>,
+    /// The number of cached tokens that a later request can no longer use.
     lost: u32,
 }
 

@@ -40,8 +40,6 @@ pub enum ModelPart {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Remove the keys and values of a sequence from `position` on, because drafted tokens were rejected.
-    Rollback { sequence: u32, position: u32 },
     /// Run the draft model on the new tokens of the pass, then generate the drafted tokens of the pass. `batch` is
     /// the index of its batch. Head only.
     Draft { batch: u32, pass: Pass },
@@ -102,6 +100,10 @@ pub enum ScheduleError {
          the sequence are cached"
     )]
     Gap { device: String, pass: u32, first: u32, cached: u32 },
+    #[error(
+        "`{device}` received pass {pass}, with which {tokens} tokens are cached: there is memory for {room}"
+    )]
+    NoCacheMemory { device: String, pass: u32, tokens: u64, room: u64 },
     /// The pass would truncate a recurrent state.
     #[error(
         "`{device}` received pass {pass}, which begins at position {first}, but the recurrent state after {cached} \
@@ -133,6 +135,8 @@ pub struct Schedule {
     /// For each sequence, the number of positions whose keys and values are cached or being computed on this device.
     /// Sequences that the device has not seen are missing, and their first pass is not checked for a gap.
     cached: BTreeMap<u32, u32>,
+    /// For each sequence, the number of positions that were written since its cache was released.
+    backed: BTreeMap<u32, u32>,
     /// The index of the batch that has to arrive next in each round; missing before the first arrival in a round.
     next_passes: BTreeMap<u32, u32>,
     /// The part that was prefetched last and has not been used yet.
@@ -147,8 +151,20 @@ impl Schedule {
     pub fn new(plan: Arc<Plan>, device: usize) -> Self {
         let rounds = (0..plan.rounds).filter(|&round| takes_part(&plan, device, round)).collect();
         let (in_flight, cached, next_passes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let backed = BTreeMap::new();
         let (expected, first_pass, can_truncate) = (None, 0, true);
-        Self { plan, device, rounds, in_flight, cached, next_passes, expected, first_pass, can_truncate }
+        Self {
+            plan,
+            device,
+            rounds,
+            in_flight,
+            cached,
+            backed,
+            next_passes,
+            expected,
+            first_pass,
+            can_truncate,
+        }
     }
 
     /// Returns this schedule for a model whose caches can, or cannot, be truncated to fewer positions. If they cannot,
@@ -200,7 +216,7 @@ impl Schedule {
                 if self.in_flight.contains_key(&batch.index()) {
                     return Err(self.unexpected(batch, 0));
                 }
-                self.extend_caches(batch, &mut steps)?;
+                self.extend_caches(batch)?;
                 let drafted = batch.passes().iter().filter(|pass| pass.drafted > 0);
                 steps.extend(drafted.map(|&pass| Step::Draft { batch: batch.index(), pass }));
                 steps.push(Step::Embed { batch: batch.clone() });
@@ -232,7 +248,7 @@ impl Schedule {
                     self.finish(batch, &mut steps);
                 } else {
                     if is_new {
-                        self.extend_caches(batch, &mut steps)?;
+                        self.extend_caches(batch)?;
                         self.in_flight.insert(index, (batch.clone(), 0));
                     }
                     self.add_window_steps(batch, round, &mut steps);
@@ -243,9 +259,10 @@ impl Schedule {
         Ok(steps)
     }
 
-    /// Adds the positions of a new batch to the caches. Adds a rollback step for cached positions that a pass computes
-    /// again. On an error, which positions before a pass missing from the cache cause, the state is unchanged.
-    fn extend_caches(&mut self, batch: &Batch, steps: &mut Vec<Step>) -> Result<(), ScheduleError> {
+    /// Adds the positions of a new batch to the caches. A pass from an earlier position on, as after rejected drafts,
+    /// replaces the positions after it. On an error, because positions before a pass are not cached or there is no memory
+    /// for more, the state is unchanged.
+    fn extend_caches(&mut self, batch: &Batch) -> Result<(), ScheduleError> {
         let mut changed = BTreeMap::new();
         for change in batch.cache_changes() {
             match *change {
@@ -270,12 +287,32 @@ impl Schedule {
                 let (device, pass) = (self.name(), index);
                 return Err(ScheduleError::RolledBackState { device, pass, first, cached });
             }
-            if first < cached {
-                steps.push(Step::Rollback { sequence, position: first });
-            }
         }
-        self.cached.extend(changed);
         let ends = batch.passes().iter().map(|pass| (pass.sequence_index, pass.first_position + pass.tokens));
+        let ends: Vec<(u32, u32)> = ends.collect();
+        let mut backed = self.backed.clone();
+        for (&sequence, &tokens) in &changed {
+            let own = backed.entry(sequence).or_default();
+            *own = if tokens == 0 { 0 } else { tokens.max(*own) };
+        }
+        for &(sequence, end) in &ends {
+            let own = backed.entry(sequence).or_default();
+            *own = end.max(*own);
+        }
+        // Requests that leave their slots may have more passes in flight.
+        let slack = cache_pool::HEADROOM_TOKENS * u64::from(self.plan.sequences);
+        let (tokens, room) =
+            (backed.values().map(|&own| u64::from(own)).sum(), self.plan.total_cache_tokens() + slack);
+        if tokens > room {
+            return Err(ScheduleError::NoCacheMemory {
+                device: self.name(),
+                pass: batch.index(),
+                tokens,
+                room,
+            });
+        }
+        self.backed = backed;
+        self.cached.extend(changed);
         self.cached.extend(ends);
         Ok(())
     }

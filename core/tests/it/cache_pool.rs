@@ -42,15 +42,23 @@ struct Active {
     is_leaving: bool,
 }
 
-/// A server with a ring of one device, whose caches are lists of tokens.
+/// A batch in flight, with the tokens of its passes.
+struct InFlight {
+    batch: Batch,
+    tokens: Vec<Vec<u32>>,
+}
+
+/// A server with a ring of one device, whose caches are lists of tokens. The device computes a first layer when a batch
+/// begins, and a second one when it ends, as a device with two windows does.
 struct Server {
     generation: Generation,
     pool: CachePool,
     texts: Vec<Vec<u32>>,
     active: Vec<Option<Active>>,
     queue: VecDeque<(usize, Vec<u32>, u32)>,
-    in_flight: VecDeque<Batch>,
-    caches: Vec<Vec<u32>>,
+    in_flight: VecDeque<InFlight>,
+    /// The caches of each layer and slot.
+    caches: [Vec<Vec<u32>>; 2],
     /// For each slot, the number of positions that were written since its cache was released.
     backed: Vec<usize>,
     generated: Vec<Vec<u32>>,
@@ -65,7 +73,7 @@ impl Server {
             active: (0..slots).map(|_| None).collect(),
             queue: VecDeque::new(),
             in_flight: VecDeque::new(),
-            caches: vec![Vec::new(); slots],
+            caches: [vec![Vec::new(); slots], vec![Vec::new(); slots]],
             backed: vec![0; slots],
             generated: vec![Vec::new(); requests],
         }
@@ -105,38 +113,60 @@ impl Server {
     /// Begins a batch, as the device computes it.
     fn begin(&mut self, limits: BatchLimits, capacity: u64) -> bool {
         let Some(batch) = self.generation.begin_batch(limits) else { return false };
-        for change in self.pool.take_changes() {
-            match change {
-                CacheChange::Release { sequence } => {
-                    self.caches[sequence as usize].clear();
-                    self.backed[sequence as usize] = 0;
-                }
-                CacheChange::Copy { from, to, tokens } => {
-                    let copied = self.caches[from as usize][..tokens as usize].to_vec();
-                    self.caches[to as usize] = copied;
-                }
+        let batch = batch.with_cache_changes(self.pool.take_changes());
+        let tokens = batch.passes().iter().map(|pass| {
+            let (slot, first) = (pass.sequence_index as usize, pass.first_position as usize);
+            self.texts[slot][first..first + pass.tokens as usize].to_vec()
+        });
+        let begun = InFlight { tokens: tokens.collect(), batch };
+        self.compute(0, &begun);
+        for change in begun.batch.cache_changes() {
+            if let CacheChange::Release { sequence } = change {
+                self.backed[*sequence as usize] = 0;
             }
         }
-        for pass in batch.passes() {
-            let (slot, first) = (pass.sequence_index as usize, pass.first_position as usize);
-            let (text, cache) = (&self.texts[slot], &mut self.caches[slot]);
-            assert!(cache.len() >= first && cache[..first] == text[..first], "the positions before a pass");
-            cache.truncate(first);
-            cache.extend_from_slice(&text[first..first + pass.tokens as usize]);
-        }
-        for (backed, cache) in self.backed.iter_mut().zip(&self.caches) {
+        for (backed, cache) in self.backed.iter_mut().zip(&self.caches[0]) {
             *backed = cache.len().max(*backed);
         }
         // Requests that leave may have two more passes in flight.
         let slack = 2 * self.active.len();
         assert!(self.backed.iter().sum::<usize>() <= capacity as usize + slack, "{:?}", self.backed);
-        self.in_flight.push_back(batch);
+        self.in_flight.push_back(begun);
         true
+    }
+
+    /// Computes a layer for a batch: changes caches, and adds the tokens of the passes.
+    fn compute(&mut self, layer: usize, InFlight { batch, tokens }: &InFlight) {
+        let caches = &mut self.caches[layer];
+        for change in batch.cache_changes() {
+            match *change {
+                CacheChange::Release { sequence } => caches[sequence as usize].clear(),
+                CacheChange::Copy { from, to, tokens } => {
+                    caches[to as usize] = caches[from as usize][..tokens as usize].to_vec();
+                }
+            }
+        }
+        for (pass, tokens) in batch.passes().iter().zip(tokens) {
+            let (slot, first) = (pass.sequence_index as usize, pass.first_position as usize);
+            let (text, cache) = (&self.texts[slot], &mut caches[slot]);
+            assert!(cache.len() >= first, "the positions before a pass are cached");
+            // The slot may belong to another request when the second layer is computed.
+            assert!(layer > 0 || cache[..first] == text[..first], "they are those of the sequence");
+            cache.truncate(first);
+            cache.extend_from_slice(tokens);
+        }
     }
 
     /// Completes the oldest batch in flight. The client of a request disconnects after `cancelled_after` tokens.
     fn complete(&mut self, arrivals: &[Arrival]) {
-        let Some(batch) = self.in_flight.pop_front() else { return };
+        let Some(ended) = self.in_flight.pop_front() else { return };
+        self.compute(1, &ended);
+        for pass in ended.batch.passes().iter().filter(|pass| pass.has_output) {
+            let slot = pass.sequence_index as usize;
+            let cached = &self.caches[1][slot];
+            assert!(self.texts[slot].starts_with(cached), "both layers have the positions of the sequence");
+        }
+        let batch = ended.batch;
         for pass in batch.passes().iter().filter(|pass| pass.has_output) {
             let slot = pass.sequence_index as usize;
             let token = next_token(&self.texts[slot]);
@@ -166,7 +196,7 @@ impl Server {
         self.generation.restart();
         self.in_flight.clear();
         self.pool.clear();
-        self.caches.iter_mut().for_each(Vec::clear);
+        self.caches.iter_mut().flatten().for_each(Vec::clear);
         self.backed.fill(0);
     }
 }

@@ -36,7 +36,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, ErrorKind, Output, UndefinedBehavior, Value, context};
 
 pub use self::message::{ChatMessage, JsonValue};
-pub use self::tool_syntax::ToolSyntax;
+pub use self::tool_syntax::{THOUGHT_END, THOUGHT_START, ToolSyntax};
 use crate::clock::today;
 use crate::error::{ExecError, sanitize};
 use crate::tokenizer::Tokenizer;
@@ -202,14 +202,17 @@ fn refusal(error: &minijinja::Error) -> ExecError {
     failed(format!("the model's chat template cannot be run: {}", summary(error)), CONVERT)
 }
 
-fn with_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, ExecError> {
+/// Calls a function on a thread with a stack for deep recursion.
+pub(crate) fn with_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, ExecError> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work);
         let thread = thread.map_err(|error| {
             let what = format!("cannot start a thread with a stack of {} MiB: {error}", STACK_BYTES >> 20);
             failed(what, "increase the address space of the process, for example with `ulimit -v unlimited`")
         })?;
-        thread.join().map_err(|_| failed("the model's chat template cannot be run", CONVERT))
+        thread
+            .join()
+            .map_err(|_| failed("the chat template or the grammar cannot be used", "use another one"))
     })
 }
 

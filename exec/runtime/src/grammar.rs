@@ -4,8 +4,9 @@
 //! llguidance, which may contain JSON Schemas (`%json`), and a [`GrammarMatcher`] follows the text token by token.
 //! Control tokens are written as `<[id]>`. A text that is complete can only be followed by an end-of-generation token.
 //!
-//! Grammars come from clients and may be malicious: the size of a grammar and the work per token are limited. A matcher
-//! that exceeds its limits ends the text, and [`GrammarMatcher::failure`] has the reason.
+//! Grammars come from clients and may be malicious: the size of a grammar, the memory of its states and the work per
+//! token are limited, and a grammar is compiled on a thread whose stack is large enough for the longest chain of rules. A
+//! matcher that exceeds its limits ends the text, and [`GrammarMatcher::failure`] has the reason.
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,12 +14,20 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
+use crate::chat::with_large_stack;
 use crate::error::{ExecError, sanitize};
 use crate::tokenizer::Tokenizer;
 
 /// Longest token that a grammar can produce, in bytes. source: assumed; published vocabularies have tokens of up to 1024
 /// spaces, which no grammar needs, and toktrie allows 1024
 const MAX_TOKEN_BYTES: usize = 256;
+/// Maximum length of a grammar with its JSON Schemas, in bytes. source: assumed; 128 tools with long schemas
+const MAX_GRAMMAR_BYTES: usize = 512 << 10;
+/// Maximum number of lines, which bounds the length of a chain of rules, over which llguidance recurses.
+/// source: assumed; published grammars of programming languages have some hundred rules
+const MAX_LINES: usize = 2000;
+/// Maximum number of states of a lexer, each of 1 to 2 kB. source: assumed; published schemas need a few thousand
+const MAX_LEXER_STATES: usize = 50_000;
 
 /// Compiles grammars for the vocabulary of a model.
 pub struct GrammarCompiler {
@@ -53,14 +62,26 @@ impl GrammarCompiler {
             .map_err(|error| failed(format!("grammars cannot be used: {error}"), "use another model"))?;
         factory.quiet();
         factory.limits_mut().verbose_errors = false;
+        factory.limits_mut().max_lexer_states = MAX_LEXER_STATES;
         Ok(GrammarCompiler { factory, ends })
     }
 
     /// Compiles a grammar. Fails if it is not valid, too large, or uses what is not supported.
     pub fn compile(&self, lark: &str) -> Result<GrammarMatcher, ExecError> {
-        let matcher = Matcher::new(self.factory.create_parser(TopLevelGrammar::from_lark(lark.to_owned())));
+        if lark.len() > MAX_GRAMMAR_BYTES {
+            let what = format!("the grammar has {} bytes, more than {MAX_GRAMMAR_BYTES}", lark.len());
+            return Err(failed(what, "use fewer or shorter JSON Schemas"));
+        }
+        if lark.lines().count() > MAX_LINES {
+            let what = format!("the grammar has more than {MAX_LINES} lines");
+            return Err(failed(what, "use fewer rules"));
+        }
+        let grammar = TopLevelGrammar::from_lark(lark.to_owned());
+        let matcher = with_large_stack(|| Matcher::new(self.factory.create_parser(grammar)))?;
         if let Some(error) = matcher.get_error() {
-            let what = format!("the grammar is not supported: {}", sanitize(&error));
+            // Further lines quote the grammar.
+            let reason = error.lines().next().unwrap_or_default();
+            let what = format!("the grammar is not supported: {}", sanitize(reason));
             return Err(failed(what, "use the Lark syntax of llguidance, and a simpler JSON Schema"));
         }
         Ok(GrammarMatcher { matcher, ends: self.ends.clone(), failure: Arc::default() })
@@ -213,6 +234,38 @@ mod tests {
         }
         let nested = (0..100).fold(json!(true), |inner, _| json!({"items": inner}));
         assert!(compiler.compile(&format!("start: %json {nested}")).is_ok());
-        let _ = compiler.compile(&format!("start: %json {}1", "{\"items\": ".repeat(100_000)));
+        let _ = compiler.compile(&format!("start: %json {}1", "{\"items\": ".repeat(40_000)));
+        // Long chains of rules and of terminals.
+        for name in ["a", "A"] {
+            let rules: Vec<String> = (0..1990).map(|at| format!("{name}{at}: {name}{}", at + 1)).collect();
+            let _ = compiler.compile(&format!("start: {name}0\n{}\n{name}1990: \"x\"\n", rules.join("\n")));
+        }
+        // Deep nesting on one line.
+        for part in [
+            "(",
+            "[",
+            "%lark { start: ",
+            "%lark{\nstart: ",
+            "~",
+            "%json {\"a\": ",
+            "\"a\" & ",
+            "a | ",
+            "a ",
+            "/a/ & ~",
+            "%regex {\"a\": ",
+        ] {
+            let _ = compiler.compile(&format!("start: {}", part.repeat((64 << 10) / part.len())));
+            let _ = compiler.compile(&format!("start: X\nX: {}", part.repeat((64 << 10) / part.len())));
+        }
+        let definitions: Vec<String> =
+            (0..1000).map(|at| format!("\"d{at}\": {{\"$ref\": \"#/$defs/d{}\"}}", at + 1)).collect();
+        let _ = compiler.compile(&format!(
+            "start: %json {{\"$ref\": \"#/$defs/d0\", \"$defs\": {{{}, \"d1000\": {{\"type\": \"null\"}}}}}}",
+            definitions.join(", ")
+        ));
+        let _ = compiler.compile(&format!("start: /{}a{}/", "(".repeat(30_000), ")".repeat(30_000)));
+        for endless in ["x".repeat(MAX_GRAMMAR_BYTES + 1), "\n".repeat(MAX_LINES + 1)] {
+            assert!(compiler.compile(&endless).is_err());
+        }
     }
 }

@@ -4,7 +4,7 @@
 //! range of layers to run. A process that runs the whole model ([`crate::engine`]) has one stage with all layers. The
 //! stage checks all arguments that come from other devices.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
@@ -122,8 +122,16 @@ impl Stage {
         self.backend.logits(hidden)
     }
 
-    /// Truncates the KV caches of all sequences to `length` positions.
+    /// Truncates the KV caches of all sequences to `length` positions; with `length` 0, their memory is given back.
     pub fn truncate_kv_caches(&mut self, length: u32) {
+        if length == 0 {
+            let sequences: BTreeSet<u32> = self.filled.keys().map(|&(sequence, _)| sequence).collect();
+            for (sequence, layers) in
+                sequences.iter().flat_map(|&it| self.owned.iter().map(move |own| (it, own)))
+            {
+                self.backend.release(sequence, layers.clone());
+            }
+        }
         self.truncate(length, (0, 0)..=(u32::MAX, u32::MAX));
     }
 

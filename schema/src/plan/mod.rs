@@ -470,9 +470,18 @@ impl Plan {
         }
         validate_sequences("sequences", self.sequences, self.context_length)?;
         let whole = u64::from(self.context_length) * u64::from(self.sequences);
-        if self.cache_tokens.is_some_and(|tokens| tokens < u64::from(self.context_length) || tokens > whole) {
+        let Some(tokens) = self.cache_tokens else { return Ok(()) };
+        if tokens < u64::from(self.context_length) || tokens > whole {
             return reject(
                 "`cache_tokens` must be at least `context`, and at most `context` times `sequences`",
+            );
+        }
+        let has_own_caches =
+            self.draft_model.is_some() || self.devices.iter().any(|device| device.gpu_layers > 0);
+        if tokens < whole && has_own_caches {
+            return reject(
+                "`cache_tokens` is less than `context` times `sequences`, but a draft model and layers on a GPU \
+                 need caches for all: leave it out",
             );
         }
         Ok(())

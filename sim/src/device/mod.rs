@@ -219,8 +219,6 @@ impl<'a> DeviceSim<'a> {
 
     fn execute(&mut self, step: Step, ctx: &mut SimContext) {
         match step {
-            // Only the length of the KV cache changes.
-            Step::Rollback { .. } => {}
             Step::Draft { batch, pass } => self.draft(batch, pass, ctx),
             Step::Embed { batch } => {
                 let record = self.record(StepKind::Embed, batch.index(), 0, ctx);

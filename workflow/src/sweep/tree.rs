@@ -53,7 +53,11 @@ pub fn collect_leaf_paths(tree: &Value, prefix: &str, found: &mut Vec<String>) {
 /// distance.
 pub fn nearest_path<'p>(path: &str, known: &'p [String]) -> Option<&'p String> {
     let end = format!(".{path}");
-    known.iter().min_by_key(|other| (!other.ends_with(&end), strsim::osa_distance(path, other)))
+    // Of paths that are equally near, the first one in alphabetical order.
+    known.iter().min_by_key(|&other| {
+        let is_beginning = other.starts_with(path);
+        (!other.ends_with(&end), !is_beginning, strsim::osa_distance(path, other), other)
+    })
 }
 
 #[cfg(test)]
@@ -84,7 +88,9 @@ mod tests {
             json!({"seed": 1, "d1": {"memory": {"total": {"value": 1, "source": ""}, "available": 2}}});
         let mut known = Vec::new();
         collect_leaf_paths(&tree, "", &mut known);
+        known.sort();
         assert_eq!(known, ["d1.memory.available", "d1.memory.total", "seed"]);
+        assert_eq!(nearest_path("d1.memory.avail", &known).unwrap(), "d1.memory.available");
         assert_eq!(nearest_path("d1.memory.avaliable", &known).unwrap(), "d1.memory.available");
         assert_eq!(nearest_path("memory.total", &known).unwrap(), "d1.memory.total");
     }

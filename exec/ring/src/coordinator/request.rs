@@ -113,6 +113,8 @@ pub fn plan_for_sequences(plan: Plan, sequences: u32, shape: &ModelShape) -> Pla
 
 /// Returns whether devices can give the memory of a sequence's cache to other sequences, and copy a cache.
 pub(super) fn can_share_caches(plan: &Plan, shape: &ModelShape) -> bool {
-    let is_on_cpu = plan.devices.iter().all(|device| device.gpu_layers == 0);
+    // Only these systems give back a part of an array.
+    let can_release = cfg!(any(target_os = "android", target_os = "linux"));
+    let is_on_cpu = can_release && plan.devices.iter().all(|device| device.gpu_layers == 0);
     is_on_cpu && plan.draft_model.is_none() && shape.shared_kv_layers().is_empty()
 }

@@ -367,7 +367,6 @@ impl StageRunner {
         let mut tokens = Vec::new();
         for step in steps {
             match step {
-                Step::Rollback { sequence, position } => self.stage.roll_back(sequence, position),
                 Step::Draft { batch, pass } => self.draft(batch, pass, texts)?,
                 Step::Embed { batch } => self.embed(&batch, texts)?,
                 Step::Compute { batch, round, layers, processor } => {

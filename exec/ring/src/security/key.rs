@@ -22,7 +22,9 @@ use sha2::{Digest, Sha256};
 pub const KEY_VARIABLE: &str = "HEARTH_KEY";
 
 const MIN_PASSPHRASE_LEN: usize = 16;
-const MAX_TEXT_LEN: u64 = 4096;
+/// Maximum length of a file with a secret, in bytes. source: the private key of a certificate has 3.3 kB with RSA of 4096
+/// bits, and up to 6.4 kB with 8192
+const MAX_TEXT_LEN: u64 = 8192;
 /// The prefix that is hashed with a passphrase, so that no other hash of the passphrase is the key.
 const DOMAIN: &[u8] = b"hearth ring key, version 1\0";
 
@@ -114,7 +116,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Reads a text of at most 4096 bytes from a file that other users have no permission to read or change.
+/// Reads a text of at most 8192 bytes from a file that other users have no permission to read or change.
 pub fn read_secret_file(path: &Path) -> Result<String, KeyError> {
     let file = File::open(path).map_err(|error| unreadable(path, &error))?;
     check_file_mode(path, &file)?;
@@ -143,8 +145,12 @@ pub fn create_secret_file(path: &Path) -> Result<(), KeyError> {
         // Writing to a string cannot fail.
         let _ = write!(text, "{byte:02x}");
     }
-    let written = options.open(path).and_then(|mut file| file.write_all(format!("{text}\n").as_bytes()));
-    written.map_err(|error| failed(error.to_string()))
+    let mut file = options.open(path).map_err(|error| failed(error.to_string()))?;
+    file.write_all(format!("{text}\n").as_bytes()).map_err(|error| {
+        // A part of a key would be in the way of the next attempt.
+        let _ = std::fs::remove_file(path);
+        failed(error.to_string())
+    })
 }
 
 fn parse_hexadecimal(text: &str) -> Option<[u8; 32]> {
@@ -193,7 +199,7 @@ mod tests {
 
     #[test]
     fn invalid_key_error_does_not_show_the_key() {
-        for text in ["", "hunter2", "fifteen bytes .", &"x".repeat(5000)] {
+        for text in ["", "hunter2", "fifteen bytes .", &"x".repeat(9000)] {
             let reason = Key::parse(text).unwrap_err();
             assert!(reason.contains("bytes") && (text.is_empty() || !reason.contains(text)), "{reason}");
         }

@@ -64,6 +64,18 @@ impl ChatMessage {
         Self { role: role.into(), content: Some(content.into()), ..Self::default() }
     }
 
+    /// Returns the text, which is empty if there is none.
+    pub fn text(&self) -> &str {
+        self.content.as_deref().unwrap_or_default()
+    }
+
+    /// Appends a paragraph to the text.
+    pub(super) fn append(&mut self, paragraph: &str) {
+        let text = self.text();
+        let gap = if text.is_empty() { "" } else { "\n\n" };
+        self.content = Some(format!("{text}{gap}{paragraph}"));
+    }
+
     /// Returns the size of the message's text in bytes.
     pub fn text_bytes(&self) -> usize {
         let calls = self.tool_calls.iter().map(JsonValue::text_bytes).sum::<usize>();
@@ -116,12 +128,38 @@ impl JsonValue {
         JsonValue(with_key(call, "function", &function))
     }
 
+    /// Whether the value is a call of a tool with a name and arguments, an object or its text.
+    pub fn is_call(&self) -> bool {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Arguments {
+            #[allow(dead_code)] // only its form is checked
+            Text(String),
+            #[allow(dead_code)]
+            Object(serde_json::Map<String, serde_json::Value>),
+        }
+        #[derive(Deserialize)]
+        struct Function {
+            #[allow(dead_code)]
+            name: String,
+            #[allow(dead_code)]
+            arguments: Arguments,
+        }
+        #[derive(Deserialize)]
+        struct Call {
+            #[allow(dead_code)]
+            function: Function,
+        }
+        self.read::<Call>().is_some()
+    }
+
     /// Reads the value as a Rust type; `None` if it has another form.
     pub(super) fn read<T: DeserializeOwned>(&self) -> Option<T> {
         serde_json::from_value(serde_json::to_value(self).ok()?).ok()
     }
 
-    pub(super) fn text_bytes(&self) -> usize {
+    /// Returns the size of the value as JSON in bytes.
+    pub fn text_bytes(&self) -> usize {
         serde_json::to_string(self).map_or(0, |text| text.len())
     }
 

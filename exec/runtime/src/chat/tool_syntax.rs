@@ -13,6 +13,8 @@ use serde_json::json;
 use super::{ChatMessage, ChatTemplate, JsonValue};
 use crate::tokenizer::Tokenizer;
 
+/// The end of the result of a tool in the common syntax.
+const RESULT_END: &str = "</tool_response>";
 /// The name, the key and the value of the call that is rendered. The values occur in no published template.
 const NAME: &str = "hearth_probe";
 const ARGUMENTS: [&str; 2] = [r#"{"hearth_key": "hearth_value"}"#, r#"{"hearth_key":"hearth_value"}"#];
@@ -21,12 +23,13 @@ const ID: &str = "probeid0";
 /// Maximum length of the texts around a call, in bytes, because they become part of grammars.
 /// source: assumed; those of published templates have at most 110
 const MAX_SYNTAX_BYTES: usize = 1000;
-/// The beginning and the end of the thoughts before calls.
-const THOUGHT_START: &str = "<think>";
-const THOUGHT_END: &str = "</think>";
+/// The beginning and the end of the thoughts of a model.
+pub const THOUGHT_START: &str = "<think>";
+pub const THOUGHT_END: &str = "</think>";
 
 /// The texts of a model around the names and arguments of calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools)] // properties of the template
 pub struct ToolSyntax {
     /// The text before the name of the first call.
     pub opening: String,
@@ -43,6 +46,8 @@ pub struct ToolSyntax {
     pub has_empty_content: bool,
     /// Whether the template itself describes tools and renders calls.
     pub is_native: bool,
+    /// Whether the template knows the role `system`.
+    pub knows_system: bool,
 }
 
 impl ToolSyntax {
@@ -58,7 +63,10 @@ impl ToolSyntax {
                 },
             )
         };
-        is_described.then(native).flatten().unwrap_or_else(Self::common)
+        is_described.then(native).flatten().unwrap_or_else(|| {
+            let system = [ChatMessage::new("system", "x"), ChatMessage::new("user", "y")];
+            ToolSyntax { knows_system: template.render(&system, &[]).is_ok(), ..Self::common() }
+        })
     }
 
     /// The syntax of Hermes 2 Pro, which many models know.
@@ -73,6 +81,7 @@ impl ToolSyntax {
             has_text_arguments: false,
             has_empty_content: false,
             is_native: false,
+            knows_system: true,
         }
     }
 
@@ -136,6 +145,7 @@ impl ToolSyntax {
             has_text_arguments,
             has_empty_content,
             is_native: true,
+            knows_system: true,
         })
     }
 
@@ -157,19 +167,26 @@ impl ToolSyntax {
             });
             return (messages.collect(), tools);
         }
-        let mut messages: Vec<ChatMessage> =
-            messages.into_iter().map(|message| self.as_text(message)).collect();
-        if !tools.is_empty() {
-            let description = self.description(&tools);
-            match messages.first_mut().filter(|first| first.role == "system") {
-                Some(system) => {
-                    let text = system.content.take().unwrap_or_default();
-                    system.content = Some(format!("{text}\n\n{description}"));
-                }
-                None => messages.insert(0, ChatMessage::new("system", description)),
+        let mut prepared: Vec<ChatMessage> = Vec::new();
+        for message in messages {
+            let is_result = message.role == "tool";
+            let message = self.as_text(message);
+            // Many templates refuse two messages of a user in sequence.
+            match prepared.last_mut().filter(|last| last.role == "user" && message.role == "user") {
+                Some(last) if is_result || last.text().ends_with(RESULT_END) => last.append(message.text()),
+                _ => prepared.push(message),
             }
         }
-        (messages, Vec::new())
+        if !tools.is_empty() {
+            let description = self.description(&tools);
+            let role = if self.knows_system { "system" } else { "user" };
+            match prepared.iter_mut().find(|message| message.role == role) {
+                Some(first) if self.knows_system => first.append(&description),
+                Some(first) => first.content = Some(format!("{description}\n\n{}", first.text())),
+                None => prepared.insert(0, ChatMessage::new(role, description)),
+            }
+        }
+        (prepared, Vec::new())
     }
 
     fn description(&self, tools: &[JsonValue]) -> String {
@@ -186,11 +203,11 @@ impl ToolSyntax {
     fn as_text(&self, message: ChatMessage) -> ChatMessage {
         if message.role == "tool" {
             let text = message.content.unwrap_or_default();
-            return ChatMessage::new("user", format!("<tool_response>\n{text}\n</tool_response>"));
+            return ChatMessage::new("user", format!("<tool_response>\n{text}\n{RESULT_END}"));
         }
         let Self { opening, middle, ending, .. } = self;
         let call = |call: &JsonValue| {
-            let Call { function: Function { name, arguments } } = call.read()?;
+            let Call { function: Function { name, arguments } } = call.with_arguments(false).read()?;
             let arguments = serde_json::to_string(&arguments).ok()?;
             Some(format!("{opening}{name}{middle}{arguments}{ending}"))
         };

@@ -153,8 +153,8 @@ async fn drafts_change_no_token_and_save_passes() {
         let expected = alone(&model, &numbers, temperature).await;
         for (windows, drafts) in [(vec![8], 4), (vec![3, 3, 2], 1), (vec![2, 1, 1], 5)] {
             let count = numbers.len() as u32;
-            let plan = plan_for_sequences(plan(&model, &windows, 128 * count), count, &model.profile.shape);
-            let plan = plan_with_draft_model(plan, &model, &small).expect("one tokenizer");
+            let plan = plan_with_draft_model(plan(&model, &windows, 128 * count), &model, &small);
+            let plan = plan_for_sequences(plan.expect("one tokenizer"), count, &model.profile.shape);
             let request = request(&numbers, temperature, 512, drafts);
             let generated = run(&transport, &model, plan, Some(small.clone()), request).await;
             let GenerationResult { tokens_by_sequence: sequences, trace, .. } = generated.expect("tokens");
