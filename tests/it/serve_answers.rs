@@ -62,7 +62,7 @@ fn answers_have_the_form_that_was_asked_for() {
     let tools = json!([tool("sing"), tool("pray.loudly")]);
     for seed in 0..4 {
         let choice = ask(
-            json!({"tools": tools, "tool_choice": "required", "parallel_tool_calls": false, "seed": seed}),
+            json!({"tools": tools, "tool_choice": "required", "parallel_tool_calls": false, "stop": ["\n"], "seed": seed}),
         );
         let calls = choice["message"]["tool_calls"].as_array().unwrap_or_else(|| panic!("{choice}"));
         assert_eq!(calls.len(), 1);
