@@ -40,9 +40,17 @@ mod tests {
     const CERTIFICATE: &str = "tests/data/localhost.cert.pem";
     const KEY: &str = "tests/data/localhost.key.pem";
 
+    /// Copies the key to a file that only its owner can read: a checkout gives others permission to read it.
+    fn private_key() -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), std::fs::read(KEY).expect("the key")).expect("written");
+        file
+    }
+
     #[tokio::test]
     async fn client_that_trusts_the_certificate_can_talk() {
-        let acceptor = tls_acceptor(CERTIFICATE.as_ref(), KEY.as_ref()).expect("a certificate and its key");
+        let key = private_key();
+        let acceptor = tls_acceptor(CERTIFICATE.as_ref(), key.path()).expect("a certificate and its key");
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(CERTIFICATE).expect("a certificate")).expect("a root");
         let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
@@ -57,6 +65,16 @@ mod tests {
         assert_eq!(&received, b"hello");
     }
 
+    #[cfg(unix)]
+    #[test]
+    fn key_that_others_can_read_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let key = private_key();
+        std::fs::set_permissions(key.path(), std::fs::Permissions::from_mode(0o644)).expect("set");
+        let refused = tls_acceptor(CERTIFICATE.as_ref(), key.path()).map(drop).expect_err("refused");
+        assert!(refused.contains("can be read or changed by other users"), "{refused}");
+    }
+
     #[test]
     fn unusable_files_are_named() {
         let error = |certificate: &str, key: &str| {
@@ -64,6 +82,8 @@ mod tests {
         };
         assert!(error("missing.pem", KEY).starts_with("missing.pem: "));
         assert!(error(KEY, KEY).contains("no certificate"));
-        assert!(error(CERTIFICATE, CERTIFICATE).starts_with(CERTIFICATE));
+        let no_key = tempfile::NamedTempFile::new().expect("a file");
+        let unusable = error(CERTIFICATE, &no_key.path().display().to_string());
+        assert!(unusable.starts_with(&no_key.path().display().to_string()), "{unusable}");
     }
 }

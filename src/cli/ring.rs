@@ -93,7 +93,7 @@ pub struct ServeArgs {
     /// The private key of the certificate, in PEM format.
     #[arg(id = "tls-key", long = "tls-key", value_name = "FILE", requires = "tls-cert")]
     pub tls_key: Option<PathBuf>,
-    /// Let web pages of ORIGIN use the API (CORS), such as https://chat.example or, for all pages, `*`. Can be repeated.
+    /// Let web pages of ORIGIN use the API (CORS), `SCHEME://HOST[:PORT]` or, for all pages, `*`. Can be repeated.
     #[arg(id = "cors-origin", long = "cors-origin", value_name = "ORIGIN", value_parser = parse_origin)]
     pub cors_origins: Vec<String>,
     /// Run at most this many concurrent requests. They share the memory of the plan's KV caches; without a plan, each has
