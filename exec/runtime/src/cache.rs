@@ -5,7 +5,7 @@
 //! formats `Q8_0` and `Q4_0` need about a half and a quarter of the memory of f16; their blocks are parts of a row.
 //!
 //! The arrays have room for the whole context, but the system provides memory only where something was written. So many
-//! sequences can have a long context, while few use it ([`LayerCache::release`] gives memory back).
+//! sequences can have a long context, while few use it. `LayerCache::release` gives memory back.
 //!
 //! A pass writes each of its positions once; this pass and later passes read them. Truncation to fewer positions needs
 //! no work here, because the rows after the new end are overwritten before they are read. A state can only be cleared,
