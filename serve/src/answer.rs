@@ -25,6 +25,13 @@ pub enum Part {
     Arguments(String),
 }
 
+impl Part {
+    /// Whether the part is a text or thoughts without characters.
+    pub fn is_empty(&self) -> bool {
+        matches!(self, Part::Text(text) | Part::Reasoning(text) if text.is_empty())
+    }
+}
+
 /// What an answer can consist of.
 #[derive(Debug, Clone)]
 pub struct AnswerSyntax {
@@ -89,7 +96,7 @@ impl AnswerParser {
         self.buffer += text;
         let mut parts = Vec::new();
         while self.step(&mut parts) {}
-        parts.retain(|part| !matches!(part, Part::Text(text) | Part::Reasoning(text) if text.is_empty()));
+        parts.retain(|part| !part.is_empty());
         parts
     }
 
@@ -105,7 +112,7 @@ impl AnswerParser {
             | State::Arguments(_)
             | State::AfterCall => return None,
         };
-        (!matches!(&part, Part::Text(text) | Part::Reasoning(text) if text.is_empty())).then_some(part)
+        (!part.is_empty()).then_some(part)
     }
 
     /// Interprets the beginning of the buffer. Returns whether the rest can be interpreted too.

@@ -173,7 +173,12 @@ impl AppState {
     fn params(&self, request: &CompletionRequest, id: u64) -> Result<GenerationParams, ApiError> {
         self.check_model(request.model.as_deref())?;
         // Each request has its own random numbers; `seed` makes it repeatable.
-        request.to_generation_params(self.start_unix_time.wrapping_mul(1 << 20).wrapping_add(id))
+        request.to_generation_params(self.unique_number(id))
+    }
+
+    /// Returns a number that differs between the requests of all servers that were started at different times.
+    fn unique_number(&self, id: u64) -> u64 {
+        self.start_unix_time.wrapping_mul(1 << 20).wrapping_add(id)
     }
 
     fn chat_format(&self) -> Result<&ChatFormat, ApiError> {
@@ -302,11 +307,8 @@ impl AppState {
             }
             let format = AnswerFormat {
                 parser: syntax.as_ref().map(|syntax| {
-                    // Calls of all requests since the server started have different ids.
-                    AnswerParser::new(
-                        syntax,
-                        (self.start_unix_time.wrapping_mul(1 << 20).wrapping_add(id), index),
-                    )
+                    // The calls of different answers have different ids.
+                    AnswerParser::new(syntax, (self.unique_number(id), index))
                 }),
                 visible: visible.clone(),
                 stop_strings: params.stop_strings.clone(),

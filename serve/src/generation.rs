@@ -185,7 +185,7 @@ impl Generation {
                 self.reason = Some(FinishReason::ToolCalls);
             }
         }
-        parts.retain(|part| !matches!(part, Part::Text(text) if text.is_empty()));
+        parts.retain(|part| !part.is_empty());
         parts
     }
 

@@ -203,7 +203,7 @@ impl MessageField {
             Some(StringOr::String(text)) => Some(text),
             Some(StringOr::List(parts)) => Some(parts.into_iter().map(text).collect::<Result<_, _>>()?),
         };
-        if let Some(call) = tool_calls.iter().find(|call| !call.is_call()) {
+        if let Some(call) = tool_calls.iter().find(|call| call.name_and_arguments().is_none()) {
             let call = serde_json::to_string(call).unwrap_or_default();
             let message = format!(
                 "`messages` has the call `{}`: send `function` with `name` and `arguments`, a string of JSON",

@@ -135,10 +135,10 @@ impl CachePool {
     pub fn make_room_for_tokens(&mut self, generation: &mut Generation) -> Option<u32> {
         self.observe(generation);
         let active = (0..self.slots()).filter(|&slot| !generation.is_vacant(slot));
-        let youngest = active.clone().max_by_key(|&slot| self.last_used[slot as usize])?;
-        let is_alone = active.count() == 1;
-        (!self.make_room(generation, youngest, None, self.backed[youngest as usize]) && !is_alone)
-            .then_some(youngest)
+        let youngest = active.max_by_key(|&slot| self.last_used[slot as usize])?;
+        // A request alone always has room.
+        let has_room = self.make_room(generation, youngest, None, self.backed[youngest as usize]);
+        (!has_room).then_some(youngest)
     }
 
     /// Removes and returns what the devices have to do before the next batch.

@@ -92,20 +92,15 @@ impl GrammarMatcher {
     /// Sets the logits of all tokens that cannot follow to NaN, which the sampler ignores.
     pub fn restrict(&mut self, logits: &mut [f32]) {
         let allowed = match self.matcher.compute_mask_or_eos() {
-            Ok(allowed) if !allowed.is_zero() => Some(allowed),
-            Ok(_) => {
-                self.fail("no token can follow");
-                None
-            }
-            Err(error) => {
-                self.fail(&error.to_string());
-                None
-            }
+            Ok(allowed) if !allowed.is_zero() => Ok(allowed),
+            Ok(_) => Err("no token can follow".to_owned()),
+            Err(error) => Err(error.to_string()),
         };
+        let allowed = allowed.inspect_err(|why| self.fail(why));
         for (token, logit) in (0..).zip(logits) {
             let is_allowed = match &allowed {
-                Some(allowed) => (token as usize) < allowed.len() && allowed.is_allowed(token),
-                None => self.ends.contains(&token),
+                Ok(allowed) => (token as usize) < allowed.len() && allowed.is_allowed(token),
+                Err(_) => self.ends.contains(&token),
             };
             if !is_allowed {
                 *logit = f32::NAN;

@@ -2,7 +2,6 @@
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Keys and values by which templates find the parts of a call or of the description of a tool, and distinguish its types.
@@ -128,34 +127,13 @@ impl JsonValue {
         JsonValue(with_key(call, "function", &function))
     }
 
-    /// Whether the value is a call of a tool with a name and arguments, an object or its text.
-    pub fn is_call(&self) -> bool {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Arguments {
-            #[allow(dead_code)] // only its form is checked
-            Text(String),
-            #[allow(dead_code)]
-            Object(serde_json::Map<String, serde_json::Value>),
-        }
-        #[derive(Deserialize)]
-        struct Function {
-            #[allow(dead_code)]
-            name: String,
-            #[allow(dead_code)]
-            arguments: Arguments,
-        }
-        #[derive(Deserialize)]
-        struct Call {
-            #[allow(dead_code)]
-            function: Function,
-        }
-        self.read::<Call>().is_some()
-    }
-
-    /// Reads the value as a Rust type; `None` if it has another form.
-    pub(super) fn read<T: DeserializeOwned>(&self) -> Option<T> {
-        serde_json::from_value(serde_json::to_value(self).ok()?).ok()
+    /// Returns the name and the arguments of the call of a tool; `None` if the value has another form. The arguments are
+    /// an object or its text.
+    pub fn name_and_arguments(&self) -> Option<(String, JsonValue)> {
+        let function = self.0.get_attr("function").ok()?;
+        let name = function.get_attr("name").ok()?.as_str()?.to_owned();
+        let arguments = function.get_attr("arguments").ok()?;
+        matches!(arguments.kind(), ValueKind::String | ValueKind::Map).then_some((name, JsonValue(arguments)))
     }
 
     /// Returns the size of the value as JSON in bytes.

@@ -7,7 +7,6 @@
 //! A template that does not describe tools, or writes arguments in another way, gets a common syntax instead
 //! ([`ToolSyntax::common`]): the tools are described in the system message, and calls are text of messages.
 
-use serde::Deserialize;
 use serde_json::json;
 
 use super::{ChatMessage, ChatTemplate, JsonValue};
@@ -207,7 +206,7 @@ impl ToolSyntax {
         }
         let Self { opening, middle, ending, .. } = self;
         let call = |call: &JsonValue| {
-            let Call { function: Function { name, arguments } } = call.with_arguments(false).read()?;
+            let (name, arguments) = call.with_arguments(false).name_and_arguments()?;
             let arguments = serde_json::to_string(&arguments).ok()?;
             Some(format!("{opening}{name}{middle}{arguments}{ending}"))
         };
@@ -216,18 +215,6 @@ impl ToolSyntax {
         let content = text.into_iter().chain(calls).collect::<Vec<_>>().join("\n");
         ChatMessage { content: Some(content), tool_calls: Vec::new(), ..message }
     }
-}
-
-/// A call of a tool in a message.
-#[derive(Debug, Deserialize)]
-struct Call {
-    function: Function,
-}
-
-#[derive(Debug, Deserialize)]
-struct Function {
-    name: String,
-    arguments: JsonValue,
 }
 
 /// Removes a call from the beginning of `text`, and returns the texts before and after its name.
