@@ -70,7 +70,7 @@ impl RingBuilder {
             threads: args.device.threads.unwrap_or(0),
             pass_timeout: Duration::from_secs(args.pass_timeout_seconds),
             draft_model: draft,
-            recovery: recovery_policy(args, scenario, path)?,
+            recovery: recovery_policy(args, scenario, path, plan.planner.strategy != "manual")?,
             on_fetch_progress: Some(report_fetching()),
             ..RingOptions::default()
         };
@@ -237,12 +237,13 @@ fn recovery_policy(
     args: &RingArgs,
     scenario: Option<LoadedScenario>,
     model: &Path,
+    adapts: bool,
 ) -> Result<RecoveryPolicy, Failure> {
     let Some(loaded) = scenario else {
         return Ok(if args.stop_on_device_loss { RecoveryPolicy::Fail } else { RecoveryPolicy::Spread });
     };
     let cluster = Arc::new(loaded.resolve_cluster(Some(model))?);
-    Ok(RecoveryPolicy::Replan { cluster, replanner: Arc::new(ScenarioReplanner::new(loaded)) })
+    Ok(RecoveryPolicy::Replan { cluster, replanner: Arc::new(ScenarioReplanner::new(loaded)), adapts })
 }
 
 /// Starts a thread that exits the program at the end of standard input, which comes when the parent process ends.

@@ -18,8 +18,10 @@ use hearth_profiles::device::{
 use hearth_profiles::model::{FormatTotals, ModelProfile, TensorGroup, TokenMixer};
 use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, FormatMap, Seconds, Sourced};
 
+use crate::cluster::Cluster;
 use crate::soc::SocLatencyModel;
 use hearth_schema::pass::Pass;
+use hearth_schema::plan::{Plan, PlannedDevice};
 
 /// CPU time of the operating system to read this many bytes ahead: to allocate and charge pages and to queue reads.
 /// source: measured on Linux 6.18, 28 ms for 200 MiB of `WILLNEED` calls
@@ -210,7 +212,30 @@ impl<'a> ComputeCost<'a> {
     }
 }
 
-fn longer(one: Seconds, other: Seconds) -> Seconds {
+/// Returns the time in which the devices compute a prompt one after the other.
+pub fn prompt_time(plan: &Plan, cluster: &Cluster, tokens: u32) -> Seconds {
+    let (model, element) = (&cluster.model, cluster.kv_cache_format.format());
+    let pass = Pass::new(0, 0, tokens.max(1), true);
+    let of_device = |(index, planned): (usize, &PlannedDevice)| {
+        let Some(member) = cluster.member(&planned.name) else { return Seconds(0.0) };
+        let cpu = ComputeCost::for_main_memory(&member.device, model, element);
+        let gpu = member.device.gpu.as_ref().map(|gpu| ComputeCost::for_gpu(gpu, model, element));
+        let rounds = 0..plan.rounds;
+        let time = |layer: u32, is_on_gpu: bool| {
+            gpu.as_ref().filter(|_| is_on_gpu).unwrap_or(&cpu).layer_time(layer, &[pass])
+        };
+        rounds
+            .flat_map(|round| {
+                let gpu_window = plan.gpu_window(index, round);
+                plan.window(index, round).map(move |layer| (layer, gpu_window.contains(&layer)))
+            })
+            .map(|(layer, is_on_gpu)| time(layer, is_on_gpu))
+            .sum()
+    };
+    plan.devices.iter().enumerate().map(of_device).sum()
+}
+
+pub(crate) fn longer(one: Seconds, other: Seconds) -> Seconds {
     Seconds(one.0.max(other.0))
 }
 

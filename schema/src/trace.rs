@@ -222,6 +222,9 @@ pub enum Counter {
     Unreclaimable,
     /// Bytes of file pages that were reclaimed while in use and read again.
     Refaults,
+    /// Memory that the device has for the run, in bytes: free memory, page cache that can be reclaimed, and what the
+    /// process already uses.
+    Available,
     /// The number of drafted tokens of the pass that the target model accepted.
     Accepted,
 }

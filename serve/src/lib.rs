@@ -199,6 +199,7 @@ async fn get_ring(State(state): State<Arc<AppState>>) -> Json<Value> {
         "context": state.context_length,
         "can_chat": state.chat_format.is_ok(),
         "devices": devices,
+        "predicted_tpot_s": plan.prediction.map(|prediction| prediction.tpot.0),
         "status": state.metrics.snapshot(),
     }))
 }

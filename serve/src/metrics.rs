@@ -63,6 +63,9 @@ pub struct Metrics {
     uptime: Gauge<f64, AtomicU64>,
     device_seconds: Family<Labels<2>, FloatCounter>,
     device_read_bytes: Family<Labels<1>, Counter>,
+    device_available: Family<Labels<1>, Gauge<i64, AtomicI64>>,
+    device_slowdown: Family<Labels<1>, Gauge<f64, AtomicU64>>,
+    plan_changes: Counter,
     devices: Mutex<BTreeMap<String, DeviceActivity>>,
 }
 
@@ -79,6 +82,10 @@ pub struct DeviceActivity {
     pub read_bytes: u64,
     /// Weights in memory at the last counter sample, in bytes.
     pub resident_bytes: u64,
+    /// How many times as long as its profile says the device computes; `null` without a profile.
+    pub slowdown: Option<f64>,
+    /// Memory that the device has for the run at the last counter sample, in bytes; `null` if it does not report it.
+    pub available_bytes: Option<u64>,
 }
 
 /// The state of a server at one moment, for the chat page.
@@ -102,6 +109,8 @@ impl Default for Metrics {
         let mut registry = Registry::with_prefix("hearth");
         let all = &mut registry;
         let states = "Time of a device by state: computing, waiting for the disk, waiting for activations";
+        let available = "Memory that a device has for its part of the model, the KV caches and buffers";
+        let slowdown = "Computing time of a device, relative to its profile";
         let token_kinds = "Tokens by kind: prompt tokens, prompt tokens found in the cache, generated tokens";
         let cancelled = "Requests whose client disconnected before the response was complete";
         let ttft = Histogram::new(TTFT_BUCKETS);
@@ -131,6 +140,9 @@ impl Default for Metrics {
             uptime: metric(all, "uptime", "Time since the server started", Some(Unit::Seconds)),
             device_seconds: metric(all, "device", states, Some(Unit::Seconds)),
             device_read_bytes: metric(all, "device_read", "Weights read from disk", Some(Unit::Bytes)),
+            device_available: metric(all, "device_available", available, Some(Unit::Bytes)),
+            device_slowdown: metric(all, "device_slowdown_ratio", slowdown, None),
+            plan_changes: metric(all, "plan_changes", "Changes of the plan of a running ring", None),
             devices: Mutex::default(),
             registry,
         }
@@ -226,6 +238,23 @@ impl Metrics {
         if let Some(reading) = resident {
             total.resident_bytes = reading.value;
         }
+        let available = readings.iter().rev().find(|reading| reading.counter == TraceCounter::Available);
+        if let Some(reading) = available {
+            total.available_bytes = Some(reading.value);
+            let gauge = self.device_available.get_or_create(&[("device", device.to_owned())]);
+            gauge.set(reading.value.cast_signed());
+        }
+    }
+
+    /// Records how many times as long as its profile says a device computes.
+    pub fn record_slowdown(&self, device: &str, slowdown: f64) {
+        self.devices().entry(device.to_owned()).or_default().slowdown = Some(slowdown);
+        self.device_slowdown.get_or_create(&[("device", device.to_owned())]).set(slowdown);
+    }
+
+    /// Counts a change of the plan while the ring was running.
+    pub fn record_plan_change(&self) {
+        self.plan_changes.inc();
     }
 
     pub fn snapshot(&self) -> Snapshot {

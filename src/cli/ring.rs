@@ -103,6 +103,10 @@ pub struct ServeArgs {
     /// Set the name of the model in the API [default: the name in the model file].
     #[arg(long)]
     pub name: Option<String>,
+    /// Keep the plan when devices become slower or have less memory. With --scenario, the ring otherwise plans again, as
+    /// soon as it has lost as much time as the change costs. Always set for a plan of the strategy `manual`.
+    #[arg(long)]
+    pub keep_plan: bool,
     #[command(flatten)]
     pub ring: RingArgs,
 }
@@ -213,7 +217,8 @@ pub struct RingArgs {
     /// Fail if one pass through the ring takes longer than this many seconds.
     #[arg(id = "deadline", long = "deadline", value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=604_800))]
     pub pass_timeout_seconds: u64,
-    /// Make a new plan with the planner of the scenario in FILE if a device is lost. By default, the remaining devices
+    /// Make a new plan with the planner of the scenario in FILE if a device is lost, and when serving also if one becomes
+    /// slower or has less memory. By default, the remaining devices
     /// take over the layers of the lost device, in proportion to the layers that they already compute.
     #[arg(long, value_name = "FILE")]
     pub scenario: Option<PathBuf>,

@@ -95,7 +95,7 @@ impl TransportTask for RunTask {
             micro_batch: builder.micro_batch,
             draft_tokens: builder.draft_tokens,
             stop_tokens,
-            on_trace_lines: None,
+            on_device_report: None,
         };
         let _restored = TerminalAttributes::save();
         let mut front_end = tokio::spawn(front_end.run());

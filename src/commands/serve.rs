@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use hearth_ring::{
-    CancelHandle, Key, Request, ResponseEvent, Ring, ServeOptions, Transport, read_secret_file,
+    CancelHandle, DeviceReport, Key, RecoveryPolicy, Request, ResponseEvent, Ring, ServeOptions, Transport,
+    read_secret_file,
 };
 use hearth_runtime::{ChatTemplate, Tokenizer};
 use hearth_schema::Plan;
@@ -68,6 +69,11 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let name = args.name.clone().unwrap_or_else(|| model.profile.name.clone());
     let vocab_size = model.weights.shape().vocab_size;
     let mut builder = RingBuilder::new(ring, (plan, sequences), (model, &path))?;
+    if args.keep_plan
+        && let RecoveryPolicy::Replan { adapts, .. } = &mut builder.options.recovery
+    {
+        *adapts = false;
+    }
     let (request_tx, request_rx) = mpsc::unbounded_channel();
     let state = Arc::new(AppState {
         request_tx,
@@ -103,6 +109,7 @@ fn report_event(state: &AppState, run_event: &RunEvent, plan: Option<&Plan>) {
         _ => tracing::info!("the ring: {what}"),
     }
     if let Some(plan) = plan {
+        state.metrics.record_plan_change();
         state.set_plan(plan);
     }
 }
@@ -264,8 +271,12 @@ impl RingSupervisor<'_> {
             micro_batch: self.builder.micro_batch,
             draft_tokens: self.builder.draft_tokens,
             stop_tokens: tokenizer.stop_tokens(),
-            on_trace_lines: Some(Arc::new(move |name, lines| {
-                metrics.record_device_activity(name, &lines.records, &lines.readings);
+            on_device_report: Some(Arc::new(move |report| {
+                let DeviceReport { device, lines, slowdown } = report;
+                metrics.record_device_activity(device, &lines.records, &lines.readings);
+                if let Some(slowdown) = slowdown {
+                    metrics.record_slowdown(device, *slowdown);
+                }
             })),
         }
     }

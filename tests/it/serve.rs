@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::chat::write_model_with_template;
-use crate::folder::Folder;
+use crate::folder::{Folder, scenario_yaml};
 use crate::processes::{
     Process, Worker, assert_rejected, hearth_command, integer_values, model_path, parse_json,
     plan_yaml_for_model, run_json, wait_until,
@@ -33,6 +33,11 @@ pub struct Server {
 impl Server {
     /// Starts a server with the given number of workers and additional flags.
     pub fn start(workers: usize, more: &[&str]) -> Server {
+        Server::start_with_plan(workers, |plan| plan, more)
+    }
+
+    /// Starts a server with a plan that `edit` has changed.
+    fn start_with_plan(workers: usize, edit: impl FnOnce(String) -> String, more: &[&str]) -> Server {
         let folder = Folder::new();
         let chat_model = folder.path_of("chat.gguf");
         write_model_with_template(Path::new(&chat_model));
@@ -40,7 +45,8 @@ impl Server {
         let proxies: Vec<Proxy> = workers.iter().map(|worker| Proxy::new(&worker.address)).collect();
         let addresses: Vec<&str> = proxies.iter().map(|proxy| proxy.address.as_str()).collect();
         let windows = [&[8][..], &[4, 4], &[3, 3, 2], &[2, 2, 2, 2]][workers.len()];
-        let plan = folder.write("plan.yaml", plan_yaml_for_model(&chat_model, windows, &addresses, 1024));
+        let plan = edit(plan_yaml_for_model(&chat_model, windows, &addresses, 1024));
+        let plan = folder.write("plan.yaml", plan);
         let flags = ["--model", &chat_model, "--listen", "127.0.0.1:0", "--threads", "1", "--name", "psalm"];
         let (process, line) =
             Process::spawn_until_ready(hearth_command(&["serve", &plan]).args(flags).args(more));
@@ -239,6 +245,39 @@ fn requests_survive_a_killed_worker() {
     assert_eq!((layers.len(), layers.iter().sum::<u64>()), (2, 8), "{body}");
 }
 
+#[test]
+fn ring_changes_its_plan_for_what_the_devices_measure() {
+    let folder = Folder::new();
+    // No computer is as fast as this profile, and messages take longer than all layers together.
+    let fast = "profile: d4, values: {cpu.read_bandwidth: 5000 GB/s, cpu.token_overhead: 0 s}";
+    let devices = ["d0", "d1", "d2"].map(|name| format!("  - {{name: {name}, {fast}}}")).join("\n");
+    let scenario = folder.write("scenario.yaml", scenario_yaml(&devices).replace("llama-8b", "tiny"));
+    let edit = |plan: String| plan.replace("strategy: manual", "strategy: overlap");
+    let flags = ["--scenario", &scenario, "--sequences", "2"];
+    let expected = alone(PROMPTS[0], 200);
+    for (more, adapts) in [(&[][..], true), (&["--keep-plan"][..], false)] {
+        let server = Server::start_with_plan(2, edit, &[&flags[..], more].concat());
+        let asks_until = |is_over: &dyn Fn() -> bool| {
+            let is_over = wait_until(Duration::from_mins(1), || {
+                assert_eq!(server.text(PROMPTS[0], 200), expected);
+                is_over()
+            });
+            assert!(is_over, "{}", server.get("/metrics").1);
+        };
+        if adapts {
+            asks_until(&|| server.metric("plan_changes_total") > 0);
+        } else {
+            let since = Instant::now();
+            asks_until(&|| since.elapsed() > Duration::from_secs(5));
+        }
+        let ring = parse_json(&server.get("/ring").1);
+        let layers = integer_values(&ring["devices"], "layers");
+        assert_eq!(layers == [3, 3, 2], !adapts, "{ring}");
+        assert_eq!(ring["status"]["devices"]["d0"]["slowdown"].is_number(), adapts, "{ring}");
+        assert_eq!(server.text(PROMPTS[0], 200), expected, "{ring}");
+    }
+}
+
 /// A fault of a worker while requests are running.
 #[derive(Debug, Clone, Copy)]
 enum Fault {
@@ -274,7 +313,7 @@ fn eight_clients_get_their_text_whatever_happens_to_workers() {
         } else {
             vec![seed as usize % 3]
         };
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         server.check_concurrent(TOKENS, &expected, || {
             std::thread::sleep(Duration::from_millis(50 + seed * 37 % 300));
             for &victim in &victims {
@@ -463,7 +502,7 @@ fn silent_connections_and_unfinished_bodies_shut_nobody_out() {
     let server = Server::start(0, &[]);
     let expected = alone(PROMPTS[0], 4);
     let silent: Vec<TcpStream> = (0..600).map(|_| server.open("")).collect();
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     assert_eq!((server.get("/health").0, server.text(PROMPTS[0], 4)), (200, expected.clone()));
     // Without room for another connection, the server would wait a minute.
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());

@@ -21,6 +21,7 @@ mod redistribution;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use hearth_profiles::Seconds;
 use hearth_schema::events::RejoinTime;
 use hearth_schema::plan::Plan;
 
@@ -30,6 +31,9 @@ use crate::cluster::Cluster;
 pub trait Replanner: std::fmt::Debug {
     /// Returns a plan for the devices of the cluster. The head, which stores the generated tokens, must stay the same.
     fn replan(&self, available: &Cluster) -> Result<Plan, ReplanError>;
+
+    /// Returns the time per token of a plan with the devices of the cluster; `None` if they cannot run it.
+    fn predict(&self, plan: &Plan, cluster: &Cluster) -> Option<Seconds>;
 }
 
 /// The reason why there is no plan: text for users, without a full stop at the end.
@@ -68,6 +72,8 @@ pub enum Event {
     Ready { device: String, epoch: u32 },
     /// The tokens of a pass are complete.
     Token,
+    /// The devices compute at other speeds or have other memory than planned ([`crate::adaptation`]).
+    ConditionsChanged,
     /// A request begins. If [`Recovery::must_plan`] is true, the ring is planned first, and the event must be repeated.
     Request,
 }
@@ -185,6 +191,8 @@ impl Recovery {
                 self.responded(&[Phase::Configuring, Phase::Resetting], &device, epoch)
             }
             Event::Token => self.token(),
+            Event::ConditionsChanged if self.phase == Phase::Running => vec![self.start_planning(true)],
+            Event::ConditionsChanged => vec![],
             Event::Request => self.request(),
         }
     }

@@ -167,7 +167,7 @@ async fn resist_worker(attack: &Attack, mut random: ChaCha8Rng) -> Result<(), Bo
         tally.sessions.fetch_add(1, Ordering::Relaxed);
         let (request_tx, request_rx) = mpsc::unbounded_channel();
         let options =
-            ServeOptions { micro_batch: 7, draft_tokens: 0, stop_tokens: vec![], on_trace_lines: None };
+            ServeOptions { micro_batch: 7, draft_tokens: 0, stop_tokens: vec![], on_device_report: None };
         let serving = tokio::spawn(async move {
             let (_, ended) = ring.serve(options, request_rx).await;
             ring.close().await;

@@ -20,9 +20,9 @@ pub mod wire;
 mod worker;
 
 pub use coordinator::{
-    CancelHandle, FailedRequest, GenerationRequest, GenerationResult, OnFetchProgress, OnRunEvent,
-    OnTraceLines, RecoveryPolicy, Request, ResponseEvent, Ring, RingOptions, SequenceRequest, ServeOptions,
-    plan_for_sequences,
+    CancelHandle, DeviceReport, FailedRequest, GenerationRequest, GenerationResult, OnDeviceReport,
+    OnFetchProgress, OnRunEvent, RecoveryPolicy, Request, ResponseEvent, Ring, RingOptions, SequenceRequest,
+    ServeOptions, plan_for_sequences,
 };
 pub use discovery::{Announcement, AnnouncementError, DiscoveryError, MdnsScope};
 pub use emulation::{DelayedTransport, EmulatedPath, EmulatedTransport, PathLookup};

@@ -141,6 +141,12 @@ impl MemoryWatch {
         self.limited().map(left).chain(self.machine("MemAvailable:")).min()
     }
 
+    /// Returns the memory in bytes that this process can have: the page cache that it can hold, and its anonymous memory.
+    pub fn available_bytes(&self) -> Option<u64> {
+        let own = self.kibibytes("proc/self/status", "RssAnon:").unwrap_or(0);
+        Some(self.page_cache_available_bytes()?.saturating_add(own))
+    }
+
     pub fn measure(&self) -> MemoryReading {
         MemoryReading {
             page_cache_available_bytes: self.page_cache_available_bytes(),

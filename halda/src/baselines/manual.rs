@@ -2,9 +2,10 @@
 //!
 //! Devices may have no layers, and the last round may be partial. A plan that violates a constraint is an error.
 
+use hearth_schema::Plan;
 use hearth_schema::residency::ResidencyOptions;
 
-use crate::{Assignment, LatencyModel, Objective, PlanRules, Proposal, Strategy, StrategyError};
+use crate::{Assignment, Instance, LatencyModel, Objective, PlanRules, Proposal, Strategy, StrategyError};
 
 /// An explicit plan. Each vector has an entry for each device, in the instance's order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -17,6 +18,28 @@ pub struct ManualPlan {
     pub gpu_layers: Vec<u32>,
     /// The residency policy of each device; if empty, each device gets the first policy of its runtime model.
     pub residencies: Vec<ResidencyOptions>,
+}
+
+impl ManualPlan {
+    /// Returns the strategy that makes the given plan again. Returns `None` if the ring has another order or head than
+    /// the devices of the instance.
+    pub fn of_plan(plan: &Plan, instance: &Instance) -> Option<Self> {
+        let planned = |name: &str| plan.devices.iter().find(|device| device.name == name);
+        let order = instance.devices.iter().filter(|device| planned(&device.name).is_some());
+        if !order.map(|device| &device.name).eq(plan.devices.iter().map(|device| &device.name)) {
+            return None;
+        }
+        let devices = || instance.devices.iter().map(|device| planned(&device.name));
+        Some(Self {
+            head: 0,
+            rounds: Some(plan.rounds),
+            window_layers: devices().map(|device| device.map_or(0, |device| device.window)).collect(),
+            gpu_layers: devices().map(|device| device.map_or(0, |device| device.gpu_layers)).collect(),
+            residencies: devices()
+                .map(|device| device.map(|device| device.residency).unwrap_or_default())
+                .collect(),
+        })
+    }
 }
 
 impl Strategy for ManualPlan {

@@ -1,11 +1,9 @@
 //! Findings about the speed of a plan by the steady-state model, compared with other plans and with less memory.
 
 use hearth_core::Cluster;
-use hearth_core::compute_cost::ComputeCost;
+use hearth_core::compute_cost::prompt_time;
 use hearth_profiles::{BytesPerSecond, Seconds};
 use hearth_schema::Plan;
-use hearth_schema::pass::Pass;
-use hearth_schema::plan::PlannedDevice;
 
 use super::Finding;
 use crate::{DropReason, Instance, LatencyModel, ManualPlan, OverlapSearch, Solution, solve};
@@ -26,22 +24,8 @@ const NOTEWORTHY: f64 = 0.02;
 pub(super) fn findings(plan: &Plan, cluster: &Cluster, slow_disk: Option<BytesPerSecond>) -> Vec<Finding> {
     let instance = Instance::from_cluster(cluster, slow_disk);
     let Ok(model) = LatencyModel::new(&instance) else { return Vec::new() };
-    let planned = |name: &str| plan.devices.iter().find(|device| device.name == name);
-    let order = instance.devices.iter().filter(|device| planned(&device.name).is_some());
     // The instance does not describe a plan with another order or head.
-    if !order.map(|device| &device.name).eq(plan.devices.iter().map(|device| &device.name)) {
-        return Vec::new();
-    }
-    let devices = || instance.devices.iter().map(|device| planned(&device.name));
-    let strategy = ManualPlan {
-        head: 0,
-        rounds: Some(plan.rounds),
-        window_layers: devices().map(|device| device.map_or(0, |device| device.window)).collect(),
-        gpu_layers: devices().map(|device| device.map_or(0, |device| device.gpu_layers)).collect(),
-        residencies: devices()
-            .map(|device| device.map(|device| device.residency).unwrap_or_default())
-            .collect(),
-    };
+    let Some(strategy) = ManualPlan::of_plan(plan, &instance) else { return Vec::new() };
     let Ok(solution) = solve(&strategy, &model) else { return Vec::new() };
     let mut found = cliffs(&model, &solution);
     found.extend(far_above_optimum(&model, &solution));
@@ -64,29 +48,6 @@ pub(super) fn slow_first_token(plan: &Plan, cluster: &Cluster) -> Option<Finding
     );
     let fix = "give more layers to GPUs or to faster devices, or use a smaller model";
     Some(Finding::warning("slow-first-token", place, what, fix))
-}
-
-/// Returns the time in which the devices compute a prompt one after the other.
-fn prompt_time(plan: &Plan, cluster: &Cluster, tokens: u32) -> Seconds {
-    let (model, element) = (&cluster.model, cluster.kv_cache_format.format());
-    let pass = Pass::new(0, 0, tokens.max(1), true);
-    let of_device = |(index, planned): (usize, &PlannedDevice)| {
-        let Some(member) = cluster.member(&planned.name) else { return Seconds(0.0) };
-        let cpu = ComputeCost::for_main_memory(&member.device, model, element);
-        let gpu = member.device.gpu.as_ref().map(|gpu| ComputeCost::for_gpu(gpu, model, element));
-        let rounds = 0..plan.rounds;
-        let time = |layer: u32, is_on_gpu: bool| {
-            gpu.as_ref().filter(|_| is_on_gpu).unwrap_or(&cpu).layer_time(layer, &[pass])
-        };
-        rounds
-            .flat_map(|round| {
-                let gpu_window = plan.gpu_window(index, round);
-                plan.window(index, round).map(move |layer| (layer, gpu_window.contains(&layer)))
-            })
-            .map(|(layer, is_on_gpu)| time(layer, is_on_gpu))
-            .sum()
-    };
-    plan.devices.iter().enumerate().map(of_device).sum()
 }
 
 /// Reports a plan that takes much longer than the default one, which is fast in uncertain memory too.

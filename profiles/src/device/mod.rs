@@ -15,6 +15,7 @@
 pub mod quota;
 pub mod shipped_devices;
 pub mod soc;
+mod speed;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -59,22 +59,13 @@ impl Cpu {
     /// Returns the CPU without its quota, with all rates reduced to those that the quota allows for long work.
     #[must_use]
     pub fn with_sustained_rates(&self) -> Cpu {
-        let mut slowed = self.clone();
-        let Some(quota) = slowed.quota.take() else { return slowed };
+        let mut sustained = self.clone();
+        let Some(quota) = sustained.quota.take() else { return sustained };
         let available = quota.cores.value / f64::from(self.cores.max(1));
         if available >= 1.0 {
-            return slowed;
+            return sustained;
         }
-        let streamed = [&mut slowed.matvec_streamed, &mut slowed.matmul_streamed];
-        for rates in [&mut slowed.matvec, &mut slowed.matmul].into_iter().chain(streamed) {
-            rates.0.values_mut().for_each(|rate| rate.value = rate.value * available);
-        }
-        slowed.read_bandwidth = self.read_bandwidth.map(|rate| *rate * available);
-        slowed.attention_rate = self.attention_rate.as_ref().map(|rate| rate.map(|rate| *rate * available));
-        for cost in [&mut slowed.layer_overhead, &mut slowed.token_overhead] {
-            *cost = cost.as_ref().map(|cost| cost.map(|time| *time * (1.0 / available)));
-        }
-        slowed
+        sustained.at_speed(available)
     }
 }
 

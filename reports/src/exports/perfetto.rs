@@ -262,6 +262,7 @@ fn counters(events: &mut Events, trace: &Trace, base: usize) {
             Counter::Resident => ("resident bytes", "bytes"),
             Counter::Unreclaimable => ("unreclaimable bytes", "bytes"),
             Counter::Refaults => ("refaulted bytes", "bytes"),
+            Counter::Available => ("available bytes", "bytes"),
             Counter::Accepted => ("accepted drafts", "tokens"),
         };
         let (pid, ts) = (base + usize::from(reading.device_index), Some(micros(reading.time_ns)));

@@ -98,7 +98,9 @@ function showDevices(ring) {
     const item = devices.get(device.name);
     if (item.classList.contains("gone")) log(device.name + " is back");
     item.classList.remove("gone");
-    item.children[1].textContent = device.layers + " layers" + (ring.rounds > 1 ? " in " + ring.rounds + " rounds" : "");
+    const layers = device.layers + " layers" + (ring.rounds > 1 ? " in " + ring.rounds + " rounds" : "");
+    if (item.children[1].textContent.endsWith("layers") && item.children[1].textContent !== layers) log(device.name + " now has " + layers);
+    item.children[1].textContent = layers;
     const was = before?.devices[device.name], is = ring.status.devices[device.name];
     if (!was || !is) return;
     const more = key => Math.max(0, is[key] - was[key]);

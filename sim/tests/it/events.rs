@@ -31,6 +31,10 @@ impl Replanner for EvenSplit {
             (0..count).map(|place| layers * (place + 1) / count - layers * place / count).collect();
         Ok(replanned(reachable, &windows, OS))
     }
+
+    fn predict(&self, _: &Plan, _: &Cluster) -> Option<Seconds> {
+        None
+    }
 }
 
 #[derive(Debug)]
@@ -39,6 +43,10 @@ struct NoPlanFound;
 impl Replanner for NoPlanFound {
     fn replan(&self, _: &Cluster) -> Result<Plan, ReplanError> {
         Err(ReplanError { reason: "too little memory".into() })
+    }
+
+    fn predict(&self, _: &Plan, _: &Cluster) -> Option<Seconds> {
+        None
     }
 }
 

@@ -27,6 +27,10 @@ impl Replanner for TwoLayerWindows {
     fn replan(&self, reachable: &Cluster) -> Result<Plan, ReplanError> {
         Ok(replanned(reachable, &vec![2; reachable.members.len()], self.0))
     }
+
+    fn predict(&self, _: &Plan, _: &Cluster) -> Option<Seconds> {
+        None
+    }
 }
 
 /// Generates an event on one of three devices that begins early enough to affect the run.

@@ -16,8 +16,10 @@ use hearth_core::recovery::{ReplanError, Replanner};
 use hearth_halda::registry::{STRATEGY_NAMES, StrategyLookupError, StrategyOptions};
 use hearth_halda::systems::{self, SystemPlanOptions};
 use hearth_halda::{
-    Instance, LatencyModel, StrategyError, exo_memory_by_device, solve_within_memory, strategy_by_name,
+    Instance, LatencyModel, ManualPlan, StrategyError, exo_memory_by_device, solve, solve_within_memory,
+    strategy_by_name,
 };
+use hearth_profiles::Seconds;
 use hearth_profiles::device::soc::SocStrategy;
 use hearth_schema::Plan;
 use hearth_schema::scenario::PlannerOptions;
@@ -112,9 +114,9 @@ fn no_plan(error: StrategyError) -> Error {
     Error::invalid(error).with_hint(hint)
 }
 
-/// Makes a new plan during a run, after a ring has lost a device.
+/// Makes a new plan during a run, after a ring has lost a device or its devices have become slower.
 ///
-/// The new plan is for the remaining devices, with the planner options of the scenario except in three cases. The head
+/// The new plan is for the available devices, with the planner options of the scenario except in three cases. The head
 /// device does not change, because it has the tokens. The default strategy replaces `refine`, because the ring waits
 /// for the plan, and `manual`, because its windows fit only the first ring.
 #[derive(Debug)]
@@ -139,5 +141,15 @@ impl<L: Borrow<LoadedScenario> + Debug> Replanner for ScenarioReplanner<L> {
     fn replan(&self, remaining: &Cluster) -> Result<Plan, ReplanError> {
         make_plan(self.loaded.borrow(), remaining, &self.options, SearchBudget::NONE)
             .map_err(|error| ReplanError { reason: error.one_line_message() })
+    }
+
+    fn predict(&self, plan: &Plan, cluster: &Cluster) -> Option<Seconds> {
+        let ring = plan.devices.iter().map(|device| cluster.member(&device.name).cloned());
+        let members = ring.collect::<Option<Vec<_>>>()?;
+        let ring = Cluster { members, head: 0, ..cluster.clone() };
+        let instance = Instance::from_cluster(&ring, self.options.slow_disk_threshold);
+        let model = LatencyModel::new(&instance).ok()?;
+        let solution = solve(&ManualPlan::of_plan(plan, &instance)?, &model).ok()?;
+        Some(Seconds(solution.seconds_per_token()))
     }
 }

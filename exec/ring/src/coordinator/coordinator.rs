@@ -15,6 +15,7 @@ use hearth_core::schedule::Schedule;
 use hearth_profiles::Document;
 use hearth_schema::Plan;
 use hearth_schema::events::RejoinTime;
+use hearth_schema::pass::Batch;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -28,7 +29,7 @@ use super::stall::{Stall, find_stall};
 use super::worker_connection::{HeadEvent, address};
 use crate::error::{Result, RingError, protocol_error};
 use crate::execution::{
-    LocalModel, MAX_BATCHES_PER_DEVICE, Outbox, Samplers, StageRunner, check_draft_model,
+    LocalModel, MAX_BATCHES_PER_DEVICE, Outbox, Samplers, StageRunner, TraceLines, check_draft_model,
 };
 use crate::wire::{
     ActivationCounters, BrokenLink, DataConnector, DataLinkEvent, EpochConfig, Frame, MAX_DATA_CONNECTIONS,
@@ -331,8 +332,10 @@ impl<T: Transport> Coordinator<T> {
                 self.log.record_loss(device, *since, reason.clone());
             }
             Step::Replanned { missing } => {
+                let cause = self.reconfiguration.take_cause();
                 let Reconfiguration { recovery, recomputed_tokens, .. } = &self.reconfiguration;
-                self.log.record_replanned(missing.as_deref(), recovery.plan(), *recomputed_tokens);
+                let (missing, plan) = (missing.as_deref(), recovery.plan());
+                self.log.record_replanned(missing, plan, *recomputed_tokens, cause.as_deref());
             }
             Step::NotReplanned { missing, reason } => {
                 self.log.record_not_replanned(missing.as_deref(), reason);
@@ -340,6 +343,25 @@ impl<T: Transport> Coordinator<T> {
             _ => return false,
         }
         true
+    }
+
+    /// Finds a plan for the measured conditions of the devices. Returns the steps to execute; none if the plan stays.
+    pub(super) fn adapt_plan(&mut self) -> Vec<Step> {
+        match self.react(Event::ConditionsChanged)[..] {
+            [Step::Plan] => self.react(self.reconfiguration.find_plan(&self.model)),
+            _ => vec![],
+        }
+    }
+
+    /// Passes the trace lines of a device to the adaptation of the plan. Returns how many times as long as its profile
+    /// says the device computes; `None` without profiles.
+    pub(super) fn measure(
+        &mut self,
+        device: &str,
+        batches: &BTreeMap<u32, Batch>,
+        lines: &TraceLines,
+    ) -> Option<f64> {
+        self.reconfiguration.measure(&self.model, device, batches, lines)
     }
 
     /// Passes an event from the head's inbox to the recovery reducer. Returns the recovery steps to execute.

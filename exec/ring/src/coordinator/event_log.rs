@@ -56,11 +56,21 @@ impl EventLog {
         self.add_event(RunEvent { start_ns: start, end_ns: Some(event.start_ns), ..event }, None);
     }
 
-    /// Records that the ring continues with `plan`, because `missing` was lost. The event lasts until the next token.
-    pub(super) fn record_replanned(&mut self, missing: Option<&str>, plan: &Plan, recomputed_tokens: u32) {
+    /// Records that the ring continues with `plan`, because `missing` was lost or for another `cause`. The event lasts
+    /// until the next token.
+    pub(super) fn record_replanned(
+        &mut self,
+        missing: Option<&str>,
+        plan: &Plan,
+        recomputed_tokens: u32,
+        cause: Option<&str>,
+    ) {
         let windows = plan.devices.iter().map(|device| format!("{} {}", device.name, device.window));
         let windows = windows.collect::<Vec<_>>().join(", ");
-        let what = format!("{windows}; {recomputed_tokens} tokens computed again");
+        let mut what = format!("{windows}; {recomputed_tokens} tokens computed again");
+        if let Some(cause) = cause {
+            what = format!("{what}; {cause}");
+        }
         let event = self.run_event(RunEventKind::Replanned, missing, what);
         self.end_replanning(event.start_ns);
         self.add_event(RunEvent { plan_digest: Some(plan.digest()), ..event }, Some(plan));

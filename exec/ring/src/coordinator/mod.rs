@@ -20,4 +20,4 @@ pub use generation::{FailedRequest, GenerationResult};
 pub use options::{OnFetchProgress, OnRunEvent, RecoveryPolicy, RingOptions};
 pub use request::{GenerationRequest, SequenceRequest, plan_for_sequences};
 pub use ring::{CancelHandle, Ring};
-pub use scheduler::{OnTraceLines, Request, ResponseEvent, ServeOptions};
+pub use scheduler::{DeviceReport, OnDeviceReport, Request, ResponseEvent, ServeOptions};

@@ -57,6 +57,7 @@ pub enum RecoveryPolicy {
     /// The remaining devices take over the layers of the lost device, in proportion to their own layers.
     #[default]
     Spread,
-    /// `replanner` makes another plan for the available devices of `cluster`.
-    Replan { cluster: Arc<Cluster>, replanner: Arc<dyn Replanner + Send + Sync> },
+    /// `replanner` makes another plan for the available devices of `cluster`. If `adapts` is true, a ring that serves
+    /// also changes its plan if the devices become slower or have less memory than in `cluster`.
+    Replan { cluster: Arc<Cluster>, replanner: Arc<dyn Replanner + Send + Sync>, adapts: bool },
 }

@@ -9,10 +9,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use hearth_core::recovery::Event;
+use hearth_core::recovery::{Event, Step};
 use hearth_core::schedule::batching::BatchLimits;
 use hearth_core::schedule::{Generation, GenerationError};
-use hearth_schema::pass::{CacheChange, Pass};
+use hearth_schema::pass::{Batch, CacheChange, Pass};
 use hearth_schema::trace::{CounterReading, StepRecord};
 use tokio::time::Instant;
 use tokio::time::error::Elapsed;
@@ -32,6 +32,10 @@ const MIN_PASS_LIMIT: Duration = Duration::from_secs(30);
 /// The idle time after which the first pass has the whole limit, because other programs may have displaced the weights
 /// from memory. source: assumed
 const LONG_IDLE: Duration = Duration::from_secs(10);
+
+/// Number of batches that are kept for measurements of devices. source: assumed, several times the number of passes
+/// after which the devices report their steps
+const MAX_RECENT_BATCHES: usize = 1024;
 
 /// Maximum wait, used if a time limit would overflow the clock. source: assumed, longer than any pass
 pub(super) const MAX_WAIT: Duration = Duration::from_hours(24 * 365);
@@ -54,6 +58,8 @@ pub(super) struct PassPipeline {
     pub(super) sequences: Vec<SequenceTokens>,
     stop_tokens: Vec<u32>,
     pub(super) passes: Vec<Pass>,
+    /// The last batches, by the index of their first pass, for measurements that arrive later.
+    pub(super) recent_batches: BTreeMap<u32, Batch>,
     /// Received trace lines, each with the name of its worker; `None` if traces are collected only after the request.
     pub(super) trace_lines: Option<Vec<(String, TraceLines)>>,
     /// The start time and the number of tokens of each batch in flight, by the index of its first pass.
@@ -93,6 +99,7 @@ impl PassPipeline {
             sequences,
             stop_tokens,
             passes,
+            recent_batches: BTreeMap::new(),
             trace_lines,
             in_flight,
             last_pass_end,
@@ -144,6 +151,10 @@ impl PassPipeline {
         };
         let batch = batch.with_cache_changes(std::mem::take(&mut self.cache_changes));
         self.passes.extend(batch.passes());
+        self.recent_batches.insert(batch.index(), batch.clone());
+        if self.recent_batches.len() > MAX_RECENT_BATCHES {
+            self.recent_batches.pop_first();
+        }
         let is_cold =
             self.in_flight.is_empty() && self.last_pass_end.is_some_and(|end| end.elapsed() > LONG_IDLE);
         if is_cold {
@@ -192,11 +203,26 @@ impl PassPipeline {
             self.slowest.time = self.slowest.time.saturating_mul(2);
             return Ok(Progress::Work);
         }
-        // The next ring begins with all tokens so far. A copy, because the event may not lead to another ring.
+        self.recover(coordinator, |coordinator| coordinator.handle_event(event)).await?;
+        Ok(Progress::Work)
+    }
+
+    /// Changes to the best plan for the measured conditions of the devices.
+    pub(super) async fn adapt_plan<T: Transport>(&mut self, coordinator: &mut Coordinator<T>) -> Result<()> {
+        self.recover(coordinator, |coordinator| Ok(coordinator.adapt_plan())).await
+    }
+
+    /// Lets the coordinator react. If that leads to another ring, its passes begin with all tokens so far.
+    async fn recover<T: Transport>(
+        &mut self,
+        coordinator: &mut Coordinator<T>,
+        react: impl FnOnce(&mut Coordinator<T>) -> Result<Vec<Step>>,
+    ) -> Result<()> {
+        // A copy, because the reaction may not lead to another ring.
         let mut resumed = self.generation.clone();
         let (recomputed, first_pass) = (resumed.restart(), resumed.next_pass_index());
         coordinator.reconfiguration.resume_at(first_pass, recomputed);
-        let steps = coordinator.handle_event(event)?;
+        let steps = react(coordinator)?;
         if !steps.is_empty() {
             // The passes in flight are abandoned.
             self.generation = resumed;
@@ -206,7 +232,7 @@ impl PassPipeline {
             self.has_lost_caches = true;
             coordinator.execute_recovery(steps).await?;
         }
-        Ok(Progress::Work)
+        Ok(())
     }
 
     /// Removes the batch that has finished, if there is one, and stores its tokens.

@@ -1,21 +1,34 @@
 //! The reconfiguration of a ring: the recovery reducer ([`hearth_core::recovery`]), the policy that finds another plan,
-//! and the deadline for devices to get ready.
+//! the adaptation of the plan to measurements ([`hearth_core::adaptation`]), and the deadline for devices to get ready.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hearth_core::adaptation::{self, Adaptation, Offer};
 use hearth_core::recovery::{Event, Recovery, ReplanError};
+use hearth_profiles::Seconds;
 use hearth_schema::Plan;
+use hearth_schema::pass::Batch;
 use hearth_schema::plan::PlannedDevice;
 use tokio::time::Instant;
 
 use super::options::{RecoveryPolicy, RingOptions};
-use crate::execution::LocalModel;
+use crate::execution::{LocalModel, TraceLines};
+
+/// The time after which the last measurement of a device that the plan does not use no longer counts.
+/// source: assumed, longer than most loads of a home computer
+const MEASUREMENT_LIFETIME: Duration = Duration::from_mins(10);
 
 /// The current plan, and the transition from one plan to the next.
 pub(super) struct Reconfiguration {
     pub(super) recovery: Recovery,
     policy: RecoveryPolicy,
+    adaptation: Option<Adaptation>,
+    /// The time of the last measurement of each device.
+    measured_at: BTreeMap<String, Instant>,
+    /// The cause of the next plan, if it is not the loss or the return of a device.
+    cause: Option<String>,
     pub(super) ready_timeout: Duration,
     /// The time at which a device that is not ready counts as lost.
     pub(super) ready_deadline: Instant,
@@ -27,9 +40,16 @@ pub(super) struct Reconfiguration {
 
 impl Reconfiguration {
     pub(super) fn new(plan: Plan, options: &RingOptions) -> Self {
+        let adaptation = match &options.recovery {
+            RecoveryPolicy::Replan { cluster, adapts: true, .. } => Some(Adaptation::new(cluster.clone())),
+            _ => None,
+        };
         Self {
             recovery: Recovery::new(Arc::new(plan)),
             policy: options.recovery.clone(),
+            adaptation,
+            measured_at: BTreeMap::new(),
+            cause: None,
             ready_timeout: options.ready_timeout,
             ready_deadline: Instant::now(),
             first_pass: 0,
@@ -65,12 +85,74 @@ impl Reconfiguration {
         let found = match &self.policy {
             RecoveryPolicy::Fail => Err(ReplanError { reason: "recovery is disabled".into() }),
             RecoveryPolicy::Spread => self.recovery.redistribute_layers(),
-            RecoveryPolicy::Replan { cluster, replanner } => self.recovery.replan(&**replanner, cluster),
+            RecoveryPolicy::Replan { cluster, replanner, .. } => match &self.adaptation {
+                Some(adaptation) => self.recovery.replan(&**replanner, &adaptation.cluster()),
+                None => self.recovery.replan(&**replanner, cluster),
+            },
         };
         match found.map(|plan| (model.check_plan(&plan), plan)) {
             Ok((Ok(()), plan)) => Event::Planned(Box::new(plan)),
             Ok((Err(error), _)) => Event::NoPlan { reason: error.to_string() },
             Err(ReplanError { reason }) => Event::NoPlan { reason },
         }
+    }
+
+    /// Measures a device by its trace lines, and looks for a better plan if the device has changed. Returns how many
+    /// times as long as its profile says the device computes; `None` without adaptation.
+    pub(super) fn measure(
+        &mut self,
+        model: &LocalModel,
+        device: &str,
+        batches: &BTreeMap<u32, Batch>,
+        lines: &TraceLines,
+    ) -> Option<f64> {
+        let adaptation = self.adaptation.as_mut()?;
+        let now = Instant::now();
+        self.measured_at.insert(device.to_owned(), now);
+        let lines = (&lines.records[..], &lines.readings[..]);
+        let measurement = adaptation.measure(device, batches, lines);
+        let mut steps = adaptation.react(adaptation::Event::Measured { device: device.into(), measurement });
+        let outdated = |_: &String, at: &mut Instant| now.duration_since(*at) >= MEASUREMENT_LIFETIME;
+        for (device, _) in self.measured_at.extract_if(.., outdated) {
+            steps.extend(adaptation.react(adaptation::Event::Outdated { device }));
+        }
+        let slowdown = adaptation.slowdown(device);
+        if steps.contains(&adaptation::Step::Price) {
+            let offer = self.price(model);
+            self.adaptation.as_mut()?.react(adaptation::Event::Priced(offer));
+        }
+        Some(slowdown)
+    }
+
+    /// Finds the best plan for the measured conditions, and what it saves.
+    fn price(&self, model: &LocalModel) -> Option<Offer> {
+        let (Some(adaptation), RecoveryPolicy::Replan { replanner, .. }) = (&self.adaptation, &self.policy)
+        else {
+            return None;
+        };
+        let cluster = adaptation.cluster();
+        let new = self.recovery.replan(&**replanner, &cluster).ok()?;
+        model.check_plan(&new).ok()?;
+        let current = replanner.predict(self.plan(), &cluster).unwrap_or(Seconds(f64::INFINITY));
+        let new_time = replanner.predict(&new, &cluster)?;
+        Some(Offer::new(&cluster, (self.plan(), current), (&new, new_time)))
+    }
+
+    /// Passes an event to the adaptation. Returns whether the ring should change its plan now.
+    pub(super) fn should_change_plan(&mut self, event: adaptation::Event) -> bool {
+        let Some(adaptation) = &mut self.adaptation else { return false };
+        let changes = adaptation.react(event).contains(&adaptation::Step::Replan);
+        if changes {
+            self.cause = Some(adaptation.summary());
+        }
+        changes
+    }
+
+    /// Returns the cause of the plan that the ring has just adopted, if it is not the loss or the return of a device.
+    pub(super) fn take_cause(&mut self) -> Option<String> {
+        if let Some(adaptation) = &mut self.adaptation {
+            adaptation.react(adaptation::Event::Replanned);
+        }
+        self.cause.take()
     }
 }

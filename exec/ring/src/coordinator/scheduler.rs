@@ -15,6 +15,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hearth_core::adaptation;
 use hearth_core::schedule::Generation;
 use hearth_core::schedule::cache_pool::{CachePool, Placement};
 use tokio::sync::mpsc;
@@ -55,8 +56,17 @@ pub enum ResponseEvent {
     Failed(String),
 }
 
-/// Receives the name of a device and its new trace lines, at intervals.
-pub type OnTraceLines = Arc<dyn Fn(&str, &TraceLines) + Send + Sync>;
+/// What a device has done since its last report.
+pub struct DeviceReport {
+    /// The name of the device.
+    pub device: String,
+    pub lines: TraceLines,
+    /// How many times as long as its profile says the device computes; `None` without a profile.
+    pub slowdown: Option<f64>,
+}
+
+/// Receives the reports of the devices.
+pub type OnDeviceReport = Arc<dyn Fn(&DeviceReport) + Send + Sync>;
 
 pub struct ServeOptions {
     /// Maximum number of prompt tokens in one pass.
@@ -65,7 +75,7 @@ pub struct ServeOptions {
     pub draft_tokens: u32,
     /// Tokens that end a sequence.
     pub stop_tokens: Vec<u32>,
-    pub on_trace_lines: Option<OnTraceLines>,
+    pub on_device_report: Option<OnDeviceReport>,
 }
 
 impl ServeOptions {
@@ -155,9 +165,32 @@ impl<T: Transport> Scheduler<'_, T> {
                 for (slot, tokens) in slots {
                     self.send_tokens(slot, tokens)?;
                 }
+                let cached_tokens = self.active_tokens();
+                self.adapt_plan(adaptation::Event::BatchCompleted { cached_tokens }).await?;
             }
             self.report()?;
+            if self.is_idle() && self.queue.is_empty() {
+                self.adapt_plan(adaptation::Event::Idle).await?;
+            }
         }
+    }
+
+    async fn adapt_plan(&mut self, event: adaptation::Event) -> Result<()> {
+        if self.coordinator.reconfiguration.should_change_plan(event) {
+            self.pipeline.adapt_plan(self.coordinator).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns the number of tokens of active requests in the caches.
+    fn active_tokens(&self) -> u64 {
+        let active = (0..).zip(&self.active).filter(|(_, request)| request.is_some());
+        active.map(|(slot, _)| u64::from(self.pipeline.generation.cached_tokens(slot))).sum()
+    }
+
+    /// Whether no request is in a slot and no pass in flight.
+    fn is_idle(&self) -> bool {
+        self.pipeline.generation.is_finished() && self.pipeline.is_empty()
     }
 
     fn enqueue_new(&mut self, request_rx: &mut mpsc::UnboundedReceiver<Request>) {
@@ -297,10 +330,11 @@ impl<T: Transport> Scheduler<'_, T> {
 
     /// Reconnects lost devices before a request starts on an idle ring. The caches of the new ring are empty.
     async fn rejoin_lost_devices(&mut self) -> Result<()> {
-        let pipeline = &self.pipeline;
-        let is_idle = pipeline.generation.is_finished() && pipeline.is_empty();
         let is_due = Instant::now() >= self.rejoin_at && !self.queue.is_empty();
-        if !is_idle || !is_due || self.coordinator.reconfiguration.recovery.unavailable_devices().is_empty() {
+        if !self.is_idle()
+            || !is_due
+            || self.coordinator.reconfiguration.recovery.unavailable_devices().is_empty()
+        {
             return Ok(());
         }
         self.rejoin_at = Instant::now() + REJOIN_INTERVAL;
@@ -324,9 +358,10 @@ impl<T: Transport> Scheduler<'_, T> {
             let own = self.coordinator.runner()?.take_trace().into_iter();
             pipeline.trace_lines.get_or_insert_default().extend(own.map(|(_, lines)| (head.clone(), lines)));
         }
-        for (name, lines) in pipeline.trace_lines.iter_mut().flat_map(|received| received.drain(..)) {
-            if let Some(on_report) = &self.options.on_trace_lines {
-                on_report(&name, &lines);
+        for (device, lines) in pipeline.trace_lines.iter_mut().flat_map(|received| received.drain(..)) {
+            let slowdown = self.coordinator.measure(&device, &pipeline.recent_batches, &lines);
+            if let Some(on_report) = &self.options.on_device_report {
+                on_report(&DeviceReport { device, lines, slowdown });
             }
         }
         Ok(())

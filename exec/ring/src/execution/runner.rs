@@ -245,6 +245,9 @@ impl StageRunner {
         self.recorder.record_counter(pass, Counter::Refaults, refaults);
         let unreclaimable = MemoryWatch::shared().pressure_bytes();
         self.recorder.record_counter(pass, Counter::Unreclaimable, unreclaimable);
+        if let Some(available) = MemoryWatch::shared().available_bytes() {
+            self.recorder.record_counter(pass, Counter::Available, available);
+        }
         if is_residency_known(&self.weights) {
             let own = parts_by_busy_period(self.schedule.plan(), self.schedule.device_index());
             let resident = own.iter().flatten().map(|part| resident_bytes(&self.weights, part)).sum();

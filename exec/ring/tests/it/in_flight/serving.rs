@@ -69,7 +69,7 @@ impl Server {
         let mut ring = Ring::connect(transport, plan, model.clone(), options).await.expect("a ring");
         let (request_tx, request_rx) = mpsc::unbounded_channel();
         let options =
-            ServeOptions { micro_batch: 5, draft_tokens, stop_tokens: vec![], on_trace_lines: None };
+            ServeOptions { micro_batch: 5, draft_tokens, stop_tokens: vec![], on_device_report: None };
         let serving = tokio::spawn(async move {
             let (_, ended) = ring.serve(options, request_rx).await;
             ring.close().await;

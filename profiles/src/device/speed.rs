@@ -1,0 +1,60 @@
+//! Devices at another speed: the rates and fixed times of a processor that other programs or heat slow down.
+
+use super::{Cpu, DeviceProfile, Gpu};
+use crate::document_values::FormatMap;
+use crate::document_values::Sourced;
+use crate::units::{FlopsPerSecond, Seconds};
+
+type Rates = FormatMap<Sourced<FlopsPerSecond>>;
+
+impl DeviceProfile {
+    /// Returns the device with the processors at a fraction of their speed. The CPU has no quota: the fraction is that
+    /// of the rates that a quota sustains.
+    #[must_use]
+    pub fn at_speed(&self, fraction: f64) -> DeviceProfile {
+        let cpu = self.cpu.with_sustained_rates().at_speed(fraction);
+        DeviceProfile { cpu, gpu: self.gpu.as_ref().map(|gpu| gpu.at_speed(fraction)), ..self.clone() }
+    }
+}
+
+impl Cpu {
+    /// Returns the CPU with all rates at a fraction of their values, and its fixed times longer in proportion.
+    #[must_use]
+    pub fn at_speed(&self, fraction: f64) -> Cpu {
+        let mut cpu = self.clone();
+        let rates = [&mut cpu.matvec, &mut cpu.matvec_streamed, &mut cpu.matmul_streamed, &mut cpu.matmul];
+        for rates in rates {
+            multiply(rates, fraction);
+        }
+        cpu.read_bandwidth = self.read_bandwidth.map(|rate| *rate * fraction);
+        cpu.attention_rate = self.attention_rate.as_ref().map(|rate| rate.map(|rate| *rate * fraction));
+        for cost in [&mut cpu.layer_overhead, &mut cpu.token_overhead] {
+            lengthen(cost, fraction);
+        }
+        cpu
+    }
+}
+
+impl Gpu {
+    /// Returns the GPU with all rates at a fraction of their values, and its fixed times longer in proportion.
+    #[must_use]
+    pub fn at_speed(&self, fraction: f64) -> Gpu {
+        let mut gpu = self.clone();
+        for rates in [&mut gpu.matvec, &mut gpu.matmul] {
+            multiply(rates, fraction);
+        }
+        gpu.read_bandwidth = self.read_bandwidth.map(|rate| *rate * fraction);
+        for cost in [&mut gpu.window_overhead, &mut gpu.layer_overhead] {
+            lengthen(cost, fraction);
+        }
+        gpu
+    }
+}
+
+fn multiply(rates: &mut Rates, fraction: f64) {
+    rates.0.values_mut().for_each(|rate| rate.value = rate.value * fraction);
+}
+
+fn lengthen(cost: &mut Option<Sourced<Seconds>>, fraction: f64) {
+    *cost = cost.as_ref().map(|cost| cost.map(|time| *time * (1.0 / fraction)));
+}
