@@ -4,7 +4,8 @@
 //! rate for the format and the time to read the weights at the processor's read bandwidth. A batch of tokens shares one
 //! read of the weights; for one token, a rate that was measured with weights streamed from memory covers both terms. A
 //! small batch, which kernels compute like single tokens, takes the time of one token and an equal time for each further
-//! token, if the profile has both rates.
+//! token, if the profile has both rates. For a larger one, kernels first unpack the weights, which takes the same time for
+//! any number of tokens: its time is on the line through two measured sizes.
 //! Attention takes the longer of its arithmetic and the time to read the keys and values of all positions so far.
 //!
 //! The operating system also spends CPU time on each page that it adds to the page cache or evicts. This bounds the
@@ -13,7 +14,8 @@
 //! Not here: waiting for weights and contention for the cores (`hearth_sim`).
 
 use hearth_profiles::device::{
-    Cpu, DeviceProfile, Disk, Gpu, SMALL_BATCH_TOKENS, TransferCost, nearest_format_rate,
+    Cpu, DeviceProfile, Disk, Gpu, LARGE_BATCH_TOKENS, MEDIUM_BATCH_TOKENS, SMALL_BATCH_TOKENS, TransferCost,
+    nearest_format_rate,
 };
 use hearth_profiles::model::{FormatTotals, ModelProfile, TensorGroup, TokenMixer};
 use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, FormatMap, Seconds, Sourced};
@@ -75,6 +77,8 @@ pub struct ComputeCost<'a> {
     streamed: Option<&'a Rates>,
     /// Rates of [`SMALL_BATCH_TOKENS`] tokens with weights streamed from memory.
     small_batch: Option<&'a Rates>,
+    /// Rates of [`MEDIUM_BATCH_TOKENS`] tokens with weights streamed from memory.
+    medium_batch: Option<&'a Rates>,
     matmul: &'a Rates,
     bandwidth: BytesPerSecond,
     attention: Option<FlopsPerSecond>,
@@ -100,6 +104,7 @@ impl<'a> ComputeCost<'a> {
             matvec: &cpu.matvec,
             streamed: Some(&cpu.matvec_streamed).filter(|rates| !rates.is_empty()),
             small_batch: Some(&cpu.matmul_streamed).filter(|rates| !rates.is_empty()),
+            medium_batch: Some(&cpu.matmul_medium).filter(|rates| !rates.is_empty()),
             matmul: &cpu.matmul,
             bandwidth: cpu.read_bandwidth.value,
             attention: cpu.attention_rate.as_ref().map(|rate| rate.value),
@@ -116,6 +121,7 @@ impl<'a> ComputeCost<'a> {
             matvec: &gpu.matvec,
             streamed: None,
             small_batch: None,
+            medium_batch: None,
             matmul: &gpu.matmul,
             bandwidth: gpu.read_bandwidth.value,
             attention: None,
@@ -160,10 +166,10 @@ impl<'a> ComputeCost<'a> {
     pub fn matmul_time(&self, group: &TensorGroup, tokens: u32) -> Seconds {
         let streamed = self.streamed.filter(|_| tokens == 1);
         let share_read = self.model.shape.experts.map_or(1.0, |experts| experts.share_read(tokens));
-        // The tokens of a small batch use different experts.
-        let is_small = (2..MIN_PANEL_TOKENS).contains(&tokens) && self.model.shape.experts.is_none();
+        // The tokens of a batch use different experts.
+        let is_dense = self.model.shape.experts.is_none();
         let time = |(format, share): (Format, FormatTotals)| {
-            if is_small && let Some(time) = self.small_batch_time(format, share.flops, tokens) {
+            if is_dense && let Some(time) = self.batch_time(format, share.flops, tokens) {
                 return time;
             }
             if let Some(rate) = streamed.and_then(|rates| nearest_format_rate(rates, format)) {
@@ -175,14 +181,23 @@ impl<'a> ComputeCost<'a> {
         group.totals_by_format().map(time).sum()
     }
 
-    /// Returns the time of products with `flops` operations per token for a small batch of tokens, on the line through
-    /// the measured times of one token and of a small batch.
-    fn small_batch_time(&self, format: Format, flops: Flops, tokens: u32) -> Option<Seconds> {
-        let one = flops / nearest_format_rate(self.streamed?, format)?;
-        let size = f64::from(SMALL_BATCH_TOKENS);
-        let several = flops * size / nearest_format_rate(self.small_batch?, format)?;
-        let each = (several.0 - one.0).max(0.0) / (size - 1.0);
-        Some(Seconds(one.0 + each * f64::from(tokens - 1)))
+    /// Returns the time of products with `flops` operations per token for a batch of fewer than [`LARGE_BATCH_TOKENS`]
+    /// tokens, on the line through the measured times of two numbers of tokens; `None` for one token, for a large batch,
+    /// and without measurements.
+    fn batch_time(&self, format: Format, flops: Flops, tokens: u32) -> Option<Seconds> {
+        let (fewer, more) = match tokens {
+            0 | 1 => return None,
+            2..MIN_PANEL_TOKENS => ((1, self.streamed?), (SMALL_BATCH_TOKENS, self.small_batch?)),
+            MIN_PANEL_TOKENS..LARGE_BATCH_TOKENS => {
+                ((MEDIUM_BATCH_TOKENS, self.medium_batch?), (LARGE_BATCH_TOKENS, self.matmul))
+            }
+            _ => return None,
+        };
+        let time =
+            |(tokens, rates)| Some((flops * f64::from(tokens) / nearest_format_rate(rates, format)?).0);
+        let (start, end) = (time(fewer)?, time(more)?);
+        let each = (end - start).max(0.0) / f64::from(more.0 - fewer.0);
+        Some(Seconds((start + each * (f64::from(tokens) - f64::from(fewer.0))).max(0.0)))
     }
 
     /// Returns the time of a layer's token mixer for all tokens of a pass. In attention, each token attends to one
@@ -266,6 +281,15 @@ mod tests {
         }
         let time = cost.matmul_time(group, MIN_PANEL_TOKENS).0;
         assert!((time / (one * 12.0 * 0.4) - 1.0).abs() < 1e-9, "{time}");
+        // 16 tokens take 16 times as long as one, 128 tokens 51.2 times.
+        device.cpu.matmul_medium = rate(40.0);
+        let cost = ComputeCost::for_cpu(&device.cpu, &model, Format::F16);
+        let each = (51.2 - 16.0) / 112.0;
+        for (tokens, expected) in [(12, 16.0 - 4.0 * each), (16, 16.0), (72, 33.6), (128, 51.2), (256, 102.4)]
+        {
+            let time = cost.matmul_time(group, tokens).0;
+            assert!((time / (one * expected) - 1.0).abs() < 1e-9, "{tokens} tokens: {time}");
+        }
     }
 
     #[test]

@@ -37,7 +37,8 @@ pub fn recalibrate(
         )
     };
     let cpu = &mut device.cpu;
-    let tables = [&mut cpu.matvec, &mut cpu.matvec_streamed, &mut cpu.matmul_streamed];
+    let tables =
+        [&mut cpu.matvec, &mut cpu.matvec_streamed, &mut cpu.matmul_streamed, &mut cpu.matmul_medium];
     let rates = tables.into_iter().flat_map(|table| table.0.values_mut()).chain(&mut cpu.attention_rate);
     rates.for_each(|rate| update(rate, new_source, |rate| rate.0 /= factor));
     for rate in [&mut cpu.read_bandwidth, &mut cpu.kv_copy.bandwidth] {

@@ -63,6 +63,7 @@ pub fn uncertain_rates(device: &DeviceProfile, wanted: impl Fn(Format) -> bool) 
         ("cpu.matvec", &cpu.matvec),
         ("cpu.matvec_streamed", &cpu.matvec_streamed),
         ("cpu.matmul_streamed", &cpu.matmul_streamed),
+        ("cpu.matmul_medium", &cpu.matmul_medium),
         ("cpu.matmul", &cpu.matmul),
     ];
     let rates = by_format.into_iter().chain(gpu).flat_map(|(key, rates)| {

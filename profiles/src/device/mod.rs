@@ -146,6 +146,12 @@ impl TransferCost {
 /// Number of tokens of the products that [`Cpu::matmul_streamed`] describes.
 pub const SMALL_BATCH_TOKENS: u32 = 4;
 
+/// Number of tokens of the products that [`Cpu::matmul_medium`] describes.
+pub const MEDIUM_BATCH_TOKENS: u32 = 16;
+
+/// Number of tokens of the products that [`Cpu::matmul`] describes.
+pub const LARGE_BATCH_TOKENS: u32 = 128;
+
 /// The CPU of a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
@@ -162,11 +168,15 @@ pub struct Cpu {
     /// Speed of matrix-vector products with weights streamed from memory, as in decoding; absent if not measured.
     #[serde(default, skip_serializing_if = "FormatMap::is_empty")]
     pub matvec_streamed: FormatMap<Sourced<FlopsPerSecond>>,
-    /// Speed of matrix products with [`SMALL_BATCH_TOKENS`] tokens and weights streamed from memory, as for sequences that share a batch and
-    /// for drafted tokens; absent if not measured.
+    /// Speed of matrix products with [`SMALL_BATCH_TOKENS`] tokens and weights streamed from memory, as for sequences
+    /// that share a batch and for drafted tokens; absent if not measured.
     #[serde(default, skip_serializing_if = "FormatMap::is_empty")]
     pub matmul_streamed: FormatMap<Sourced<FlopsPerSecond>>,
-    /// Speed of matrix products with a batch of tokens, as in prefill.
+    /// Speed of matrix products with [`MEDIUM_BATCH_TOKENS`] tokens and weights streamed from memory, as for many sequences
+    /// and for short prompts; absent if not measured.
+    #[serde(default, skip_serializing_if = "FormatMap::is_empty")]
+    pub matmul_medium: FormatMap<Sourced<FlopsPerSecond>>,
+    /// Speed of matrix products with [`LARGE_BATCH_TOKENS`] tokens, as in prefill.
     #[serde(default, skip_serializing_if = "FormatMap::is_empty")]
     pub matmul: FormatMap<Sourced<FlopsPerSecond>>,
     /// Bandwidth of reading weights from memory: T_cpu of the prima.cpp paper.
@@ -381,6 +391,7 @@ impl DeviceProfile {
             ("cpu.matvec", Some(&cpu.matvec)),
             ("cpu.matvec_streamed", Some(&cpu.matvec_streamed)),
             ("cpu.matmul_streamed", Some(&cpu.matmul_streamed)),
+            ("cpu.matmul_medium", Some(&cpu.matmul_medium)),
             ("cpu.matmul", Some(&cpu.matmul)),
             ("gpu.matvec", gpu.map(|gpu| &gpu.matvec)),
             ("gpu.matmul", gpu.map(|gpu| &gpu.matmul)),

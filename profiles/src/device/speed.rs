@@ -22,7 +22,8 @@ impl Cpu {
     #[must_use]
     pub fn at_speed(&self, fraction: f64) -> Cpu {
         let mut cpu = self.clone();
-        let rates = [&mut cpu.matvec, &mut cpu.matvec_streamed, &mut cpu.matmul_streamed, &mut cpu.matmul];
+        let streamed = [&mut cpu.matvec_streamed, &mut cpu.matmul_streamed, &mut cpu.matmul_medium];
+        let rates = [&mut cpu.matvec, &mut cpu.matmul].into_iter().chain(streamed);
         for rates in rates {
             multiply(rates, fraction);
         }

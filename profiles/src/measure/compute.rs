@@ -1,7 +1,7 @@
 //! Measures the compute rates of the executor's CPU kernels on this machine.
 //!
 //! The caller provides the [`Kernels`], and this module decides what the kernels compute. The product of a matrix of
-//! `rows` x `columns` and a vector has `2 * rows * columns` operations in every format. Products are measured in four
+//! `rows` x `columns` and a vector has `2 * rows * columns` operations in every format. Products are measured in five
 //! ways:
 //!
 //! - in cache: one matrix of [`CACHED_MATRIX_BYTES`] bytes, many times in one call, so that the time to wake threads
@@ -9,12 +9,13 @@
 //! - streamed: matrices of [`STREAMED_MATRIX_BYTES`] bytes, one after another from a buffer as large as memory allows,
 //!   as in decoding;
 //! - streamed, with [`SMALL_BATCH_TOKENS`] vectors at once, as when sequences share a batch;
+//! - streamed, with [`MEDIUM_BATCH_TOKENS`] vectors, for which kernels first unpack the weights;
 //! - batched: [`BATCH_SIZE`] vectors at once, as in prefill.
 
 use super::MeasurementError;
 use super::mapping::WeightBuffer;
 use super::sampling::{MeasurementOptions, Samples, measure_duration, measure_rate};
-use crate::device::{SMALL_BATCH_TOKENS, TransferCost};
+use crate::device::{LARGE_BATCH_TOKENS, MEDIUM_BATCH_TOKENS, SMALL_BATCH_TOKENS, TransferCost};
 use crate::document_values::{FormatMap, Sourced};
 use crate::format::Format;
 use crate::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
@@ -31,7 +32,7 @@ const REPEATS: usize = 32;
 /// Size in bytes of the matrix that is multiplied with a batch of vectors.
 const BATCHED_BYTES: usize = 4 << 20;
 
-pub const BATCH_SIZE: usize = 128;
+pub const BATCH_SIZE: usize = LARGE_BATCH_TOKENS as usize;
 
 /// Number of weights in a row of each matrix: a whole number of blocks in every format, and the width of a small model.
 const COLUMNS: usize = 2048;
@@ -66,6 +67,8 @@ pub struct ComputeRates {
     pub matvec_streamed: FormatMap<Sourced<FlopsPerSecond>>,
     /// Speed of matrix products with [`SMALL_BATCH_TOKENS`] vectors and weights streamed from memory.
     pub matmul_streamed: FormatMap<Sourced<FlopsPerSecond>>,
+    /// Speed of matrix products with [`MEDIUM_BATCH_TOKENS`] vectors and weights streamed from memory.
+    pub matmul_medium: FormatMap<Sourced<FlopsPerSecond>>,
     /// Speed of matrix products with a batch of vectors.
     pub matmul: FormatMap<Sourced<FlopsPerSecond>>,
     /// Speed of attention over cached keys and values.
@@ -88,7 +91,7 @@ pub fn measure_compute_rates(
     if wanted.is_empty() {
         wanted = known;
     }
-    let mut measured: Vec<(Format, [Samples; 4])> =
+    let mut measured: Vec<(Format, [Samples; 5])> =
         wanted.into_iter().map(|one| (one, Default::default())).collect();
     let mut attention = Samples::default();
     // The samples are taken in rounds, so that a disturbance of the machine affects a few samples of each rate and
@@ -99,13 +102,10 @@ pub fn measure_compute_rates(
             progress(&format!("kernels: {format}"));
             samples[0].add(product_rate(kernels, *format, buffer, options, CACHED_MATRIX_BYTES, 1, REPEATS));
             samples[1].add(measure_streamed_rate(kernels, *format, buffer, options, 1));
-            samples[3].add(measure_streamed_rate(
-                kernels,
-                *format,
-                buffer,
-                options,
-                SMALL_BATCH_TOKENS as usize,
-            ));
+            for (kind, tokens) in [(3, SMALL_BATCH_TOKENS), (4, MEDIUM_BATCH_TOKENS)] {
+                let tokens = tokens as usize;
+                samples[kind].add(measure_streamed_rate(kernels, *format, buffer, options, tokens));
+            }
             samples[2].add(product_rate(kernels, *format, buffer, options, BATCHED_BYTES, BATCH_SIZE, 1));
         }
         progress("kernels: attention");
@@ -113,7 +113,7 @@ pub fn measure_compute_rates(
     }
     let name = kernels.description();
     let table = |kind: usize, what: &dyn Fn(Format) -> String| {
-        let row = |(format, samples): &(Format, [Samples; 4])| {
+        let row = |(format, samples): &(Format, [Samples; 5])| {
             let what = format!("{}, {name}", what(*format));
             Ok((*format, samples[kind].sourced_positive_median(FlopsPerSecond, &what)?))
         };
@@ -127,14 +127,24 @@ pub fn measure_compute_rates(
     })?;
     let streamed = |format| format!("{format} matrix times vector, streamed through {}", buffer.size());
     let matvec_streamed = table(1, &streamed)?;
-    let matmul_streamed = table(3, &|format| {
-        format!("{format} matrix times {SMALL_BATCH_TOKENS} vectors, streamed through {}", buffer.size())
-    })?;
+    let batched = |format, tokens| {
+        format!("{format} matrix times {tokens} vectors, streamed through {}", buffer.size())
+    };
+    let matmul_streamed = table(3, &|format| batched(format, SMALL_BATCH_TOKENS))?;
+    let matmul_medium = table(4, &|format| batched(format, MEDIUM_BATCH_TOKENS))?;
     let matmul = table(2, &|format| format!("{format} matrix times {BATCH_SIZE} vectors"))?;
     let what = format!("one token's attention in one layer with {name}");
     let attention = attention.sourced_positive_median(FlopsPerSecond, &what)?;
     let kv_copy = kv_copy(kernels, options)?;
-    Ok(ComputeRates { matvec, matvec_streamed, matmul_streamed, matmul, attention_rate: attention, kv_copy })
+    Ok(ComputeRates {
+        matvec,
+        matvec_streamed,
+        matmul_streamed,
+        matmul_medium,
+        matmul,
+        attention_rate: attention,
+        kv_copy,
+    })
 }
 
 /// Returns the number of whole rows in `bytes` bytes of weights (at least 1), and the size of these rows in bytes.
@@ -248,7 +258,8 @@ mod tests {
             measure_compute_rates(&mut kernels, formats, &buffer, &options, &mut |_| ()).unwrap()
         };
         let (rates, only) = (measure(&[]), measure(&[Format::Q4K]));
-        for table in [&rates.matvec, &rates.matvec_streamed, &rates.matmul_streamed, &rates.matmul] {
+        let streamed = [&rates.matvec_streamed, &rates.matmul_streamed, &rates.matmul_medium];
+        for table in [&rates.matvec, &rates.matmul].into_iter().chain(streamed) {
             let formats: Vec<Format> = table.iter().map(|(format, _)| format).collect();
             assert_eq!(formats, [Format::F32, Format::Q4K]);
             assert!(table.iter().all(|(_, rate)| rate.value.0 > 0.0 && rate.source.contains("counting")));

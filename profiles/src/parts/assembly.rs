@@ -149,6 +149,7 @@ fn cpu(class: &CpuEfficiency, source: &str, part: &CpuPart) -> Cpu {
         matvec: reading_bound_rates(read_bandwidth.value),
         matvec_streamed: FormatMap::default(),
         matmul_streamed: FormatMap::default(),
+        matmul_medium: FormatMap::default(),
         matmul: same_rates(&matmul),
         kv_copy: copy_at(&read_bandwidth),
         read_bandwidth,

@@ -126,7 +126,15 @@ pub fn profile(
     progress("fixed costs");
     let overheads = overhead::measure_overheads(&cpu, &rates, &measurement)?;
 
-    let ComputeRates { matvec, matvec_streamed, matmul_streamed, matmul, attention_rate, kv_copy } = rates;
+    let ComputeRates {
+        matvec,
+        matvec_streamed,
+        matmul_streamed,
+        matmul_medium,
+        matmul,
+        attention_rate,
+        kv_copy,
+    } = rates;
     let device = DeviceProfile {
         schema: DeviceProfile::SCHEMA.to_owned(),
         name: options.name.clone(),
@@ -138,6 +146,7 @@ pub fn profile(
             matvec,
             matvec_streamed,
             matmul_streamed,
+            matmul_medium,
             matmul,
             read_bandwidth,
             attention_rate: Some(attention_rate),

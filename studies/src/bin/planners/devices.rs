@@ -140,6 +140,7 @@ pub fn random_device(name: &str, kind: DeviceKind, random: &mut InstanceRng) -> 
             matvec: speeds(speed),
             matvec_streamed: FormatMap::default(),
             matmul_streamed: FormatMap::default(),
+            matmul_medium: FormatMap::default(),
             matmul: FormatMap::default(),
             read_bandwidth: rate(read),
             attention_rate: None,
