@@ -3,7 +3,8 @@
 //!
 //! A pure reducer, `(state, event) -> (state, steps)`, like [`crate::recovery`]. The devices measure themselves
 //! ([`Event::Measured`]). If the measurements differ enough from those of the last decision, the runner finds the best
-//! plan for [`Adaptation::cluster`], in which the measurements replace the profiles, and prices it ([`Step::Price`]).
+//! plan for [`Adaptation::cluster`], in which the measurements replace the profiles, and what it saves
+//! ([`Step::Evaluate`]).
 //!
 //! A new plan costs time: devices load other layers, and the active sequences are computed again. Nobody knows how long a
 //! slow device will stay slow. So the ring changes its plan when it has lost as much time with its current plan as the
@@ -12,7 +13,7 @@
 //!
 //! The profile of a device is an upper bound of its memory, because a scenario may give a device less than it has.
 //!
-//! Not here: how a plan is found and priced, and how a ring changes its plan ([`crate::recovery`]).
+//! Not here: how a plan is found and predicted ([`Replanner`]), and how a ring changes its plan ([`crate::recovery`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,17 +27,22 @@ use hearth_schema::trace::{Counter, CounterReading, Resource, StepKind, StepReco
 
 use crate::Cluster;
 use crate::compute_cost::{ComputeCost, longer, prompt_time, stream_rate};
+use crate::recovery::{Recovery, Replanner};
 
 /// The ratio of two measurements from which on they count as different. source: docs/studies/serving/adaptation.md:
 /// on a shared virtual machine, devices computed up to 1.2 times as long as their profiles for no lasting reason
 const CHANGE: f64 = 1.25;
-/// The fraction of the time per token that a new plan must save. source: assumed, twice the error of the prediction
+/// The fraction of the time per token that a new plan must save. source: assumed, about the error of a prediction; that
+/// of the difference of two plans is smaller
 const MIN_SAVING: f64 = 0.1;
 /// The computing time after which a measurement has half of its weight. source: assumed, long enough to average over
 /// short loads
 const HALF_LIFE: Seconds = Seconds(2.0);
 /// The computing time of a device before its measurements count. source: assumed, tens of tokens
 const MIN_COMPUTED: Seconds = Seconds(0.25);
+
+/// The range of slowdowns that count. A device that claims more has measured wrongly, or lies. source: assumed
+const SLOWDOWNS: [f64; 2] = [0.25, 100.0];
 
 /// What a device has measured of itself since its last measurement.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -59,11 +65,13 @@ pub enum Event {
     Outdated {
         device: String,
     },
-    /// The result of [`Step::Price`]: `None` if there is no other plan.
-    Priced(Option<Offer>),
-    /// A batch is complete. `cached_tokens` is the number of tokens that another plan would have to compute again.
+    /// The result of [`Step::Evaluate`]: `None` if there is no other plan.
+    Evaluated(Option<Evaluation>),
+    /// A batch is complete. `cached_tokens` is the number of tokens of active sequences, which another plan would have to
+    /// compute again; `in_flight` is the number of batches that the ring computes at the same time.
     BatchCompleted {
         cached_tokens: u64,
+        in_flight: usize,
     },
     /// No request is active, and none waits.
     Idle,
@@ -73,15 +81,15 @@ pub enum Event {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Find the best plan for [`Adaptation::cluster`], and report its price with [`Event::Priced`].
-    Price,
+    /// Find the best plan for [`Adaptation::cluster`], and report its price with [`Event::Evaluated`].
+    Evaluate,
     /// Change to the best plan for [`Adaptation::cluster`].
     Replan,
 }
 
-/// What a new plan saves and costs.
+/// What a change to a new plan saves and costs.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Offer {
+pub struct Evaluation {
     /// Time per token with the current plan; infinite if it cannot continue.
     pub current: Seconds,
     /// Time per token with the new plan.
@@ -92,14 +100,15 @@ pub struct Offer {
     pub prompt_token_time: Seconds,
 }
 
-impl Offer {
-    /// Prices a plan for a cluster, from the predicted times per token of both plans.
-    pub fn new(cluster: &Cluster, current: (&Plan, Seconds), new: (&Plan, Seconds)) -> Self {
+impl Evaluation {
+    /// Compares two plans for a cluster, each with its predicted time per token.
+    fn new(cluster: &Cluster, current: (&Plan, Seconds), new: (&Plan, Seconds)) -> Self {
         Self {
             current: current.1,
             new: new.1,
             load_time: load_time(cluster, current.0, new.0),
-            prompt_token_time: prompt_time(new.0, cluster, PRICED_PROMPT) * (1.0 / f64::from(PRICED_PROMPT)),
+            prompt_token_time: prompt_time(new.0, cluster, EVALUATED_PROMPT)
+                * (1.0 / f64::from(EVALUATED_PROMPT)),
         }
     }
 
@@ -108,8 +117,8 @@ impl Offer {
     }
 }
 
-/// The length of the prompt from which [`Offer::prompt_token_time`] follows. source: assumed, a short conversation
-const PRICED_PROMPT: u32 = 256;
+/// The length of the prompt from which [`Evaluation::prompt_token_time`] follows. source: assumed, a short conversation
+const EVALUATED_PROMPT: u32 = 256;
 
 /// Returns the longest time that a device needs to read the layers that it gets.
 fn load_time(cluster: &Cluster, current: &Plan, new: &Plan) -> Seconds {
@@ -147,10 +156,11 @@ impl Condition {
 
     /// Returns the time that layers take, relative to the profile of the device.
     fn slowdown(&self) -> f64 {
-        if self.computed < MIN_COMPUTED || self.expected <= Seconds(0.0) {
+        let ratio = self.computed / self.expected;
+        if self.computed < MIN_COMPUTED || !ratio.is_finite() {
             return 1.0;
         }
-        self.computed / self.expected
+        ratio.clamp(SLOWDOWNS[0], SLOWDOWNS[1])
     }
 
     fn memory_of(&self, profile: &DeviceProfile) -> Bytes {
@@ -170,83 +180,88 @@ impl Condition {
 pub struct Adaptation {
     profiles: Arc<Cluster>,
     conditions: BTreeMap<String, Condition>,
-    /// The conditions of the last decision.
-    decided: BTreeMap<String, Condition>,
-    is_pricing: bool,
+    /// The conditions of the last evaluation.
+    evaluated: BTreeMap<String, Condition>,
+    is_evaluating: bool,
     /// The best plan for the measured conditions, if it saves enough.
-    offer: Option<Offer>,
-    /// The time lost since there is an offer.
+    evaluation: Option<Evaluation>,
+    /// The time lost since there is an evaluation.
     lost: Seconds,
 }
 
 impl Adaptation {
     /// Creates the state for a ring that was planned from the profiles of a cluster.
     pub fn new(profiles: Arc<Cluster>) -> Self {
-        let (conditions, decided) = Default::default();
-        Self { profiles, conditions, decided, is_pricing: false, offer: None, lost: Seconds(0.0) }
+        let (conditions, evaluated) = Default::default();
+        Self { profiles, conditions, evaluated, is_evaluating: false, evaluation: None, lost: Seconds(0.0) }
     }
 
     pub fn react(&mut self, event: Event) -> Vec<Step> {
         match event {
             Event::Measured { device, measurement } => {
                 self.conditions.entry(device).or_default().add(measurement);
-                self.price_if_changed()
+                self.evaluate_if_changed()
             }
             Event::Outdated { device } => {
                 self.conditions.remove(&device);
-                self.price_if_changed()
+                self.evaluate_if_changed()
             }
-            Event::Priced(offer) => {
-                self.is_pricing = false;
-                let saves = |offer: &Offer| offer.saving() > offer.current * MIN_SAVING;
-                let offer = offer
-                    .filter(|offer| offer.current.0.is_infinite() || saves(offer))
-                    .filter(|offer| offer.new.0.is_finite());
-                match offer {
+            Event::Evaluated(evaluation) => {
+                self.is_evaluating = false;
+                let saves = |evaluation: &Evaluation| evaluation.saving() > evaluation.current * MIN_SAVING;
+                let evaluation = evaluation
+                    .filter(|evaluation| evaluation.current.0.is_infinite() || saves(evaluation))
+                    .filter(|evaluation| evaluation.new.0.is_finite());
+                match evaluation {
                     None => self.lost = Seconds(0.0),
                     // The ring cannot wait until it has paid: it does not run any more.
-                    Some(offer) if offer.current.0.is_infinite() => self.lost = offer.current,
+                    Some(evaluation) if evaluation.current.0.is_infinite() => self.lost = evaluation.current,
                     Some(_) => {}
                 }
-                self.offer = offer;
+                self.evaluation = evaluation;
                 vec![]
             }
-            Event::BatchCompleted { cached_tokens } => {
-                self.lost += self.offer.map_or(Seconds(0.0), |offer| offer.saving());
-                self.replan_if_paid(cached_tokens)
+            Event::BatchCompleted { cached_tokens, in_flight } => {
+                let saving = self.evaluation.map_or(Seconds(0.0), |evaluation| evaluation.saving());
+                // Batches in flight lose the same time.
+                self.lost += saving / in_flight.max(1) as f64;
+                self.replan_if_worthwhile(cached_tokens)
             }
-            Event::Idle => self.replan_if_paid(0),
+            Event::Idle => self.replan_if_worthwhile(0),
             Event::Replanned => {
-                (self.offer, self.lost) = (None, Seconds(0.0));
+                (self.evaluation, self.lost) = (None, Seconds(0.0));
+                // The ring may have the same plan again, over new connections.
+                self.evaluated.clear();
                 vec![]
             }
         }
     }
 
-    fn price_if_changed(&mut self) -> Vec<Step> {
-        if self.is_pricing || !self.has_changed() {
+    fn evaluate_if_changed(&mut self) -> Vec<Step> {
+        if self.is_evaluating || !self.has_changed() {
             return vec![];
         }
-        self.is_pricing = true;
-        self.decided.clone_from(&self.conditions);
-        vec![Step::Price]
+        self.is_evaluating = true;
+        self.evaluated.clone_from(&self.conditions);
+        vec![Step::Evaluate]
     }
 
-    fn replan_if_paid(&mut self, cached_tokens: u64) -> Vec<Step> {
-        let is_paid =
-            |offer: Offer| self.lost >= offer.load_time + offer.prompt_token_time * cached_tokens as f64;
-        if !self.offer.is_some_and(is_paid) {
+    fn replan_if_worthwhile(&mut self, cached_tokens: u64) -> Vec<Step> {
+        let is_worthwhile = |evaluation: Evaluation| {
+            self.lost >= evaluation.load_time + evaluation.prompt_token_time * cached_tokens as f64
+        };
+        if !self.evaluation.is_some_and(is_worthwhile) {
             return vec![];
         }
-        self.offer = None;
+        (self.evaluation, self.lost) = (None, Seconds(0.0));
         vec![Step::Replan]
     }
 
     fn has_changed(&self) -> bool {
         self.profiles.members.iter().any(|member| {
-            let [now, decided] = [&self.conditions, &self.decided]
+            let [now, evaluated] = [&self.conditions, &self.evaluated]
                 .map(|conditions| conditions.get(&member.name).copied().unwrap_or_default());
-            now.differs(&decided, &member.device)
+            now.differs(&evaluated, &member.device)
         })
     }
 
@@ -273,10 +288,15 @@ impl Adaptation {
         let gpu = sustained.gpu.as_ref().map(|gpu| ComputeCost::for_gpu(gpu, &cluster.model, element));
         for record in records.iter().filter(|record| record.kind == StepKind::Compute) {
             let Some(batch) = batches.get(&record.pass_index) else { continue };
-            let cost = if record.resource == Resource::Gpu { gpu.as_ref() } else { Some(&cpu) };
             let layers = record.layer_range();
-            let is_known = layers.end as usize <= cluster.model.layers.len();
+            let is_known = !layers.is_empty() && layers.end as usize <= cluster.model.layers.len();
+            let (cost, window) = if record.resource == Resource::Gpu {
+                (gpu.as_ref(), sustained.gpu.as_ref().and_then(|gpu| gpu.window_overhead.as_ref()))
+            } else {
+                (Some(&cpu), sustained.cpu.window_overhead.as_ref())
+            };
             let Some(cost) = cost.filter(|_| is_known) else { continue };
+            sum.expected += window.map_or(Seconds(0.0), |time| time.value);
             sum.expected += layers.map(|layer| cost.layer_time(layer, batch.passes())).sum();
             let processors = record.cost.filter(|cost| cost.faulted_bytes > 0);
             let nanos =
@@ -288,11 +308,11 @@ impl Adaptation {
         sum
     }
 
-    /// Returns the cluster with the conditions of the last decision in place of the profiles.
+    /// Returns the cluster with the conditions of the last evaluation in place of the profiles.
     pub fn cluster(&self) -> Cluster {
         let mut cluster = Cluster::clone(&self.profiles);
         for member in &mut cluster.members {
-            let Some(condition) = self.decided.get(&member.name) else { continue };
+            let Some(condition) = self.evaluated.get(&member.name) else { continue };
             let memory = condition.memory_of(&member.device);
             member.device = member.device.at_speed(1.0 / condition.slowdown());
             member.device.memory.available_memory.value = memory;
@@ -300,8 +320,23 @@ impl Adaptation {
         cluster
     }
 
-    /// Returns how the devices differed from their profiles at the last decision, for users.
-    pub fn summary(&self) -> String {
+    /// Finds the best plan for [`Self::cluster`], and what a change to it saves and costs. Returns `None` if there is no
+    /// plan that `is_accepted`.
+    pub fn evaluate(
+        &self,
+        recovery: &Recovery,
+        replanner: &dyn Replanner,
+        is_accepted: impl FnOnce(&Plan) -> bool,
+    ) -> Option<Evaluation> {
+        let (cluster, plan) = (self.cluster(), recovery.plan());
+        let new = recovery.replan(replanner, &cluster).ok().filter(is_accepted)?;
+        let current = replanner.predict(plan, &cluster).unwrap_or(Seconds(f64::INFINITY));
+        let predicted = replanner.predict(&new, &cluster)?;
+        Some(Evaluation::new(&cluster, (plan, current), (&new, predicted)))
+    }
+
+    /// Returns how the devices differed from their profiles at the last evaluation, for users; `None` if they did not.
+    pub fn summary(&self) -> Option<String> {
         let describe = |(name, condition): (&String, &Condition)| {
             let profile = &self.profiles.member(name)?.device;
             if !condition.differs(&Condition::default(), profile) {
@@ -313,7 +348,8 @@ impl Adaptation {
             let lacks = memory.as_f64() * CHANGE < planned.as_f64();
             Some(if lacks { format!("{speed} and has {memory} of {planned}") } else { speed })
         };
-        self.decided.iter().filter_map(describe).collect::<Vec<_>>().join(", ")
+        let texts: Vec<_> = self.evaluated.iter().filter_map(describe).collect();
+        (!texts.is_empty()).then(|| texts.join(", "))
     }
 }
 

@@ -84,6 +84,8 @@ pub struct ComputeCost<'a> {
     attention: Option<FlopsPerSecond>,
     kv_copy: &'a TransferCost,
     layer_overhead: Seconds,
+    /// Whether the passes of a batch share one read of the weights. On a GPU, they follow each other.
+    shares_reads: bool,
     /// The latency model of the SoC if a SoC computes layers and output matrix; `None` for a CPU or a dedicated GPU.
     soc_model: Option<SocLatencyModel<'a>>,
 }
@@ -110,6 +112,7 @@ impl<'a> ComputeCost<'a> {
             attention: cpu.attention_rate.as_ref().map(|rate| rate.value),
             kv_copy: &cpu.kv_copy,
             layer_overhead: cpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value),
+            shares_reads: true,
             soc_model: None,
         }
     }
@@ -127,15 +130,19 @@ impl<'a> ComputeCost<'a> {
             attention: None,
             kv_copy: &gpu.kv_copy,
             layer_overhead: gpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value),
+            shares_reads: false,
             soc_model: None,
         }
     }
 
-    /// Returns the time to compute one layer for all tokens of the passes of a batch, which share one read of the weights.
-    /// On a SoC the passes follow each other, because its graphs are compiled for one sequence.
+    /// Returns the time to compute one layer for all tokens of the passes of a batch, which share one read of the weights
+    /// on a CPU. On a SoC the passes follow each other, because its graphs are compiled for one sequence.
     pub fn layer_time(&self, layer: u32, batch: &[Pass]) -> Seconds {
         if let Some(soc_model) = &self.soc_model {
             return batch.iter().map(|&pass| soc_model.layer_time(pass)).sum();
+        }
+        if !self.shares_reads && batch.len() > 1 {
+            return batch.iter().map(|&pass| self.layer_time(layer, &[pass])).sum();
         }
         let mixer = self.model.shape.mixer(layer);
         let tokens = batch.iter().map(|pass| pass.tokens).sum();

@@ -142,7 +142,12 @@ impl Default for Metrics {
             device_read_bytes: metric(all, "device_read", "Weights read from disk", Some(Unit::Bytes)),
             device_available: metric(all, "device_available", available, Some(Unit::Bytes)),
             device_slowdown: metric(all, "device_slowdown_ratio", slowdown, None),
-            plan_changes: metric(all, "plan_changes", "Changes of the plan of a running ring", None),
+            plan_changes: metric(
+                all,
+                "plan_changes",
+                "Number of times that a running ring was built again, with another or the same plan",
+                None,
+            ),
             devices: Mutex::default(),
             registry,
         }
@@ -242,7 +247,7 @@ impl Metrics {
         if let Some(reading) = available {
             total.available_bytes = Some(reading.value);
             let gauge = self.device_available.get_or_create(&[("device", device.to_owned())]);
-            gauge.set(reading.value.cast_signed());
+            gauge.set(i64::try_from(reading.value).unwrap_or(i64::MAX));
         }
     }
 
@@ -252,7 +257,7 @@ impl Metrics {
         self.device_slowdown.get_or_create(&[("device", device.to_owned())]).set(slowdown);
     }
 
-    /// Counts a change of the plan while the ring was running.
+    /// Counts that a running ring was built again, with another or the same plan.
     pub fn record_plan_change(&self) {
         self.plan_changes.inc();
     }

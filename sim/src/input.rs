@@ -59,6 +59,8 @@ pub struct ScenarioEvents<'a> {
     pub events: &'a [hearth_schema::events::Event],
     /// The planner that makes a new plan when a device is lost; if `None`, the loss ends the run.
     pub replanner: Option<&'a dyn Replanner>,
+    /// Whether the ring also changes its plan when devices become slower or have less memory, like a ring that serves.
+    pub adapts: bool,
 }
 
 #[derive(Debug, Clone)]

@@ -55,7 +55,8 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     let described = cluster.clone();
     limits::apply_memory_limits(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let replanner = ScenarioReplanner::new(&loaded);
-    let events = ScenarioEvents { events: &loaded.scenario.events, replanner: Some(&replanner) };
+    let events =
+        ScenarioEvents { events: &loaded.scenario.events, replanner: Some(&replanner), adapts: args.adapt };
     let memory = MemoryOptions { warm_start: args.warm, ignore_memory: args.ignore_memory };
     let SimulationResult { trace, new_plans: plans, unreached_event_indices: unreached_events } =
         simulate_with_events(&cluster, &plan, &loaded.scenario, memory, &events)?;

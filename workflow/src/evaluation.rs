@@ -24,7 +24,7 @@ pub fn simulate_scenario(
     let scenario = &loaded.scenario;
     limits::apply_memory_limits(scenario, &mut cluster, plan, Bytes::ZERO);
     let replanner = ScenarioReplanner::new(loaded);
-    let events = ScenarioEvents { events: &scenario.events, replanner: Some(&replanner) };
+    let events = ScenarioEvents { events: &scenario.events, replanner: Some(&replanner), adapts: false };
     simulate_with_events(&cluster, plan, scenario, MemoryOptions::default(), &events)
 }
 

@@ -72,7 +72,8 @@ pub enum Event {
     Ready { device: String, epoch: u32 },
     /// The tokens of a pass are complete.
     Token,
-    /// The devices compute at other speeds or have other memory than planned ([`crate::adaptation`]).
+    /// The devices compute at other speeds or have other memory than planned ([`crate::adaptation`]), or devices have
+    /// returned and there is a reason not to wait for the next request.
     ConditionsChanged,
     /// A request begins. If [`Recovery::must_plan`] is true, the ring is planned first, and the event must be repeated.
     Request,
@@ -191,7 +192,10 @@ impl Recovery {
                 self.responded(&[Phase::Configuring, Phase::Resetting], &device, epoch)
             }
             Event::Token => self.token(),
-            Event::ConditionsChanged if self.phase == Phase::Running => vec![self.start_planning(true)],
+            Event::ConditionsChanged if self.phase == Phase::Running => {
+                self.rejoins = None;
+                vec![self.start_planning(true)]
+            }
             Event::ConditionsChanged => vec![],
             Event::Request => self.request(),
         }

@@ -322,3 +322,25 @@ proptest! {
         prop_assert_eq!(&decided[0], &decided[1]);
     }
 }
+
+#[test]
+fn changed_conditions_lead_to_another_plan_only_if_it_differs() {
+    let mut head = running(3);
+    assert_eq!(head.react(Event::ConditionsChanged), [Step::Plan]);
+    assert_eq!(head.react(planned(3)), [], "the same plan");
+    assert!(head.is_ring_running());
+    // A device has returned, and the requests do not wait for it to be idle.
+    head.react(lost(2));
+    head.react(planned(2));
+    prepare_all(&mut head, 2, 2);
+    (0..2).for_each(|index| drop(head.react(ready(index, 2))));
+    head.react(returned(2, RejoinTime::NextRequest));
+    assert!(head.must_plan());
+    assert_eq!(head.react(Event::ConditionsChanged), [Step::Plan]);
+    let steps = head.react(planned(3));
+    assert_eq!(steps, [Step::Replanned { missing: None }, Step::Prepare { epoch: 3 }]);
+    assert!(head.react(Event::ConditionsChanged).is_empty(), "the ring is not running");
+    prepare_all(&mut head, 3, 3);
+    (0..3).for_each(|index| drop(head.react(ready(index, 3))));
+    assert!(head.is_ring_running() && !head.must_plan());
+}

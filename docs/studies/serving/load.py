@@ -3,8 +3,9 @@
 
     python3 docs/studies/serving/load.py target/release/hearth MODEL.gguf --minutes 60 -o out/load
 
-Starts two workers and a head on loopback and four clients that each send one request after the other: chats with and
-without streaming, completions, conversations of several turns, cancelled answers, and invalid requests. Each minute
+Starts two workers and a head on loopback and clients that each send one request after the other: chats with and
+without streaming, completions, conversations of several turns, cancelled answers, and invalid requests. With --kill, a
+worker is killed every minute, and starts again 15 seconds later. Each minute
 it writes a line with the requests, their latencies, and the memory, open files and threads of each process. Exits
 with 1 if an answer was wrong or a process grew. Needs only Python.
 """
@@ -24,12 +25,15 @@ import time
 
 # Maximum growth of a process after its first ten minutes.
 GROWTH = 1.05
-CLIENTS = 4
 
 parser = argparse.ArgumentParser()
 parser.add_argument("hearth")
 parser.add_argument("model")
 parser.add_argument("--minutes", type=float, default=60)
+parser.add_argument("--clients", type=int, default=4, help="concurrent clients")
+parser.add_argument("--slots", type=int, default=4, help="concurrent requests of the server")
+parser.add_argument("--windows", default="3, 3, 2", help="layers of head, left and right")
+parser.add_argument("--kill", action="store_true", help="kill a worker every minute, and start it again 15 s later")
 parser.add_argument("--pause", type=float, default=0.05, help="seconds between a client's requests")
 parser.add_argument("-o", "--output", default="out/load")
 arguments = parser.parse_args()
@@ -38,7 +42,7 @@ output.mkdir(parents=True, exist_ok=True)
 
 
 def start(name, *command):
-    log = open(output / f"{name}.log", "w")
+    log = open(output / f"{name}.log", "a")
     process = subprocess.Popen(
         [arguments.hearth, *command], stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1
     )
@@ -60,7 +64,7 @@ def scenario():
         f"devices:\n{devices}"
         'links:\n  default:\n    latency: {value: 50 us, source: "assumed: loopback"}\n'
         '    bandwidth: {value: 2 GB/s, source: "assumed: loopback"}\n'
-        "planner: {strategy: manual, windows: [3, 3, 2]}\n"
+        f"planner: {{strategy: manual, windows: [{arguments.windows}]}}\n"
     )
 
 
@@ -79,7 +83,7 @@ for name, address in addresses.items():
     plan = plan.replace(f"- name: {name}\n", f"- name: {name}\n  address: {address}\n")
 (output / "plan.yaml").write_text(plan)
 processes["head"], address = start(
-    "head", "serve", str(output / "plan.yaml"), "--model", arguments.model, "--listen", "127.0.0.1:0", "--sequences", str(CLIENTS)
+    "head", "serve", str(output / "plan.yaml"), "--model", arguments.model, "--listen", "127.0.0.1:0", "--sequences", str(arguments.slots)
 )
 
 QUESTIONS = ["Who art thou?", "What is man?", "Whence cometh my help?", "Sing unto the Lord.", "Why do the heathen rage?"]
@@ -185,7 +189,7 @@ def state(process):
     return number("RssAnon") / 1024, len(os.listdir(f"/proc/{process.pid}/fd")), number("Threads")
 
 
-clients = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
+clients = [threading.Thread(target=client, args=(number,)) for number in range(arguments.clients)]
 for one in clients:
     one.start()
 head = ["minute", "requests", "chat_p50_ms", "chat_p95_ms", "completion_p50_ms"]
@@ -194,9 +198,23 @@ table = [head]
 print(*head, sep=",", flush=True)
 begin = time.monotonic()
 minute = 0
+
+
+def wait_until(at):
+    time.sleep(max(0, begin + at - time.monotonic()))
+
+
 while minute < arguments.minutes and all(process.poll() is None for process in processes.values()):
     minute += 1
-    time.sleep(max(0, begin + 60 * minute - time.monotonic()))
+    if arguments.kill:
+        name = ("left", "right")[minute % 2]
+        wait_until(60 * minute - 50)
+        processes[name].kill()
+        processes[name].wait()
+        wait_until(60 * minute - 35)
+        command = ("worker", "--listen", addresses[name], "--model", arguments.model)
+        processes[name], addresses[name] = start(name, *command)
+    wait_until(60 * minute)
     with lock:
         mine, seconds = seconds, {}
     chats = sorted(mine.get("chat", [0]))
@@ -220,7 +238,9 @@ for name, process in processes.items():
 rows = table[1:]
 early, late = rows[min(9, len(rows) // 2)], rows[-1]
 for at, column in enumerate(head):
-    if column.endswith(("mib", "files", "threads")) and late[at] > GROWTH * early[at] + 2:
+    # A worker that has just started is smaller.
+    is_young = arguments.kill and not column.startswith("head")
+    if column.endswith(("mib", "files", "threads")) and not is_young and late[at] > GROWTH * early[at] + 2:
         wrong.append(f"{column} grew from {early[at]} to {late[at]}")
 print(f"requests: {sum(counts.values())} ({', '.join(f'{value} {key}' for key, value in sorted(counts.items()))})")
 print(f"wrong: {len(wrong)}", *wrong[:10], sep="\n  ")

@@ -12,7 +12,8 @@ impl DeviceProfile {
     /// of the rates that a quota sustains.
     #[must_use]
     pub fn at_speed(&self, fraction: f64) -> DeviceProfile {
-        let cpu = self.cpu.with_sustained_rates().at_speed(fraction);
+        let mut cpu = self.cpu.with_sustained_rates().at_speed(fraction);
+        lengthen(&mut cpu.window_overhead, fraction);
         DeviceProfile { cpu, gpu: self.gpu.as_ref().map(|gpu| gpu.at_speed(fraction)), ..self.clone() }
     }
 }
@@ -56,6 +57,28 @@ fn multiply(rates: &mut Rates, fraction: f64) {
     rates.0.values_mut().for_each(|rate| rate.value = rate.value * fraction);
 }
 
+/// Divides a fixed time by a fraction of the full speed.
 fn lengthen(cost: &mut Option<Sourced<Seconds>>, fraction: f64) {
     *cost = cost.as_ref().map(|cost| cost.map(|time| *time * (1.0 / fraction)));
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::device::shipped_profile;
+
+    #[test]
+    fn half_the_speed_doubles_times() {
+        let device = shipped_profile("d3").expect("shipped");
+        let slow = device.at_speed(0.5);
+        let (gpu, slow_gpu) = (device.gpu.as_ref().expect("a GPU"), slow.gpu.as_ref().expect("a GPU"));
+        assert_eq!(slow_gpu.read_bandwidth.value.0, gpu.read_bandwidth.value.0 / 2.0);
+        for ((_, slow), (_, fast)) in slow_gpu.matmul.iter().zip(gpu.matmul.iter()) {
+            assert_eq!(slow.value.0, fast.value.0 / 2.0);
+        }
+        assert_eq!(slow.cpu.read_bandwidth.value.0, device.cpu.read_bandwidth.value.0 / 2.0);
+        let overhead = |cost: &crate::Sourced<crate::Seconds>| cost.value.0;
+        let both = [&slow, &device].map(|device| device.cpu.token_overhead.as_ref().map(overhead));
+        assert_eq!(both[0], both[1].map(|time| time * 2.0));
+        assert_eq!((&slow.memory, &slow.disk), (&device.memory, &device.disk));
+    }
 }

@@ -99,7 +99,7 @@ function showDevices(ring) {
     if (item.classList.contains("gone")) log(device.name + " is back");
     item.classList.remove("gone");
     const layers = device.layers + " layers" + (ring.rounds > 1 ? " in " + ring.rounds + " rounds" : "");
-    if (item.children[1].textContent.endsWith("layers") && item.children[1].textContent !== layers) log(device.name + " now has " + layers);
+    if (item.children[1].textContent.includes("layers") && item.children[1].textContent !== layers) log(device.name + " now has " + layers);
     item.children[1].textContent = layers;
     const was = before?.devices[device.name], is = ring.status.devices[device.name];
     if (!was || !is) return;

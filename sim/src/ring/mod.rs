@@ -7,6 +7,7 @@
 //!
 //! The events of a scenario change the load, the memory and the ring ([`timeline`], [`reconfiguration`]).
 
+pub mod adaptation;
 pub mod reachability;
 pub mod reconfiguration;
 pub mod timeline;
@@ -34,6 +35,7 @@ use crate::network::{NetworkSim, member_order};
 use crate::speculation::AcceptanceSampler;
 use crate::trace::{TraceCollector, counter_reading, memory_readings, new_record};
 
+use adaptation::SimulatedAdaptation;
 use reachability::{HeldMessage, Reachability};
 use timeline::EventTimeline;
 
@@ -74,6 +76,8 @@ pub(crate) struct Simulation<'a> {
     pub(crate) timeline_timer: Timer,
     pub(crate) reachability: Reachability,
     pub(crate) recovery: Recovery,
+    /// Changes the plan when devices become slower, if the run does so.
+    pub(crate) adaptation: Option<SimulatedAdaptation>,
     /// The time at which all devices have confirmed the current plan.
     pub(crate) ready_at: Nanos,
     /// The plans made during the run, in order of time.
@@ -148,6 +152,7 @@ impl<'a> Simulation<'a> {
             timeline_timer,
             reachability: Reachability::new(input.cluster.members.len()),
             recovery: Recovery::with_running_ring(plan),
+            adaptation: SimulatedAdaptation::new(&input, &scenario_events),
             ready_at: 0,
             new_plans: Vec::new(),
             outcome: Outcome::Ok,
@@ -194,6 +199,9 @@ impl<'a> Simulation<'a> {
             && let Some(batch) = self.generation.begin_batch(self.batch_limits)
         {
             self.passes.extend(batch.passes());
+            if let Some(adaptation) = &mut self.adaptation {
+                adaptation.begin_batch(&batch);
+            }
             self.with_device(0, |device, ctx| device.begin_batch(batch, ctx))?;
         }
         Ok(())

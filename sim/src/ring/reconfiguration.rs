@@ -8,13 +8,14 @@
 //! values were distributed over the old ring.
 //!
 //! Deviation: planning and preparing take no time; the head knows at once which devices are reachable; and it plans
-//! with the profiles of the devices, not with their background load.
+//! with the profiles of the devices, not with their background load, unless it adapts ([`super::adaptation`]).
 //!
 //! Not here: how a device adopts its part of a new plan ([`crate::device::reconfiguration`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use hearth_core::adaptation;
 use hearth_core::memory::DeviceMemory;
 use hearth_core::recovery::{self, ReplanError, Step, heartbeat};
 use hearth_core::schedule::batching::BatchLimits;
@@ -96,7 +97,8 @@ impl<'a> Simulation<'a> {
         if self.has_ended {
             return Ok(());
         }
-        self.react(recovery::Event::Token)
+        self.react(recovery::Event::Token)?;
+        if self.has_ended { Ok(()) } else { self.adapt() }
     }
 
     fn begin_event(&mut self, index: usize) -> Result<(), SimError> {
@@ -251,7 +253,7 @@ impl<'a> Simulation<'a> {
     }
 
     /// Passes an event to [`hearth_core::recovery`] and executes the steps that it returns.
-    fn react(&mut self, event: recovery::Event) -> Result<(), SimError> {
+    pub(super) fn react(&mut self, event: recovery::Event) -> Result<(), SimError> {
         let mut steps = VecDeque::from(self.recovery.react(event));
         while let Some(step) = steps.pop_front() {
             let now = self.engine.now();
@@ -297,7 +299,10 @@ impl<'a> Simulation<'a> {
         }
         let found = match self.scenario_events.replanner {
             None => Err(ReplanError { reason: "this run has no replanner".into() }),
-            Some(replanner) => self.recovery.replan(replanner, all),
+            Some(replanner) => match &self.adaptation {
+                Some(adaptation) => self.recovery.replan(replanner, &adaptation.reducer.cluster()),
+                None => self.recovery.replan(replanner, all),
+            },
         };
         let reason = match found {
             Ok(plan) => match self.misfit(&plan)? {
@@ -310,7 +315,7 @@ impl<'a> Simulation<'a> {
     }
 
     /// Returns the reason why a plan does not fit in the memory of its devices; `None` if it fits.
-    fn misfit(&self, plan: &Plan) -> Result<Option<String>, SimError> {
+    pub(super) fn misfit(&self, plan: &Plan) -> Result<Option<String>, SimError> {
         let input = Input { plan, ..self.input };
         let devices = input::check_input(&input)?;
         for (index, device) in devices.iter().enumerate() {
@@ -332,7 +337,13 @@ impl<'a> Simulation<'a> {
         let again = self.generation.restart();
         let plan = Plan::clone(self.recovery.plan());
         let windows = plan.devices.iter().map(|device| format!("{} {}", device.name, device.window));
-        let what = format!("{}; {again} tokens computed again", windows.collect::<Vec<_>>().join(", "));
+        let mut what = format!("{}; {again} tokens computed again", windows.collect::<Vec<_>>().join(", "));
+        if let Some(adaptation) = &mut self.adaptation {
+            if let Some(cause) = adaptation.reducer.summary().filter(|_| missing.is_none()) {
+                what = format!("{what}; {cause}");
+            }
+            adaptation.reducer.react(adaptation::Event::Replanned);
+        }
         let now = self.engine.now();
         let run_event = self.timeline.log_run_event(RunEventKind::Replanned, missing, now, what);
         run_event.plan_digest = Some(plan.digest());

@@ -17,7 +17,8 @@ use hearth_schema::trace::{Counter, Outcome, StepKind, Trace};
 use hearth_sim::{Input, Options, ScenarioEvents, SimError, SimulationResult, simulate_with_events};
 
 use crate::small_rings::{
-    OS, PLENTY, assert_near, count, layers, llama_8b, readings, records, replanned, ring, tpot, use_wifi,
+    OS, PLENTY, assert_near, count, layers, llama_8b, reading_time, readings, records, replanned, ring, tpot,
+    use_wifi,
 };
 
 /// A replanner that distributes the layers evenly over the reachable devices.
@@ -58,12 +59,14 @@ pub fn run_with(
 ) -> SimulationResult {
     let options = Options { starts_warm: true, ..Options::default() };
     let input = Input { cluster, plan, options: &options };
-    simulate_with_events(&input, &ScenarioEvents { events, replanner }).expect("a run that ends")
+    simulate_with_events(&input, &ScenarioEvents { events, replanner, adapts: false })
+        .expect("a run that ends")
 }
 
 fn simulation_error(cluster: &Cluster, plan: &Plan, events: &[Event]) -> SimError {
     let input = Input { cluster, plan, options: &Options::default() };
-    simulate_with_events(&input, &ScenarioEvents { events, replanner: None }).expect_err("an error")
+    simulate_with_events(&input, &ScenarioEvents { events, replanner: None, adapts: false })
+        .expect_err("an error")
 }
 
 /// Simulates a ring of two devices, each with half of the layers and enough memory. Returns the trace and its metrics.
@@ -101,6 +104,53 @@ fn half() -> f64 {
 
 /// Maximum relative difference between a simulated time and the closed-form time.
 const WITHIN: f64 = 0.005;
+
+/// A replanner that gives each of two devices a share of the layers by its speed.
+#[derive(Debug)]
+struct BySpeed;
+
+impl Replanner for BySpeed {
+    fn replan(&self, reachable: &Cluster) -> Result<Plan, ReplanError> {
+        let speed = |index: usize| reachable.members[index].device.cpu.read_bandwidth.value.0;
+        let own = (32.0 * speed(0) / (speed(0) + speed(1))).round() as u32;
+        Ok(replanned(reachable, &[own, 32 - own], OS))
+    }
+
+    fn predict(&self, plan: &Plan, cluster: &Cluster) -> Option<Seconds> {
+        Some(reading_time(plan, cluster))
+    }
+}
+
+#[test]
+fn adapting_ring_moves_layers_away_from_a_slow_device() {
+    let (cluster, plan) = ring(&[PLENTY; 2], 400, &[16, 16], OS);
+    let slow = Event { clock_rate_fraction: Some(Fraction(0.25)), ..on("d1", 2) };
+    let run = |adapts| {
+        let options = Options { starts_warm: true, ..Options::default() };
+        let input = Input { cluster: &cluster, plan: &plan, options: &options };
+        let events =
+            ScenarioEvents { events: std::slice::from_ref(&slow), replanner: Some(&BySpeed), adapts };
+        simulate_with_events(&input, &events).expect("a run that ends")
+    };
+    let (fixed, adapted) = (run(false), run(true));
+    assert_eq!(fixed.new_plans.len(), 0);
+    // Four times as slow: a fifth of the layers.
+    let windows: Vec<Vec<u32>> = adapted
+        .new_plans
+        .iter()
+        .map(|plan| plan.devices.iter().map(|device| device.window).collect())
+        .collect();
+    assert_eq!(windows, [[26, 6]]);
+    let event = adapted.trace.run_events.iter().find(|event| event.kind == RunEventKind::Replanned);
+    let event = event.expect("a new plan");
+    assert!(
+        event.details.contains("; d1 computes 3.") || event.details.contains("; d1 computes 4.0"),
+        "{}",
+        event.details
+    );
+    let end = |result: &SimulationResult| result.trace.records.iter().map(|record| record.end_ns).max();
+    assert!(end(&adapted) < end(&fixed), "{:?} and {:?}", end(&adapted), end(&fixed));
+}
 
 #[test]
 fn load_on_half_the_cores_doubles_computing() {

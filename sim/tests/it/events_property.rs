@@ -17,7 +17,9 @@ use hearth_schema::trace::{Counter, Outcome, StepKind, Trace};
 use hearth_sim::{Input, Options, ScenarioEvents, simulate_with_events};
 use proptest::prelude::*;
 
-use crate::small_rings::{cluster, memories, planned, readings, replanned, use_wifi, with_drafts};
+use crate::small_rings::{
+    cluster, memories, planned, reading_time, readings, replanned, use_wifi, with_drafts,
+};
 
 /// A replanner that gives every device a window of two layers in each round.
 #[derive(Debug)]
@@ -28,8 +30,8 @@ impl Replanner for TwoLayerWindows {
         Ok(replanned(reachable, &vec![2; reachable.members.len()], self.0))
     }
 
-    fn predict(&self, _: &Plan, _: &Cluster) -> Option<Seconds> {
-        None
+    fn predict(&self, plan: &Plan, cluster: &Cluster) -> Option<Seconds> {
+        Some(reading_time(plan, cluster))
     }
 }
 
@@ -128,6 +130,7 @@ proptest! {
         events in prop::collection::vec(event(), 0..6),
         policy in prop_oneof![Just(Residency::Os), Just(Residency::Windowed), Just(Residency::Managed)],
         replans: bool,
+        adapts: bool,
         warm: bool,
         generate in 1u32..8,
         (sequences, micro_batch, drafts, wifi) in (1u32..4, 1u32..6, 0u32..4, any::<bool>()),
@@ -148,7 +151,7 @@ proptest! {
         let options = Options { starts_warm: warm, ..Options::default() };
         let run = || {
             let input = Input { cluster: &cluster, plan: &plan, options: &options };
-            simulate_with_events(&input, &ScenarioEvents { events: &events, replanner }).expect("a run that ends").trace
+            simulate_with_events(&input, &ScenarioEvents { events: &events, replanner, adapts }).expect("a run that ends").trace
         };
         let trace = run();
         check_invariants(&trace, generate * sequences, policy == Residency::Managed)?;

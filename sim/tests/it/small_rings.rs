@@ -135,6 +135,16 @@ pub fn planned(cluster: &Cluster, windows: &[u32], residency: ResidencyOptions) 
     Plan { sequences, draft_model: draft::planned_draft(cluster), ..plan(&cluster.model, windows, residency) }
 }
 
+/// Returns the time in which the devices of a plan read their layers from memory.
+pub fn reading_time(plan: &Plan, cluster: &Cluster) -> Seconds {
+    let time = |(index, device): (usize, &PlannedDevice)| {
+        let bandwidth = cluster.member(&device.name).expect("a member").device.cpu.read_bandwidth.value;
+        let layers = (0..plan.rounds).flat_map(|round| plan.window(index, round));
+        layers.map(|layer| cluster.model.layers[layer as usize].bytes() / bandwidth).sum()
+    };
+    plan.devices.iter().enumerate().map(time).sum()
+}
+
 /// Returns a plan for the reachable devices, with the head first.
 pub fn replanned(reachable: &Cluster, windows: &[u32], residency: ResidencyOptions) -> Plan {
     let mut plan = planned(reachable, windows, residency);

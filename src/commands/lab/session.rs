@@ -268,7 +268,7 @@ impl<'l> Lab<'l> {
     pub fn predict(&self, cluster: &Cluster, plan: &Plan) -> Result<(Trace, String), Failure> {
         let (scenario, memory) = (&self.loaded.scenario, MemoryOptions::default());
         let replanner = ScenarioReplanner::new(self.loaded);
-        let events = ScenarioEvents { events: &scenario.events, replanner: Some(&replanner) };
+        let events = ScenarioEvents { events: &scenario.events, replanner: Some(&replanner), adapts: false };
         let SimulationResult { trace, unreached_event_indices: unreached_events, .. } =
             simulate_with_events(cluster, plan, scenario, memory, &events)?;
         for index in unreached_events {

@@ -148,7 +148,7 @@ impl<T: Transport> Coordinator<T> {
         self.execute_recovery(steps).await
     }
 
-    async fn rejoin_lost_devices(&mut self) {
+    pub(super) async fn rejoin_lost_devices(&mut self) {
         for name in self.reconfiguration.recovery.unavailable_devices() {
             if self.faults.get(&name).is_some_and(|&faults| faults >= MAX_FAULTS) {
                 continue;
@@ -238,6 +238,8 @@ impl<T: Transport> Coordinator<T> {
         });
         self.connected_epoch = epoch;
         self.log.begin_epoch(epoch, &plan);
+        // A worker that the plan does not use frees its memory when its connection closes.
+        self.connections.workers.retain(|name, _| plan.device_index(name).is_some());
         for device in plan.devices.iter().skip(1) {
             if !self.connections.workers.contains_key(&device.name)
                 && let Err(error) =
@@ -345,8 +347,9 @@ impl<T: Transport> Coordinator<T> {
         true
     }
 
-    /// Finds a plan for the measured conditions of the devices. Returns the steps to execute; none if the plan stays.
-    pub(super) fn adapt_plan(&mut self) -> Vec<Step> {
+    /// Finds a plan for the available devices and their measured conditions. Returns the steps to execute; none if the
+    /// plan stays.
+    pub(super) fn plan_again(&mut self) -> Vec<Step> {
         match self.react(Event::ConditionsChanged)[..] {
             [Step::Plan] => self.react(self.reconfiguration.find_plan(&self.model)),
             _ => vec![],

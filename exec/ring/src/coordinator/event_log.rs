@@ -44,6 +44,9 @@ impl EventLog {
 
     pub(super) fn begin_epoch(&mut self, epoch: u32, plan: &Arc<Plan>) {
         self.epochs.insert(epoch, plan.clone());
+        if self.epochs.len() > MAX_RUN_EVENTS {
+            self.epochs.pop_first();
+        }
         for device in &plan.devices {
             self.device_index(&device.name);
         }
@@ -74,7 +77,9 @@ impl EventLog {
         let event = self.run_event(RunEventKind::Replanned, missing, what);
         self.end_replanning(event.start_ns);
         self.add_event(RunEvent { plan_digest: Some(plan.digest()), ..event }, Some(plan));
-        self.later_plans.push(plan.clone());
+        if self.later_plans.len() < MAX_RUN_EVENTS {
+            self.later_plans.push(plan.clone());
+        }
     }
 
     pub(super) fn record_not_replanned(&mut self, missing: Option<&str>, reason: &str) {

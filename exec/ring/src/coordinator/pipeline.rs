@@ -113,6 +113,10 @@ impl PassPipeline {
         self.in_flight.is_empty()
     }
 
+    pub(super) fn batches_in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
     /// Returns the deadline of the oldest pass in flight. Passes finish in order, so `limit` counts from the end of
     /// the previous pass. With more than one round per token, a pass may also wait for all passes that started later,
     /// so `limit` is multiplied by the number of passes in flight.
@@ -207,9 +211,9 @@ impl PassPipeline {
         Ok(Progress::Work)
     }
 
-    /// Changes to the best plan for the measured conditions of the devices.
-    pub(super) async fn adapt_plan<T: Transport>(&mut self, coordinator: &mut Coordinator<T>) -> Result<()> {
-        self.recover(coordinator, |coordinator| Ok(coordinator.adapt_plan())).await
+    /// Changes to the best plan for the available devices and their measured conditions.
+    pub(super) async fn plan_again<T: Transport>(&mut self, coordinator: &mut Coordinator<T>) -> Result<()> {
+        self.recover(coordinator, |coordinator| Ok(coordinator.plan_again())).await
     }
 
     /// Lets the coordinator react. If that leads to another ring, its passes begin with all tokens so far.
@@ -261,7 +265,7 @@ impl PassPipeline {
             let sequence = sequence
                 .ok_or_else(|| protocol_error("the ring", "a token belongs to an unknown sequence"))?;
             sequence.tokens.extend_from_slice(&tokens);
-            // Devices rejoin only between requests, so no step follows.
+            // Devices rejoin at intervals, not after a token, so no step follows.
             coordinator.react(Event::Token);
             coordinator.log.record_token();
             new_tokens.push((pass.sequence_index, tokens));

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_core::adaptation::{self, Adaptation, Offer};
+use hearth_core::Cluster;
+use hearth_core::adaptation::{self, Adaptation};
 use hearth_core::recovery::{Event, Recovery, ReplanError};
-use hearth_profiles::Seconds;
 use hearth_schema::Plan;
 use hearth_schema::pass::Batch;
 use hearth_schema::plan::PlannedDevice;
@@ -16,9 +16,13 @@ use tokio::time::Instant;
 use super::options::{RecoveryPolicy, RingOptions};
 use crate::execution::{LocalModel, TraceLines};
 
-/// The time after which the last measurement of a device that the plan does not use no longer counts.
+/// The time after which the last measurement of a device no longer counts, for example because the plan does not use it.
 /// source: assumed, longer than most loads of a home computer
 const MEASUREMENT_LIFETIME: Duration = Duration::from_mins(10);
+
+/// The minimum interval between measurements of a device, because each can lead to a search for a plan. source: assumed,
+/// half of the interval at which devices report
+const MIN_MEASUREMENT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The current plan, and the transition from one plan to the next.
 pub(super) struct Reconfiguration {
@@ -82,17 +86,23 @@ impl Reconfiguration {
 
     /// Returns an event with a plan that fits the remaining devices and `model`, or the reason why there is none.
     pub(super) fn find_plan(&self, model: &LocalModel) -> Event {
+        let checked = |found: Result<Plan, ReplanError>| {
+            let plan = found?;
+            model.check_plan(&plan).map_err(|error| ReplanError { reason: error.to_string() })?;
+            Ok(plan)
+        };
         let found = match &self.policy {
             RecoveryPolicy::Fail => Err(ReplanError { reason: "recovery is disabled".into() }),
-            RecoveryPolicy::Spread => self.recovery.redistribute_layers(),
-            RecoveryPolicy::Replan { cluster, replanner, .. } => match &self.adaptation {
-                Some(adaptation) => self.recovery.replan(&**replanner, &adaptation.cluster()),
-                None => self.recovery.replan(&**replanner, cluster),
-            },
+            RecoveryPolicy::Spread => checked(self.recovery.redistribute_layers()),
+            RecoveryPolicy::Replan { cluster, replanner, .. } => {
+                let replan = |cluster: &Cluster| checked(self.recovery.replan(&**replanner, cluster));
+                let adapted = self.adaptation.as_ref().map(|adaptation| replan(&adaptation.cluster()));
+                // A slow ring is better than none.
+                adapted.and_then(Result::ok).map_or_else(|| replan(cluster), Ok)
+            }
         };
-        match found.map(|plan| (model.check_plan(&plan), plan)) {
-            Ok((Ok(()), plan)) => Event::Planned(Box::new(plan)),
-            Ok((Err(error), _)) => Event::NoPlan { reason: error.to_string() },
+        match found {
+            Ok(plan) => Event::Planned(Box::new(plan)),
             Err(ReplanError { reason }) => Event::NoPlan { reason },
         }
     }
@@ -108,34 +118,31 @@ impl Reconfiguration {
     ) -> Option<f64> {
         let adaptation = self.adaptation.as_mut()?;
         let now = Instant::now();
+        let is_early = |at: &Instant| now.duration_since(*at) < MIN_MEASUREMENT_INTERVAL;
+        if self.measured_at.get(device).is_some_and(is_early) {
+            return Some(adaptation.slowdown(device));
+        }
+        let outdated = |_: &String, at: &mut Instant| now.duration_since(*at) >= MEASUREMENT_LIFETIME;
+        let outdated: Vec<_> = self.measured_at.extract_if(.., outdated).collect();
+        let mut steps: Vec<_> = outdated
+            .into_iter()
+            .flat_map(|(device, _)| adaptation.react(adaptation::Event::Outdated { device }))
+            .collect();
         self.measured_at.insert(device.to_owned(), now);
         let lines = (&lines.records[..], &lines.readings[..]);
         let measurement = adaptation.measure(device, batches, lines);
-        let mut steps = adaptation.react(adaptation::Event::Measured { device: device.into(), measurement });
-        let outdated = |_: &String, at: &mut Instant| now.duration_since(*at) >= MEASUREMENT_LIFETIME;
-        for (device, _) in self.measured_at.extract_if(.., outdated) {
-            steps.extend(adaptation.react(adaptation::Event::Outdated { device }));
-        }
+        steps.extend(adaptation.react(adaptation::Event::Measured { device: device.into(), measurement }));
         let slowdown = adaptation.slowdown(device);
-        if steps.contains(&adaptation::Step::Price) {
-            let offer = self.price(model);
-            self.adaptation.as_mut()?.react(adaptation::Event::Priced(offer));
+        if steps.contains(&adaptation::Step::Evaluate)
+            && let RecoveryPolicy::Replan { replanner, .. } = &self.policy
+        {
+            let has_addresses =
+                |plan: &Plan| plan.devices.iter().skip(1).all(|device| device.address.is_some());
+            let is_accepted = |plan: &Plan| has_addresses(plan) && model.check_plan(plan).is_ok();
+            let evaluation = adaptation.evaluate(&self.recovery, &**replanner, is_accepted);
+            adaptation.react(adaptation::Event::Evaluated(evaluation));
         }
         Some(slowdown)
-    }
-
-    /// Finds the best plan for the measured conditions, and what it saves.
-    fn price(&self, model: &LocalModel) -> Option<Offer> {
-        let (Some(adaptation), RecoveryPolicy::Replan { replanner, .. }) = (&self.adaptation, &self.policy)
-        else {
-            return None;
-        };
-        let cluster = adaptation.cluster();
-        let new = self.recovery.replan(&**replanner, &cluster).ok()?;
-        model.check_plan(&new).ok()?;
-        let current = replanner.predict(self.plan(), &cluster).unwrap_or(Seconds(f64::INFINITY));
-        let new_time = replanner.predict(&new, &cluster)?;
-        Some(Offer::new(&cluster, (self.plan(), current), (&new, new_time)))
     }
 
     /// Passes an event to the adaptation. Returns whether the ring should change its plan now.
@@ -143,7 +150,7 @@ impl Reconfiguration {
         let Some(adaptation) = &mut self.adaptation else { return false };
         let changes = adaptation.react(event).contains(&adaptation::Step::Replan);
         if changes {
-            self.cause = Some(adaptation.summary());
+            self.cause = adaptation.summary();
         }
         changes
     }

@@ -33,6 +33,8 @@ const MAX_PASSES_PER_REPORT: usize = 256;
 const REPORT_INTERVAL: Duration = Duration::from_secs(2);
 /// The minimum interval between attempts to reconnect lost devices, because each attempt takes time. source: assumed
 const REJOIN_INTERVAL: Duration = Duration::from_secs(30);
+/// The maximum interval for devices that are lost soon after they have rejoined active requests. source: assumed
+const MAX_REJOIN_INTERVAL: Duration = Duration::from_mins(16);
 
 /// A generation request to a ring that serves several requests at the same time.
 pub struct Request {
@@ -114,6 +116,10 @@ struct Scheduler<'a, T: Transport> {
     /// Whether more requests can arrive.
     is_open: bool,
     rejoin_at: Instant,
+    /// The interval between attempts while requests are active.
+    rejoin_interval: Duration,
+    /// The last time at which devices rejoined active requests.
+    rejoined_at: Option<Instant>,
     reported_at: Instant,
 }
 
@@ -137,6 +143,8 @@ pub(super) async fn serve<T: Transport>(
         queue: VecDeque::new(),
         is_open: true,
         rejoin_at: now,
+        rejoin_interval: REJOIN_INTERVAL,
+        rejoined_at: None,
         reported_at: now,
     };
     let ended = scheduler.run(request_rx).await;
@@ -166,7 +174,8 @@ impl<T: Transport> Scheduler<'_, T> {
                     self.send_tokens(slot, tokens)?;
                 }
                 let cached_tokens = self.active_tokens();
-                self.adapt_plan(adaptation::Event::BatchCompleted { cached_tokens }).await?;
+                let in_flight = self.pipeline.batches_in_flight() + 1;
+                self.adapt_plan(adaptation::Event::BatchCompleted { cached_tokens, in_flight }).await?;
             }
             self.report()?;
             if self.is_idle() && self.queue.is_empty() {
@@ -177,7 +186,7 @@ impl<T: Transport> Scheduler<'_, T> {
 
     async fn adapt_plan(&mut self, event: adaptation::Event) -> Result<()> {
         if self.coordinator.reconfiguration.should_change_plan(event) {
-            self.pipeline.adapt_plan(self.coordinator).await?;
+            self.pipeline.plan_again(self.coordinator).await?;
         }
         Ok(())
     }
@@ -328,13 +337,29 @@ impl<T: Transport> Scheduler<'_, T> {
         }
     }
 
-    /// Reconnects lost devices before a request starts on an idle ring. The caches of the new ring are empty.
+    /// Reconnects lost devices while there are requests. The caches of the new ring are empty: the tokens of active
+    /// requests are computed again.
     async fn rejoin_lost_devices(&mut self) -> Result<()> {
-        let is_due = Instant::now() >= self.rejoin_at && !self.queue.is_empty();
-        if !self.is_idle()
-            || !is_due
-            || self.coordinator.reconfiguration.recovery.unavailable_devices().is_empty()
-        {
+        let has_requests = !self.queue.is_empty() || self.active.iter().any(Option::is_some);
+        let is_due = has_requests && Instant::now() >= self.rejoin_at;
+        if !is_due || self.coordinator.reconfiguration.recovery.unavailable_devices().is_empty() {
+            return Ok(());
+        }
+        if !self.is_idle() {
+            self.coordinator.rejoin_lost_devices().await;
+            if self.coordinator.reconfiguration.recovery.must_plan() {
+                let since_rejoin = self.rejoined_at.replace(Instant::now()).map(|at| at.elapsed());
+                let is_lost_again = since_rejoin.is_some_and(|time| time < 4 * self.rejoin_interval);
+                // A device that is lost again and again would only make the requests start again.
+                self.rejoin_interval = if is_lost_again {
+                    MAX_REJOIN_INTERVAL.min(2 * self.rejoin_interval)
+                } else {
+                    REJOIN_INTERVAL
+                };
+                self.pipeline.plan_again(self.coordinator).await?;
+            }
+            // After the attempt, which may take longer than the interval.
+            self.rejoin_at = Instant::now() + self.rejoin_interval;
             return Ok(());
         }
         self.rejoin_at = Instant::now() + REJOIN_INTERVAL;
