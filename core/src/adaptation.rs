@@ -2,7 +2,7 @@
 //! their profiles say.
 //!
 //! A pure reducer, `(state, event) -> (state, steps)`, like [`crate::recovery`]. The devices measure themselves
-//! ([`Event::Measured`]). If the measurements differ enough from those of the last decision, the runner finds the best
+//! ([`Event::Measured`]). If the measurements differ enough from those of the last evaluation, the runner finds the best
 //! plan for [`Adaptation::cluster`], in which the measurements replace the profiles, and what it saves
 //! ([`Step::Evaluate`]).
 //!
@@ -44,6 +44,9 @@ const MIN_COMPUTED: Seconds = Seconds(0.25);
 /// The range of slowdowns that count. A device that claims more has measured wrongly, or lies. source: assumed
 const SLOWDOWNS: [f64; 2] = [0.25, 100.0];
 
+/// The length of the prompt from which [`Evaluation::prompt_token_time`] follows. source: assumed, a short conversation
+const EVALUATED_PROMPT: u32 = 256;
+
 /// What a device has measured of itself since its last measurement.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Measurement {
@@ -81,7 +84,7 @@ pub enum Event {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Find the best plan for [`Adaptation::cluster`], and report its price with [`Event::Evaluated`].
+    /// Find the best plan for [`Adaptation::cluster`], and report what a change to it saves and costs with [`Event::Evaluated`].
     Evaluate,
     /// Change to the best plan for [`Adaptation::cluster`].
     Replan,
@@ -117,64 +120,6 @@ impl Evaluation {
     }
 }
 
-/// The length of the prompt from which [`Evaluation::prompt_token_time`] follows. source: assumed, a short conversation
-const EVALUATED_PROMPT: u32 = 256;
-
-/// Returns the longest time that a device needs to read the layers that it gets.
-fn load_time(cluster: &Cluster, current: &Plan, new: &Plan) -> Seconds {
-    let layers = |plan: &Plan, name: &str| -> Vec<u32> {
-        let index = plan.device_index(name);
-        index.map_or(vec![], |index| (0..plan.rounds).flat_map(|round| plan.window(index, round)).collect())
-    };
-    let time = |name: &str| {
-        let member = cluster.member(name)?;
-        let held = layers(current, name);
-        let added = layers(new, name).into_iter().filter(|layer| !held.contains(layer));
-        let bytes: Bytes =
-            added.filter_map(|layer| cluster.model.layers.get(layer as usize)).map(TensorGroup::bytes).sum();
-        Some(bytes / stream_rate(&member.device.disk))
-    };
-    new.devices.iter().filter_map(|device| time(&device.name)).fold(Seconds(0.0), longer)
-}
-
-/// The state of a device as far as it is measured.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Condition {
-    computed: Seconds,
-    expected: Seconds,
-    memory: Option<Bytes>,
-}
-
-impl Condition {
-    /// Adds a measurement; earlier ones lose weight.
-    fn add(&mut self, new: Measurement) {
-        let kept = 0.5_f64.powf(new.computed / HALF_LIFE);
-        self.computed = self.computed * kept + new.computed;
-        self.expected = self.expected * kept + new.expected;
-        self.memory = new.available_memory.or(self.memory);
-    }
-
-    /// Returns the time that layers take, relative to the profile of the device.
-    fn slowdown(&self) -> f64 {
-        let ratio = self.computed / self.expected;
-        if self.computed < MIN_COMPUTED || !ratio.is_finite() {
-            return 1.0;
-        }
-        ratio.clamp(SLOWDOWNS[0], SLOWDOWNS[1])
-    }
-
-    fn memory_of(&self, profile: &DeviceProfile) -> Bytes {
-        let planned = profile.memory.available_memory.value;
-        self.memory.map_or(planned, |memory| memory.min(planned))
-    }
-
-    fn differs(&self, other: &Self, profile: &DeviceProfile) -> bool {
-        let memory = |condition: &Self| condition.memory_of(profile).as_f64().max(1.0);
-        let changed = |one: f64, other: f64| (one / other).max(other / one) > CHANGE;
-        changed(self.slowdown(), other.slowdown()) || changed(memory(self), memory(other))
-    }
-}
-
 /// The conditions of the devices of a ring, and what a better plan would save.
 #[derive(Debug, Clone)]
 pub struct Adaptation {
@@ -192,8 +137,14 @@ pub struct Adaptation {
 impl Adaptation {
     /// Creates the state for a ring that was planned from the profiles of a cluster.
     pub fn new(profiles: Arc<Cluster>) -> Self {
-        let (conditions, evaluated) = Default::default();
-        Self { profiles, conditions, evaluated, is_evaluating: false, evaluation: None, lost: Seconds(0.0) }
+        Self {
+            profiles,
+            conditions: BTreeMap::new(),
+            evaluated: BTreeMap::new(),
+            is_evaluating: false,
+            evaluation: None,
+            lost: Seconds(0.0),
+        }
     }
 
     pub fn react(&mut self, event: Event) -> Vec<Step> {
@@ -214,7 +165,7 @@ impl Adaptation {
                     .filter(|evaluation| evaluation.new.0.is_finite());
                 match evaluation {
                     None => self.lost = Seconds(0.0),
-                    // The ring cannot wait until it has paid: it does not run any more.
+                    // The current plan does not run any more: there is nothing to wait for.
                     Some(evaluation) if evaluation.current.0.is_infinite() => self.lost = evaluation.current,
                     Some(_) => {}
                 }
@@ -350,6 +301,61 @@ impl Adaptation {
         };
         let texts: Vec<_> = self.evaluated.iter().filter_map(describe).collect();
         (!texts.is_empty()).then(|| texts.join(", "))
+    }
+}
+
+/// Returns the longest time that a device needs to read the layers that it gets.
+fn load_time(cluster: &Cluster, current: &Plan, new: &Plan) -> Seconds {
+    let layers = |plan: &Plan, name: &str| -> Vec<u32> {
+        let index = plan.device_index(name);
+        index.map_or(vec![], |index| plan.windows(index).into_iter().flatten().collect())
+    };
+    let time = |name: &str| {
+        let member = cluster.member(name)?;
+        let held = layers(current, name);
+        let added = layers(new, name).into_iter().filter(|layer| !held.contains(layer));
+        let bytes: Bytes =
+            added.filter_map(|layer| cluster.model.layers.get(layer as usize)).map(TensorGroup::bytes).sum();
+        Some(bytes / stream_rate(&member.device.disk))
+    };
+    new.devices.iter().filter_map(|device| time(&device.name)).fold(Seconds(0.0), longer)
+}
+
+/// The state of a device as far as it is measured.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Condition {
+    computed: Seconds,
+    expected: Seconds,
+    memory: Option<Bytes>,
+}
+
+impl Condition {
+    /// Adds a measurement; earlier ones lose weight.
+    fn add(&mut self, new: Measurement) {
+        let kept = 0.5_f64.powf(new.computed / HALF_LIFE);
+        self.computed = self.computed * kept + new.computed;
+        self.expected = self.expected * kept + new.expected;
+        self.memory = new.available_memory.or(self.memory);
+    }
+
+    /// Returns the time that layers take, relative to the profile of the device.
+    fn slowdown(&self) -> f64 {
+        let ratio = self.computed / self.expected;
+        if self.computed < MIN_COMPUTED || !ratio.is_finite() {
+            return 1.0;
+        }
+        ratio.clamp(SLOWDOWNS[0], SLOWDOWNS[1])
+    }
+
+    fn memory_of(&self, profile: &DeviceProfile) -> Bytes {
+        let planned = profile.memory.available_memory.value;
+        self.memory.map_or(planned, |memory| memory.min(planned))
+    }
+
+    fn differs(&self, other: &Self, profile: &DeviceProfile) -> bool {
+        let memory = |condition: &Self| condition.memory_of(profile).as_f64().max(1.0);
+        let changed = |one: f64, other: f64| (one / other).max(other / one) > CHANGE;
+        changed(self.slowdown(), other.slowdown()) || changed(memory(self), memory(other))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Tests of the adaptation: when a plan is priced and changed, what a measurement is, and the bound of the lost time.
+//! Tests of the adaptation: when a plan is evaluated and changed, what a measurement is, and the bound of the lost time.
 
 use hearth_profiles::device::shipped_profile as shipped_device;
 use hearth_profiles::model::shipped_profile;
@@ -52,16 +52,16 @@ fn completed(cached_tokens: u64) -> Event {
 }
 
 #[test]
-fn plan_is_priced_when_a_device_changes() {
+fn plan_is_evaluated_when_a_device_changes() {
     let mut ring = Adaptation::new(cluster());
     assert_eq!(ring.react(measured("d1", 0.2, 0.01, None)), [], "not measured for long enough");
     assert_eq!(ring.react(measured("d0", 2.0, 1.9, None)), [], "as its profile says");
     assert_eq!(ring.react(measured("d1", 2.0, 1.0, None)), [Step::Evaluate]);
-    assert_eq!(ring.react(measured("d1", 2.0, 0.5, None)), [], "the price is awaited");
+    assert_eq!(ring.react(measured("d1", 2.0, 0.5, None)), [], "the evaluation is awaited");
     ring.react(Event::Evaluated(None));
     assert_eq!(ring.react(measured("d1", 4.0, 1.0, None)), [Step::Evaluate]);
     ring.react(Event::Evaluated(None));
-    // The ring is planned with the conditions of this decision, and is not priced for the same ones again.
+    // The ring is planned with the conditions of this evaluation, and is not evaluated for the same ones again.
     assert!((ring.slowdown("d1") - 4.0).abs() < 0.6, "{}", ring.slowdown("d1"));
     assert_eq!(ring.react(measured("d1", 4.0, 1.0, None)), []);
     let (profiles, planned) = (cluster(), ring.cluster());

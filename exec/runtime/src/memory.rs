@@ -143,8 +143,7 @@ impl MemoryWatch {
 
     /// Returns the memory in bytes that this process can have: the page cache that it can hold, and its anonymous memory.
     pub fn available_bytes(&self) -> Option<u64> {
-        let own = self.kibibytes("proc/self/status", "RssAnon:").unwrap_or(0);
-        Some(self.page_cache_available_bytes()?.saturating_add(own))
+        Some(self.page_cache_available_bytes()?.saturating_add(self.anonymous_bytes().unwrap_or(0)))
     }
 
     pub fn measure(&self) -> MemoryReading {
@@ -158,7 +157,11 @@ impl MemoryWatch {
     /// memory of this process.
     pub fn unreclaimable_bytes(&self) -> u64 {
         let group = self.tightest().and_then(|(group, _)| group.unreclaimable_bytes());
-        group.or_else(|| self.kibibytes("proc/self/status", "RssAnon:")).unwrap_or(0)
+        group.or_else(|| self.anonymous_bytes()).unwrap_or(0)
+    }
+
+    fn anonymous_bytes(&self) -> Option<u64> {
+        self.kibibytes("proc/self/status", "RssAnon:")
     }
 
     /// Returns the resident memory of this process in bytes, including pages of mapped files.

@@ -139,7 +139,7 @@ pub fn planned(cluster: &Cluster, windows: &[u32], residency: ResidencyOptions) 
 pub fn reading_time(plan: &Plan, cluster: &Cluster) -> Seconds {
     let time = |(index, device): (usize, &PlannedDevice)| {
         let bandwidth = cluster.member(&device.name).expect("a member").device.cpu.read_bandwidth.value;
-        let layers = (0..plan.rounds).flat_map(|round| plan.window(index, round));
+        let layers = plan.windows(index).into_iter().flatten();
         layers.map(|layer| cluster.model.layers[layer as usize].bytes() / bandwidth).sum()
     };
     plan.devices.iter().enumerate().map(time).sum()

@@ -155,9 +155,12 @@ impl PassPipeline {
         };
         let batch = batch.with_cache_changes(std::mem::take(&mut self.cache_changes));
         self.passes.extend(batch.passes());
-        self.recent_batches.insert(batch.index(), batch.clone());
-        if self.recent_batches.len() > MAX_RECENT_BATCHES {
-            self.recent_batches.pop_first();
+        // Only measurements during requests need them.
+        if self.trace_lines.is_some() {
+            self.recent_batches.insert(batch.index(), batch.clone());
+            if self.recent_batches.len() > MAX_RECENT_BATCHES {
+                self.recent_batches.pop_first();
+            }
         }
         let is_cold =
             self.in_flight.is_empty() && self.last_pass_end.is_some_and(|end| end.elapsed() > LONG_IDLE);
