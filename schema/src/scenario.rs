@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hearth_profiles::device::{MAX_MEMORY_BYTES, Quota, SocOptions};
 use hearth_profiles::document::{Document, DocumentError, RenamedKey};
+use hearth_profiles::link::impairments::Impairments;
 use hearth_profiles::link::wifi::Wifi;
 use hearth_profiles::parts::DeviceParts;
 use hearth_profiles::{Bytes, BytesPerSecond, Format, Fraction, Link, Seconds, Sourced};
@@ -232,24 +233,56 @@ pub struct Links {
     /// `between`. Other devices are wired to the access point with the default link.
     #[serde(default, alias = "air", skip_serializing_if = "Option::is_none")]
     pub wifi: Option<Wifi>,
-    /// Whether `hearth lab` emulates these links. If not, all links are the loopback interface of this machine.
-    #[serde(rename = "emulated", default, skip_serializing_if = "std::ops::Not::not")]
-    pub is_emulated: bool,
+    /// How `hearth lab` emulates these links.
+    #[serde(default, skip_serializing_if = "LinkEmulation::is_none")]
+    pub emulation: LinkEmulation,
+    /// Impairments of the packets on links that are emulated between network namespaces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub impairments: Option<Impairments>,
+    /// Whether hosts in network namespaces have addresses of IPv6 instead of IPv4.
+    #[serde(rename = "ipv6", default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_ipv6: bool,
+}
+
+/// How the lab emulates the links of a scenario.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkEmulation {
+    /// Not at all: all links are the loopback interface of this machine.
+    #[default]
+    None,
+    /// Each device delays the messages that it sends.
+    Delays,
+    /// Each device is a host in a network namespace, and the lab carries the packets between them. Needs root.
+    Namespaces,
+}
+
+impl LinkEmulation {
+    pub fn is_none(&self) -> bool {
+        *self == LinkEmulation::None
+    }
 }
 
 impl Links {
     /// Creates the links of a cluster in which any two devices have the link `default`, without Wi-Fi.
     pub fn uniform(default: Link) -> Self {
-        Self { default_link: default, pair_links: Vec::new(), wifi: None, is_emulated: false }
+        Self {
+            default_link: default,
+            pair_links: Vec::new(),
+            wifi: None,
+            emulation: LinkEmulation::None,
+            impairments: None,
+            is_ipv6: false,
+        }
     }
 
     /// Returns the links of a scenario that has none, because it has a single device.
     fn unused() -> Self {
         let source = "assumed: a single device needs no link";
-        Self::uniform(Link {
-            latency: Sourced::new(Seconds(0.0), source),
-            bandwidth: Sourced::new(BytesPerSecond(1e9), source),
-        })
+        Self::uniform(Link::constant(
+            Sourced::new(Seconds(0.0), source),
+            Sourced::new(BytesPerSecond(1e9), source),
+        ))
     }
 
     fn is_unused(&self) -> bool {
@@ -269,6 +302,17 @@ impl Links {
                 return Err(DocumentError::invalid_document(what));
             }
             named.validate()?;
+        }
+        if let Some(impairments) = &self.impairments {
+            let invalid = |what| {
+                DocumentError::invalid_value("links.impairments", format!("links.impairments: {what}"))
+            };
+            impairments.validate().map_err(invalid)?;
+        }
+        let has_packets = self.impairments.is_some() || self.is_ipv6;
+        if has_packets && self.emulation != LinkEmulation::Namespaces {
+            let what = "`links.impairments` and `links.ipv6` are only for `links.emulation: namespaces`";
+            return Err(DocumentError::invalid_document(what));
         }
         self.wifi.as_ref().map_or(Ok(()), |wifi| wifi.validate(devices, &self.default_link))
     }
@@ -296,7 +340,7 @@ fn validate_link(place: &str, link: &Link) -> Result<(), DocumentError> {
         let what = format!("{place}: `latency` is {latency}, but must be at most an hour");
         return Err(DocumentError::invalid_value(place, what));
     }
-    Ok(())
+    link.validate().map_err(|what| DocumentError::invalid_value(place, format!("{place}: {what}")))
 }
 
 /// The link between two named devices. If a pair has several entries, the first one applies.

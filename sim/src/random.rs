@@ -1,6 +1,6 @@
 //! Random streams: one for each purpose, sequence and index of a run.
 //!
-//! The index is a token position, device, chunk or channel. A further draw from one stream does not change the others.
+//! The index is a token position, device, chunk, channel or wire. A further draw from one stream does not change the others.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -22,6 +22,8 @@ pub enum StreamPurpose {
     Eviction = 5,
     /// Whether a page boundary lies inside a load instruction.
     PageBoundary = 6,
+    /// Delays of a wire with jitter or TCP.
+    Wire = 7,
 }
 
 /// Returns the random stream of an index in a sequence; `sequence` is 0 for purposes that do not depend on a sequence.
@@ -48,9 +50,9 @@ mod tests {
 
     #[test]
     fn streams_are_distinct() {
-        use StreamPurpose::{Acceptance, EmbeddingRow, Eviction, PageBoundary, ProcessMemory, Wifi};
+        use StreamPurpose::{Acceptance, EmbeddingRow, Eviction, PageBoundary, ProcessMemory, Wifi, Wire};
         let mut first = Vec::new();
-        for purpose in [EmbeddingRow, Acceptance, ProcessMemory, Wifi, Eviction, PageBoundary] {
+        for purpose in [EmbeddingRow, Acceptance, ProcessMemory, Wifi, Eviction, PageBoundary, Wire] {
             for sequence in [0, 1, 15, 16, 300] {
                 for index in [0, 1, 2, 256, 1 << 32] {
                     first.push(stream(1, purpose, sequence, index).next_u64());

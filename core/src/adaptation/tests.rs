@@ -24,7 +24,7 @@ fn cluster() -> Arc<Cluster> {
     Arc::new(Cluster {
         members: ["d2", "d3"].into_iter().enumerate().map(member).collect(),
         head: 0,
-        links: LinkTable::new(Links::uniform(Link { latency, bandwidth })),
+        links: LinkTable::new(Links::uniform(Link::constant(latency, bandwidth))),
         model: shipped_profile("1b").expect("shipped"),
         draft_model: None,
         context_length: 512,

@@ -236,7 +236,9 @@ for name, process in processes.items():
 (output / "load.csv").write_text("".join(",".join(map(str, row)) + "\n" for row in table))
 
 rows = table[1:]
-early, late = rows[min(9, len(rows) // 2)], rows[-1]
+# Medians of ten minutes, because the allocator of the head keeps more or less after each answer.
+warm = rows[min(9, len(rows) // 2) :]
+early, late = ([statistics.median(column) for column in zip(*part)] for part in (warm[:10], warm[-10:]))
 for at, column in enumerate(head):
     # A worker that has just started is smaller.
     is_young = arguments.kill and not column.startswith("head")

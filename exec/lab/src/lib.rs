@@ -13,12 +13,14 @@ pub mod cgroups;
 pub mod copies;
 pub mod limited_command;
 pub mod meter;
+pub mod network;
 pub mod process;
 
 pub use cgroups::{Cgroup, CgroupHierarchy, DeviceLimits, ThrottleCounter};
 pub use copies::ModelCopies;
 pub use limited_command::{CommandRunner, CommandUsage, CpuHog, MemoryHog};
 pub use meter::{DeviceUsage, Meter, WatchedDevice};
+pub use network::VirtualNetwork;
 pub use process::{DeviceProcess, FreezeHandle, Placement};
 
 /// Prefix of the names of all control groups and folders that a lab creates. The ID of the lab process follows.
@@ -42,6 +44,9 @@ pub enum LabError {
     /// A control group rejects the value of a limit; `path` is the file of the limit.
     #[error("cannot set a limit of the control group to `{value}`: {why}")]
     Limit { path: String, value: String, why: String },
+    /// The hosts of the emulated network cannot be created; `why` has details.
+    #[error("cannot create the hosts of the emulated network: {why}")]
+    NoNetwork { why: String },
     #[error("cannot copy the model: {why}")]
     Copy { path: String, why: String },
     #[error("cannot drop the file from the page cache: {why}")]
@@ -56,7 +61,7 @@ impl LabError {
     pub fn path(&self) -> Option<&str> {
         match self {
             Self::Limit { path, .. } | Self::Copy { path, .. } | Self::Cache { path, .. } => Some(path),
-            Self::NoGroups { .. } | Self::Process { .. } => None,
+            Self::NoGroups { .. } | Self::NoNetwork { .. } | Self::Process { .. } => None,
         }
     }
 
@@ -64,6 +69,9 @@ impl LabError {
         Some(match self {
             LabError::NoGroups { .. } => "run as root with control groups, or remove the device's `limits`",
             LabError::Limit { .. } => "set a limit that is at most the limit of the parent control group",
+            LabError::NoNetwork { .. } => {
+                "run as root on Linux with `/dev/net/tun`, or set `links.emulation: delays`"
+            }
             LabError::Copy { .. } => "free disk space, or set another folder with `--scratch`",
             LabError::Cache { .. } => "choose a file that exists and is readable",
             LabError::Process { .. } => return None,

@@ -15,6 +15,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
+use super::network::Namespace;
 use super::{Cgroup, LabError};
 
 /// The process that emulates a device. It is killed when this value is dropped.
@@ -54,12 +55,14 @@ fn set_affinity(command: &mut Command, cpus: &[u32]) {
     unsafe { command.pre_exec(restrict) };
 }
 
-/// The control group that a device's process joins, and the CPUs that it runs on.
+/// Where the process of a device runs: its control group, CPUs and network.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Placement<'a> {
     pub cgroup: Option<&'a Cgroup>,
     /// The CPUs that the process is allowed to run on; empty for all.
     pub cpus: &'a [u32],
+    /// The host of the emulated network that the process runs on.
+    pub host: Option<&'a Namespace>,
 }
 
 /// Returns a command that joins `cgroup`, if there is one, and then executes `program`.
@@ -103,7 +106,10 @@ impl DeviceProcess {
     ) -> Result<DeviceProcess, LabError> {
         let mut command = command_in_group(placement.cgroup, program, arguments);
         set_affinity(&mut command, placement.cpus);
-        // The ring of the lab is on one machine and is measured without encryption.
+        if let Some(host) = placement.host {
+            host.hold(&mut command);
+        }
+        // On one network host the ring is measured without encryption; several hosts get a key file.
         command.env_remove(hearth_ring::KEY_VARIABLE);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = spawn(&mut command, name)?;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use hearth_profiles::link::PeerLink;
 use hearth_profiles::measure::Samples;
-use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
+use hearth_profiles::{Bytes, BytesPerSecond, Fraction, Seconds, Sourced};
 use hearth_schema::pass::Pass;
 use tokio::sync::{Semaphore, mpsc};
 
@@ -30,8 +30,10 @@ use hearth_runtime::profile::MeasuredLinks;
 pub const MAX_PROBE_BYTES: usize = MAX_DOCUMENT_PAYLOAD_BYTES;
 /// Size in bytes of the first long probe, whose time determines the size of the later long probes.
 const TRIAL_BYTES: usize = 64 << 10;
-/// Size in bytes of the activations of one token of an 8B model: 4096 values in f32.
-const ACTIVATION_BYTES: usize = 16 << 10;
+/// Size in bytes of the activations of one token of an 8B model: 4096 values in f16.
+const ACTIVATION_BYTES: usize = 8 << 10;
+/// How many times as many exchanges measure the losses on a link that has losses.
+const LOSS_FACTOR: usize = 5;
 const PAUSE: Duration = Duration::from_millis(2);
 const REPLY_DEADLINE: Duration = Duration::from_secs(10);
 /// The time for which the replying device waits for the next probe.
@@ -99,6 +101,7 @@ pub async fn measure_link<T: Transport>(
     }
     let short = Samples::new(times);
     let beyond = |all: f64| (all - short.median()).max(1e-9);
+    let (activations, loss) = measure_losses(transport, &mut stream, address, probes).await?;
     let trial = beyond(exchange(&mut stream, address, 0, TRIAL_BYTES).await?);
     // About four probes of this size fit the time limit.
     let affordable = TRIAL_BYTES as f64 / trial * probes.bandwidth_time_limit.as_secs_f64() / 4.0;
@@ -111,13 +114,64 @@ pub async fn measure_link<T: Transport>(
     {
         rates.push(bytes as f64 / beyond(exchange(&mut stream, address, 1, bytes).await?));
     }
+    // Random losses and full queues reduce the congestion window, so that a long message can be slower than the link.
+    let short_rate = ACTIVATION_BYTES as f64 / beyond(activations.median());
+    let (bytes, rates) = if short_rate > Samples::new(rates.clone()).median() {
+        (ACTIVATION_BYTES, vec![short_rate])
+    } else {
+        (bytes, rates)
+    };
     let long = format!("a message of {}, less a short exchange", Bytes(bytes as u64));
     Ok(PeerLink {
         peer: address.to_owned(),
         latency: short
             .sourced_median(|round| Seconds(round / 2.0), "half the exchange of two short messages"),
         bandwidth: Samples::new(rates).sourced_median(BytesPerSecond, &long),
+        jitter: Some(jitter(&short)),
+        loss,
     })
+}
+
+/// Returns the standard deviation of the logarithm of the one-way latency. Both directions are assumed to vary equally
+/// and independently, so that the round trip varies less by the square root of two.
+fn jitter(round_trips: &Samples) -> Sourced<f64> {
+    // Outliers, such as retransmissions, are no jitter: from the quantiles of one standard deviation.
+    let [low, high] = [0.159, 0.841].map(|quantile| round_trips.quantile(quantile).ln());
+    let sigma = (high - low) / 2.0 * std::f64::consts::SQRT_2;
+    Sourced::new(sigma, "measured: the central 68 % of the short exchanges")
+}
+
+/// Measures the seconds of exchanges of messages as long as the activations of a token, and the fraction of their TCP
+/// segments that are sent again. No queue overflows with such messages. The fraction is `None` if the transport does not
+/// know it.
+async fn measure_losses<T: Transport>(
+    transport: &T,
+    stream: &mut T::Stream,
+    address: &str,
+    probes: ProbeOptions,
+) -> Result<(Samples, Option<Sourced<Fraction>>)> {
+    let before = transport.tcp_statistics(stream);
+    let mut count = probes.latency_probes;
+    let mut times = Vec::new();
+    let (before, statistics) = loop {
+        while times.len() < count {
+            times.push(exchange(stream, address, 2, ACTIVATION_BYTES).await?);
+        }
+        let Some((before, now)) = before.zip(transport.tcp_statistics(stream)) else {
+            return Ok((Samples::new(times), None));
+        };
+        let has_losses = now.retransmitted_segments > before.retransmitted_segments;
+        if !has_losses || count > probes.latency_probes {
+            break (before, now);
+        }
+        // Rare losses need more segments.
+        count *= LOSS_FACTOR;
+    };
+    let sent = statistics.sent_segments.saturating_sub(before.sent_segments);
+    let again = statistics.retransmitted_segments.saturating_sub(before.retransmitted_segments);
+    let rate = Fraction(again as f64 / sent.max(1) as f64);
+    let loss = Sourced::new(rate, format!("measured: {again} of {sent} segments were sent again"));
+    Ok((Samples::new(times), Some(loss)))
 }
 
 /// Sends a ping with a payload of `bytes` bytes. Returns the seconds until the pong arrives.
@@ -143,8 +197,19 @@ pub async fn measure_link_to_self<T: Transport>(
     address: &str,
     probes: ProbeOptions,
 ) -> Result<PeerLink> {
-    let mut listener = bind(transport, address).await?;
-    let here = listener.address();
+    measure_link_between(transport, transport, address, probes).await
+}
+
+/// Measures the latency and bandwidth of the link between two ends in this process. The end `far` listens on `address`
+/// and replies to the probes of the end `near`.
+pub async fn measure_link_between<T: Transport>(
+    near: &T,
+    far: &T,
+    address: &str,
+    probes: ProbeOptions,
+) -> Result<PeerLink> {
+    let mut listener = bind(far, address).await?;
+    let address = listener.address();
     let replier = tokio::spawn(async move {
         if let Ok(mut stream) = listener.accept().await {
             // After an error the connection ends, which the measurement reports.
@@ -153,7 +218,7 @@ pub async fn measure_link_to_self<T: Transport>(
             }
         }
     });
-    let measured = measure_link(transport, &here, probes).await;
+    let measured = measure_link(near, &address, probes).await;
     replier.abort();
     measured
 }

@@ -18,10 +18,8 @@ fn cluster(model: &str, devices: &[&str]) -> Cluster {
         device: device::shipped_profile(name).expect("shipped"),
         residency: None,
     };
-    let link = Link {
-        latency: Sourced::new(Seconds(0.005), "test"),
-        bandwidth: Sourced::new(BytesPerSecond(58e6), "test"),
-    };
+    let link =
+        Link::constant(Sourced::new(Seconds(0.005), "test"), Sourced::new(BytesPerSecond(58e6), "test"));
     fixtures::cluster(model, devices.iter().enumerate().map(member).collect(), Links::uniform(link))
 }
 

@@ -18,7 +18,7 @@ fn assumed<T>(value: T) -> Sourced<T> {
 }
 
 fn link(milliseconds: f64) -> Link {
-    Link { latency: assumed(Seconds(milliseconds / 1e3)), bandwidth: assumed(BytesPerSecond(50e6)) }
+    Link::constant(assumed(Seconds(milliseconds / 1e3)), assumed(BytesPerSecond(50e6)))
 }
 
 /// Returns a device with `gib` GiB of memory. `gpu` is (kind, whether memory is unified, GiB of GPU memory).

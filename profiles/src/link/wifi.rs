@@ -15,13 +15,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::tcp::TcpParameters;
 use crate::document::DocumentError;
 use crate::document_values::Sourced;
-use crate::units::{Bytes, BytesPerSecond, Fraction, PerSecond, Seconds};
-
-/// Maximum payload of a TCP segment: 1500 bytes of an Ethernet frame minus the headers of IP and TCP with timestamps.
-/// source: RFC 9293, RFC 7323
-pub const MSS: Bytes = Bytes(1448);
+use crate::units::{BytesPerSecond, PerSecond, Seconds};
 
 /// Minimum and maximum rate of a channel in bytes per second. source: IEEE 802.11-2020, whose slowest rate is 1
 /// Mbit/s; the maximum is assumed, above the rates of all products
@@ -140,24 +137,6 @@ pub struct Stall {
     pub source: String,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default, expecting = "the parameters of TCP, such as `{idle_restart: true}`")]
-pub struct TcpParameters {
-    /// Whether a connection restarts with the initial window after it was idle for a retransmission timeout (RFC
-    /// 5681, section 4.1; `net.ipv4.tcp_slow_start_after_idle`). A message longer than the window then waits for
-    /// acknowledgements, one round trip for each doubling of the window.
-    #[serde(rename = "idle_restart")]
-    pub slow_start_after_idle: bool,
-    /// Initial congestion window: bytes sent before the first acknowledgement.
-    pub initial_window: Sourced<Bytes>,
-    /// Fraction of segments that are lost in spite of retransmissions on the Wi-Fi channel. A loss costs a round trip
-    /// if three later segments of the message follow (RFC 5681, section 3.2), otherwise the retransmission timeout.
-    #[serde(rename = "loss")]
-    pub loss_rate: Sourced<Fraction>,
-    /// Retransmission timeout.
-    pub rto: Sourced<Seconds>,
-}
-
 /// Returns the overhead of a best-effort transmission at 5 GHz according to IEEE 802.11-2020: AIFS 43 us, 7.5 slots of
 /// back-off 68 us, preamble 40 us, SIFS 16 us, block acknowledgement 32 us.
 fn default_overhead() -> Sourced<Seconds> {
@@ -179,17 +158,6 @@ impl Default for Delay {
 impl Default for Stalls {
     fn default() -> Self {
         Stalls::Preset(StallPreset::Clean)
-    }
-}
-
-impl Default for TcpParameters {
-    fn default() -> Self {
-        Self {
-            slow_start_after_idle: true,
-            initial_window: Sourced::new(MSS * 10, "RFC 6928: ten segments"),
-            loss_rate: Sourced::new(Fraction(0.001), "assumed: one segment in a thousand"),
-            rto: Sourced::new(Seconds(0.2), "TCP_RTO_MIN in include/net/tcp.h; RFC 6298 would have a second"),
-        }
     }
 }
 
@@ -264,18 +232,6 @@ impl WifiChannel {
         }
         let (percent, max) = (self.stall_fraction() * 100.0, MAX_STALL_FRACTION * 100.0);
         ensure!(percent <= max, "`stalls` take {percent:.0} % of the time: choose at most {max} %");
-        Ok(())
-    }
-}
-
-impl TcpParameters {
-    fn validate(&self) -> Result<(), String> {
-        let (window, loss, rto) = (self.initial_window.value, self.loss_rate.value.0, self.rto.value);
-        ensure!(window >= MSS, "`initial_window` is {window}: give at least one segment of {} B", MSS.0);
-        // With more losses a connection hardly transmits anything.
-        ensure!(loss <= 0.1, "`loss` is {:.0} %: choose at most 10 %", loss * 100.0);
-        // source: TCP_RTO_MAX in include/net/tcp.h is two minutes
-        ensure!((1e-3..=120.0).contains(&rto.0), "`rto` is {rto}: choose from 1 ms to 120 s");
         Ok(())
     }
 }

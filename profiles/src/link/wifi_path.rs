@@ -7,7 +7,8 @@
 //! ```text
 //! time = sending - c + E max(X, c)                     without stalls and losses
 //!      + sum of r E[D^2] / 2 + r E[D] * sending        a stall at the start, stalls that begin later
-//!      + P(one of the last 3 segments lost) * rto      retransmission timeout
+//!      + P(the only segment lost) * rto                retransmission timeout
+//!      + P(the last of several lost) * 4 E X           tail loss probe
 //!      + P(only other segments lost) * 2 E X           fast retransmission
 //!      + sum over i >= 0 of max(0, 2 E X - 2^i W / B)  slow start from the window W, on a fresh connection
 //! ```
@@ -23,13 +24,10 @@
 //! Not here: messages that compete for a channel, which `hearth_sim` simulates.
 
 use super::Link;
-use super::wifi::{MSS, TcpParameters, WifiChannel};
+use super::tcp::{CongestionWindow, MSS, TcpParameters};
+use super::wifi::WifiChannel;
 use crate::document_values::Sourced;
 use crate::units::{Bytes, BytesPerSecond, Seconds};
-
-/// Number of duplicate acknowledgements (one per later segment) after which TCP retransmits a lost segment.
-/// source: RFC 5681, section 3.2
-pub const DUPLICATE_ACK_THRESHOLD: u64 = 3;
 
 /// The connection between a device and the access point.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -122,39 +120,36 @@ impl<'a> WirelessPath<'a> {
         let stretch =
             |end: &Endpoint, time: Seconds| time * end.channel().map_or(0.0, WifiChannel::stall_fraction);
         let stretched = stretch(&self.sender, up) + stretch(&self.receiver, down);
-        let segments = bytes.0.div_ceil(MSS.0).max(1);
-        let [by_timer, by_report] = retransmission_probabilities(self.tcp.loss_rate.value.0, segments);
         let slow_start = if fresh { self.slow_start_wait(bytes) } else { Seconds(0.0) };
         self.transmission_time(bytes) - self.message_overhead()
             + self.delay()
             + self.wire_latency()
             + self.residual_stall()
             + stretched
-            + self.tcp.rto.value * by_timer
-            + self.round_trip() * by_report
+            + self.tcp.mean_retransmission_time(self.round_trip(), bytes)
             + slow_start
     }
 
     /// Returns the link whose latency and bandwidth give the mean time of messages that fit in one transmission.
     pub fn expected_link(&self) -> Link {
-        let tcp = self.tcp;
-        // The value for messages of many segments; shorter messages lose a little less.
-        let [by_timer, _] = retransmission_probabilities(tcp.loss_rate.value.0, DUPLICATE_ACK_THRESHOLD);
         let stretch = |end: &Endpoint| 1.0 + end.channel().map_or(0.0, WifiChannel::stall_fraction);
         let slowness = |end: &Endpoint| stretch(end) / end.rate().0;
         let extra = |end: &Endpoint| end.transmission_overhead() * (stretch(end) - 1.0);
-        let reported = self.round_trip() * (tcp.loss_rate.value.0 * (1.0 - by_timer));
+        // For messages of several segments: two round trips for the last segment, one for each of the others.
+        let reported = self.round_trip() * self.tcp.loss_rate.value.0;
         let each_byte = slowness(&self.sender) + slowness(&self.receiver) + reported.0 / MSS.as_f64();
-        let latency = self.delay() + self.wire_latency() + self.residual_stall() + tcp.rto.value * by_timer
-            - reported * DUPLICATE_ACK_THRESHOLD as f64
+        let latency = self.delay()
+            + self.wire_latency()
+            + self.residual_stall()
+            + reported
             + extra(&self.sender)
             + extra(&self.receiver);
         let name = self.delay_channel().map_or("", |channel| channel.name.as_str());
         let source = format!("mean for a message that is alone on the channel `{name}`");
-        Link {
-            latency: Sourced::new(latency, source.clone()),
-            bandwidth: Sourced::new(BytesPerSecond(1.0 / each_byte), source),
-        }
+        Link::constant(
+            Sourced::new(latency, source.clone()),
+            Sourced::new(BytesPerSecond(1.0 / each_byte), source),
+        )
     }
 
     /// Returns the total time of a message's transmissions on each of the two hops.
@@ -214,38 +209,8 @@ impl<'a> WirelessPath<'a> {
         if !self.tcp.slow_start_after_idle {
             return Seconds(0.0);
         }
-        slow_start_wait(self.round_trip(), self.tcp, self.rate(), bytes)
+        CongestionWindow::initial(self.tcp).wait(self.round_trip(), self.rate(), bytes)
     }
-}
-
-/// Returns the time that a connection waits for acknowledgements in slow start. Each round trip doubles the
-/// congestion window W, which begins at `tcp.initial_window`, and the connection sends for W / `rate` of each round
-/// trip.
-pub fn slow_start_wait(
-    round_trip: Seconds,
-    tcp: &TcpParameters,
-    rate: BytesPerSecond,
-    bytes: Bytes,
-) -> Seconds {
-    let (mut window, mut sent, mut waited) = (tcp.initial_window.value.0, 0u64, Seconds(0.0));
-    loop {
-        sent = sent.saturating_add(window);
-        let idle = round_trip - Bytes(window) / rate;
-        if sent >= bytes.0 || idle.0 <= 0.0 {
-            return waited;
-        }
-        waited += idle;
-        window = window.saturating_mul(2);
-    }
-}
-
-/// Returns the probability that a message of `segments` segments waits for the retransmission timeout, and the
-/// probability that the message needs only a fast retransmission. `loss` is the fraction of segments that are lost.
-pub fn retransmission_probabilities(loss: f64, segments: u64) -> [f64; 2] {
-    let tail = segments.min(DUPLICATE_ACK_THRESHOLD);
-    let none_of = |count: u64| (1.0 - loss).powi(i32::try_from(count).unwrap_or(i32::MAX));
-    let by_timer = 1.0 - none_of(tail);
-    [by_timer, (1.0 - by_timer) * (1.0 - none_of(segments - tail))]
 }
 
 /// Returns the cumulative distribution function of the standard normal distribution, with an error of at most 8e-8.
@@ -343,11 +308,10 @@ mod tests {
         // 0.15 E[D^2]/2 = 0.49 ms, 0.03 E[D^2]/2 = 0.582 ms, and 1.77 % of 1.055 ms of sending.
         let found = path(&awdl, &quiet).mean_message_time(bytes, false).0 - plain;
         close(Seconds(found), 0.49e-3 + 0.582e-3 + 0.0177 * (0.4e-3 + 2.0 * 32768.0 / 100e6));
-        // 23 segments: the timeout of 200 ms with probability 0.2997 %, else a round trip with probability 1.982 %.
+        // 23 segments: two round trips with probability 0.1 %, else a round trip with probability 2.175 %.
         let lossy = TcpParameters { slow_start_after_idle: false, ..TcpParameters::default() };
         let round_trip = 2.0 * 1.9e-3 * 0.125_f64.exp();
-        let timer = 1.0 - 0.999_f64.powi(3);
-        let expected = timer * 0.2 + (1.0 - timer) * (1.0 - 0.999_f64.powi(20)) * round_trip;
+        let expected = (0.001 * 2.0 + 0.999 * (1.0 - 0.999_f64.powi(22))) * round_trip;
         close(Seconds(path(&clean, &lossy).mean_message_time(bytes, false).0 - plain), expected);
         // The window of 14480 bytes grows to 28960 before 32 KiB are sent: one round trip, less 0.29 ms of sending.
         let restarting = TcpParameters { slow_start_after_idle: true, ..lossless() };

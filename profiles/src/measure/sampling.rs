@@ -131,7 +131,7 @@ impl Samples {
     }
 
     /// Returns a quantile of the samples (0.5 is the median), linearly interpolated; NaN if there are no samples.
-    fn quantile(&self, share: f64) -> f64 {
+    pub fn quantile(&self, share: f64) -> f64 {
         let Some(last) = self.sorted.len().checked_sub(1) else { return f64::NAN };
         let at = share * last as f64;
         let (low, high) = (self.sorted[at.floor() as usize], self.sorted[at.ceil() as usize]);

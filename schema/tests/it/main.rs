@@ -3,7 +3,7 @@
 use hearth_profiles::Document;
 use hearth_schema::Scenario;
 use hearth_schema::run_events::RunEvent;
-use hearth_schema::scenario::Workload;
+use hearth_schema::scenario::{LinkEmulation, Workload};
 
 fn text(context: u32, workload: &str, limits: &str, more: &str) -> String {
     format!(
@@ -72,11 +72,11 @@ fn hostile_values_are_rejected() {
 #[test]
 fn impossible_limits_are_rejected() {
     let limited = |limits: &str| {
-        let yaml = text(64, "", &format!("limits: {{{limits}}}"), "  emulated: true\n");
+        let yaml = text(64, "", &format!("limits: {{{limits}}}"), "  emulation: delays\n");
         Scenario::from_yaml(&yaml).map_err(|error| error.to_string())
     };
     let valid = limited("cpu: 0.5, affinity: [1, 0]").expect("valid");
-    assert!(valid.links.is_emulated);
+    assert!(valid.links.emulation == LinkEmulation::Delays);
     assert_eq!(Scenario::from_yaml(&valid.to_yaml()).expect("written and read"), valid);
     for (limits, complaint) in [
         ("cpu: 0", "`limits.cpu` is 0"),

@@ -73,7 +73,7 @@ pub fn add_gpu(device: &mut DeviceProfile, kind: &str, rate: &str, copies: Optio
 pub fn links(latency: Seconds, bandwidth: f64) -> LinkTable {
     let (latency, bandwidth) =
         (Sourced::new(latency, "test"), Sourced::new(BytesPerSecond(bandwidth), "test"));
-    LinkTable::new(Links::uniform(Link { latency, bandwidth }))
+    LinkTable::new(Links::uniform(Link::constant(latency, bandwidth)))
 }
 
 /// Returns a cluster of devices with these memory sizes. Links have [`LATENCY`] and a bandwidth of 100 MB/s.

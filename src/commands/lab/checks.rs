@@ -30,7 +30,7 @@ pub fn check(scenario: &Scenario, cpus: &[u32]) -> Result<(), Failure> {
         }
     }
     links::check(&scenario.links).map_err(|why| {
-        Failure::invalid(format!("the lab {why}")).with_hint("change `links`, or omit `links.emulated`")
+        Failure::invalid(format!("the lab {why}")).with_hint("change `links`, or omit `links.emulation`")
     })?;
     if let Some(speculation) = &scenario.workload.speculation {
         if speculation.draft_model.file.is_none() {
@@ -120,8 +120,8 @@ pub fn warnings(scenario: &Scenario) -> Vec<String> {
     let are_measured = !links.pair_links.is_empty()
         || links.wifi.is_some()
         || !links.default_link.latency.source.starts_with("assumed");
-    if scenario.devices.len() > 1 && !links.is_emulated && are_measured {
-        found.push("the lab does not use the links of the scenario: set `links.emulated: true`".into());
+    if scenario.devices.len() > 1 && links.emulation.is_none() && are_measured {
+        found.push("the lab does not use the links of the scenario: set `links.emulation: delays`".into());
     }
     found
 }
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn differences_are_warned_about() {
         let found = warnings(&scenario("{name: a, profile: measured}, {name: b, profile: d1}", PLAIN));
-        assert!(found[0].contains("not `d1`") && found[1].contains("links.emulated"), "{found:?}");
+        assert!(found[0].contains("not `d1`") && found[1].contains("links.emulation"), "{found:?}");
         assert_eq!(warnings(&scenario("{name: a, profile: measured}", PLAIN)), Vec::<String>::new());
     }
 

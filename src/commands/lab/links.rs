@@ -1,7 +1,7 @@
 //! Network links of a lab, emulated for its devices and measured for the simulator.
 //!
 //! The devices communicate over the loopback interface, or over the links of the scenario, which the transport
-//! emulates (`links.emulated`). The overhead of the emulation and of the loopback is measured and added to the
+//! emulates (`links.emulation: delays`). The overhead of the emulation and of the loopback is measured and added to the
 //! simulated links.
 
 use std::collections::BTreeMap;
@@ -16,10 +16,11 @@ use hearth_profiles::link::{PeerLink, wifi_path};
 use hearth_profiles::{BytesPerSecond, Link, Seconds, Sourced};
 use hearth_ring::probe::{self, ProbeOptions};
 use hearth_ring::{EmulatedPath, EmulatedTransport, TcpTransport};
-use hearth_schema::scenario::Links;
+use hearth_schema::scenario::{LinkEmulation, Links};
 use hearth_schema::{Plan, Scenario};
 use hearth_workflow::files::write_in_folder;
 
+use super::network;
 use crate::diagnostics::Failure;
 use crate::emulation::EmulatedLinks;
 
@@ -37,8 +38,10 @@ const CHANNEL_LOCK: &str = "wifi-channel.lock";
 /// Returns an error if the lab cannot emulate the links of a scenario. The error text continues a sentence that begins
 /// with "the lab".
 pub fn check(links: &Links) -> Result<(), String> {
-    if !links.is_emulated {
-        return Ok(());
+    match links.emulation {
+        LinkEmulation::None => return Ok(()),
+        LinkEmulation::Namespaces => return network::check(links),
+        LinkEmulation::Delays => {}
     }
     let own = links.pair_links.iter().filter_map(|named| named.link.as_ref());
     if let Some(link) = own.chain([&links.default_link]).find(|link| link.latency.value > MAX_LATENCY) {
@@ -113,6 +116,11 @@ fn wireless_path(wireless: &wifi_path::WirelessPath, channel_lock: &Path) -> Opt
     })
 }
 
+/// Returns the links as the key `links` of a scenario has them.
+pub fn to_yaml(links: &Links) -> Result<String, Failure> {
+    serde_yaml::to_string(links).map_err(Failure::failed)
+}
+
 pub fn file_name(device: &str) -> String {
     format!("{device}.links.json")
 }
@@ -146,9 +154,9 @@ pub fn write(folder: &Path, scenario: &Scenario, plan: &Plan) -> Result<(), Fail
 pub fn measure(links: &Links) -> Result<Links, Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
     let options = ProbeOptions::quick();
-    if !links.is_emulated {
+    if links.emulation.is_none() {
         let probed = runtime.block_on(probe::measure_link_to_self(&TcpTransport, PROBE_ADDRESS, options))?;
-        return Ok(Links::uniform(Link { latency: probed.latency, bandwidth: probed.bandwidth }));
+        return Ok(Links::uniform(Link::constant(probed.latency, probed.bandwidth)));
     }
     let paths = Arc::new(|_: Option<&str>| Ok(EmulatedPath::with_latency(PROBE_LATENCY)));
     let network = EmulatedTransport::new(TcpTransport, paths);
@@ -167,7 +175,11 @@ fn with_overhead(links: &Links, probed: &PeerLink) -> Links {
         let both = 1.0 / (1.0 / bandwidth.value.0 + 1.0 / probed.bandwidth.value.0);
         Sourced::new(BytesPerSecond(both), "set: of the scenario, in series with the measured loopback")
     };
-    let link = |link: &Link| Link { latency: shifted(&link.latency), bandwidth: slowed(&link.bandwidth) };
+    let link = |link: &Link| Link {
+        latency: shifted(&link.latency),
+        bandwidth: slowed(&link.bandwidth),
+        ..link.clone()
+    };
     let mut found = links.clone();
     found.default_link = link(&found.default_link);
     for named in &mut found.pair_links {
@@ -181,7 +193,7 @@ fn with_overhead(links: &Links, probed: &PeerLink) -> Links {
 
 #[cfg(test)]
 mod tests {
-    use hearth_profiles::link::wifi::TcpParameters;
+    use hearth_profiles::link::tcp::TcpParameters;
 
     use super::*;
 
@@ -189,7 +201,7 @@ mod tests {
         serde_yaml::from_str(yaml).expect("links")
     }
 
-    const WIRE: &str = "emulated: true
+    const WIRE: &str = "emulation: delays
 default: {latency: {value: 5 ms, source: t}, bandwidth: {value: 100 MB/s, source: t}}
 ";
 
@@ -200,6 +212,8 @@ default: {latency: {value: 5 ms, source: t}, bandwidth: {value: 100 MB/s, source
             peer: "self".into(),
             latency: measured(Seconds(1.2e-3)),
             bandwidth: Sourced::new(BytesPerSecond(1e9), "measured"),
+            jitter: None,
+            loss: None,
         };
         let found = with_overhead(&links(WIRE), &probed);
         assert!((found.default_link.latency.value.0 - 5.2e-3).abs() < 1e-9);
@@ -234,7 +248,7 @@ default: {latency: {value: 5 ms, source: t}, bandwidth: {value: 100 MB/s, source
         let scenario: Scenario = serde_yaml::from_str(
             "{schema: scenario/1, name: n, model: {profile: tiny}, context: 64, workload: {prompt: 1, generate: 1},
 devices: [{name: a, profile: d1}, {name: b, profile: d1}, {name: c, profile: d1}],
-links: {emulated: true, default: {latency: {value: 5 ms, source: t}, bandwidth: {value: 1 MB/s, source: t}},
+links: {emulation: delays, default: {latency: {value: 5 ms, source: t}, bandwidth: {value: 1 MB/s, source: t}},
   between: [{devices: [b, c], link: {latency: {value: 9 ms, source: t}, bandwidth: {value: 2 MB/s, source: t}}}]}}",
         )
         .expect("a scenario");

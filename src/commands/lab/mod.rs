@@ -5,6 +5,7 @@
 mod checks;
 mod events;
 mod links;
+mod network;
 mod session;
 mod steadiness;
 mod suite;

@@ -20,7 +20,7 @@ use hearth_lab::{
 use hearth_profiles::{Bytes, DeviceProfile, Document};
 use hearth_schema::events::Change;
 use hearth_schema::pass::MAX_PASS_TOKENS;
-use hearth_schema::scenario::{DeviceEntry, ResourceLimits};
+use hearth_schema::scenario::{DeviceEntry, LinkEmulation, ResourceLimits};
 use hearth_schema::{Plan, Scenario, Trace};
 use hearth_sim::{ScenarioEvents, SimulationResult};
 use hearth_workflow::documents::{read_document, read_trace, write_run_outputs};
@@ -30,6 +30,7 @@ use hearth_workflow::simulation::{MemoryOptions, simulate_with_events};
 use hearth_workflow::{Error, LoadedScenario, ScenarioReplanner, limits};
 
 use super::events::{EventTarget, HeadProgress, apply};
+use super::network::LabNetwork;
 use super::{links, steadiness};
 use crate::cli::{GpuWeightFormat, LabArgs};
 use crate::diagnostics::Failure;
@@ -52,6 +53,7 @@ pub struct Lab<'l> {
     children: BTreeMap<String, DeviceProcess>,
     groups: BTreeMap<String, Cgroup>,
     copies: ModelCopies,
+    network: Option<LabNetwork>,
     program: PathBuf,
     /// The folder of the plan, the traces and the files for the devices: the report, or else beside the copies.
     folder: PathBuf,
@@ -88,6 +90,7 @@ impl<'l> Lab<'l> {
         let report_folder = report.as_ref().map(|report| report.path().to_owned());
         clean_up_on_signal(found.clone(), copies::copies_folder(&scratch), report_folder.clone());
         let copies = ModelCopies::create(&scratch, &parts, &names)?;
+        let network = LabNetwork::start(&loaded.scenario, &copies::copies_folder(&scratch))?;
         let mut groups = BTreeMap::new();
         for (index, entry) in devices.iter().enumerate() {
             let Some(found) = &found else { break };
@@ -108,6 +111,7 @@ impl<'l> Lab<'l> {
             children: BTreeMap::new(),
             groups,
             copies,
+            network,
             program: std::env::current_exe().map_err(Failure::failed)?,
             folder: report_folder.unwrap_or_else(|| copies::copies_folder(&scratch)),
             report,
@@ -134,7 +138,12 @@ impl<'l> Lab<'l> {
 
     fn placement<'s>(&'s self, entry: &'s DeviceEntry) -> Placement<'s> {
         let affinity = entry.limits.as_ref().and_then(|limits| limits.affinity.as_deref());
-        Placement { cgroup: self.groups.get(&entry.name), cpus: affinity.unwrap_or_default() }
+        let host = self.network.as_ref().zip(self.entry(&entry.name).ok());
+        Placement {
+            cgroup: self.groups.get(&entry.name),
+            cpus: affinity.unwrap_or_default(),
+            host: host.map(|(network, (device, _))| &network.host(device).namespace),
+        }
     }
 
     /// Measures the profile of each device within its limits; devices with equal limits share a measurement. Also
@@ -213,7 +222,14 @@ impl<'l> Lab<'l> {
             write_in_folder(&self.folder, name, member.device.to_yaml().as_bytes())?;
         }
         if plan.devices.len() > 1 {
-            scenario.links = links::measure(&scenario.links)?;
+            scenario.links = match &self.network {
+                Some(network) => {
+                    let devices = plan.devices.iter().map(|device| Ok(self.entry(&device.name)?.0));
+                    network.measure(&scenario, &devices.collect::<Result<Vec<_>, Failure>>()?)?
+                }
+                None => links::measure(&scenario.links)?,
+            };
+            write_in_folder(&self.folder, "links.yaml", links::to_yaml(&scenario.links)?.as_bytes())?;
             cluster.links = LinkTable::new(scenario.links.clone());
         }
         if loses_a_device(&self.loaded.scenario) {
@@ -228,16 +244,19 @@ impl<'l> Lab<'l> {
         self.drop_caches()?;
         for device in plan.devices.iter_mut().skip(1) {
             let (index, entry) = self.entry(&device.name)?;
-            let mut arguments =
-                strings(["worker", "--listen", "127.0.0.1:0", "--exit-with-stdin", "--model"]);
+            let network = self.network.as_ref();
+            let listen = network.map_or("127.0.0.1:0".into(), |network| network.listen_address(index));
+            let mut arguments = strings(["worker", "--listen", &listen, "--exit-with-stdin"]);
+            arguments.extend(strings(["--announce", "never", "--model"]));
             arguments.push(self.copies.first_file(index).display().to_string());
-            arguments.extend(self.emulation_flags(&entry.name));
+            arguments.extend(self.network_flags(&entry.name));
             let mut child = self.start(entry, arguments)?;
             let line = child.next_line(START_DEADLINE)?;
             device.address = Some(line.split_ascii_whitespace().nth(2).unwrap_or_default().to_string());
             self.children.insert(entry.name.clone(), child);
         }
-        if self.loaded.scenario.links.is_emulated && plan.devices.len() > 1 {
+        let emulation = self.loaded.scenario.links.emulation;
+        if emulation == LinkEmulation::Delays && plan.devices.len() > 1 {
             links::write(&self.folder, &self.loaded.scenario, plan)?;
         }
         write_in_folder(&self.folder, "plan.yaml", plan.to_yaml().as_bytes())?;
@@ -259,9 +278,14 @@ impl<'l> Lab<'l> {
         Ok(())
     }
 
-    fn emulation_flags(&self, name: &str) -> Vec<String> {
-        let file = self.folder.join(links::file_name(name)).display().to_string();
-        if self.loaded.scenario.links.is_emulated { vec!["--emulate-links".into(), file] } else { Vec::new() }
+    /// Returns the flags for the network of a device: its emulated links, or the key of a ring of several hosts.
+    fn network_flags(&self, name: &str) -> Vec<String> {
+        let emulated = self.folder.join(links::file_name(name));
+        match (&self.network, self.loaded.scenario.links.emulation) {
+            (Some(network), _) => strings(["--key", &network.key_file().display().to_string()]),
+            (None, LinkEmulation::Delays) => strings(["--emulate-links", &emulated.display().to_string()]),
+            (None, _) => Vec::new(),
+        }
     }
 
     /// Simulates the plan, and writes the predicted trace and its hash. Returns the trace and the hash.
@@ -293,7 +317,7 @@ impl<'l> Lab<'l> {
         let number = if repeat == 0 { String::new() } else { format!("-{}", repeat + 1) };
         let trace = self.folder.join(format!("measured{number}.trace"));
         let mut arguments = self.head_arguments(index, &trace);
-        arguments.extend(self.emulation_flags(&head.name));
+        arguments.extend(self.network_flags(&head.name));
         let mut watched = Vec::new();
         for device in &plan.devices {
             let (index, entry) = self.entry(&device.name)?;

@@ -232,10 +232,10 @@ impl Base<'_> {
         let instead = if has_wifi { "Wi-Fi" } else { "the present links" };
         let what = format!("cables of 1 Gbit/s instead of {instead}");
         let mut variant = self.variant(VariantKind::Cables, None, what);
-        let cable = Link {
-            latency: Sourced::new(CABLE_LATENCY, "assumed: a switch and two network stacks"),
-            bandwidth: Sourced::new(CABLE_BANDWIDTH, "IEEE 802.3ab"),
-        };
+        let cable = Link::constant(
+            Sourced::new(CABLE_LATENCY, "assumed: a switch and two network stacks"),
+            Sourced::new(CABLE_BANDWIDTH, "IEEE 802.3ab"),
+        );
         // Pairs that are marked as unreachable remain so with cables.
         let kept = links.pair_links.iter().filter(|named| named.unreachable_directions.is_some());
         let between = kept.map(|named| PairLink { link: None, ..named.clone() }).collect();

@@ -21,7 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::key::Key;
 use super::noise::{HandshakeRole, handshake};
 use crate::error::EncryptionError;
-use crate::wire::{ByteStream, Listener, Transport};
+use crate::wire::{ByteStream, Listener, TcpStatistics, Transport};
 
 const LENGTH_BYTES: usize = 2;
 const MAX_CIPHERTEXT_BYTES: usize = 65535;
@@ -57,6 +57,13 @@ impl<T: Transport> Transport for EncryptedTransport<T> {
 
     fn is_private(&self) -> bool {
         true
+    }
+
+    fn tcp_statistics(&self, stream: &Self::Stream) -> Option<TcpStatistics> {
+        match &stream.state {
+            State::Open { link, .. } => self.transport.tcp_statistics(link),
+            State::Handshaking(_) | State::Failed(_) => None,
+        }
     }
 
     fn local_ip(&self, stream: &Self::Stream) -> Option<IpAddr> {

@@ -7,6 +7,7 @@ mod data_link;
 mod frame;
 mod handshake;
 mod message;
+mod tcp_statistics;
 mod transport;
 
 pub use crate::error::WireError;
@@ -23,4 +24,5 @@ pub use message::{
     ActivationCounts, ActivationsHeader, BrokenLink, ConnectionPurpose, EpochConfig, FileLengths, MAGIC,
     Message, PROTOCOL_VERSION, PeerAddress, WorkerInfo,
 };
-pub use transport::{ByteStream, Listener, MemoryTransport, TcpTransport, Transport, bind};
+pub use tcp_statistics::TcpStatistics;
+pub use transport::{ByteStream, Listener, MemoryTransport, TcpTransport, Transport, bind, set_tcp_options};

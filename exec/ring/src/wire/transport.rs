@@ -12,6 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
+use super::tcp_statistics::{TcpStatistics, read_tcp_statistics};
 use crate::error::{Result, RingError};
 
 pub trait ByteStream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
@@ -34,6 +35,11 @@ pub trait Transport: Clone + Send + Sync + 'static {
         false
     }
 
+    /// Returns what the kernel knows about a connection over TCP; `None` if it is not known.
+    fn tcp_statistics(&self, _stream: &Self::Stream) -> Option<TcpStatistics> {
+        None
+    }
+
     /// Returns the local IP address of a connection, if the transport has IP addresses.
     fn local_ip(&self, _stream: &Self::Stream) -> Option<IpAddr> {
         None
@@ -48,7 +54,7 @@ pub trait Listener: Send + 'static {
     fn address(&self) -> String;
 }
 
-/// A transport over TCP with `TCP_NODELAY`, because the activations of one token are a small write.
+/// A transport over TCP.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TcpTransport;
 
@@ -58,12 +64,16 @@ impl Transport for TcpTransport {
 
     async fn connect(&self, address: &str) -> io::Result<TcpStream> {
         let stream = TcpStream::connect(address).await?;
-        stream.set_nodelay(true)?;
+        set_tcp_options(&stream)?;
         Ok(stream)
     }
 
     async fn bind(&self, address: &str) -> io::Result<TcpListener> {
         TcpListener::bind(address).await
+    }
+
+    fn tcp_statistics(&self, stream: &TcpStream) -> Option<TcpStatistics> {
+        read_tcp_statistics(stream)
     }
 
     fn local_ip(&self, stream: &TcpStream) -> Option<IpAddr> {
@@ -76,13 +86,23 @@ impl Listener for TcpListener {
 
     async fn accept(&mut self) -> io::Result<TcpStream> {
         let (stream, _) = TcpListener::accept(self).await?;
-        stream.set_nodelay(true)?;
+        set_tcp_options(&stream)?;
         Ok(stream)
     }
 
     fn address(&self) -> String {
         self.local_addr().map_or_else(|error| format!("unknown ({error})"), |address| address.to_string())
     }
+}
+
+/// Sets the options of a connection of the ring. The activations of one token are a small write, so no write waits for
+/// the next (`TCP_NODELAY`). On Linux the congestion control is CUBIC, because BBR, the default of some distributions,
+/// takes the rate of these few bytes for the bandwidth, and spreads them out accordingly.
+pub fn set_tcp_options(stream: &TcpStream) -> io::Result<()> {
+    // If it fails, the kernel has no CUBIC, and its default is the best choice.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::net::sockopt::set_tcp_congestion(stream, "cubic");
+    stream.set_nodelay(true)
 }
 
 const PIPE_BYTES: usize = 1 << 20;

@@ -1,24 +1,26 @@
 //! TCP connections: the delays that TCP adds to a message.
 //!
-//! Messages of one connection are sent one after another and arrive in order. A connection that is new, or has been
-//! idle for a retransmission timeout, begins with the initial congestion window; a message that is longer than the
-//! window waits for acknowledgements. A lost segment is sent again after a round trip if enough segments of the same
-//! message follow, otherwise after the timeout. The formulas are in [`hearth_profiles::link::wifi_path`]; this module
-//! draws the random values.
+//! Messages of one connection are sent one after another and arrive in order. A connection that is new begins with the
+//! initial congestion window, and each retransmission timeout without a message halves a larger window, down to the
+//! initial one. A message that is longer than the window waits for acknowledgements, and the window grows. Lost segments
+//! are sent again, and reduce the window. The formulas are in [`hearth_profiles::link::tcp`]; this module draws the random values.
 //!
 //! Acknowledgements and retransmissions take no airtime here: an acknowledgement has a few dozen bytes, and
 //! one message in fifty needs a retransmission.
 
 use std::collections::VecDeque;
 
-use hearth_profiles::link::wifi::{MSS, TcpParameters, WifiChannel};
-use hearth_profiles::link::wifi_path::{retransmission_probabilities, slow_start_wait};
+use hearth_profiles::link::tcp::{CongestionWindow, TcpParameters};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, LogNormal};
 
 use crate::engine::Nanos;
 use crate::random::draw_uniform;
+
+/// Maximum number of segments at the end of a message whose delays are drawn; earlier ones hardly arrive last.
+/// source: assumed
+const MAX_DELAYED_SEGMENTS: u64 = 16;
 
 /// The TCP connection from one device to another.
 #[derive(Debug, Clone, Default)]
@@ -28,13 +30,41 @@ pub struct TcpConnection {
     /// The last time at which a message was submitted or a part of a message was sent.
     pub last_send_time: Option<Nanos>,
     pub last_arrival_time: Nanos,
+    /// The congestion window; `None` before the first message.
+    window: Option<CongestionWindow>,
 }
 
 impl TcpConnection {
-    /// Whether the next message begins with the initial congestion window.
-    pub fn needs_slow_start(&self, now: Nanos, tcp: &TcpParameters) -> bool {
-        let idle = |last: Nanos| now.saturating_sub(last) > tcp.rto.value.to_nanos();
-        self.send_queue.is_empty() && self.last_send_time.is_none_or(idle)
+    /// Returns the time that a message waits for acknowledgements, and updates the congestion window.
+    pub fn window_wait(
+        &mut self,
+        now: Nanos,
+        tcp: &TcpParameters,
+        round_trip: Seconds,
+        rate: BytesPerSecond,
+        bytes: Bytes,
+    ) -> Seconds {
+        if !tcp.slow_start_after_idle {
+            return Seconds(0.0);
+        }
+        let initial = CongestionWindow::initial(tcp);
+        let window = self.window.get_or_insert(initial);
+        let idle = if self.send_queue.is_empty() {
+            self.last_send_time.map_or(0, |last| now.saturating_sub(last))
+        } else {
+            0
+        };
+        let halvings = u32::try_from(idle / tcp.rto.value.to_nanos().max(1)).unwrap_or(u32::MAX);
+        if halvings > 0 && window.size > initial.size {
+            let halved = window.size.0.checked_shr(halvings).unwrap_or(0);
+            window.size = Bytes(halved.max(initial.size.0));
+        }
+        window.wait(round_trip, rate, bytes)
+    }
+
+    /// Reduces the congestion window after a loss.
+    pub fn on_loss(&mut self) {
+        self.window.iter_mut().for_each(CongestionWindow::on_loss);
     }
 }
 
@@ -42,49 +72,38 @@ impl TcpConnection {
 pub struct DelaySampler {
     median: f64,
     sigma: f64,
-    /// Random stream of the one-way delays, with one draw for each message.
+    /// Random stream of the one-way delays.
     delay_stream: ChaCha8Rng,
     /// Random stream of the delays that TCP adds.
     tcp_stream: ChaCha8Rng,
 }
 
 impl DelaySampler {
-    pub fn new(channel: &WifiChannel, delay_stream: ChaCha8Rng, tcp_stream: ChaCha8Rng) -> Self {
-        let (median, sigma) = (channel.delay.median.value.0, channel.delay.sigma.value);
-        Self { median, sigma, delay_stream, tcp_stream }
+    pub fn new(median: Seconds, sigma: f64, delay_stream: ChaCha8Rng, tcp_stream: ChaCha8Rng) -> Self {
+        Self { median: median.0, sigma, delay_stream, tcp_stream }
     }
 
     pub fn sample_one_way_delay(&mut self) -> Seconds {
         log_normal(self.median, self.sigma, &mut self.delay_stream)
     }
 
-    /// Draws the time that TCP adds to a message; `slow_start` is true if the message begins with the initial
-    /// congestion window. The number of draws is constant, so that a lost segment does not change later draws.
-    pub fn sample_tcp_delay(
-        &mut self,
-        tcp: &TcpParameters,
-        rate: BytesPerSecond,
-        bytes: Bytes,
-        slow_start: bool,
-    ) -> Seconds {
+    /// Draws the time from the end of the transmission of a message until all its segments have arrived. Each segment
+    /// has a delay of its own, and `interval` is the time between two segments.
+    pub fn sample_last_arrival(&mut self, segments: u64, interval: Seconds) -> Seconds {
+        let last = |latest: Seconds, place: u64| {
+            let arrival = self.sample_one_way_delay() - interval * place as f64;
+            if arrival > latest { arrival } else { latest }
+        };
+        (0..segments.min(MAX_DELAYED_SEGMENTS)).fold(Seconds(0.0), last)
+    }
+
+    /// Draws a round-trip time, and the time that retransmissions add to a message. The number of draws is constant, so
+    /// that a lost segment does not change later draws.
+    pub fn sample_retransmission(&mut self, tcp: &TcpParameters, bytes: Bytes) -> (Seconds, Seconds) {
         let mut one_way = || log_normal(self.median, self.sigma, &mut self.tcp_stream);
         let round_trip = one_way() + one_way();
         let draw = draw_uniform(&mut self.tcp_stream);
-        let wait = if slow_start && tcp.slow_start_after_idle {
-            slow_start_wait(round_trip, tcp, rate, bytes)
-        } else {
-            Seconds(0.0)
-        };
-        let segments = bytes.0.div_ceil(MSS.0).max(1);
-        let [by_timer, by_report] = retransmission_probabilities(tcp.loss_rate.value.0, segments);
-        let retransmission = if draw < by_timer {
-            tcp.rto.value
-        } else if draw < by_timer + by_report {
-            round_trip
-        } else {
-            Seconds(0.0)
-        };
-        wait + retransmission
+        (round_trip, tcp.retransmission_time(round_trip, bytes, draw))
     }
 }
 

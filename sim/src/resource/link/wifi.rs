@@ -15,7 +15,8 @@
 
 use std::collections::BTreeMap;
 
-use hearth_profiles::link::wifi::{TcpParameters, Wifi, WifiChannel};
+use hearth_profiles::link::tcp::TcpParameters;
+use hearth_profiles::link::wifi::{Wifi, WifiChannel};
 use hearth_profiles::link::wifi_path::{Endpoint, WirelessPath};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 
@@ -97,10 +98,12 @@ impl NetworkLinks {
             (Port::Channel(index), Medium::new(stalls))
         };
         let delays = channels().map(|(index, channel)| {
-            DelaySampler::new(channel, stream(index, Purpose::Delay), stream(index, Purpose::Tcp))
+            let delay = &channel.delay;
+            let [delays, tcp] = [Purpose::Delay, Purpose::Tcp].map(|purpose| stream(index, purpose));
+            DelaySampler::new(delay.median.value, delay.sigma.value, delays, tcp)
         });
         Self {
-            wired_links: WiredLinks::new(wire),
+            wired_links: WiredLinks::new(wire, seed),
             tcp: wifi.map_or_else(TcpParameters::default, |wifi| wifi.tcp.clone()),
             delays: delays.collect(),
             routes: BTreeMap::new(),
@@ -154,12 +157,15 @@ impl NetworkLinks {
             return SendOutcome::Known(self.wired_links.send(now, from, to, bytes));
         };
         let connection = self.connections.entry(pair).or_default();
-        let slow_start = connection.needs_slow_start(now, &self.tcp);
         let delays = &mut self.delays[route.delay_channel];
         let overhead = route.up.overhead + route.down.overhead;
         let rest = delays.sample_one_way_delay().to_nanos().saturating_sub(overhead);
-        let tcp_delay = delays.sample_tcp_delay(&self.tcp, route.rate, bytes, slow_start).to_nanos();
-        let rest_delay = route.wire_latency + rest + tcp_delay;
+        let (round_trip, repeated) = delays.sample_retransmission(&self.tcp, bytes);
+        let wait = connection.window_wait(now, &self.tcp, round_trip, route.rate, bytes);
+        if repeated > Seconds(0.0) {
+            connection.on_loss();
+        }
+        let rest_delay = route.wire_latency + rest + (wait + repeated).to_nanos();
         self.last_number += 1;
         let number = self.last_number;
         let message = Sending { pair, bytes: bytes.0, unsent: bytes.0, received: 0, start: None, rest_delay };
@@ -194,7 +200,7 @@ impl NetworkLinks {
     pub fn latency(&self, from: usize, to: usize) -> Seconds {
         let over_wifi =
             |route: &Route| Seconds::from_nanos(route.up.overhead + route.down.overhead + route.wire_latency);
-        self.routes.get(&(from, to)).map_or_else(|| self.wired_links.link(from, to).latency, over_wifi)
+        self.routes.get(&(from, to)).map_or_else(|| self.wired_links.link(from, to).min_latency(), over_wifi)
     }
 
     /// Requests the sender's medium for the next burst of a message.

@@ -160,7 +160,7 @@ fn links(text: &mut String, random: &mut Random, devices: u32) {
     }
     let _ = writeln!(
         text,
-        "links:\n  emulated: true\n  default:\n    latency: {{value: {latency:.1} ms, source: \"set: drawn\"}}\n    \
+        "links:\n  emulation: delays\n  default:\n    latency: {{value: {latency:.1} ms, source: \"set: drawn\"}}\n    \
          bandwidth: {{value: {bandwidth} Mbit/s, source: \"set: drawn\"}}"
     );
     if wifi {

@@ -180,10 +180,10 @@ fn pairs(members: &[Member]) -> impl Iterator<Item = [String; 2]> {
 
 fn random_link(random: &mut InstanceRng) -> Link {
     let source = "assumed: drawn from a range that is usual in homes";
-    Link {
-        latency: Sourced::new(Seconds(random.uniform(LATENCY)), source),
-        bandwidth: Sourced::new(BytesPerSecond(random.uniform(BANDWIDTH) * 1e6 / 8.0), source),
-    }
+    Link::constant(
+        Sourced::new(Seconds(random.uniform(LATENCY)), source),
+        Sourced::new(BytesPerSecond(random.uniform(BANDWIDTH) * 1e6 / 8.0), source),
+    )
 }
 
 /// Cuts the model of a cluster to `layers` layers, and reduces all memory and buffer sizes in proportion.

@@ -41,10 +41,10 @@ impl SimulatedRing {
             Ok(Member { name, address: None, device, residency: Some(residency) })
         };
         let members = devices.enumerate().map(member).collect::<Result<_, StudyError>>()?;
-        let default = Link {
-            latency: Sourced::new(Seconds(0.005), "assumed"),
-            bandwidth: Sourced::new(BytesPerSecond(58e6), "assumed"),
-        };
+        let default = Link::constant(
+            Sourced::new(Seconds(0.005), "assumed"),
+            Sourced::new(BytesPerSecond(58e6), "assumed"),
+        );
         let mut cluster = Cluster {
             members,
             head: 0,

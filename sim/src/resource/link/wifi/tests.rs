@@ -16,7 +16,7 @@ fn source<T>(value: T) -> Sourced<T> {
 }
 
 fn wire() -> Link {
-    Link { latency: source(Seconds(0.0002)), bandwidth: source(BytesPerSecond(125e6)) }
+    Link::constant(source(Seconds(0.0002)), source(BytesPerSecond(125e6)))
 }
 
 /// Returns two channels: one for devices 0 to 3, one with half the rate for device 4. Other devices use wires.
