@@ -46,7 +46,8 @@ fn suite_skips_finished_and_failed_scenarios() {
         assert_eq!(string_values(&result["failed"], "name"), ["ci-broken"], "{stderr}");
         let names = string_values(&result["cases"], "name");
         let expected = ["ci-dies", "ci-drafts", "ci-hosts", "ci-links", "ci-weak"];
-        let expected: Vec<&str> = expected.into_iter().filter(|name| has_tun || *name != "ci-hosts").collect();
+        let expected: Vec<&str> =
+            expected.into_iter().filter(|name| has_tun || *name != "ci-hosts").collect();
         assert_eq!(names, expected, "{stderr}");
         (result, stderr)
     };
