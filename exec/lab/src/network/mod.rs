@@ -37,6 +37,8 @@ struct Packet {
     bytes: Vec<u8>,
 }
 
+/// Maximum number of hosts, whose addresses differ in the last byte.
+const MAX_HOSTS: usize = 250;
 /// Maximum time without a look at whether the network has ended.
 const MAX_WAIT: Nanos = 100_000_000;
 /// Packets that are read from one host before the next one, so that no host starves the others.
@@ -54,6 +56,11 @@ impl VirtualNetwork {
     /// Creates `count` hosts and starts to carry their packets.
     pub fn start(count: usize, is_ipv6: bool, emulator: PacketEmulator) -> Result<VirtualNetwork, LabError> {
         let no_network = |error: io::Error| LabError::NoNetwork { why: error.to_string() };
+        if count > MAX_HOSTS {
+            return Err(LabError::NoNetwork {
+                why: format!("{count} hosts, but at most {MAX_HOSTS} have addresses"),
+            });
+        }
         let hosts = (0..count).map(|number| Host::create(number, is_ipv6)).collect::<io::Result<Vec<Host>>>();
         let hosts = Arc::new(hosts.map_err(no_network)?);
         let emulator = Arc::new(Mutex::new(emulator));
