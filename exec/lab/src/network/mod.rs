@@ -147,12 +147,12 @@ mod tests {
     use super::*;
 
     /// Starts two hosts with a link of 5 ms and 20 Mbit/s; `None` without the permission to create namespaces.
-    fn two_hosts(is_ipv6: bool, impairments: &Impairments) -> Option<VirtualNetwork> {
+    fn two_hosts(test: &str, is_ipv6: bool, impairments: &Impairments) -> Option<VirtualNetwork> {
         let link =
             Link::constant(Sourced::new(Seconds(0.005), "test"), Sourced::new(BytesPerSecond(2.5e6), "test"));
         let routes = routes_between(2, |_, _| Route::Wire(link.clone()));
         let network = VirtualNetwork::start(2, is_ipv6, PacketEmulator::new(routes, &[], impairments, 1));
-        network.inspect_err(|error| eprintln!("SKIPPED: {error}")).ok()
+        network.inspect_err(|error| eprintln!("SKIPPED {test}: {error}")).ok()
     }
 
     /// Sends `bytes` bytes from host 0 to host 1 and waits for a byte in return. Returns the seconds of this, and of an
@@ -186,7 +186,8 @@ mod tests {
     #[test]
     fn real_tcp_crosses_the_network() {
         for is_ipv6 in [false, true] {
-            let Some(network) = two_hosts(is_ipv6, &Impairments::default()) else { return };
+            let test = "real_tcp_crosses_the_network";
+            let Some(network) = two_hosts(test, is_ipv6, &Impairments::default()) else { return };
             let [short, long] = exchange(&network, 1_000_000);
             // One megabyte takes 0.4 s, and the round trip 10 ms; a loaded machine takes longer.
             assert!(short >= 0.01 && long >= 0.4, "{short} {long}");
@@ -196,7 +197,8 @@ mod tests {
     #[test]
     fn tcp_repeats_lost_packets() {
         let loss = Some(PacketLoss { rate: Fraction(0.03), burst: 1.0 });
-        let Some(network) = two_hosts(false, &Impairments { loss, ..Impairments::default() }) else { return };
+        let impairments = Impairments { loss, ..Impairments::default() };
+        let Some(network) = two_hosts("tcp_repeats_lost_packets", false, &impairments) else { return };
         exchange(&network, 500_000);
         assert!(network.loss_counts().0 > 0);
     }
