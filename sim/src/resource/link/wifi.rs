@@ -162,9 +162,6 @@ impl NetworkLinks {
         let rest = delays.sample_one_way_delay().to_nanos().saturating_sub(overhead);
         let (round_trip, repeated) = delays.sample_retransmission(&self.tcp, bytes);
         let wait = connection.window_wait(now, &self.tcp, round_trip, route.rate, bytes);
-        if repeated > Seconds(0.0) {
-            connection.on_loss();
-        }
         let rest_delay = route.wire_latency + rest + (wait + repeated).to_nanos();
         self.last_number += 1;
         let number = self.last_number;
