@@ -1,7 +1,7 @@
 //! An emulated home network: each device is a host of its own, with an address and a TCP stack of its own.
 //!
-//! A host is a network namespace ([`host`]) with one interface. A thread of the lab reads the packets that the hosts
-//! send, and passes them to the packet emulator ([`emulator`]), which decides when and whether they arrive.
+//! A host is a network namespace ([`Host`]) with one interface. A thread of the lab reads the packets that the hosts
+//! send, and passes them to the packet emulator ([`PacketEmulator`]), which decides when and whether they arrive.
 
 mod emulator;
 mod host;
