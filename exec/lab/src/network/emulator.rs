@@ -147,8 +147,8 @@ impl PacketEmulator {
             let overhead =
                 stations.iter().flatten().map(|channel| channel.transmission_overhead.value.to_nanos());
             let median = delay.map_or(0, |delay| delay.median.value.to_nanos());
-            let air_latency = overhead.fold(median, Nanos::saturating_sub);
-            let latency = air_latency + wire.map_or(0, |link| link.latency.value.to_nanos());
+            let channel_latency = overhead.fold(median, Nanos::saturating_sub);
+            let latency = channel_latency + wire.map_or(0, |link| link.latency.value.to_nanos());
             let of_channel = |delay: &Delay| Jitter { sigma: delay.sigma.value, correlation: 0.0 };
             let jitter = delay.map(of_channel).or(impairments.jitter).unwrap_or(STEADY);
             let state = PathState::new(latency, jitter, impairments, stream());
@@ -203,8 +203,8 @@ impl PacketEmulator {
     /// too long.
     pub fn loss_counts(&self) -> (u64, u64) {
         let wires = self.wires.values().map(|wire| wire.queue.dropped_count);
-        let air = self.channels.iter().flat_map(|channel| channel.queues.values());
-        (self.lost_count, wires.chain(air.map(|(queue, _)| queue.dropped_count)).sum())
+        let channels = self.channels.iter().flat_map(|channel| channel.queues.values());
+        (self.lost_count, wires.chain(channels.map(|(queue, _)| queue.dropped_count)).sum())
     }
 
     /// Ends all transmissions that end at `at`.
