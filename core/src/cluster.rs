@@ -8,6 +8,7 @@ use hearth_profiles::link::wifi_path::{Endpoint, WirelessPath};
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{DeviceProfile, Link};
 
+use crate::expert_routes::RecordedRoutes;
 use crate::schedule::Schedule;
 use crate::tensor::Collective;
 use hearth_schema::plan::Plan;
@@ -137,6 +138,8 @@ pub struct Cluster {
     pub model: ModelProfile,
     /// The draft model, if the workload uses speculative decoding.
     pub draft_model: Option<ModelProfile>,
+    /// The recorded routes of the experts of a mixture; drawn at random if there are none.
+    pub routes: Option<Arc<RecordedRoutes>>,
     /// Capacity of the KV cache of each sequence, in tokens.
     pub context_length: u32,
     pub kv_cache_format: KvFormat,

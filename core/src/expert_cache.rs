@@ -1,7 +1,9 @@
-//! Replays a recording of expert routing through a cache of experts.
+//! The cache of experts: which experts of a mixture stay in memory, in the executor, the simulator and replays of
+//! recorded routes.
 //!
 //! A batch looks up each of its experts once. A miss reads the expert from disk. After the batch, experts are evicted
-//! until the cache fits in its budget, but none that the batch used. Policies choose the expert to evict:
+//! until the cache fits in its budget. In a replay, those that the last batch used stay even if the cache does not fit,
+//! as in the published rates; the executor may evict them too. Policies choose the expert to evict:
 //!
 //! | policy | evicts the expert |
 //! | --- | --- |
@@ -15,9 +17,11 @@
 //! an expert is evicted just before its next use. The cache of a layer holds at least what its last batch used, so that
 //! all of them together exceed a budget that is smaller than that.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use hearth_profiles::Bytes;
+pub use hearth_schema::residency::EvictionPolicy;
 use hearth_schema::route_trace::RouteTrace;
 use serde::Serialize;
 
@@ -26,40 +30,12 @@ use serde::Serialize;
 const HALF_LIFE: f64 = 16.0;
 /// The probability, in addition to the frequency, that the next token uses an expert again that the last one used.
 /// source: looked at: in the same recording 0.38 of all experts repeat; 0.1 to 0.3 differ by one point of the hit rate
-const REPETITION: f64 = 0.2;
+const REPETITION_BONUS: f64 = 0.2;
 /// The bounds of the probability that the next token uses an expert. source: assumed, so that distances are finite
 const PROBABILITY_BOUNDS: (f64, f64) = (0.01, 0.99);
 
-/// A policy by which experts are evicted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum EvictionPolicy {
-    Lru,
-    Lfu,
-    LayerLru,
-    LayerLfu,
-    NextUse,
-    Belady,
-}
-
-impl EvictionPolicy {
-    /// All policies with their names.
-    pub const ALL: [(&'static str, EvictionPolicy); 6] = [
-        ("lru", Self::Lru),
-        ("lfu", Self::Lfu),
-        ("layer-lru", Self::LayerLru),
-        ("layer-lfu", Self::LayerLfu),
-        ("next-use", Self::NextUse),
-        ("belady", Self::Belady),
-    ];
-
-    pub fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(_, policy)| *policy == self).expect("all policies").0
-    }
-
-    fn has_layer_caches(self) -> bool {
-        matches!(self, Self::LayerLru | Self::LayerLfu)
-    }
+fn has_layer_caches(policy: EvictionPolicy) -> bool {
+    matches!(policy, EvictionPolicy::LayerLru | EvictionPolicy::LayerLfu)
 }
 
 /// The result of a replay.
@@ -94,8 +70,8 @@ pub struct RouteStatistics {
     pub top_tenth: f64,
 }
 
-/// An expert of a layer.
-type ExpertId = (u32, u32);
+/// An expert: its layer, and its index in the layer.
+pub type ExpertId = (u32, u32);
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Usage {
@@ -128,72 +104,185 @@ fn decay(batches: u64) -> f64 {
 /// `layers_ahead` batches ahead. If the layer uses the expert with probability `p`, it waits for `1/p - 1` more rounds
 /// through `layers` layers.
 fn expected_distance(usage: &Usage, batch: u64, layers_ahead: u32, layers: u32) -> f64 {
-    let repetition = if usage.last_batch == batch { REPETITION } else { 0.0 };
+    let repetition = if usage.last_batch == batch { REPETITION_BONUS } else { 0.0 };
     let (min, max) = PROBABILITY_BOUNDS;
     let probability = (min + usage.frequency_at(batch) + repetition).min(max);
     f64::from(layers_ahead) + f64::from(layers) * (1.0 / probability - 1.0)
 }
 
+/// An expert that has been looked up.
+#[derive(Debug, Clone, Copy, Default)]
+struct Entry {
+    usage: Usage,
+    is_cached: bool,
+    /// Number of batches that have looked the expert up and not released it: it cannot be evicted.
+    uses: u32,
+    /// The batch of the next use, for Belady.
+    next_use: usize,
+}
+
+/// A cache of experts: which experts are in memory, and which are evicted.
+///
+/// A batch of tokens looks up the experts that it uses in a layer, reads those that are missing, and releases all of
+/// them. Then [`ExpertCache::evict`] says which experts have to leave, so that the cache fits in its budget.
+#[derive(Debug, Clone)]
+pub struct ExpertCache {
+    policy: EvictionPolicy,
+    /// Size of one expert of each layer.
+    expert_bytes: Vec<u64>,
+    budget: u64,
+    experts: BTreeMap<ExpertId, Entry>,
+    cached_bytes: Vec<u64>,
+    /// Number of batches of each layer.
+    batches: Vec<u64>,
+    /// Number of look-ups.
+    clock: u64,
+    /// The layer of the last batch.
+    layer: u32,
+}
+
+impl ExpertCache {
+    /// Creates an empty cache for experts that have `expert_bytes` bytes in each layer. A layer without experts has 0.
+    pub fn new(policy: EvictionPolicy, expert_bytes: Vec<u64>, budget: Bytes) -> Self {
+        let [cached_bytes, batches] = [(); 2].map(|()| vec![0; expert_bytes.len()]);
+        let budget = budget.0;
+        let experts = BTreeMap::new();
+        Self { policy, expert_bytes, budget, experts, cached_bytes, batches, clock: 0, layer: 0 }
+    }
+
+    /// Changes the budget. The next [`ExpertCache::evict`] obeys it.
+    pub fn set_budget(&mut self, budget: Bytes) {
+        self.budget = budget.0;
+    }
+
+    /// Returns the bytes of the cached experts.
+    pub fn bytes(&self) -> Bytes {
+        Bytes(self.cached_bytes.iter().sum())
+    }
+
+    /// Returns the bytes of the experts that have been looked up, cached or not.
+    pub fn used_bytes(&self) -> Bytes {
+        Bytes(self.experts.keys().map(|(layer, _)| self.expert_bytes[*layer as usize]).sum())
+    }
+
+    pub fn contains(&self, id: ExpertId) -> bool {
+        self.experts.get(&id).is_some_and(|entry| entry.is_cached)
+    }
+
+    /// Begins a batch in a layer.
+    pub fn begin_batch(&mut self, layer: u32) {
+        self.layer = layer;
+        self.batches[layer as usize] += 1;
+    }
+
+    /// Adds experts that the batch uses in its layer, and returns those that were missing. They stay until they are
+    /// released.
+    pub fn look_up(&mut self, layer: u32, experts: &[u32]) -> Vec<u32> {
+        self.look_up_with_next_uses(layer, experts, &[])
+    }
+
+    /// Looks up experts. `next_uses` has the batch of the next use of each, if it is known.
+    fn look_up_with_next_uses(&mut self, layer: u32, experts: &[u32], next_uses: &[usize]) -> Vec<u32> {
+        let (batch, bytes) = (self.batches[layer as usize], self.expert_bytes[layer as usize]);
+        let mut missing = Vec::new();
+        for (at, &expert) in experts.iter().enumerate() {
+            self.clock += 1;
+            let entry = self.experts.entry((layer, expert)).or_default();
+            entry.usage = entry.usage.used(batch, self.clock);
+            entry.next_use = next_uses.get(at).copied().unwrap_or_default();
+            entry.uses += 1;
+            if !std::mem::replace(&mut entry.is_cached, true) {
+                self.cached_bytes[layer as usize] += bytes;
+                missing.push(expert);
+            }
+        }
+        missing
+    }
+
+    /// Releases experts that a batch has looked up.
+    pub fn release(&mut self, layer: u32, experts: &[u32]) {
+        for &expert in experts {
+            if let Some(entry) = self.experts.get_mut(&(layer, expert)) {
+                entry.uses = entry.uses.saturating_sub(1);
+            }
+        }
+    }
+
+    /// Removes experts until the cache fits in its budget, and returns them. Experts that are in use stay.
+    pub fn evict(&mut self) -> Vec<ExpertId> {
+        let layers = self.expert_bytes.len() as u32;
+        let (limit, range) = if has_layer_caches(self.policy) {
+            (self.budget / u64::from(layers.max(1)), self.layer..self.layer + 1)
+        } else {
+            (self.budget, 0..layers)
+        };
+        let mut bytes: u64 = self.cached_bytes[range.start as usize..range.end as usize].iter().sum();
+        if bytes <= limit {
+            return Vec::new();
+        }
+        let own = self.experts.range((range.start, 0)..(range.end, 0));
+        let candidates = own
+            .filter(|(_, entry)| entry.is_cached && entry.uses == 0)
+            .map(|(id, entry)| Reverse((self.rank(*id, entry), *id)));
+        let mut candidates: BinaryHeap<_> = candidates.collect();
+        let mut evicted = Vec::new();
+        while bytes > limit
+            && let Some(Reverse((_, id))) = candidates.pop()
+        {
+            let size = self.expert_bytes[id.0 as usize];
+            bytes -= size;
+            self.cached_bytes[id.0 as usize] -= size;
+            if let Some(entry) = self.experts.get_mut(&id) {
+                entry.is_cached = false;
+            }
+            evicted.push(id);
+        }
+        evicted
+    }
+
+    /// Returns the rank of an expert. The lowest rank is evicted first.
+    fn rank(&self, id: ExpertId, entry: &Entry) -> (u64, u64) {
+        let Usage { count, last_use, .. } = entry.usage;
+        match self.policy {
+            EvictionPolicy::Lru | EvictionPolicy::LayerLru => (last_use, 0),
+            EvictionPolicy::Lfu | EvictionPolicy::LayerLfu => (count, last_use),
+            EvictionPolicy::NextUse => {
+                let layers = self.expert_bytes.len() as u32;
+                let ahead = (id.0 + layers - self.layer - 1) % layers;
+                let distance = expected_distance(&entry.usage, self.batches[id.0 as usize], ahead, layers);
+                // The bits of positive numbers are in the order of the numbers.
+                (u64::MAX - distance.to_bits(), last_use)
+            }
+            EvictionPolicy::Belady => (u64::MAX - entry.next_use as u64, last_use),
+        }
+    }
+}
+
 /// Replays a recording with a cache of `budget` bytes.
 pub fn replay(trace: &RouteTrace, policy: EvictionPolicy, budget: Bytes) -> Replay {
     let next_uses = if policy == EvictionPolicy::Belady { next_uses(trace) } else { Vec::new() };
-    let size = |(layer, _): ExpertId| trace.expert_bytes[layer as usize].0;
-    let layers = trace.expert_bytes.len() as u32;
-    let limit = if policy.has_layer_caches() { budget.0 / u64::from(layers.max(1)) } else { budget.0 };
-    // The cached experts, and for Belady the batch of their next use.
-    let mut cache: BTreeMap<ExpertId, usize> = BTreeMap::new();
-    let mut usage: BTreeMap<ExpertId, Usage> = BTreeMap::new();
-    let mut cached_bytes = vec![0; layers as usize];
-    let mut batches_of = vec![0; layers as usize];
-    let (mut read, mut clock) = (0, 0);
-    let [mut hits, mut lookups] = [[0u64; 2]; 2];
+    let sizes = trace.expert_bytes.iter().map(|bytes| bytes.0).collect();
+    let mut cache = ExpertCache::new(policy, sizes, budget);
+    let [mut hits, mut lookups, mut read] = [[0; 2]; 3];
     for (index, batch) in trace.batches.iter().enumerate() {
         let phase = usize::from(batch.is_decode);
-        batches_of[batch.layer as usize] += 1;
-        for (at, &expert) in batch.experts.iter().enumerate() {
-            let id = (batch.layer, expert);
-            clock += 1;
-            lookups[phase] += 1;
-            let entry = usage.entry(id).or_default();
-            *entry = entry.used(batches_of[batch.layer as usize], clock);
-            let next = next_uses.get(index).map_or(0, |next: &Vec<usize>| next[at]);
-            if cache.insert(id, next).is_some() {
-                hits[phase] += 1;
-            } else {
-                read += size(id);
-                cached_bytes[batch.layer as usize] += size(id);
-            }
-        }
-        // The lowest rank is evicted.
-        let rank = |id: &ExpertId, next: usize| {
-            let Usage { count, last_use, .. } = usage[id];
-            match policy {
-                EvictionPolicy::Lru | EvictionPolicy::LayerLru => (last_use, 0),
-                EvictionPolicy::Lfu | EvictionPolicy::LayerLfu => (count, last_use),
-                EvictionPolicy::NextUse => {
-                    let ahead = (id.0 + layers - batch.layer - 1) % layers;
-                    let distance = expected_distance(&usage[id], batches_of[id.0 as usize], ahead, layers);
-                    // The bits of positive numbers are in the order of the numbers.
-                    (u64::MAX - distance.to_bits(), last_use)
-                }
-                EvictionPolicy::Belady => (u64::MAX - next as u64, last_use),
-            }
+        cache.begin_batch(batch.layer);
+        let missing = match next_uses.get(index) {
+            Some(next) => cache.look_up_with_next_uses(batch.layer, &batch.experts, next),
+            None => cache.look_up(batch.layer, &batch.experts),
         };
-        let (first, end) =
-            if policy.has_layer_caches() { (batch.layer, batch.layer + 1) } else { (0, layers) };
-        while cached_bytes[first as usize..end as usize].iter().sum::<u64>() > limit {
-            let in_use = |(layer, expert): &ExpertId| *layer == batch.layer && batch.experts.contains(expert);
-            let candidates = cache.range((first, 0)..(end, 0)).filter(|(id, _)| !in_use(id));
-            let Some((&id, _)) = candidates.min_by_key(|(id, next)| rank(id, **next)) else { break };
-            cache.remove(&id);
-            cached_bytes[id.0 as usize] -= size(id);
-        }
+        lookups[phase] += batch.experts.len() as u64;
+        hits[phase] += (batch.experts.len() - missing.len()) as u64;
+        read[phase] += missing.len() as u64 * trace.expert_bytes[batch.layer as usize].0;
+        // What the batch used stays.
+        cache.evict();
+        cache.release(batch.layer, &batch.experts);
     }
     let rate = |hits: u64, lookups: u64| if lookups > 0 { hits as f64 / lookups as f64 } else { 0.0 };
     Replay {
         hit_rate: rate(hits.iter().sum(), lookups.iter().sum()),
         hit_rate_decode: rate(hits[1], lookups[1]),
-        read: Bytes(read),
+        read: Bytes(read.iter().sum()),
     }
 }
 

@@ -11,6 +11,7 @@ pub mod adaptation;
 pub mod cluster;
 pub mod compute_cost;
 pub mod expert_cache;
+pub mod expert_routes;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod memory;

@@ -54,7 +54,7 @@ pub use problem::exo_memory_by_device;
 pub use problem::instance::{Device, GpuApi, Instance, Model};
 pub use problem::validation::InstanceError;
 pub use registry::{StrategyLookupError, StrategyOptions, strategy_by_name};
-pub use runtime_model::{ComputeTimes, ReadRates, RereadScope, RuntimeModel};
+pub use runtime_model::{ComputeTimes, ExpertReads, ReadRates, RereadScope, RuntimeModel};
 pub use solve::{Solution, solve, solve_within_memory};
 pub use solvers::exact_search::ExactSearch;
 pub use solvers::halda::{CostTerms, Halda};

@@ -25,12 +25,27 @@ pub struct RuntimeModel {
     /// The seconds per token that the device spends outside the layers if it is the head.
     #[serde(rename = "token_overhead")]
     pub token_overhead_seconds: f64,
+    /// The experts of a mixture; `None` if every token uses all weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertReads>,
     /// Disk read rates by access pattern; if `None`, the instance's single rate (`s_disk`) is used.
     #[serde(rename = "reads", skip_serializing_if = "Option::is_none")]
     pub read_rates: Option<ReadRates>,
     /// Compute times with all weights in memory; if `None`, they follow from the prima.cpp paper's model.
     #[serde(rename = "work")]
     pub compute_times: Option<ComputeTimes>,
+}
+
+/// What a token of a mixture reads of the layers.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExpertReads {
+    /// The share of the bytes of the layers that belongs to experts.
+    pub weight_share: f64,
+    /// The share of the experts that a token uses.
+    pub used_share: f64,
+    /// Memory of managed residency for the experts that are in use, in bytes.
+    pub in_use_bytes: u64,
 }
 
 /// Disk read rates by access pattern, in bytes per second.
@@ -96,6 +111,7 @@ impl Default for RuntimeModel {
             memory_uncertainty: 0.0,
             cpu_count: 1,
             token_overhead_seconds: 0.0,
+            experts: None,
             read_rates: None,
             compute_times: None,
         }

@@ -45,6 +45,34 @@ impl std::fmt::Display for Residency {
     }
 }
 
+/// A policy by which experts are evicted from a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum EvictionPolicy {
+    Lru,
+    Lfu,
+    LayerLru,
+    LayerLfu,
+    NextUse,
+    Belady,
+}
+
+impl EvictionPolicy {
+    /// All policies with their names.
+    pub const ALL: [(&'static str, EvictionPolicy); 6] = [
+        ("lru", Self::Lru),
+        ("lfu", Self::Lfu),
+        ("layer-lru", Self::LayerLru),
+        ("layer-lfu", Self::LayerLfu),
+        ("next-use", Self::NextUse),
+        ("belady", Self::Belady),
+    ];
+
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, policy)| *policy == self).expect("all policies").0
+    }
+}
+
 /// The residency policy of a device and its options. A document may give the policy alone: `residency: managed`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, remote = "Self")]
@@ -72,6 +100,9 @@ pub struct ResidencyOptions {
     /// With `managed`: the maximum size of the weights that stay in memory; the available memory if absent.
     #[serde(rename = "kept", default, skip_serializing_if = "Option::is_none")]
     pub kept_set_limit: Option<Bytes>,
+    /// With `managed` and a mixture of experts: which expert is evicted first; `next-use` if absent.
+    #[serde(rename = "experts", default, skip_serializing_if = "Option::is_none")]
+    pub expert_eviction: Option<EvictionPolicy>,
     /// With `pinned` or `sliding`: the format to which matrices are converted; no conversion if absent.
     #[serde(rename = "weights_as", default, skip_serializing_if = "Option::is_none")]
     pub conversion_format: Option<Format>,
@@ -141,6 +172,7 @@ impl ResidencyOptions {
             evict_after_use: false,
             stream_buffer: None,
             kept_set_limit: None,
+            expert_eviction: None,
             conversion_format: None,
             gpu_conversion_format: None,
             resident_blocks: None,
@@ -235,6 +267,7 @@ impl ResidencyOptions {
             ("release", self.evict_after_use && anonymous, paged),
             ("stream_buffer", self.stream_buffer.is_some() && !managed, "`managed`"),
             ("kept", self.kept_set_limit.is_some() && !managed, "`managed`"),
+            ("experts", self.expert_eviction.is_some() && !managed, "`managed`"),
         ];
         if let Some((key, _, policies)) = misplaced_keys.into_iter().find(|(_, present, _)| *present) {
             return reject(format!(
@@ -249,6 +282,9 @@ impl ResidencyOptions {
         }
         if managed && self.evict_after_use {
             return reject("`managed` always evicts weights that it does not keep: remove `release`".into());
+        }
+        if self.expert_eviction == Some(EvictionPolicy::Belady) {
+            return reject("`experts: belady` needs the future, so it is only for `hearth experts`".into());
         }
         let buffer = self.stream_buffer_bytes();
         if !(MIN_STREAM_BUFFER..=MAX_STREAM_BUFFER).contains(&buffer) {
@@ -270,6 +306,13 @@ mod tests {
         assert_eq!(read("managed").unwrap(), ResidencyOptions::with_policy(Residency::Managed));
         assert_eq!(read("{policy: os, release: true}").unwrap().policy, Residency::Os);
         assert_eq!(read("{}").unwrap(), ResidencyOptions::default());
+        assert_eq!(
+            read("{policy: managed, experts: lru}").unwrap().expert_eviction,
+            Some(EvictionPolicy::Lru)
+        );
+        let refused = |text: &str| read(text).unwrap().validate("residency").unwrap_err().to_string();
+        assert!(refused("{policy: os, experts: lru}").contains("`experts` is for `managed`"));
+        assert!(refused("{policy: managed, experts: belady}").contains("needs the future"));
         assert!(read("swap").unwrap_err().to_string().contains("`windowed`"));
         assert!(read("3").unwrap_err().to_string().contains("a policy"));
         assert!(read("{policy: managed, kepd: 1 GiB}").unwrap_err().to_string().contains("kepd"));

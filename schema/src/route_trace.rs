@@ -14,6 +14,7 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::str::FromStr;
 
 use hearth_profiles::Bytes;
@@ -21,6 +22,8 @@ use hearth_profiles::Bytes;
 /// The largest numbers of layers and of experts of a layer in a recording.
 const MAX_LAYERS: usize = 1 << 12;
 const MAX_EXPERTS: u32 = 1 << 12;
+/// The largest size of an expert, so that the bytes of a recording cannot overflow.
+const MAX_EXPERT_BYTES: u64 = 1 << 36;
 
 /// The different experts that a layer used for the tokens of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +45,62 @@ pub struct RouteTrace {
     pub expert_bytes: Vec<Bytes>,
     /// The batches in the order of computation.
     pub batches: Vec<RouteBatch>,
+}
+
+/// A use of an expert by a token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RouteUse {
+    /// Position of the token in its sequence.
+    pub position: u32,
+    pub layer: u32,
+    pub expert: u32,
+    /// The factor of the expert's output.
+    pub weight: f32,
+}
+
+/// What a run records of the experts of one sequence. It is displayed in the format of this module.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RouteRecording {
+    /// The model file.
+    pub model: String,
+    pub architecture: String,
+    pub expert_count: u32,
+    /// Number of experts that a token uses.
+    pub experts_used: u32,
+    /// Size of one expert and of all other weights of each layer.
+    pub layer_bytes: Vec<[Bytes; 2]>,
+    pub prompt_tokens: u32,
+    pub uses: Vec<RouteUse>,
+}
+
+impl fmt::Display for RouteRecording {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { model, architecture, expert_count, experts_used, layer_bytes, prompt_tokens, uses } = self;
+        // Words are separated by spaces.
+        let model = model.replace(char::is_whitespace, "_");
+        writeln!(f, "# route_trace v1")?;
+        writeln!(
+            f,
+            "# model={model} arch={architecture} n_layer={} n_expert={expert_count} n_expert_used={experts_used}",
+            layer_bytes.len()
+        )?;
+        for (layer, [expert, dense]) in layer_bytes.iter().enumerate() {
+            writeln!(f, "# layer={layer} expert_bytes={} dense_bytes={}", expert.0, dense.0)?;
+        }
+        writeln!(f, "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes")?;
+        let mut uses = uses.clone();
+        let step = |position: u32| (position + 1).saturating_sub(*prompt_tokens);
+        uses.sort_by_key(|it| (step(it.position), it.layer, it.position));
+        let mut last = None;
+        let mut slot = 0;
+        for RouteUse { position, layer, expert, weight } in uses {
+            slot = if last.replace((position, layer)) == Some((position, layer)) { slot + 1 } else { 0 };
+            let (step, bytes) = (step(position), layer_bytes.get(layer as usize).map_or(0, |it| it[0].0));
+            let phase = u32::from(step > 0);
+            writeln!(f, "0,{phase},{step},{layer},{slot},{expert},{weight:.6},0,{bytes}")?;
+        }
+        Ok(())
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -72,7 +131,13 @@ impl RouteTrace {
                 if let Some(layer) = words.get("layer") {
                     let layer: u32 = number(layer, "layer", line)?;
                     let bytes = words.get("expert_bytes").copied().unwrap_or_default();
-                    sizes.insert(layer, Bytes(number(bytes, "expert_bytes", line)?));
+                    let bytes: u64 = number(bytes, "expert_bytes", line)?;
+                    if bytes > MAX_EXPERT_BYTES {
+                        return fail(format!(
+                            "`expert_bytes` is {bytes}, but may be at most {MAX_EXPERT_BYTES}"
+                        ));
+                    }
+                    sizes.insert(layer, Bytes(bytes));
                 } else {
                     header.extend(words.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())));
                 }
@@ -187,6 +252,36 @@ turn,phase,step,layer,slot,expert,weight,residency,expert_bytes
     }
 
     #[test]
+    fn recording_of_a_run_can_be_read() {
+        let used = |position, layer, expert| RouteUse { position, layer, expert, weight: 0.5 };
+        let recording = RouteRecording {
+            model: "my model.gguf".into(),
+            architecture: "qwen3moe".into(),
+            expert_count: 8,
+            experts_used: 2,
+            layer_bytes: vec![[Bytes(300), Bytes(1)], [Bytes(200), Bytes(1)]],
+            prompt_tokens: 2,
+            // The layers of the second token of the prompt follow those of the first.
+            uses: vec![
+                used(0, 0, 5),
+                used(0, 1, 1),
+                used(1, 0, 2),
+                used(1, 1, 1),
+                used(2, 0, 7),
+                used(2, 1, 3),
+            ],
+        };
+        let text = recording.to_string();
+        let trace = RouteTrace::parse(&text).unwrap();
+        assert_eq!((trace.model.as_str(), trace.expert_bytes[1]), ("my_model.gguf", Bytes(200)));
+        let batch =
+            |layer, is_decode, experts: &[u32]| RouteBatch { layer, is_decode, experts: experts.to_vec() };
+        let expected =
+            [batch(0, false, &[5, 2]), batch(1, false, &[1]), batch(0, true, &[7]), batch(1, true, &[3])];
+        assert_eq!(trace.batches, expected, "{text}");
+    }
+
+    #[test]
     fn invalid_recordings_are_refused() {
         let error =
             |from: &str, to: &str| RouteTrace::parse(&GOOD.replace(from, to)).unwrap_err().to_string();
@@ -196,6 +291,11 @@ turn,phase,step,layer,slot,expert,weight,residency,expert_bytes
             ("n_expert=8", "n_expert=99999999999", "line 5: `n_expert` must be"),
             ("# layer=1", "# layer=7", "line 5: the comments before must give `expert_bytes` of every layer"),
             ("expert_bytes=200", "expert_bytes=-2", "line 4: `expert_bytes` is `-2`, not a number"),
+            (
+                "expert_bytes=200",
+                "expert_bytes=18446744073709551615",
+                "line 4: `expert_bytes` is 18446744073709551615, but",
+            ),
             ("phase", "fase", "line 5: there is no column `phase`"),
             (
                 "0,0,1,1,0,1,",

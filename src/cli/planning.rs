@@ -194,6 +194,10 @@ pub struct SimulateArgs {
     /// parameters; 0 disables the estimate [default: 32 for a run of few steps, otherwise 0].
     #[arg(long, value_parser = clap::value_parser!(u32).range(0..=100_000))]
     pub draws: Option<u32>,
+    /// Let the tokens use the experts of this recording (`route_trace v1`), instead of random ones. After its last token,
+    /// it begins again.
+    #[arg(long, value_name = "FILE")]
+    pub routes: Option<PathBuf>,
     /// Let the ring change its plan when the events of the scenario make a device slower or take its memory, as a ring
     /// that serves requests does.
     #[arg(long)]

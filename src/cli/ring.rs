@@ -68,6 +68,10 @@ pub struct ExecuteArgs {
     /// FILE.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+    /// Write to FILE which experts each token used in each layer, for `hearth experts` and `hearth simulate --routes`;
+    /// only for a mixture of experts whose layers are all on this device, and for one prompt.
+    #[arg(long, value_name = "FILE")]
+    pub record_routes: Option<PathBuf>,
     #[command(flatten)]
     pub ring: RingArgs,
     /// Print a line when the prompt enters the ring and a line for each token, which `hearth lab` reads.

@@ -1,15 +1,19 @@
 //! `hearth execute`: runs a plan on real devices.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hearth_core::metrics::sequences::SequenceMetrics;
 use hearth_core::metrics::token_times::TokenTimes;
 use hearth_ring::{
-    FailedRequest, GenerationRequest, GenerationResult, Key, RingError, SequenceRequest, Transport,
+    FailedRequest, GenerationRequest, GenerationResult, Key, LocalModel, RingError, SequenceRequest,
+    Transport,
 };
 use hearth_runtime::{IncrementalDetokenizer, LogitStatistics, LogitSummary, Sampler, Tokenizer};
+use hearth_schema::Plan;
 use hearth_workflow::documents::{check_run_outputs, write_run_outputs};
+use hearth_workflow::files::{check_outputs, write};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
@@ -68,18 +72,26 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let ring = &args.ring;
     let files = [&args.prompts_file, &args.messages, &ring.draft_model, &ring.device.key, &ring.scenario];
     let inputs = files.into_iter().chain([&args.source.model]).flatten().chain([&args.source.plan]);
-    check_run_outputs(args.trace.as_ref(), inputs)?;
+    let inputs: Vec<&PathBuf> = inputs.collect();
+    check_run_outputs(args.trace.as_ref(), inputs.iter().copied())?;
+    check_outputs(args.record_routes.iter(), inputs.into_iter().chain(&args.trace))?;
     let key = Key::from_file_or_env(ring.device.key.as_deref())?;
     let inputs = prompts::Prompts::from_args(args)?;
     let sequences = u32::try_from(inputs.count()).unwrap_or(u32::MAX);
     let (plan, model, path) = open_plan_and_model(&args.source, sequences, ring.device.gpu_weights)?;
-    let model = Arc::new(model.with_verification(verification(&ring.device)));
+    if args.record_routes.is_some() {
+        check_recordable(&plan, &model, sequences)?;
+    }
+    let recorder = args.record_routes.as_ref().map(|_| Arc::default());
+    let model = model.with_verification(verification(&ring.device)).with_route_recorder(recorder);
+    let model = Arc::new(model);
     if ring.device.exit_on_stdin_eof {
         exit_on_stdin_eof();
     }
     let tokenizer = Arc::new(Tokenizer::new(&model.weights.model().metadata)?);
     let prompts = inputs.encode(&model, &tokenizer, plan.context_length)?;
-    let builder = RingBuilder::new(ring, (plan, sequences), (model, &path))?;
+    let prompt_tokens = prompts.first().map_or(0, |prompt| prompt.len() as u32);
+    let builder = RingBuilder::new(ring, (plan, sequences), (model.clone(), &path))?;
     let statistics = Arc::new(Mutex::new(LogitStatistics::default()));
     let request = request(args, &builder, prompts, &tokenizer, &statistics)?;
     request.to_generation(&builder.plan)?;
@@ -89,6 +101,8 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         Ok(generated) => (Some(generated), None),
         Err(FailedRequest { error, partial_result }) => (partial_result.map(|result| *result), Some(error)),
     };
+    let routes = args.record_routes.as_ref().zip(model.route_recording(prompt_tokens));
+    let recorded = routes.map_or(Ok(()), |(path, routes)| write(path, routes.to_string().as_bytes()));
     // Keeps the error for later, so that the output is shown even if the trace cannot be written.
     let written = generated.as_ref().zip(args.trace.as_ref());
     let written =
@@ -110,12 +124,32 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         }
     }
     written?;
+    recorded?;
     let Some(error) = error else { return Ok(ExitCode::SUCCESS) };
     let failure = Failure::from(error);
     Err(match &generated {
         Some(generated) => failure.with_location(progress(args, generated)),
         None => failure,
     })
+}
+
+/// Fails if the routes of a run cannot be recorded.
+fn check_recordable(plan: &Plan, model: &LocalModel, sequences: u32) -> Result<(), Failure> {
+    let what = if model.profile.shape.experts.is_none() {
+        format!("`{}` is not a mixture of experts, so it has no routes to record", model.profile.name)
+    } else if plan.devices.len() > 1 {
+        "routes are recorded only if one device has all layers: leave out `--plan`, or plan for one device"
+            .into()
+    } else if plan.draft_model.is_some() {
+        "routes are not recorded with a draft model, whose rejected tokens use experts too: leave out \
+         `--draft-model`"
+            .into()
+    } else if sequences > 1 {
+        "routes are recorded for one prompt: run several prompts one after the other".into()
+    } else {
+        return Ok(());
+    };
+    Err(Failure::invalid(what).with_location("--record-routes"))
 }
 
 fn request(

@@ -5,7 +5,7 @@ use hearth_profiles::Bytes;
 use hearth_schema::Plan;
 use hearth_schema::trace::Outcome;
 use hearth_sim::{ScenarioEvents, SimulationResult};
-use hearth_workflow::documents::{check_run_outputs, write_run_outputs};
+use hearth_workflow::documents::{check_run_outputs, read_routes, write_run_outputs};
 use hearth_workflow::simulation::{MemoryOptions, runs_on_one_soc, simulate_with_events, soc_metrics};
 use hearth_workflow::verdict::Verdict;
 use hearth_workflow::{ScenarioReplanner, limits, planning, uncertainty};
@@ -34,13 +34,17 @@ const MAX_PLANNER_RATIO: f64 = 1.5;
 pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     let PlanSource { plan, planning: flags } = &args.source;
     let mut loaded = read_scenario(&args.scenario)?;
-    check_run_outputs(args.trace.as_ref(), loaded.input_paths().iter().chain(plan).chain(&flags.model))?;
+    check_run_outputs(
+        args.trace.as_ref(),
+        loaded.input_paths().iter().chain(plan).chain(&flags.model).chain(&args.routes),
+    )?;
     flags.overrides().apply(&mut loaded)?;
     if let Some(tokens) = args.tokens {
         loaded.set_generated_tokens(tokens)?;
     }
     let mut cluster = loaded.resolve_cluster(flags.model.as_deref())?;
     cluster.seed = args.seed.unwrap_or(cluster.seed);
+    cluster.routes = args.routes.as_deref().map(|path| read_routes(path, &cluster.model)).transpose()?;
     let plan = {
         let progress = TerminalProgress::new();
         planning::read_or_make_plan(plan.as_deref(), &loaded, &cluster, flags.budget(&progress))?

@@ -73,6 +73,7 @@ fn simulated(plan: &Plan, model: &LocalModel, workload: Workload) -> Trace {
         kv_cache_format: KvFormat::F32,
         activation_format: plan.activation_format,
         draft_model: None,
+        routes: None,
         workload,
         seed: 1,
     };

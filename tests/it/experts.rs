@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
-use crate::folder::Folder;
-use crate::processes::{assert_rejected, expect_array, expect_number, run_json, run_successfully};
+use crate::folder::{Folder, scenario_yaml};
+use crate::processes::{
+    assert_rejected, expect_array, expect_number, model_path, run_json, run_successfully,
+};
 use crate::repository::repository_root;
 
 fn data(name: &str) -> String {
@@ -73,4 +75,56 @@ fn recording_is_described_and_checked() {
     assert_rejected(&["experts", &bad], &["bad.csv", "line 1", "# route_trace v1"]);
     assert_rejected(&["experts", &folder.path_of("none.csv")], &["none.csv"]);
     assert!(Path::new(&route).exists());
+}
+
+#[test]
+fn routes_of_a_run_are_recorded_replayed_and_simulated() {
+    let folder = Folder::new();
+    let (model, routes) = (folder.path_of("mixture.gguf"), folder.path_of("routes.csv"));
+    let synth = ["synth", "--preset", "tiny", "--arch", "qwen3moe", "--experts", "8", "--experts-used", "2"];
+    run_successfully(&[&synth[..], &["-o", &model]].concat());
+    let record = |extra: &[&str]| {
+        let base = ["execute", &model, "--tokens", "6", "--ignore-end", "--record-routes", &routes];
+        [&base[..], extra].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let words = record(&["--prompt-tokens", "5"]);
+    run_successfully(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let replayed = run_json(&["experts", &routes, "--budget", "1 GiB", "--policy", "next-use"]);
+    // The prompt gives the first of six tokens, and five more passes follow.
+    assert_eq!(expect_number(&replayed["recording"]["decoded_tokens"]), 5.0);
+    assert!(expect_number(&replayed["replays"][0]["hit_rate"]) > 0.0, "{replayed}");
+    // A recording of the same model is followed, and one of another model is refused.
+    let scenario = folder.write(
+        "s.yaml",
+        scenario_yaml("  - {name: a, profile: d3}").replace("profile: llama-8b", "file: mixture.gguf"),
+    );
+    let simulated = run_json(&["simulate", &scenario, "--routes", &routes, "--draws", "0"]);
+    assert!(expect_number(&simulated["tpot_ms"]["mean"]) > 0.0, "{simulated}");
+    let other = data("qwen3-30b-a3b.route.csv");
+    let expected = ["qwen3-30b-a3b.route.csv", "48 layers of 128 experts", "layers of 8"];
+    assert_rejected(&["simulate", &scenario, "--routes", &other], &expected);
+    let two = record(&["--prompt-tokens", "5", "--sequences", "2"]);
+    assert_rejected(&two.iter().map(String::as_str).collect::<Vec<_>>(), &["--record-routes", "one prompt"]);
+    let dense = model_path("q8_0");
+    let base = ["execute", &dense, "--prompt-tokens", "5", "--record-routes", &routes];
+    assert_rejected(&base, &["--record-routes", "not a mixture of experts"]);
+}
+
+/// The scenarios of a phone on which others measured the same model (`docs/studies/experts`).
+#[test]
+fn larger_caches_of_experts_are_faster() {
+    let mut last = (0.0, f64::INFINITY);
+    for cache in ["uncached", "cache-2000", "cache-4000"] {
+        let scenario = repository_root().join(format!("scenarios/experts/phone-{cache}.yaml"));
+        let args = ["simulate", &scenario.display().to_string(), "--draws", "0", "--tokens", "60"];
+        let found = run_json(&args);
+        let speed = 1e3 / expect_number(&found["tpot_ms"]["mean"]);
+        let read = expect_number(&expect_array(&found["devices"])[0]["bytes_read_per_token"]);
+        assert!(speed > last.0 && read < last.1, "{cache}: {speed} tokens/s, {read} bytes after {last:?}");
+        last = (speed, read);
+        // The planner hides no reading behind the computation.
+        let plan = run_json(&["plan", &scenario.display().to_string()]);
+        let planned = 1e3 / expect_number(&plan["predicted"]["tpot_ms"]);
+        assert!((0.6..1.2).contains(&(planned / speed)), "{cache}: {planned} planned, {speed} simulated");
+    }
 }

@@ -6,9 +6,12 @@
 use std::fs;
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use hearth_core::expert_routes::RecordedRoutes;
 use hearth_profiles::Document;
 use hearth_profiles::document::MAX_DOCUMENT_BYTES;
+use hearth_profiles::model::ModelProfile;
 use hearth_schema::route_trace::RouteTrace;
 use hearth_schema::{Plan, Scenario, Trace};
 
@@ -40,6 +43,12 @@ pub fn read_sweep_table(path: &Path) -> Result<String, Error> {
 pub fn read_route_trace(path: &Path) -> Result<RouteTrace, Error> {
     let text = read_text_at_most(path, MAX_TABLE_BYTES)?;
     RouteTrace::parse(&text).map_err(|error| Error::invalid(error).with_location(path.display()))
+}
+
+/// Reads a recording of routes for a model.
+pub fn read_routes(path: &Path, model: &ModelProfile) -> Result<Arc<RecordedRoutes>, Error> {
+    let routes = RecordedRoutes::new(&read_route_trace(path)?, model);
+    routes.map(Arc::new).map_err(|what| Error::invalid(what).with_location(path.display()))
 }
 
 pub fn read_trace(path: &Path) -> Result<Trace, Error> {

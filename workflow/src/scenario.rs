@@ -257,6 +257,7 @@ impl LoadedScenario {
             kv_cache_format: scenario.kv_cache_format,
             activation_format: scenario.activation_format,
             draft_model: draft,
+            routes: None,
             workload: scenario.workload.clone(),
             seed: scenario.seed,
         };

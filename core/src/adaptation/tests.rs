@@ -27,6 +27,7 @@ fn cluster() -> Arc<Cluster> {
         links: LinkTable::new(Links::uniform(Link::constant(latency, bandwidth))),
         model: shipped_profile("1b").expect("shipped"),
         draft_model: None,
+        routes: None,
         context_length: 512,
         kv_cache_format: KvFormat::F16,
         activation_format: ActivationFormat::F32,

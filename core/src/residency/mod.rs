@@ -1,15 +1,17 @@
 //! Managed residency: keeps a set of weight pieces in memory and streams the others.
 //!
-//! [`ManagedResidency`] is the state machine that simulator and executor both interpret. The functions here compute
-//! how many bytes fit at most.
+//! [`ManagedResidency`] is the state machine that simulator and executor both interpret. [`ExpertResidency`] is the part
+//! for experts, of which a token uses a few. The functions here compute how many bytes fit at most.
 
 mod eviction_order;
+mod experts;
 mod kept_budget;
 mod managed;
 
 use hearth_schema::residency::ResidencyOptions;
 
 use eviction_order::EvictionOrder;
+pub use experts::{ExpertResidency, in_use_bytes};
 use kept_budget::KeptBudget;
 pub use managed::{Event, ManagedResidency, PieceId, ReadOrigin, ReadOutcome, Step, WeightPart};
 

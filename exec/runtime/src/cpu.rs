@@ -17,11 +17,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use experts::MAX_GROUP_ROUTES;
 use hearth_profiles::model::{GateActivation, ModelShape, TokenMixer};
 use hearth_schema::pass::Pass;
 use layer_pass::{Buffers, LayerPass, Piece};
 
 use crate::cache::{KvCache, LayerCache, create_kv_caches};
+use crate::experts::RouteRecorder;
 use crate::residency::ResidencyBarrier;
 use crate::token_inputs::TokenInputs;
 use crate::{Backend, CriticalPathCost, KvCacheOptions, ThreadPool, Weights};
@@ -55,6 +57,8 @@ pub struct Cpu {
     pub instruction_set: InstructionSet,
     /// The barrier that blocks threads until the weights of a matmul are in memory.
     pub barrier: ResidencyBarrier,
+    /// Records the routes of the tokens of a mixture, if any.
+    pub route_recorder: Option<Arc<RouteRecorder>>,
 }
 
 /// A matmul: its matrix and its output. The input is passed separately.
@@ -120,13 +124,19 @@ impl Cpu {
     /// Creates a `Cpu` with the fastest instruction set of this machine. Its threads do not wait for weights.
     pub fn new(thread_pool: Arc<ThreadPool>) -> Cpu {
         let barrier = ResidencyBarrier::always_open();
-        Cpu { thread_pool, instruction_set: InstructionSet::detect(), barrier }
+        Cpu { thread_pool, instruction_set: InstructionSet::detect(), barrier, route_recorder: None }
     }
 
     /// Returns this CPU with threads that wait at `barrier` until the weights of a matmul are in memory.
     #[must_use]
     pub fn with_barrier(self, barrier: ResidencyBarrier) -> Cpu {
         Cpu { barrier, ..self }
+    }
+
+    /// Returns this CPU with a recorder of routes.
+    #[must_use]
+    pub fn with_route_recorder(self, route_recorder: Option<Arc<RouteRecorder>>) -> Cpu {
+        Cpu { route_recorder, ..self }
     }
 
     /// Calls `body` with the index of each token and its row of `rows`, `[tokens, width]`. Uses all threads if there
@@ -354,13 +364,15 @@ pub fn buffer_bytes(shape: &ModelShape, tokens: u32, threads: usize) -> u64 {
         Some(TokenMixer::DeltaNet(net)) => 2 * net.channels() + 2 * net.value_width(),
         _ => 0,
     };
-    // The scores, and the input, gate, up projection and output of an expert.
+    // The scores, and the input, gate, up projection and outputs of experts.
     let of_experts = shape.experts.map_or(0, |experts| {
         u64::from(experts.count) + 2 * embedding + 3 * u64::from(experts.feed_forward_length)
     });
+    let outputs = if shape.experts.is_some() { MAX_GROUP_ROUTES as u64 * embedding } else { 0 };
     let values = u64::from(tokens)
         * (3 * embedding + of_experts + of_attention + of_delta_net + 5 * feed_forward / 2)
         + threads as u64 * u64::from(shape.context_length.min(4096))
-        + u64::from(shape.vocab_size);
+        + u64::from(shape.vocab_size)
+        + outputs;
     4 * values
 }

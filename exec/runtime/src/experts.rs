@@ -4,7 +4,10 @@
 //! the largest weights compute the token. In most models, their weights are divided by their sum (Shazeer et al. 2017,
 //! "Outrageously large neural networks"; the reports of Mixtral and Qwen 3).
 
+use std::sync::{Mutex, PoisonError};
+
 use hearth_kernels::{InstructionSet, elementwise};
+use hearth_schema::route_trace::RouteUse;
 
 /// An expert that computes a token.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -14,6 +17,21 @@ pub(crate) struct Route {
     pub(crate) token: usize,
     /// The factor of the expert's output.
     pub(crate) weight: f32,
+}
+
+/// Records which experts the tokens of a run use.
+#[derive(Debug, Default)]
+pub struct RouteRecorder(Mutex<Vec<RouteUse>>);
+
+impl RouteRecorder {
+    pub(crate) fn record(&self, uses: impl Iterator<Item = RouteUse>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(uses);
+    }
+
+    /// Returns the recorded uses, and begins anew.
+    pub fn take(&self) -> Vec<RouteUse> {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 /// Appends the routes of a token to `routes`, in ascending order of the experts. `scores` are those of the router, and

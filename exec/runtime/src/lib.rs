@@ -49,6 +49,7 @@ pub use cost::CriticalPathCost;
 pub use cpu::{Cpu, CpuBackend};
 pub use engine::Engine;
 pub use error::ExecError;
+pub use experts::RouteRecorder;
 pub use grammar::{GrammarCompiler, GrammarMatcher};
 pub use input_output::InputOutputLayers;
 pub use logit_statistics::{LogitStatistics, LogitSummary};

@@ -35,22 +35,28 @@
 //! 0..1. If windows are released after the computation, the first w in this formula is left out. The fraction that is
 //! not read ahead is `uncovered = 1 - ahead / w`; it is read by page faults. The two fractions together are at most 1.
 //!
+//! With a mixture of experts, `own = stage + read/s` (managed) or `stage + read/f`, and `busy = 0`: the router chooses the
+//! experts just before their use, so nothing is read ahead. `read` is what a token uses of the experts, times the miss
+//! rate of a cache of experts in the memory that the other weights leave
+//! ([`hearth_core::expert_routes::expected_miss_rate`]).
+//!
 //! A device with managed residency reads `share - kept` ([`hearth_core::residency::kept_bytes`]) through a buffer of
 //! q bytes. The buffer is filled before each window, and streaming continues while the window is computed. The head
 //! device computes its first window directly after the output head, and streaming for this window starts only when the
 //! output head starts. So before the output head, the buffer contains only streamed weights of the output head.
 
+use hearth_core::expert_routes::expected_miss_rate;
 use hearth_core::memory::MIN_WEIGHT_CACHE;
 use hearth_core::residency::{kept_bytes, stream_buffer_bytes, weights_fit};
 use hearth_profiles::Bytes;
-use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::residency::{EvictionPolicy, Residency, ResidencyOptions};
 
 use crate::latency::MEMORY_QUANTILES;
 use crate::latency::constraints::shape_violations;
 use crate::problem::assignment::ring_order;
 use crate::{
-    Assignment, DeviceTerms, GpuApi, LatencyBreakdown, LatencyModel, LayerCounts, ReadRates, RereadScope,
-    RoundWindow, RuntimeModel, Violation,
+    Assignment, DeviceTerms, ExpertReads, GpuApi, LatencyBreakdown, LatencyModel, LayerCounts, ReadRates,
+    RereadScope, RoundWindow, RuntimeModel, Violation,
 };
 
 /// The seconds per token that count for a device that runs out of memory, in the mean over its uncertain memory.
@@ -429,6 +435,9 @@ fn wait_and_busy(
     let (stage, windows) =
         (terms.compute_seconds + terms.memory_seconds, f64::from(terms.layer_counts.windows));
     let (share, budget) = (memory.share as u64, memory.budget as u64);
+    if let Some(experts) = runtime.experts {
+        return (wait_for_experts(experts, memory, reads, runtime, residency), 0.0);
+    }
     if residency.policy == Residency::Managed {
         let read = (share - kept_bytes(budget, share, runtime.cpu_count, residency)) as f64;
         let buffer = stream_buffer_bytes(budget, share, runtime.cpu_count, residency) as f64;
@@ -458,6 +467,38 @@ fn wait_and_busy(
     let faults = (conflict + uncovered).min(1.0) * read / reads.fault_read_rate;
     let again = if excess { 0.0 } else { conflict * read / reads.fault_read_rate };
     (faults, stage + read / reads.read_ahead_rate + again)
+}
+
+/// Returns the seconds per token for which a device with layers of a mixture waits for weights. Nothing is read ahead,
+/// because the router chooses the experts of a layer just before their use.
+///
+/// Deviation: the computation with experts in memory hides none of the reading.
+fn wait_for_experts(
+    ExpertReads { weight_share, used_share, in_use_bytes }: ExpertReads,
+    memory: &Memory,
+    reads: ReadRates,
+    runtime: &RuntimeModel,
+    residency: &ResidencyOptions,
+) -> f64 {
+    let (share, budget) = (memory.share as f64, memory.budget as f64);
+    let experts = (share - memory.output as f64) * weight_share;
+    let others = share - experts;
+    let is_managed = residency.policy == Residency::Managed;
+    let (kept, rate) = if is_managed {
+        let budget = (memory.budget as u64).saturating_sub(in_use_bytes);
+        let kept = kept_bytes(budget, memory.share as u64, runtime.cpu_count, residency);
+        (kept as f64, reads.stream_read_rate)
+    } else {
+        (budget, reads.fault_read_rate)
+    };
+    let cached = ((kept - others) / experts.max(1.0)).max(0.0);
+    // The paper's page cache keeps all but the excess.
+    let keeps = is_managed || runtime.reread_scope == RereadScope::Excess;
+    let is_lru = !keeps || residency.expert_eviction == Some(EvictionPolicy::Lru);
+    let missing = used_share * experts * expected_miss_rate(cached, used_share, is_lru);
+    let excess = (others - kept).max(0.0);
+    let missing_others = if keeps || excess == 0.0 { excess } else { others };
+    (missing + missing_others) / rate
 }
 
 /// Returns whether a residency policy releases weights of `share` bytes although all of them fit in memory.

@@ -177,7 +177,7 @@ fn rounds(plan: &Plan, checks: &[DeviceCheck], cluster: &Cluster, found: &mut Ve
     }
 }
 
-/// Reports devices of a mixture that read weights from disk, because planners and simulator let them read all experts.
+/// Reports devices of a mixture that read experts from disk, because their number depends on the text.
 fn experts(checks: &[DeviceCheck], cluster: &Cluster, found: &mut Vec<Finding>) {
     if cluster.model.shape.experts.is_none() {
         return;
@@ -185,10 +185,10 @@ fn experts(checks: &[DeviceCheck], cluster: &Cluster, found: &mut Vec<Finding>) 
     for check in checks.iter().filter(|check| check.budget.reloads_weights()) {
         let name = &check.planned_device.name;
         let what = format!(
-            "the experts of `{name}` exceed its memory, and all of them are counted as read for every token: \
-             the real time is shorter, because a token uses only some"
+            "the experts of `{name}` exceed its memory: how many a token reads from disk depends on the text, and \
+             is predicted from the routes of one recorded model"
         );
-        let fix = "use more memory or a smaller model for a prediction that can be relied on";
+        let fix = "record the routes of your own texts and simulate with `--routes FILE`, or use more memory";
         let location = format!("plan devices[{}] `{name}`", check.device_index);
         found.push(Finding::warning("experts-exceed-memory", location, what, fix));
     }

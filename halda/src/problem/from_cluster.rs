@@ -27,6 +27,7 @@
 
 use hearth_core::compute_cost::{ComputeCost, os_read_ahead_rate, stream_rate};
 use hearth_core::memory::draft;
+use hearth_core::residency::in_use_bytes;
 use hearth_core::{Cluster, Member};
 use hearth_profiles::device::{Gpu, GpuKind, Memory, Os, PageCachePolicy};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
@@ -36,7 +37,7 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use crate::problem::assignment::ring_order;
 use crate::problem::instance::{Device, GpuApi, Instance, Model, ValuesByFormat};
-use crate::runtime_model::{ComputeTimes, ReadRates, RereadScope, RuntimeModel};
+use crate::runtime_model::{ComputeTimes, ExpertReads, ReadRates, RereadScope, RuntimeModel};
 
 /// The default read rate below which a disk must not be read for every token. source: prima.cpp, public implementation
 pub const SLOW_DISK_THRESHOLD: BytesPerSecond = BytesPerSecond(1e8);
@@ -179,9 +180,17 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
 fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
     let (profile, managed) = (&member.device, ResidencyOptions::with_policy(Residency::Managed));
     let os = ResidencyOptions::default();
-    // Managed residency reads whole layers, of which a token uses some experts.
-    let is_mixture = cluster.model.shape.experts.is_some();
-    let open = if profile.os == Os::Macos || is_mixture { vec![os] } else { vec![os, managed] };
+    let open = if profile.os == Os::Macos { vec![os] } else { vec![os, managed] };
+    let model = &cluster.model;
+    let experts = model.shape.experts.map(|experts| ExpertReads {
+        weight_share: model.mean_layer().expert_bytes().as_f64() / model.mean_layer().bytes().as_f64(),
+        used_share: experts.share_used(),
+        in_use_bytes: in_use_bytes(
+            &experts,
+            model.layers.iter().map(|layer| layer.expert_bytes().0).max().unwrap_or(0)
+                / u64::from(experts.count),
+        ),
+    });
     RuntimeModel {
         allowed_residencies: member.residency.map_or(open, |residency| vec![residency]),
         reread_scope: match profile.memory.page_cache {
@@ -190,6 +199,7 @@ fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
             _ => RereadScope::Everything,
         },
         memory_uncertainty: memory_uncertainty(&profile.memory),
+        experts,
         cpu_count: profile.cpu.cores,
         token_overhead_seconds: profile.cpu.token_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
         read_rates: Some(ReadRates {

@@ -140,6 +140,16 @@ impl Device {
             checked.bytes(field, value)?;
         }
         checked.not_negative("runtime.token_overhead", self.runtime.token_overhead_seconds)?;
+        if let Some(experts) = &self.runtime.experts {
+            for (key, share) in [
+                ("runtime.experts.weight_share", experts.weight_share),
+                ("runtime.experts.used_share", experts.used_share),
+            ] {
+                if !(0.0..=1.0).contains(&share) {
+                    return checked.refuse(key, format!("{share} is not a share from 0 to 1"));
+                }
+            }
+        }
         if let Some(reads) = &self.runtime.read_rates {
             checked.positive("runtime.reads.fault", reads.fault_read_rate)?;
             checked.positive("runtime.reads.ahead", reads.read_ahead_rate)?;

@@ -129,6 +129,7 @@ pub fn cluster(model: &str, members: Vec<Member>, links: Links) -> Cluster {
         kv_cache_format: KvFormat::F16,
         activation_format: ActivationFormat::F32,
         draft_model: None,
+        routes: None,
         workload: Workload::new(32, 16),
         seed: 1,
     }

@@ -10,9 +10,9 @@ use hearth_halda::baselines::exhaustive::for_each_split;
 use hearth_halda::solvers::overlap::best_residencies;
 use hearth_halda::{
     Assignment, ComputeTimes, CostTerms, Device, EdgeShard, EvenWindows, ExactSearch, ExhaustiveSearch,
-    GpuApi, Halda, HeadChoice, Instance, LatencyModel, LinguaLinked, ManualPlan, MemoryProportional,
-    MemoryRisk, Model, Objective, OrderChoice, OverlapSearch, PerformanceProportional, PlanRules, ReadRates,
-    RereadScope, RuntimeModel, SingleDevice, Strategy as Planner, StrategyError,
+    ExpertReads, GpuApi, Halda, HeadChoice, Instance, LatencyModel, LinguaLinked, ManualPlan,
+    MemoryProportional, MemoryRisk, Model, Objective, OrderChoice, OverlapSearch, PerformanceProportional,
+    PlanRules, ReadRates, RereadScope, RuntimeModel, SingleDevice, Strategy as Planner, StrategyError,
     latency::constraints::ring_violations, solve, valid_rounds, violations,
 };
 use hearth_profiles::Bytes;
@@ -44,7 +44,7 @@ prop_compose! {
     ) -> RuntimeModel {
         let rereads = if excess { RereadScope::Excess } else { RereadScope::Everything };
         let read_rates = rates.map(|[fault, read_ahead, stream]| ReadRates { fault_read_rate: fault, read_ahead_rate: read_ahead, stream_read_rate: stream });
-        RuntimeModel { allowed_residencies: residencies, reread_scope: rereads, memory_uncertainty, cpu_count: processors, token_overhead_seconds: token_overhead, read_rates, compute_times: None }
+        RuntimeModel { allowed_residencies: residencies, reread_scope: rereads, memory_uncertainty, experts: None, cpu_count: processors, token_overhead_seconds: token_overhead, read_rates, compute_times: None }
     }
 }
 
@@ -272,6 +272,9 @@ fn minimum_steady_state(model: &LatencyModel, rules: PlanRules) -> f64 {
     best
 }
 
+/// The experts of a mixture in [`extreme_instances_neither_panic_nor_yield_nan`].
+const EXPERTS: ExpertReads = ExpertReads { weight_share: 0.8, used_share: 0.125, in_use_bytes: 1 << 20 };
+
 proptest! {
     #![proptest_config(config_with_cases(256))]
 
@@ -436,8 +439,8 @@ proptest! {
     #[test]
     fn extreme_instances_neither_panic_nor_yield_nan(
         instance in small([20, 12, 8, 8]),
-        values in prop::collection::vec((0..14_usize, extreme_value()), 0..3),
-        bytes in prop::collection::vec((0..13_usize, extreme_bytes()), 0..4),
+        values in prop::collection::vec((0..16_usize, extreme_value()), 0..3),
+        bytes in prop::collection::vec((0..14_usize, extreme_bytes()), 0..4),
         layers in prop_oneof![4 => 0..30_u32, 1 => Just(u32::MAX)],
         rows in prop::option::of(prop::collection::vec(prop::option::of(extreme_value()), 16)),
         columns in prop_oneof![9 => Just(0_usize), 1 => 0..6_usize],
@@ -468,6 +471,8 @@ proptest! {
                 12 if layers > 0 && device.runtime.compute_times.is_some() => {
                     &mut device.runtime.compute_times.as_mut().unwrap().cpu_layer_seconds[0]
                 }
+                13 => &mut device.runtime.experts.get_or_insert(EXPERTS).weight_share,
+                14 => &mut device.runtime.experts.get_or_insert(EXPERTS).used_share,
                 _ => &mut instance.slow_disk_threshold,
             };
             *target = value;
@@ -488,6 +493,7 @@ proptest! {
                 9 => &mut instance.model.output_head_bytes,
                 10 => &mut instance.model.vocab_size,
                 11 if !instance.model.weight_bytes_by_layer.is_empty() => &mut instance.model.weight_bytes_by_layer[0],
+                12 => &mut device.runtime.experts.get_or_insert(EXPERTS).in_use_bytes,
                 _ => &mut instance.model.cached_tokens,
             };
             *target = value;

@@ -6,10 +6,11 @@
 
 use std::collections::BTreeMap;
 
+use hearth_core::expert_routes::expected_miss_rate;
 use hearth_core::residency::kept_bytes;
 use hearth_halda::{
-    Assignment, Device, DeviceTerms, Instance, LatencyBreakdown, LatencyModel, OverlapSearch, ReadRates,
-    RereadScope, RuntimeModel, Solution, Strategy, solve,
+    Assignment, Device, DeviceTerms, ExpertReads, Instance, LatencyBreakdown, LatencyModel, OverlapSearch,
+    ReadRates, RereadScope, RuntimeModel, Solution, Strategy, solve,
 };
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
@@ -133,6 +134,35 @@ fn paper_page_cache_rereads_the_excess() {
         let found = times(200 * MIB, ResidencyOptions { prefetch, ..ResidencyOptions::default() });
         close(found.seconds_per_token, QUIET + read * MIB as f64 / DISK);
     }
+}
+
+#[test]
+fn token_of_a_mixture_reads_the_experts_that_a_cache_misses() {
+    // 400 MiB of weights, of which 80 % are experts; a token uses an eighth of them, 40 MiB.
+    let experts = ExpertReads { weight_share: 0.8, used_share: 0.125, in_use_bytes: 10 * MIB };
+    let seconds = |memory: u64, residency: ResidencyOptions, scope| {
+        let mut instance = instance(memory, residency, 0.0);
+        instance.devices[1].runtime.experts = Some(experts);
+        instance.devices[1].runtime.reread_scope = scope;
+        times(&instance, residency, 1).seconds_per_token
+    };
+    let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::with_policy(Residency::Managed));
+    let all = RereadScope::Everything;
+    close(seconds(400 * MIB + KERNEL, os, all), QUIET);
+    let read = |missing: f64| missing * 40.0 * MIB as f64 / DISK;
+    // 240 MiB leave 160 MiB for 320 MiB of experts. LRU works like a smaller cache that keeps the popular ones.
+    close(seconds(240 * MIB, os, all), QUIET + read(expected_miss_rate(0.5, 0.125, true)));
+    let kept = kept_bytes(230 * MIB, 400 * MIB, 1, &managed) as f64 / MIB as f64 - 80.0;
+    close(seconds(240 * MIB, managed, all), QUIET + read(expected_miss_rate(kept / 320.0, 0.125, false)));
+    // Less than a token uses: every expert is missing.
+    close(seconds(110 * MIB, os, all), QUIET + read(1.0));
+    // 60 MiB do not hold the 80 MiB that every token uses: the system evicts them before their use, the paper's page
+    // cache keeps all but the excess.
+    close(seconds(60 * MIB, os, all), QUIET + read(1.0) + 80.0 * MIB as f64 / DISK);
+    close(seconds(60 * MIB, os, RereadScope::Excess), QUIET + read(1.0) + 20.0 * MIB as f64 / DISK);
+    // A limit on the kept weights.
+    let limited = ResidencyOptions { kept_set_limit: Some(Bytes(80 * MIB)), ..managed };
+    close(seconds(1 << 40, limited, all), QUIET + read(1.0));
 }
 
 #[test]

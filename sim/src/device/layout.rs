@@ -5,12 +5,15 @@
 //! the parts is that of model converters: embedding, layers, output. Positions matter because a page fault also reads
 //! some MiB before and after the touched page, which may belong to layers of other devices.
 //!
-//! Deviation: a chunk in which one layer ends and the next begins belongs only to the first layer.
+//! Deviation: a chunk in which one layer ends and the next begins belongs only to the first layer. Experts are at the
+//! end of the file, and the matrices of an expert one after the other. A chunk with parts of two experts belongs to the
+//! first, so an expert smaller than a chunk may have none. Page faults at experts read nothing around them.
 //!
 //! Not here: layers copied to GPU memory, which are never read again.
 
 use std::ops::Range;
 
+use hearth_core::expert_cache::ExpertId;
 use hearth_core::schedule::ModelPart;
 use hearth_profiles::Bytes;
 use hearth_profiles::model::ModelProfile;
@@ -20,13 +23,46 @@ use crate::page_cache::Chunk;
 
 #[derive(Debug)]
 pub struct WeightLayout {
-    /// The chunks of each layer of the model; `None` if this device does not read the layer through the mapping.
+    /// The chunks of each layer of the model, without experts; `None` if this device does not read the layer through
+    /// the mapping.
     layers: Vec<Option<Range<Chunk>>>,
+    experts: ExpertLayout,
     embedding: Range<Chunk>,
     /// The chunks of the output matrix; empty except on the head device.
     pub output_chunks: Range<Chunk>,
     /// Number of chunks of the model file.
     pub chunk_count: Chunk,
+}
+
+/// The positions of the experts in the file.
+#[derive(Debug, Clone, Default)]
+pub struct ExpertLayout {
+    /// The offset of the first expert of each layer and the size of one expert, in bytes; a size of 0 if the layer has
+    /// no experts or this device does not read it.
+    pub(super) layers: Vec<(u64, u64)>,
+    pub(super) count: u32,
+    pub(super) chunk_bytes: u64,
+    /// The first chunk of an expert; the number of chunks of the file if there is none.
+    pub first_chunk: Chunk,
+}
+
+impl ExpertLayout {
+    /// Returns the size of one expert of each layer, in bytes.
+    pub fn expert_bytes(&self) -> Vec<u64> {
+        self.layers.iter().map(|(_, bytes)| *bytes).collect()
+    }
+
+    pub fn chunks(&self, (layer, expert): ExpertId) -> Range<Chunk> {
+        let (offset, bytes) = self.layers.get(layer as usize).copied().unwrap_or_default();
+        let begin = offset + u64::from(expert) * bytes;
+        let chunk = |offset: u64| offset.div_ceil(self.chunk_bytes) as Chunk;
+        chunk(begin)..chunk(begin + bytes)
+    }
+
+    /// Returns the chunks of all experts of a layer.
+    pub fn layer_chunks(&self, layer: u32) -> Range<Chunk> {
+        self.chunks((layer, 0)).start..self.chunks((layer, self.count)).start
+    }
 }
 
 impl WeightLayout {
@@ -48,14 +84,29 @@ impl WeightLayout {
             start.div_ceil(chunk_size.0) as Chunk..offset.div_ceil(chunk_size.0) as Chunk
         };
         let embedding = next(model.input_embedding_bytes());
+        let of_experts = |layer: u32| model.layers[layer as usize].expert_bytes();
         let layers = (0..model.layers.len() as u32)
-            .map(|layer| Some(next(model.layer_bytes(layer))).filter(|_| owned[layer as usize]))
+            .map(|layer| {
+                let bytes = model.layer_bytes(layer).saturating_sub(of_experts(layer));
+                Some(next(bytes)).filter(|_| owned[layer as usize])
+            })
             .collect();
         let tied = model.shape.has_tied_embeddings;
         let output = if tied { embedding.clone() } else { next(model.output_head_bytes()) };
-        let chunk_count = offset.div_ceil(chunk_size.0) as Chunk;
+        let chunk = |offset: u64| offset.div_ceil(chunk_size.0) as Chunk;
+        let first_chunk = chunk(offset);
+        let count = model.shape.experts.map_or(1, |experts| experts.count);
+        let of_layer = |(layer, owned): (u32, &bool)| {
+            let (begin, bytes) = (offset, of_experts(layer).0);
+            offset += bytes;
+            (begin, if *owned { bytes / u64::from(count) } else { 0 })
+        };
+        let layers_of_experts = (0..).zip(&owned).map(of_layer).collect();
+        let experts =
+            ExpertLayout { layers: layers_of_experts, count, chunk_bytes: chunk_size.0, first_chunk };
+        let chunk_count = chunk(offset);
         let (embedding, output) = if index == 0 { (embedding, output) } else { (0..0, 0..0) };
-        Self { layers, embedding, output_chunks: output, chunk_count }
+        Self { layers, experts, embedding, output_chunks: output, chunk_count }
     }
 
     /// Returns the chunk that contains an embedding row, as a range; empty except on the head device.
@@ -69,6 +120,7 @@ impl WeightLayout {
     pub fn own_chunks(&self) -> impl Iterator<Item = Chunk> {
         let mut own: Vec<Range<Chunk>> = self.layers.iter().flatten().cloned().collect();
         own.extend([self.output_chunks.clone(), self.embedding.clone()]);
+        own.extend((0..self.layers.len() as u32).map(|layer| self.experts.layer_chunks(layer)));
         own.sort_unstable_by_key(|range| range.start);
         let mut from = 0;
         own.into_iter().flat_map(move |range| {
@@ -79,7 +131,11 @@ impl WeightLayout {
         })
     }
 
-    /// Returns the chunks of one layer; empty if this device does not read the layer through the mapping.
+    pub fn experts(&self) -> &ExpertLayout {
+        &self.experts
+    }
+
+    /// Returns the chunks of one layer, without those of experts; empty if this device does not read the layer through the mapping.
     pub fn layer_chunks(&self, layer: u32) -> Range<Chunk> {
         self.layers.get(layer as usize).cloned().flatten().unwrap_or(0..0)
     }
@@ -105,6 +161,36 @@ mod tests {
     use hearth_schema::plan::{PlannedDevice, PlannedModel, PlannerRecord, Role, ScenarioRecord};
 
     use super::*;
+
+    #[test]
+    fn experts_of_own_layers_are_at_the_end_of_the_file() {
+        let model = shipped_profile("qwen3-30b-a3b").expect("shipped");
+        let scenario = ScenarioRecord { name: "test".into(), digest: String::new() };
+        let planner = PlannerRecord { strategy: "manual".into(), options: vec![] };
+        let plan = Plan {
+            rounds: 1,
+            context_length: 1024,
+            devices: vec![PlannedDevice::new("a", Role::Head, 40), PlannedDevice::new("b", Role::Worker, 8)],
+            ..Plan::empty(scenario, PlannedModel::from_profile(&model), planner)
+        };
+        let chunk = Bytes::from_mib(1);
+        let [head, worker] = [0, 1].map(|index| WeightLayout::new(&plan, index, &model, chunk, false));
+        let experts = head.experts();
+        let bytes = model.layers[0].expert_bytes().0 / 128;
+        assert_eq!(experts.expert_bytes()[0], bytes);
+        assert_eq!(experts.expert_bytes()[40..], [0; 8], "layers of the other device");
+        assert_eq!(worker.experts().expert_bytes()[..40], [0; 40]);
+        // The experts of a layer follow each other, and all chunks together have the size of the file.
+        assert_eq!(experts.chunks((0, 0)).start, experts.first_chunk);
+        assert_eq!(experts.chunks((3, 4)).end, experts.chunks((3, 5)).start);
+        assert_eq!(u64::from(head.chunk_count), model.total_bytes().0.div_ceil(chunk.0));
+        assert!(head.layer_chunks(39).end <= experts.first_chunk);
+        let all = experts.layer_chunks(1);
+        assert_eq!(all, experts.chunks((1, 0)).start..experts.chunks((1, 127)).end);
+        assert_eq!(worker.experts().layer_chunks(47).end, worker.chunk_count);
+        let own = head.own_chunks().collect::<Vec<_>>();
+        assert!(own.contains(&all.start) && !own.contains(&worker.experts().layer_chunks(47).start));
+    }
 
     #[test]
     fn layout_follows_file_order() {

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use hearth_core::expert_cache::ExpertId;
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::trace::{StepCost, StepKind, StepRecord};
 
@@ -31,6 +32,27 @@ pub struct Segment {
     pub compute_time: Seconds,
     /// Number of bytes of each chunk that the computation needs.
     pub bytes_per_chunk: Bytes,
+    /// The expert that the segment belongs to, if any.
+    pub expert: Option<ExpertId>,
+}
+
+/// A group of experts of a layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExpertGroup {
+    pub layer: u32,
+    pub experts: Vec<u32>,
+    /// Whether the group is the first one of a batch in the layer.
+    pub is_first: bool,
+}
+
+/// A step of a computation.
+#[derive(Debug)]
+pub enum ComputationStep {
+    Compute(Segment),
+    /// Request the experts of a group, which are used by later segments.
+    Request(ExpertGroup),
+    /// Release the experts of a group.
+    Release(ExpertGroup),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,7 +80,9 @@ enum Waiting {
 pub struct MappedComputation {
     /// The trace record of the computation, with its bytes and costs so far.
     pub record: StepRecord,
-    segments: VecDeque<Segment>,
+    work_left: VecDeque<ComputationStep>,
+    /// Whether the helper thread has to be woken, because experts were released.
+    wakes_helper: bool,
     /// Number of threads that compute together. They also share the kernel time for page faults equally.
     threads: f64,
     seed: u64,
@@ -78,13 +102,14 @@ pub struct MappedComputation {
 }
 
 impl MappedComputation {
-    /// Creates a computation in which `threads` threads together compute with each of `segments` in order.
-    pub fn new(mut record: StepRecord, segments: Vec<Segment>, threads: f64, seed: u64) -> Self {
+    /// Creates a computation in which `threads` threads together do `work` in order.
+    pub fn new(mut record: StepRecord, work: Vec<ComputationStep>, threads: f64, seed: u64) -> Self {
         let zero = Seconds(0.0);
         record.cost = Some(StepCost::default());
         let mut computation = Self {
             record,
-            segments: segments.into(),
+            work_left: work.into(),
+            wakes_helper: false,
             threads,
             seed,
             chunk_time: zero,
@@ -102,11 +127,20 @@ impl MappedComputation {
     }
 
     fn enter(&mut self) {
-        while let Some(empty) = self.segments.pop_front_if(|segment| segment.chunks.is_empty()) {
+        let is_empty = |work: &mut ComputationStep| matches!(work, ComputationStep::Compute(segment) if segment.chunks.is_empty());
+        while let Some(ComputationStep::Compute(empty)) = self.work_left.pop_front_if(is_empty) {
             self.carried_time += empty.compute_time;
         }
-        if let Some(segment) = self.segments.front() {
+        if let Some(segment) = self.segment() {
             self.chunk_time = segment.compute_time * (1.0 / segment.chunks.len() as f64);
+        }
+    }
+
+    /// Returns the segment that is computed now.
+    fn segment(&self) -> Option<&Segment> {
+        match self.work_left.front() {
+            Some(ComputationStep::Compute(segment)) => Some(segment),
+            _ => None,
         }
     }
 
@@ -125,7 +159,8 @@ impl MappedComputation {
         residency: &mut dyn WeightResidency,
     ) -> ComputationAction {
         self.waiting = Waiting::No;
-        let Some(segment) = self.segments.front() else {
+        self.request_and_release(now, storage, residency);
+        let Some(segment) = self.segment() else {
             let carries = self.carried_time.0 > 0.0;
             return if carries { self.compute(now, 0..0, Seconds(0.0)) } else { ComputationAction::Done };
         };
@@ -154,6 +189,49 @@ impl MappedComputation {
         }
     }
 
+    /// Does the work before the next segment. Requested experts in memory are computed first, while the others are read.
+    fn request_and_release(
+        &mut self,
+        now: Nanos,
+        storage: &mut Storage,
+        residency: &mut dyn WeightResidency,
+    ) {
+        while let Some(work) =
+            self.work_left.pop_front_if(|work| !matches!(work, ComputationStep::Compute(_)))
+        {
+            match work {
+                ComputationStep::Request(ref group @ ExpertGroup { layer, ref experts, .. }) => {
+                    let missing = residency.request_experts(now, group, storage);
+                    let expert = |work: &ComputationStep| match work {
+                        ComputationStep::Compute(Segment { expert: Some((of, expert)), .. })
+                            if *of == layer =>
+                        {
+                            Some(*expert)
+                        }
+                        _ => None,
+                    };
+                    let is_own =
+                        |work: &ComputationStep| expert(work).is_some_and(|expert| experts.contains(&expert));
+                    let work = self.work_left.make_contiguous();
+                    let first = work.iter().position(is_own).unwrap_or(0);
+                    let count = work[first..].iter().take_while(|work| is_own(work)).count();
+                    work[first..first + count]
+                        .sort_by_key(|work| expert(work).is_some_and(|expert| missing.contains(&expert)));
+                }
+                ComputationStep::Release(ExpertGroup { layer, experts, .. }) => {
+                    self.wakes_helper |= residency.release_experts(layer, &experts);
+                }
+                ComputationStep::Compute(_) => {}
+            }
+            self.enter();
+        }
+    }
+
+    /// Returns whether the helper thread has to be woken since the last call.
+    pub fn take_helper_wake(&mut self) -> bool {
+        std::mem::take(&mut self.wakes_helper)
+    }
+
     fn count_faulted(&mut self, unit: Bytes) {
         if !std::mem::replace(&mut self.counted, true) {
             self.cost().faulted_bytes += unit.0;
@@ -168,7 +246,7 @@ impl MappedComputation {
         storage: &mut Storage,
         residency: &mut dyn WeightResidency,
     ) -> ComputationAction {
-        let Some(segment) = self.segments.front() else { return ComputationAction::Done };
+        let Some(segment) = self.segment() else { return ComputationAction::Done };
         let first = segment.chunks.start;
         let chunk = match self.waiting {
             Waiting::Woken(chunk) => chunk,
@@ -262,10 +340,10 @@ impl MappedComputation {
     fn compute(&mut self, now: Nanos, batch: Range<Chunk>, time: Seconds) -> ComputationAction {
         let work = time + std::mem::replace(&mut self.carried_time, Seconds(0.0));
         (self.since, self.work, self.previous_was_cached) = (now, work, false);
-        if let Some(segment) = self.segments.front_mut() {
+        if let Some(ComputationStep::Compute(segment)) = self.work_left.front_mut() {
             segment.chunks.start = batch.end;
             if segment.chunks.is_empty() {
-                self.segments.pop_front();
+                self.work_left.pop_front();
                 self.enter();
             }
         }

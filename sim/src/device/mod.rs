@@ -19,6 +19,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
 use hearth_core::compute_cost::ComputeCost;
+use hearth_core::expert_routes::ExpertRoutes;
 use hearth_core::residency::{ReadOrigin, WeightPart};
 use hearth_core::schedule::{Event as ScheduleEvent, ModelPart, Schedule, Step};
 use hearth_profiles::device::DeviceProfile;
@@ -38,7 +39,7 @@ use crate::trace::{TimedSteps, gpu_step_with_copies, new_record, record_steps};
 
 use context::{DeviceOutput, Event, Message, SimContext};
 use layout::WeightLayout;
-use mapped_computation::{ComputationAction, MappedComputation, Segment};
+use mapped_computation::{ComputationAction, ComputationStep, ExpertGroup, MappedComputation, Segment};
 use residency::WeightResidency;
 use storage::{Storage, WAKE_LATENCY};
 
@@ -84,6 +85,8 @@ pub struct DeviceSim<'a> {
     disk_timer: Timer,
     disk_timer_at: Option<Nanos>,
     residency: Box<dyn WeightResidency>,
+    /// Which experts the tokens use, if the model is a mixture.
+    routes: Option<ExpertRoutes<'a>>,
     /// Whether reading an embedding row does not read the pages around the row.
     reads_single_rows: bool,
     /// Indices of the blocks of the embedding that have been read; a block has the size of a row, rounded up to pages.
@@ -226,19 +229,17 @@ impl<'a> DeviceSim<'a> {
                 self.start_computation(record, segments, ctx);
             }
             Step::Compute { batch, round, layers, processor: Processor::Cpu } => {
-                let work = self.cpu_cost();
                 let fixed = cost_or_zero(self.device.cpu.window_overhead.as_ref());
-                let segment = |layer: u32| {
-                    let own = if layer == layers.start { fixed } else { Seconds(0.0) };
-                    self.segment(
-                        self.layout.layer_chunks(layer),
-                        work.layer_time(layer, batch.passes()) + own,
-                    )
-                };
-                let segments: Vec<_> = layers.clone().map(segment).collect();
+                let work = layers
+                    .clone()
+                    .flat_map(|layer| {
+                        let own = if layer == layers.start { fixed } else { Seconds(0.0) };
+                        self.layer_work(layer, batch.passes(), own)
+                    })
+                    .collect();
                 let mut record = self.record(StepKind::Compute, batch.index(), round, ctx);
                 record.layers = Some([layers.start, layers.end]);
-                self.compute_part(&ModelPart::Layers(layers), record, segments, ctx);
+                self.compute_part(&ModelPart::Layers(layers), record, work, ctx);
             }
             Step::Compute { batch, round, layers, processor: Processor::Gpu } => {
                 let mut record = self.record(StepKind::Compute, batch.index(), round, ctx);
@@ -309,14 +310,54 @@ impl<'a> DeviceSim<'a> {
         }
     }
 
-    /// Returns a segment of which the computation needs all bytes.
-    fn segment(&self, chunks: Range<Chunk>, time: Seconds) -> Segment {
-        Segment { chunks, compute_time: time, bytes_per_chunk: self.storage.chunk_size }
+    /// Returns the computation with a segment of which it needs all bytes.
+    fn segment(&self, chunks: Range<Chunk>, time: Seconds) -> ComputationStep {
+        let bytes_per_chunk = self.storage.chunk_size;
+        ComputationStep::Compute(Segment { chunks, compute_time: time, bytes_per_chunk, expert: None })
+    }
+
+    /// Returns the computation of a layer, which takes `fixed` time besides that of its tokens.
+    fn layer_work(&self, layer: u32, passes: &[Pass], fixed: Seconds) -> Vec<ComputationStep> {
+        let time = self.cpu_cost().layer_time(layer, passes);
+        let chunks = self.layout.layer_chunks(layer);
+        let Some(routes) = self.routes.filter(|_| self.model.shape.layer_experts(layer).is_some()) else {
+            return vec![self.segment(chunks, time + fixed)];
+        };
+        let experts = routes.experts_used(layer, passes);
+        // The time is that of the expected number of experts, which have the part of it that their bytes have.
+        let group = &self.model.layers[layer as usize];
+        let tokens = passes.iter().map(|pass| pass.tokens).sum();
+        let share_read = routes.shape.share_read(tokens);
+        let of_experts = group.expert_bytes().as_f64() * share_read;
+        let others = group.bytes().as_f64() - group.expert_bytes().as_f64();
+        let share = of_experts / (of_experts + others).max(1.0);
+        let time_of_one = time * (share / (share_read * f64::from(routes.shape.count)).max(1.0));
+        let mut work = vec![self.segment(chunks, time * (1.0 - share) + fixed)];
+        let group_size = self.residency.experts_per_group().min(experts.len()).max(1);
+        let groups: Vec<ExpertGroup> = (0..)
+            .zip(experts.chunks(group_size))
+            .map(|(index, experts)| ExpertGroup { layer, experts: experts.to_vec(), is_first: index == 0 })
+            .collect();
+        work.extend(groups.first().cloned().map(ComputationStep::Request));
+        for (index, group) in groups.iter().enumerate() {
+            // The next group is read while this one is computed.
+            work.extend(groups.get(index + 1).cloned().map(ComputationStep::Request));
+            work.extend(group.experts.iter().map(|&expert| {
+                ComputationStep::Compute(Segment {
+                    chunks: self.layout.experts().chunks((layer, expert)),
+                    compute_time: time_of_one,
+                    bytes_per_chunk: self.storage.chunk_size,
+                    expert: Some((layer, expert)),
+                })
+            }));
+            work.push(ComputationStep::Release(group.clone()));
+        }
+        work
     }
 
     /// Returns a segment for the embedding row of each token of a batch. The tokens are unknown: each row is drawn
     /// log-uniformly, because vocabularies list frequent tokens first and token frequencies follow Zipf's law.
-    fn embedding_rows(&mut self, batch: &[Pass]) -> Vec<Segment> {
+    fn embedding_rows(&mut self, batch: &[Pass]) -> Vec<ComputationStep> {
         let (rows, row_bytes) =
             (u64::from(self.model.shape.vocab_size).max(1), self.model.embedding_row_bytes());
         let time = self.cpu_cost().embedding_time(1);
@@ -331,7 +372,7 @@ impl<'a> DeviceSim<'a> {
             let is_kept = self.reads_single_rows && self.residency.leaves_eviction_to_system();
             let is_resident = is_kept && !self.rows.insert(row * row_bytes.0 / bytes_per_chunk.0.max(1));
             let chunks = if is_resident { chunks.start..chunks.start } else { chunks };
-            Segment { chunks, compute_time: time, bytes_per_chunk }
+            ComputationStep::Compute(Segment { chunks, compute_time: time, bytes_per_chunk, expert: None })
         };
         let positions = batch.iter().flat_map(|pass| {
             let positions = pass.first_position..pass.first_position + pass.tokens;
@@ -390,8 +431,12 @@ impl<'a> DeviceSim<'a> {
             return self.run_timed(steps, output, ctx);
         }
         self.after_computation = Some((steps, output));
-        let segment = self.segment(self.layout.part_chunks(part), Seconds(0.0));
-        self.compute_part(part, record, vec![segment], ctx);
+        let mut chunks = vec![self.layout.part_chunks(part)];
+        if let ModelPart::Layers(layers) = part {
+            chunks.extend(layers.clone().map(|layer| self.layout.experts().layer_chunks(layer)));
+        }
+        let work = chunks.into_iter().map(|chunks| self.segment(chunks, Seconds(0.0))).collect();
+        self.compute_part(part, record, work, ctx);
     }
 
     /// Starts steps of known duration. When they end, the output of the pass with index `output` is complete.
@@ -406,18 +451,18 @@ impl<'a> DeviceSim<'a> {
         &mut self,
         part: &ModelPart,
         record: StepRecord,
-        segments: Vec<Segment>,
+        work: Vec<ComputationStep>,
         ctx: &mut SimContext,
     ) {
         let request = self.weight_part(part, record.pass_index, record.round);
         let woken = self.residency.begin_part(request, &self.storage);
         self.wake_helper_if(woken, ctx);
-        self.start_computation(record, segments, ctx);
+        self.start_computation(record, work, ctx);
     }
 
-    fn start_computation(&mut self, record: StepRecord, segments: Vec<Segment>, ctx: &mut SimContext) {
+    fn start_computation(&mut self, record: StepRecord, work: Vec<ComputationStep>, ctx: &mut SimContext) {
         let mut computation =
-            MappedComputation::new(record, segments, f64::from(self.device.cpu.cores), self.seed);
+            MappedComputation::new(record, work, f64::from(self.device.cpu.cores), self.seed);
         let next = computation.advance(ctx.engine.now(), &mut self.storage, self.residency.as_mut());
         self.thread = ThreadState::Computing(Box::new(computation));
         self.continue_computation(next, ctx);
@@ -425,6 +470,10 @@ impl<'a> DeviceSim<'a> {
 
     fn continue_computation(&mut self, next: ComputationAction, ctx: &mut SimContext) {
         let now = ctx.engine.now();
+        if let ThreadState::Computing(computation) = &mut self.thread {
+            let woken = computation.take_helper_wake();
+            self.wake_helper_if(woken, ctx);
+        }
         match next {
             ComputationAction::Compute(work) => {
                 self.cpu.start_job(now, 0, f64::from(self.device.cpu.cores), work.0);

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
 
+use hearth_core::expert_routes::ExpertRoutes;
 use hearth_core::memory::DeviceMemory;
 use hearth_core::memory::draft;
 use hearth_core::schedule::{ModelPart, Schedule, parts_by_busy_period};
@@ -91,15 +92,21 @@ pub fn new_device<'a>(
         file_chunks: layout.chunk_count,
         chunk_size: chunk,
     };
-    let storage = storage(&cache_config);
+    let mut storage = storage(&cache_config);
+    storage.first_expert_chunk = layout.experts().first_chunk;
     let residency: Box<dyn WeightResidency> = if managed {
         let chunks =
             |parts: &Vec<ModelPart>| parts.iter().flat_map(|part| layout.part_chunks(part)).collect();
         let busy_periods: Vec<Vec<Chunk>> = parts_by_busy_period(&plan, index).iter().map(chunks).collect();
-        let (cores, chunks) = (device.cpu.cores, layout.chunk_count);
-        Box::new(ManagedWeights::new(device_id, options, &busy_periods, memory, cores, chunks))
+        let cores = device.cpu.cores;
+        let experts = model.shape.experts.as_ref();
+        let positions = layout.experts().clone();
+        Box::new(ManagedWeights::new(device_id, (options, cores), &busy_periods, memory, positions, experts))
     } else {
-        Box::new(ReadAheadThread::new(device_id, options, chunk, storage.readahead.window_chunks))
+        // The executor reads nothing of a mixture ahead, because the router chooses the experts.
+        let is_on_demand = model.shape.experts.is_some();
+        let thread = ReadAheadThread::new(device_id, options, chunk, storage.readahead.window_chunks);
+        Box::new(if is_on_demand { thread.on_demand() } else { thread })
     };
     // A tied embedding is read sequentially as the output matrix; anonymous memory cannot be advised.
     let in_order = model.shape.has_tied_embeddings
@@ -119,6 +126,12 @@ pub fn new_device<'a>(
         storage,
         layout,
         residency,
+        routes: model.shape.experts.map(|shape| ExpertRoutes {
+            shape,
+            recorded: input.cluster.routes.as_deref(),
+            prompt_tokens: input.cluster.workload.prompt_tokens,
+            seed: input.cluster.seed,
+        }),
         reads_single_rows: managed || !in_order,
         inbox: VecDeque::new(),
         steps: VecDeque::new(),

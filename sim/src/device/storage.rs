@@ -80,6 +80,8 @@ pub struct Storage {
     charged: ChunkCounts,
     /// Kernel time that is charged to a thread but not spent by the thread yet.
     unspent: Seconds,
+    /// The first chunk of experts, which are read without the chunks around them.
+    pub(super) first_expert_chunk: Chunk,
     /// Idle time after which the system unwires the weights that Metal has wired; `None` if it never does.
     pub(super) unwire_after: Option<Nanos>,
     last_touch: Nanos,
@@ -98,6 +100,7 @@ impl Storage {
             reads: Vec::new(),
             charged: ChunkCounts::default(),
             unspent: Seconds(0.0),
+            first_expert_chunk: Chunk::MAX,
             unwire_after: None,
             last_touch: 0,
         }
@@ -113,6 +116,9 @@ impl Storage {
     /// Touches a chunk of the mapping: by a page fault with [`ReadKind::Fault`], or by populating the mapping with
     /// [`ReadKind::Prefetch`]. A missing chunk is read together with the chunks around it.
     pub fn touch(&mut self, now: Nanos, chunk: Chunk, flow: ReadKind) -> TouchResult {
+        if chunk >= self.first_expert_chunk && chunk != UNCACHED_READ {
+            return self.touch_without_readahead(now, chunk, flow);
+        }
         self.note_touch(now);
         let cache = self.cache.as_mut();
         let found = access(cache, chunk, flow);

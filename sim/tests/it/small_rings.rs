@@ -91,6 +91,7 @@ pub fn cluster(model: &str, memories: &[Bytes], generate: u32) -> Cluster {
         kv_cache_format: KvFormat::F16,
         activation_format: ActivationFormat::F32,
         draft_model: None,
+        routes: None,
         workload: Workload::new(4, generate),
         seed: 7,
     }

@@ -5,10 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hearth_core::memory::plan_kv_cache_bytes;
+use hearth_core::schedule::ModelPart;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, measure};
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::plan::{Plan, Processor};
+use hearth_schema::route_trace::RouteRecording;
 use hearth_schema::scenario::{ActivationFormat, check_kv_sharing};
 
 use super::verification::{Verification, check_has_weight_digests};
@@ -17,8 +19,8 @@ use crate::wire::{WorkerInfo, activations};
 use hearth_runtime::memory::MemoryWatch;
 use hearth_runtime::residency::ResidencyBarrier;
 use hearth_runtime::{
-    BackendFactory, BackendOptions, Cpu, ExecError, InputOutputLayers, KvCacheOptions, Stage, ThreadPool,
-    ThreadPoolOptions, UploadProgressReporter, Weights,
+    BackendFactory, BackendOptions, Cpu, ExecError, InputOutputLayers, KvCacheOptions, RouteRecorder, Stage,
+    ThreadPool, ThreadPoolOptions, UploadProgressReporter, Weights,
 };
 
 /// A model file on this device.
@@ -31,6 +33,8 @@ pub struct LocalModel {
     pub backend_factory: Option<BackendFactory>,
     /// Compares the weights with the digests in the plan before the first computation; `None` if they are not compared.
     pub verification: Option<Verification>,
+    /// Records the routes of a mixture's tokens in the layers of this device, if any.
+    pub route_recorder: Option<Arc<RouteRecorder>>,
 }
 
 impl LocalModel {
@@ -40,7 +44,7 @@ impl LocalModel {
         MemoryWatch::shared();
         let weights = Arc::new(Weights::open(path)?);
         let profile = ModelProfile::from_gguf(weights.model())?;
-        Ok(LocalModel { weights, profile, backend_factory: None, verification: None })
+        Ok(LocalModel { weights, profile, backend_factory: None, verification: None, route_recorder: None })
     }
 
     #[must_use]
@@ -51,6 +55,31 @@ impl LocalModel {
     #[must_use]
     pub fn with_verification(self, verification: Option<Verification>) -> LocalModel {
         LocalModel { verification, ..self }
+    }
+
+    #[must_use]
+    pub fn with_route_recorder(self, route_recorder: Option<Arc<RouteRecorder>>) -> LocalModel {
+        LocalModel { route_recorder, ..self }
+    }
+
+    /// Returns the recording of a run of one sequence, whose prompt had `prompt_tokens` tokens, in all layers.
+    pub fn route_recording(&self, prompt_tokens: u32) -> Option<RouteRecording> {
+        let (weights, shape) = (&self.weights, &self.profile.shape);
+        let (recorder, experts) = (self.route_recorder.as_ref()?, shape.experts?);
+        let layer_bytes = |layer: u32| {
+            let (all, expert) =
+                (weights.part_bytes(&ModelPart::Layers(layer..layer + 1)), weights.expert_bytes(layer));
+            [Bytes(expert), Bytes(all.saturating_sub(expert * u64::from(experts.count)))]
+        };
+        Some(RouteRecording {
+            model: self.profile.name.clone(),
+            architecture: shape.architecture.to_string(),
+            expert_count: experts.count,
+            experts_used: experts.used,
+            layer_bytes: (0..shape.layers.0).map(layer_bytes).collect(),
+            prompt_tokens,
+            uses: recorder.take(),
+        })
     }
 
     /// Returns the maximum size of the activations of a pass, in bytes.
@@ -124,7 +153,8 @@ impl LocalModel {
             return Err(RingError::invalid_plan(what));
         }
         self.check_memory(plan, device_index)?;
-        let cpu = Cpu::new(pool.clone()).with_barrier(barrier);
+        let cpu =
+            Cpu::new(pool.clone()).with_barrier(barrier).with_route_recorder(self.route_recorder.clone());
         let cache = cache_options(plan);
         let input_output =
             (device_index == 0).then(|| InputOutputLayers::new(self.weights.clone(), cpu.clone()));

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use hearth_core::schedule::ModelPart;
 use hearth_profiles::Layers;
 use hearth_ring::{
     Key, Listener, LocalModel, MemoryTransport, ModelSource, Ring, RingError, RingOptions, Transport, Worker,
@@ -130,4 +131,13 @@ pub fn token_listener(sequences: usize) -> (ReceivedTokens, impl FnMut(u32, u32)
     let seen = Arc::new(Mutex::new(vec![Vec::new(); sequences]));
     let own = seen.clone();
     (seen, move |sequence, token| own.lock().expect("no panic")[sequence as usize].push(token))
+}
+
+/// Returns whether the model file is on a disk. Pages of a file on a tmpfs cannot be evicted.
+pub fn is_on_disk(model: &LocalModel) -> bool {
+    let extent = model.weights.part_extents(&ModelPart::Layers(0..1)).into_iter().next().expect("a tensor");
+    let bytes = model.weights.mapped_bytes(extent).expect("its bytes");
+    hearth_runtime::pages::populate(bytes);
+    model.weights.evict(extent);
+    hearth_runtime::pages::resident_bytes(bytes) < bytes.len() as u64 / 2
 }

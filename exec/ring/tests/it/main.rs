@@ -3,6 +3,7 @@
 mod faults;
 mod fixture;
 mod in_flight;
+mod mixtures;
 mod parity;
 mod profile;
 mod transport;

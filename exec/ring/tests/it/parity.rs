@@ -21,8 +21,9 @@ use hearth_schema::scenario::ActivationFormat;
 use hearth_schema::trace::StepKind;
 
 use crate::fixture::{
-    F16_MODEL, LAYERS, NO_PREFETCH, Q4_MODEL, Q8_MODEL, READ_AHEAD, connect, connect_error, key, model_path,
-    open_model, plan, prompts, ring_options, start_worker, start_workers, with_residency, workers,
+    F16_MODEL, LAYERS, NO_PREFETCH, Q4_MODEL, Q8_MODEL, READ_AHEAD, connect, connect_error, is_on_disk, key,
+    model_path, open_model, plan, prompts, ring_options, start_worker, start_workers, with_residency,
+    workers,
 };
 
 /// Number of tokens to generate, enough to test the KV caches. `HEARTH_RING_TOKENS=64` generates all 64 golden tokens.
@@ -212,15 +213,6 @@ async fn weights_that_are_not_kept_are_read_again_for_every_token() {
         let (min, max) = ((passes - 1) * expected * 9 / 10, passes * expected * 21 / 20 + whole);
         assert!((min..=max).contains(&read), "{read} bytes in {passes} passes with {kept} of {whole} kept");
     }
-}
-
-/// Returns whether the model file is on a disk. Pages of a file on a tmpfs cannot be evicted.
-fn is_on_disk(model: &LocalModel) -> bool {
-    let extent = model.weights.part_extents(&ModelPart::Layers(0..1)).into_iter().next().expect("a tensor");
-    let bytes = model.weights.mapped_bytes(extent).expect("its bytes");
-    hearth_runtime::pages::populate(bytes);
-    model.weights.evict(extent);
-    hearth_runtime::pages::resident_bytes(bytes) < bytes.len() as u64 / 2
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,16 +1,25 @@
 //! The experts of a mixture: each computes the tokens that are routed to it.
 //!
-//! Experts are computed in ascending order, and the results of a token are added in this order, so that a batch gives
-//! the bits of single tokens.
+//! The experts of a batch are computed in groups. Within a group, those in memory come first, while the others are read;
+//! the next group is read while a group is computed. The results of a token are added in ascending order of its experts,
+//! so that a batch gives the bits of single tokens.
+
+use std::ops::Range;
 
 use hearth_kernels::matmul::Matrix;
 use hearth_kernels::{Activations, elementwise};
 use hearth_profiles::model::Experts;
+use hearth_schema::route_trace::RouteUse;
 
 use super::Matmul;
 use super::layer_pass::{Buffers, LayerPass};
 use crate::experts::{Route, route};
+use crate::residency::ExpertGroup;
 use crate::weights::ExpertParameters;
+
+/// The maximum number of routes of a group, unless there are more tokens: it limits the outputs that wait for their sum.
+/// source: assumed, those of eight tokens of usual mixtures
+pub(super) const MAX_GROUP_ROUTES: usize = 64;
 
 /// The buffers of experts, which are reused as those of a pass.
 #[derive(Debug, Default)]
@@ -20,7 +29,28 @@ pub(super) struct ExpertBuffers {
     input: Activations, // [tokens of an expert, embedding]
     gated: Activations, // [tokens of an expert, width], first only the gate
     up: Vec<f32>,       // [tokens of an expert, width]
-    out: Vec<f32>,      // [tokens of an expert, embedding]
+    out: Vec<f32>,      // [routes of a group, embedding]
+}
+
+/// Divides routes, which are sorted by expert, into groups of at most `max_experts` experts and `max_routes` routes. An
+/// expert with more routes is a group of its own.
+fn groups(routes: &[Route], max_experts: usize, max_routes: usize) -> Vec<Range<usize>> {
+    let mut groups: Vec<Range<usize>> = Vec::new();
+    let (mut end, mut count) = (0, 0);
+    for own in routes.chunk_by(|one, other| one.expert == other.expert) {
+        match groups.last_mut() {
+            Some(last) if count < max_experts && last.len() + own.len() <= max_routes => {
+                last.end += own.len();
+                count += 1;
+            }
+            _ => {
+                groups.push(end..end + own.len());
+                count = 1;
+            }
+        }
+        end += own.len();
+    }
+    groups
 }
 
 impl LayerPass<'_> {
@@ -31,42 +61,119 @@ impl LayerPass<'_> {
         shape: &Experts,
         buffers: &mut Buffers,
     ) {
-        let Buffers { input, change, experts, .. } = buffers;
-        let ExpertBuffers { scores, routes, input: own, gated, up, out } = experts;
+        let Buffers { input, change, experts: own, .. } = buffers;
         let (cpu, count) = (self.cpu, shape.count as usize);
-        scores.resize(self.tokens * count, 0.0);
-        cpu.multiply(input, &mut [Matmul { matrix: weights.router, out: scores }]);
-        routes.clear();
+        own.scores.resize(self.tokens * count, 0.0);
+        cpu.multiply(input, &mut [Matmul { matrix: weights.router, out: &mut own.scores }]);
+        own.routes.clear();
         let is_normalised = self.weights.shape().architecture.spec().normalises_expert_weights;
-        for (token, scores) in scores.chunks_exact_mut(count).enumerate() {
-            route(scores, token, shape.used as usize, is_normalised, routes);
+        for (token, scores) in own.scores.chunks_exact_mut(count).enumerate() {
+            route(scores, token, shape.used as usize, is_normalised, &mut own.routes);
         }
-        routes.sort_by_key(|route| (route.expert, route.token));
+        if let Some(recorder) = &cpu.route_recorder {
+            recorder.record(own.routes.iter().filter_map(|route| {
+                let piece = self.pieces.iter().find(|piece| piece.token_range().contains(&route.token))?;
+                let position = (piece.first + route.token - piece.before) as u32;
+                let Route { expert, weight, .. } = *route;
+                Some(RouteUse { position, layer: self.layer, expert: expert as u32, weight })
+            }));
+        }
+        own.routes.sort_by_key(|route| (route.expert, route.token));
         change.fill(0.0);
-        let (embedding, width) = (input.row_length(), shape.feed_forward_length as usize);
-        for routes in routes.chunk_by(|one, other| one.expert == other.expert) {
-            let (expert, tokens) = (routes[0].expert, routes.len());
-            own.resize(tokens, embedding);
-            for (row, route) in own.rows_mut().chunks_exact_mut(embedding).zip(routes) {
-                row.copy_from_slice(&input.rows()[route.token * embedding..][..embedding]);
-            }
-            gated.resize(tokens, width);
-            up.resize(tokens * width, 0.0);
-            out.resize(tokens * embedding, 0.0);
-            let mut matmuls = [
-                Matmul { matrix: weights.gate.slice(expert * width, width), out: gated.rows_mut() },
-                Matmul { matrix: weights.up.slice(expert * width, width), out: up },
-            ];
-            cpu.multiply(own, &mut matmuls);
-            let activation = self.weights.hyperparameters().gate_activation;
-            cpu.gated(activation, gated.rows_mut(), up, width);
-            let down = weights.down.slice(expert * embedding, embedding);
-            cpu.multiply(gated, &mut [Matmul { matrix: down, out }]);
-            for (row, route) in out.chunks_exact_mut(embedding).zip(routes) {
-                elementwise::scale(cpu.instruction_set, row, route.weight);
-                let sum = &mut change[route.token * embedding..][..embedding];
-                elementwise::add(cpu.instruction_set, sum, row);
+        let routes = std::mem::take(&mut own.routes);
+        let max_routes = self.tokens.max(MAX_GROUP_ROUTES);
+        let groups = groups(&routes, cpu.barrier.experts_per_group(), max_routes);
+        let mut groups = groups.into_iter().map(|range| &routes[range]).peekable();
+        let mut requested = groups.peek().map(|routes| self.request(routes, true));
+        while let (Some(routes), Some(group)) = (groups.next(), requested.take()) {
+            requested = groups.peek().map(|next| self.request(next, false));
+            self.compute_group(weights, routes, &group, (&*input, &mut *own, &mut *change));
+            cpu.barrier.release_experts(&group);
+        }
+        own.routes = routes;
+    }
+
+    /// Requests the experts of routes, and starts to read those that are not in memory.
+    fn request(&self, routes: &[Route], is_first: bool) -> ExpertGroup {
+        let mut experts: Vec<u32> = routes.iter().map(|route| route.expert as u32).collect();
+        experts.dedup();
+        let mut group = ExpertGroup::new(self.layer, experts, is_first);
+        self.cpu.barrier.request_experts(&mut group, &self.cpu.thread_pool);
+        group
+    }
+
+    /// Adds the outputs of a group of experts to `change`.
+    fn compute_group(
+        &self,
+        weights: &ExpertParameters<Matrix<'_>>,
+        routes: &[Route],
+        group: &ExpertGroup,
+        (input, buffers, change): (&Activations, &mut ExpertBuffers, &mut [f32]),
+    ) {
+        let embedding = input.row_length();
+        buffers.out.resize(routes.len() * embedding, 0.0);
+        for is_missing in [false, true] {
+            let mut first = 0;
+            for own in routes.chunk_by(|one, other| one.expert == other.expert) {
+                let rows = first * embedding..(first + own.len()) * embedding;
+                first += own.len();
+                if group.is_missing(own[0].expert as u32) == is_missing {
+                    let expert = own[0].expert as u32;
+                    self.cpu.barrier.wait_for_expert(group, expert, &self.cpu.thread_pool);
+                    self.compute_expert(weights, own, input, buffers, rows);
+                }
             }
         }
+        for (route, row) in routes.iter().zip(buffers.out.chunks_exact_mut(embedding)) {
+            elementwise::scale(self.cpu.instruction_set, row, route.weight);
+            elementwise::add(
+                self.cpu.instruction_set,
+                &mut change[route.token * embedding..][..embedding],
+                row,
+            );
+        }
+    }
+
+    /// Writes the outputs of an expert for its tokens to `rows` of `buffers.out`.
+    fn compute_expert(
+        &self,
+        weights: &ExpertParameters<Matrix<'_>>,
+        routes: &[Route],
+        input: &Activations,
+        ExpertBuffers { input: own, gated, up, out, .. }: &mut ExpertBuffers,
+        rows: Range<usize>,
+    ) {
+        let (expert, tokens) = (routes[0].expert, routes.len());
+        let (embedding, width) = (input.row_length(), weights.down.row_length);
+        own.resize(tokens, embedding);
+        for (row, route) in own.rows_mut().chunks_exact_mut(embedding).zip(routes) {
+            row.copy_from_slice(&input.rows()[route.token * embedding..][..embedding]);
+        }
+        gated.resize(tokens, width);
+        up.resize(tokens * width, 0.0);
+        let mut matmuls = [
+            Matmul { matrix: weights.gate.slice(expert * width, width), out: gated.rows_mut() },
+            Matmul { matrix: weights.up.slice(expert * width, width), out: up },
+        ];
+        self.cpu.multiply(own, &mut matmuls);
+        let activation = self.weights.hyperparameters().gate_activation;
+        self.cpu.gated(activation, gated.rows_mut(), up, width);
+        let down = weights.down.slice(expert * embedding, embedding);
+        self.cpu.multiply(gated, &mut [Matmul { matrix: down, out: &mut out[rows] }]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_limited_by_experts_and_routes() {
+        let route = |expert| Route { expert, token: 0, weight: 1.0 };
+        let routes = [0, 0, 1, 2, 2, 2, 2, 3, 4].map(route);
+        assert_eq!(groups(&routes, 9, 9).len(), 1);
+        assert_eq!(groups(&routes, 2, 9), [0..3, 3..8, 8..9]);
+        assert_eq!(groups(&routes, 9, 3), [0..3, 3..7, 7..9]);
+        assert!(groups(&[], 2, 3).is_empty());
     }
 }

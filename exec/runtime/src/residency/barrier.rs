@@ -7,12 +7,15 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hearth_core::residency::{Event, ManagedResidency, PieceId, WeightPart};
+use hearth_core::expert_cache::ExpertId;
+use hearth_core::residency::{Event, ExpertResidency, ManagedResidency, PieceId, ReadOrigin, WeightPart};
 use hearth_core::schedule::ModelPart;
 use hearth_schema::Plan;
+use hearth_schema::residency::ResidencyOptions;
 
+use super::experts::expert_residency;
 use super::pieces::{Piece, PieceTable};
-use super::{ReadSpan, StepId, origin_of};
+use super::{ReadSpan, StepId, is_residency_known, origin_of};
 use crate::pages::cpu_count;
 use crate::weights::Weights;
 
@@ -87,6 +90,9 @@ impl ResidencyBarrier {
 pub struct SharedResidency {
     pub(super) weights: Arc<Weights>,
     pub(super) pieces: PieceTable,
+    pub(super) options: ResidencyOptions,
+    /// Whether the system reports which pages are in memory. If false, every piece is read.
+    pub(super) is_residency_known: bool,
     pub(super) max_wait: Duration,
     state: Mutex<State>,
     /// Signals that there may be work for the helper thread.
@@ -99,6 +105,18 @@ pub struct SharedResidency {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) residency: ManagedResidency,
+    /// The experts of a mixture, which do not belong to pieces.
+    pub(super) experts: Option<ExpertResidency>,
+    /// The expert whose pages the helper thread is evicting.
+    pub(super) evicted_expert: Option<ExpertId>,
+    /// Whether the system has evicted weights since the measurement before the last.
+    pub(super) has_lost_experts: bool,
+    /// The part of the model that is being computed.
+    pub(super) computed: Option<ReadOrigin>,
+    /// Total bytes of experts that have been read from disk.
+    pub(super) expert_bytes_read: u64,
+    /// The reads of experts for the part that is being computed.
+    pub(super) expert_span: Option<ReadSpan>,
     /// Bytes of weights for which the computation has waited since the last call of `take_awaited_bytes`.
     pub(super) awaited_bytes: u64,
     /// Total bytes that the helper thread has read from disk.
@@ -134,6 +152,12 @@ impl SharedResidency {
             pieces.pieces_in_order_of_use.iter().map(|piece| piece.touched_page_bytes).collect();
         let state = State {
             residency: ManagedResidency::new(&pieces.busy_periods, &bytes, options, cpu_count()),
+            experts: expert_residency(&weights, plan, device),
+            evicted_expert: None,
+            has_lost_experts: false,
+            computed: None,
+            expert_bytes_read: 0,
+            expert_span: None,
             awaited_bytes: 0,
             read_bytes: 0,
             completed_spans: Vec::new(),
@@ -142,7 +166,17 @@ impl SharedResidency {
             ended: false,
         };
         let (work_available, arrived, state) = (Condvar::new(), Condvar::new(), Mutex::new(state));
-        SharedResidency { weights, pieces, max_wait, state, work_available, arrived }
+        let is_residency_known = is_residency_known(&weights);
+        SharedResidency {
+            weights,
+            pieces,
+            options,
+            is_residency_known,
+            max_wait,
+            state,
+            work_available,
+            arrived,
+        }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {

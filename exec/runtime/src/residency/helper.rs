@@ -14,11 +14,11 @@ use std::sync::PoisonError;
 use hearth_core::residency::{Event, PieceId, ReadOrigin, ReadOutcome, Step, page_metadata_bytes};
 use hearth_profiles::measure::mapping::{Advice, advise};
 
-use super::barrier::SharedResidency;
-use super::{ReadSpan, is_residency_known};
+use super::ReadSpan;
+use super::barrier::{SharedResidency, State};
 use crate::clock::monotonic_nanos;
 use crate::memory::MemoryReading;
-use crate::pages::{populate, read_ahead, resident_bytes};
+use crate::pages::{cpu_count, populate, read_ahead, resident_bytes};
 use crate::read_counter::ReadCounter;
 
 pub(super) struct Helper<'a, Memory> {
@@ -27,8 +27,6 @@ pub(super) struct Helper<'a, Memory> {
     /// The refaulted bytes of the last memory measurement; `None` if they are unknown.
     refaulted_bytes: Option<u64>,
     counter: ReadCounter,
-    /// Whether the system reports which pages are in memory. If false, every piece is read.
-    is_residency_known: bool,
     /// Whether memory has been measured before.
     measured: bool,
 }
@@ -36,8 +34,7 @@ pub(super) struct Helper<'a, Memory> {
 impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
     pub(super) fn new(shared: &'a SharedResidency, memory: Memory) -> Self {
         let counter = ReadCounter::for_current_thread();
-        let is_residency_known = is_residency_known(&shared.weights);
-        Self { shared, memory, refaulted_bytes: None, counter, is_residency_known, measured: false }
+        Self { shared, memory, refaulted_bytes: None, counter, measured: false }
     }
 
     pub(super) fn run(mut self) {
@@ -47,6 +44,16 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         });
         let mut state = self.shared.lock();
         while !state.ended {
+            if let Some(extents) = state.next_evictable_expert(&self.shared.weights) {
+                drop(state);
+                for extent in extents {
+                    self.shared.weights.evict(extent);
+                }
+                state = self.shared.lock();
+                state.evicted_expert = None;
+                self.shared.arrived.notify_all();
+                continue;
+            }
             match state.residency.next_step() {
                 Step::Idle => {
                     state.end_span();
@@ -84,7 +91,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
     fn read(&mut self, piece: PieceId, origin: ReadOrigin) {
         let bytes = self.shared.weights.mapped_bytes(self.shared.piece(piece).extent);
         let absent =
-            |bytes: &[u8]| self.is_residency_known.then(|| bytes.len() as u64 - resident_bytes(bytes));
+            |bytes: &[u8]| self.shared.is_residency_known.then(|| bytes.len() as u64 - resident_bytes(bytes));
         let region = bytes.map(|bytes| (bytes, absent(bytes)));
         let Some((bytes, absent)) = region.filter(|(_, absent)| *absent != Some(0)) else {
             self.shared.lock().residency.react(Event::Read(piece, ReadOutcome::InMemory));
@@ -134,10 +141,20 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
             refaulted_bytes.zip(self.refaulted_bytes).map_or(0, |(now, before)| now.saturating_sub(before));
         self.refaulted_bytes = refaulted_bytes;
         let mut state = self.shared.lock();
+        state.has_lost_experts = evicted > 0;
+        let State { residency, experts, reserved_bytes, .. } = &mut *state;
         // After the first measurement, the kernel has already allocated its memory for the share.
-        let allocated = if first { 0 } else { page_metadata_bytes(state.residency.weight_bytes()) };
-        let reserved = state.reserved_bytes;
-        let page_cache = page_cache_available_bytes.map(|bytes| (bytes + allocated).saturating_sub(reserved));
-        state.residency.react(Event::Measured { page_cache, evicted });
+        let read = residency.weight_bytes() + experts.as_ref().map_or(0, |experts| experts.used_bytes().0);
+        let allocated = if first { 0 } else { page_metadata_bytes(read) };
+        let page_cache =
+            page_cache_available_bytes.map(|bytes| (bytes + allocated).saturating_sub(*reserved_bytes));
+        let Some(experts) = experts else {
+            residency.react(Event::Measured { page_cache, evicted });
+            return;
+        };
+        let of_others = page_cache.map(|bytes| experts.memory_of_other_weights(bytes));
+        residency.react(Event::Measured { page_cache: of_others, evicted: 0 });
+        let others = residency.weight_bytes();
+        experts.follow_memory(page_cache, others, evicted, (&self.shared.options, cpu_count()));
     }
 }

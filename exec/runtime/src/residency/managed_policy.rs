@@ -65,6 +65,7 @@ impl ResidencyPolicy for ManagedResidencyPolicy {
 
     fn begin(&self, part: &ModelPart, at: StepId) {
         if let Some(weight_part) = self.shared.weight_part(part, at) {
+            self.shared.lock().computed = Some(weight_part.origin);
             self.shared.report_event(Event::PassBegun(at.pass));
             self.shared.report_event(Event::PartBegun(weight_part));
         }
@@ -91,7 +92,7 @@ impl ResidencyPolicy for ManagedResidencyPolicy {
     fn reset(&self) {
         self.shared.report_event(Event::Reset);
         let mut state = self.shared.lock();
-        (state.current_span, state.awaited_bytes) = (None, 0);
+        (state.current_span, state.expert_span, state.awaited_bytes) = (None, None, 0);
         state.completed_spans.clear();
     }
 
@@ -99,6 +100,8 @@ impl ResidencyPolicy for ManagedResidencyPolicy {
         let mut state = self.shared.lock();
         let current = state.current_span.clone().filter(|span| span.bytes > 0);
         state.completed_spans.extend(current);
+        let of_experts = state.expert_span.take();
+        state.completed_spans.extend(of_experts);
         if let Some(span) = &mut state.current_span {
             (span.start_ns, span.bytes) = (span.end_ns, 0);
         }
@@ -106,7 +109,8 @@ impl ResidencyPolicy for ManagedResidencyPolicy {
     }
 
     fn bytes_read(&self) -> u64 {
-        self.shared.lock().read_bytes
+        let state = self.shared.lock();
+        state.read_bytes + state.expert_bytes_read
     }
 
     fn take_awaited_bytes(&self) -> u64 {

@@ -8,6 +8,7 @@
 //! policy reads and evicts next ([`hearth_core::residency`]).
 
 mod barrier;
+mod experts;
 mod helper;
 pub mod managed_policy;
 mod pieces;
@@ -29,6 +30,7 @@ use crate::pages;
 use crate::weights::Weights;
 
 pub use barrier::ResidencyBarrier;
+pub use experts::ExpertGroup;
 use managed_policy::{MAX_WAIT, ManagedResidencyPolicy};
 use read_ahead::ReadAheadPolicy;
 
@@ -138,13 +140,10 @@ impl WeightResidency {
             let _ = advise(table, Advice::Random);
         }
         let policy: Box<dyn ResidencyPolicy> = match options.policy {
-            Residency::Managed
-                if cfg!(any(target_os = "android", target_os = "linux"))
-                    && weights.shape().experts.is_none() =>
-            {
+            Residency::Managed if cfg!(any(target_os = "android", target_os = "linux")) => {
                 Box::new(ManagedResidencyPolicy::start(weights.clone(), plan, device, memory, MAX_WAIT))
             }
-            // Which experts a token uses is known only when its router has spoken, so nothing is read ahead.
+            // Which experts a token uses is known only after the router has chosen, so nothing is read ahead.
             _ if weights.shape().experts.is_some() => Box::new(OnDemand),
             Residency::Os | Residency::Windowed if options.prefetches() || options.evicts_after_use() => {
                 Box::new(ReadAheadPolicy::start(weights.clone(), options))

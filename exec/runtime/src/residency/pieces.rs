@@ -3,6 +3,7 @@
 //! A piece is a contiguous part of one matrix, cut at page boundaries. Pieces are in the order in which the computation
 //! uses them: tensor by tensor, in ascending rows. A page that two tensors share is read with the first tensor, and not
 //! evicted with either. Norms and biases, a few KiB per layer, do not belong to pieces: they are always kept in memory.
+//! The matrices of experts are not divided: an expert is read and evicted as a whole (`super::experts`).
 
 use std::ops::Range;
 
@@ -23,7 +24,7 @@ pub struct Piece {
     pub touched_page_bytes: u64,
 }
 
-/// The pieces of all matrices of a device.
+/// The pieces of the matrices of a device, except those of experts.
 #[derive(Debug)]
 pub struct PieceTable {
     /// The pieces in the order of use.
@@ -48,7 +49,7 @@ impl PieceTable {
             let first = pieces.len();
             for part in parts {
                 let start = pieces.len();
-                for extent in weights.matrix_extents(&part) {
+                for extent in weights.shared_matrix_extents(&part) {
                     cut(weights, extent, size, &mut pieces);
                 }
                 vector_extents.extend(weights.vector_extents(&part));

@@ -104,6 +104,11 @@ pub struct ExpertParameters<M> {
 }
 
 impl<M> ExpertParameters<M> {
+    /// Returns the matrices of the experts, without that of the router.
+    fn matrices(self) -> [M; 3] {
+        [self.gate, self.up, self.down]
+    }
+
     fn map<N>(self, matrix: impl Fn(M) -> N) -> ExpertParameters<N> {
         let ExpertParameters { router, gate, up, down } = self;
         ExpertParameters { router: matrix(router), gate: matrix(gate), up: matrix(up), down: matrix(down) }
@@ -312,6 +317,35 @@ impl Weights {
         matrices.iter().map(|tensor| tensor.extent).collect()
     }
 
+    /// Returns the extents of the matrices of a part of the model that every token uses, in the order of use: all except
+    /// those of experts.
+    pub fn shared_matrix_extents(&self, part: &ModelPart) -> Vec<Extent> {
+        let of_experts: BTreeSet<Extent> = match part {
+            ModelPart::Layers(layers) => {
+                let own = layers.clone().filter_map(|layer| self.layers.get(layer as usize)?.experts);
+                own.flat_map(ExpertParameters::matrices).map(|tensor| tensor.extent).collect()
+            }
+            ModelPart::Output => BTreeSet::new(),
+        };
+        self.matrix_extents(part).into_iter().filter(|extent| !of_experts.contains(extent)).collect()
+    }
+
+    /// Returns the extents of the three matrices of an expert, and those of all experts of its layer; `None` if the
+    /// layer has no experts.
+    pub fn expert_extents(&self, layer: u32, expert: u32) -> Option<[(Extent, Extent); 3]> {
+        let count = u64::from(self.shape.experts?.count);
+        let matrices = self.layers.get(layer as usize)?.experts?.matrices();
+        Some(matrices.map(|Tensor { extent: all, .. }| {
+            let length = all.length / count;
+            (Extent { offset: all.offset + u64::from(expert) * length, length, ..all }, all)
+        }))
+    }
+
+    /// Returns the bytes of one expert of a layer; 0 if the layer has no experts.
+    pub fn expert_bytes(&self, layer: u32) -> u64 {
+        self.expert_extents(layer, 0).map_or(0, |matrices| matrices.iter().map(|(own, _)| own.length).sum())
+    }
+
     /// Returns the extents of the norms and biases of a part of the model.
     pub fn vector_extents(&self, part: &ModelPart) -> Vec<Extent> {
         let [_, vectors] = self.part_tensors(part);
@@ -321,10 +355,8 @@ impl Weights {
     /// Returns the bytes of experts that a token does not use; 0 for a dense model.
     pub fn unused_expert_bytes(&self) -> u64 {
         let Some(shape) = self.shape.experts else { return 0 };
-        let all = self.layers.iter().filter_map(|layer| layer.experts);
-        let bytes: u64 =
-            all.flat_map(|it| [it.gate, it.up, it.down]).map(|tensor| tensor.extent.length).sum();
-        bytes / u64::from(shape.count) * u64::from(shape.count - shape.used)
+        let bytes: u64 = (0..self.layers.len() as u32).map(|layer| self.expert_bytes(layer)).sum();
+        bytes * u64::from(shape.count - shape.used)
     }
 
     /// Returns the size of the weights in a part of the model, in bytes.

@@ -34,7 +34,9 @@ impl ComputationFixture {
             throttle_rate: None,
             latency: Seconds(0.0),
         };
-        let segment = Segment { chunks: 0..10, compute_time: Seconds(0.01), bytes_per_chunk: PIECE };
+        let segment =
+            Segment { chunks: 0..10, compute_time: Seconds(0.01), bytes_per_chunk: PIECE, expert: None };
+        let segment = ComputationStep::Compute(segment);
         let mut fixture = ComputationFixture {
             now: 0,
             storage: Storage::new(Box::new(TwoListCache::new(10, 10)), PIECE, speed, PIECE),

@@ -5,11 +5,14 @@
 //!
 //! Deviation: a piece is a chunk of the file. A chunk with weights of two layers belongs to the first layer.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
-use hearth_core::residency::{Event, ManagedResidency, ReadOrigin, ReadOutcome, Step, WeightPart};
+use hearth_core::residency::{
+    Event, ExpertResidency, ManagedResidency, ReadOrigin, ReadOutcome, Step, WeightPart,
+};
 use hearth_profiles::Bytes;
+use hearth_profiles::model::Experts;
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::trace::StepRecord;
 
@@ -17,8 +20,9 @@ use crate::engine::Nanos;
 use crate::page_cache::{Chunk, FetchResult};
 use crate::resource::ReadKind;
 
-use super::super::layout::WeightLayout;
-use super::super::storage::{NO_MEMORY_RETRY_DELAY, Storage, TouchResult};
+use super::super::layout::{ExpertLayout, WeightLayout};
+use super::super::mapped_computation::ExpertGroup;
+use super::super::storage::{NO_MEMORY_RETRY_DELAY, Storage, TouchResult, UNCACHED_READ};
 use super::{Availability, SYSTEM_CALL, WeightResidency, read_record};
 
 /// Consecutive reads for one part of the model, which have one trace record.
@@ -42,25 +46,59 @@ enum Helper {
 pub struct ManagedWeights {
     device: u16,
     residency: ManagedResidency,
+    options: ResidencyOptions,
+    cores: u32,
+    experts: Option<ExpertResidency>,
+    expert_layout: ExpertLayout,
+    /// The chunks of experts that are being read.
+    expert_reads: BTreeSet<Chunk>,
+    /// The part of the model that is being computed.
+    computed: Option<ReadOrigin>,
     helper: Helper,
     batches: VecDeque<ReadBatch>,
 }
 
 impl ManagedWeights {
     /// Creates the managed weights of a device. `busy_periods` lists the chunks that the device uses between two idle
-    /// times. `memory` is the planned memory for these chunks; the file has `file_chunks` chunks.
+    /// times. `memory` is the planned memory for these chunks and the experts.
     pub fn new(
         device: usize,
-        options: ResidencyOptions,
+        (options, cores): (ResidencyOptions, u32),
         busy_periods: &[Vec<Chunk>],
         memory: Bytes,
-        cores: u32,
-        file_chunks: Chunk,
+        expert_layout: ExpertLayout,
+        shape: Option<&Experts>,
     ) -> Self {
-        let bytes = vec![options.piece_bytes().0; file_chunks as usize];
-        let mut residency = ManagedResidency::new(busy_periods, &bytes, options, cores);
-        residency.react(Event::Measured { page_cache: Some(memory.0), evicted: 0 });
-        Self { device: device as u16, residency, helper: Helper::Idle, batches: VecDeque::new() }
+        let bytes = vec![options.piece_bytes().0; expert_layout.first_chunk as usize];
+        let mut managed = Self {
+            device: device as u16,
+            residency: ManagedResidency::new(busy_periods, &bytes, options, cores),
+            options,
+            cores,
+            experts: shape.map(|shape| ExpertResidency::new(expert_layout.expert_bytes(), shape, &options)),
+            expert_layout,
+            expert_reads: BTreeSet::new(),
+            computed: None,
+            helper: Helper::Idle,
+            batches: VecDeque::new(),
+        };
+        managed.follow_memory(memory.0);
+        managed
+    }
+
+    fn follow_memory(&mut self, page_cache: u64) {
+        let Some(experts) = &mut self.experts else {
+            self.residency.react(Event::Measured { page_cache: Some(page_cache), evicted: 0 });
+            return;
+        };
+        let of_others = Some(experts.memory_of_other_weights(page_cache));
+        self.residency.react(Event::Measured { page_cache: of_others, evicted: 0 });
+        let others = self.residency.weight_bytes();
+        experts.follow_memory(Some(page_cache), others, 0, (&self.options, self.cores));
+    }
+
+    fn is_expert(&self, chunk: Chunk) -> bool {
+        chunk >= self.expert_layout.first_chunk && chunk != UNCACHED_READ
     }
 
     fn record_read(&mut self, now: Nanos, origin: ReadOrigin, bytes: Bytes) {
@@ -116,9 +154,9 @@ impl WeightResidency for ManagedWeights {
     fn begin_part(&mut self, request: WeightPart, storage: &Storage) -> bool {
         self.residency.react(Event::PassBegun(request.origin.pass));
         if self.residency.is_measurement_due() {
-            let page_cache = u64::from(storage.cache.capacity()) * storage.chunk_size.0;
-            self.residency.react(Event::Measured { page_cache: Some(page_cache), evicted: 0 });
+            self.follow_memory(u64::from(storage.cache.capacity()) * storage.chunk_size.0);
         }
+        self.computed = Some(request.origin);
         let woken = self.residency.react(Event::PartBegun(request));
         woken && self.wake()
     }
@@ -130,6 +168,10 @@ impl WeightResidency for ManagedWeights {
     /// Counts the available chunks up to and including the first streamed chunk, which is evicted right after its use.
     fn availability(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability {
         let cache = &storage.cache;
+        if self.is_expert(chunks.start) {
+            let held = chunks.take_while(|chunk| cache.contains(*chunk)).count() as u32;
+            return if held > 0 { Availability::Ready(held) } else { Availability::Missing };
+        }
         let Some(ready_until) = self.residency.first_pending_piece() else {
             // An embedding row, which is in memory, or is read alone.
             let held = cache.contains(chunks.start);
@@ -154,6 +196,16 @@ impl WeightResidency for ManagedWeights {
     /// Handles a page fault at an embedding row, or at a chunk that was evicted after its read was confirmed. No
     /// neighbouring page is read, because the mapping has the advice `MADV_RANDOM`.
     fn on_fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> TouchResult {
+        if self.is_expert(chunk) {
+            let is_read = self.expert_reads.contains(&chunk);
+            let touch = storage.touch_without_readahead(now, chunk, ReadKind::Prefetch);
+            if let (TouchResult::Pending, false, Some(origin)) = (touch, is_read, self.computed) {
+                // The kernel has evicted a cached expert, or dropped its read.
+                self.expert_reads.insert(chunk);
+                self.record_read(now, origin, storage.chunk_size);
+            }
+            return touch;
+        }
         if self.residency.first_pending_piece().is_none() {
             return storage.read_uncached(now, unit);
         }
@@ -162,12 +214,56 @@ impl WeightResidency for ManagedWeights {
     }
 
     fn mark_used(&mut self, chunks: Range<Chunk>) -> bool {
+        if self.is_expert(chunks.start) {
+            return false;
+        }
         let woken = self.residency.react(Event::Used(chunks.end));
         woken && self.wake()
     }
 
+    fn request_experts(
+        &mut self,
+        now: Nanos,
+        &ExpertGroup { layer, ref experts, is_first }: &ExpertGroup,
+        storage: &mut Storage,
+    ) -> Vec<u32> {
+        let Some(state) = &mut self.experts else { return Vec::new() };
+        let requested = state.request(layer, experts, is_first);
+        let mut missing = Vec::new();
+        for expert in requested {
+            let mut is_missing = false;
+            for chunk in self.expert_layout.chunks((layer, expert)) {
+                let fetch = storage.prefetch(now, chunk);
+                is_missing |= fetch != FetchResult::Present;
+                if fetch == FetchResult::Started {
+                    self.expert_reads.insert(chunk);
+                    if let Some(origin) = self.computed {
+                        self.record_read(now, origin, storage.chunk_size);
+                    }
+                }
+            }
+            if is_missing {
+                missing.push(expert);
+            }
+        }
+        missing
+    }
+
+    fn release_experts(&mut self, layer: u32, experts: &[u32]) -> bool {
+        let has_evictable = self.experts.as_mut().is_some_and(|state| state.release(layer, experts));
+        has_evictable && self.wake()
+    }
+
+    fn experts_per_group(&self) -> usize {
+        self.experts.as_ref().map_or(usize::MAX, ExpertResidency::experts_per_group)
+    }
+
     fn run_helper(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
         let (helper, pause) = loop {
+            if let Some(id) = self.experts.as_mut().and_then(ExpertResidency::next_evictable) {
+                self.expert_layout.chunks(id).for_each(|chunk| storage.cache.discard(chunk));
+                break (Helper::Awake, SYSTEM_CALL);
+            }
             match self.residency.next_step() {
                 Step::Read(chunk, origin) => {
                     let outcome = match storage.prefetch(now, chunk) {
@@ -214,7 +310,9 @@ impl WeightResidency for ManagedWeights {
     }
 
     fn on_arrival(&mut self, now: Nanos, chunk: Chunk) -> bool {
-        if self.residency.is_in_flight(chunk) {
+        if self.expert_reads.remove(&chunk) {
+            self.count_batch_arrival(now);
+        } else if self.residency.is_in_flight(chunk) {
             self.residency.react(Event::Arrived(chunk));
             self.count_batch_arrival(now);
         }
@@ -248,7 +346,10 @@ mod tests {
     #[test]
     fn continuous_reads_are_one_record() {
         let options = ResidencyOptions::with_policy(Residency::Managed);
-        let mut stream = ManagedWeights::new(0, options, &[vec![0, 1, 2]], Bytes::from_mib(3), 1, 3);
+        let mut stream = {
+            let layout = ExpertLayout { first_chunk: 3, ..ExpertLayout::default() };
+            ManagedWeights::new(0, (options, 1), &[vec![0, 1, 2]], Bytes::from_mib(3), layout, None)
+        };
         // The read for the next pass is requested while the disk reads for this one.
         for (now, pass) in [(0, 0), (1, 0), (2, 1)] {
             stream.record_read(now, ReadOrigin { pass, round: 0, layers: None }, Bytes(100));

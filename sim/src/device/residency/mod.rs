@@ -18,6 +18,7 @@ use crate::page_cache::Chunk;
 use crate::trace::new_record;
 
 use super::layout::WeightLayout;
+use super::mapped_computation::ExpertGroup;
 use super::storage::{Storage, TouchResult};
 
 pub use managed::ManagedWeights;
@@ -65,6 +66,19 @@ pub trait WeightResidency: std::fmt::Debug {
     /// Handles the use of chunks by the computation. Returns whether to wake the helper thread.
     fn mark_used(&mut self, _chunks: Range<Chunk>) -> bool {
         false
+    }
+    /// Requests experts of a layer, which the computation is about to use, and starts to read those that are not in
+    /// memory. Returns these, if the policy reads experts.
+    fn request_experts(&mut self, _now: Nanos, _group: &ExpertGroup, _storage: &mut Storage) -> Vec<u32> {
+        Vec::new()
+    }
+    /// Releases experts after their use. Returns whether to wake the helper thread.
+    fn release_experts(&mut self, _layer: u32, _experts: &[u32]) -> bool {
+        false
+    }
+    /// Returns how many experts of a layer are requested together.
+    fn experts_per_group(&self) -> usize {
+        usize::MAX
     }
     /// Runs the helper thread until a step takes time. Returns the time to continue; `None` if it waits for an event.
     fn run_helper(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos>;

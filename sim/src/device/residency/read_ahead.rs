@@ -47,6 +47,8 @@ pub struct ReadAheadThread {
     policy: Residency,
     /// Maximum number of chunks of one part of the model that the helper thread reads ahead.
     budget: u32,
+    /// Whether the thread does nothing, so that page faults read all weights and the system evicts them.
+    is_on_demand: bool,
     jobs: VecDeque<(Task, WeightPart)>,
     awaited: Option<Chunk>,
     /// Whether an event that continues the helper thread is pending.
@@ -65,6 +67,7 @@ impl ReadAheadThread {
             device: device as u16,
             policy: options.policy,
             budget,
+            is_on_demand: false,
             jobs: VecDeque::new(),
             awaited: None,
             awake: false,
@@ -72,7 +75,16 @@ impl ReadAheadThread {
         }
     }
 
+    /// Returns a thread that does nothing.
+    #[must_use]
+    pub fn on_demand(self) -> Self {
+        Self { is_on_demand: true, ..self }
+    }
+
     fn push_job(&mut self, task: Task, job: WeightPart) -> bool {
+        if self.is_on_demand {
+            return false;
+        }
         self.jobs.push_back((task, job));
         self.awaited.is_none() && !std::mem::replace(&mut self.awake, true)
     }

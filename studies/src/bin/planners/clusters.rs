@@ -118,6 +118,7 @@ fn random_cluster(
         kv_cache_format: KvFormat::F16,
         activation_format: hearth_schema::scenario::ActivationFormat::F32,
         draft_model: None,
+        routes: None,
         workload,
         seed: 1,
     })

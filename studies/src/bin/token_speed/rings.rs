@@ -54,6 +54,7 @@ impl SimulatedRing {
             kv_cache_format: KvFormat::F16,
             activation_format: hearth_schema::scenario::ActivationFormat::F32,
             draft_model: None,
+            routes: None,
             workload: Workload::new(32, generated_tokens),
             seed: 1,
         };

@@ -1,0 +1,90 @@
+//! Mixtures of experts in rings: no residency policy changes a bit, and `managed` reads and evicts whole experts.
+
+use std::sync::{Arc, Mutex};
+
+use hearth_profiles::model::Architecture;
+use hearth_profiles::{Bytes, Layers};
+use hearth_ring::{GenerationRequest, LocalModel, MemoryTransport};
+use hearth_runtime::Extent;
+use hearth_runtime::synth::{SynthOptions, synthesise};
+use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::trace::StepKind;
+
+use crate::fixture::{LAYERS, NO_PREFETCH, connect, is_on_disk, plan, with_residency, workers};
+
+/// Number of tokens of the prompt, which use nearly all experts, and of generated tokens.
+const TOKENS: (u32, u32) = (24, 10);
+/// A kept set for half of the weights.
+const SIZE_OF_HALF: Bytes = Bytes::from_mib(30);
+
+/// Writes a mixture of 8 layers of 16 experts, of which a token uses 4.
+fn mixture(folder: &tempfile::TempDir) -> Arc<LocalModel> {
+    let mut options = SynthOptions::from_preset("tiny").expect("a preset");
+    options.shape.architecture = Architecture::Qwen3Moe;
+    options.shape.layers = Layers(LAYERS);
+    options.shape.embedding_length = 512;
+    options.shape.feed_forward_length = 512;
+    options.shape = options.shape.with_default_experts();
+    let experts = options.shape.experts.as_mut().expect("experts");
+    (experts.count, experts.used, experts.feed_forward_length) = (16, 4, 512);
+    let path = folder.path().join("mixture.gguf");
+    synthesise(&options, &path, &mut |_, _| ()).expect("a model");
+    std::fs::File::open(&path).and_then(|file| file.sync_all()).expect("written");
+    Arc::new(LocalModel::open(&path).expect("a valid model"))
+}
+
+/// Generates tokens in a ring. Returns the bits of all logits, and the bytes that were read ahead.
+async fn generate(
+    model: &Arc<LocalModel>,
+    windows: &[u32],
+    residency: ResidencyOptions,
+) -> (Vec<Vec<u32>>, u64) {
+    let transport =
+        if windows.len() > 1 { workers(model, windows.len() - 1).await } else { MemoryTransport::default() };
+    let mut ring = connect(&transport, with_residency(plan(model, windows), residency), model).await;
+    let logits = Arc::new(Mutex::new(Vec::new()));
+    let recorded = logits.clone();
+    let sample = move |row: &[f32]| {
+        let mut recorded = recorded.lock().unwrap();
+        recorded.push(row.iter().map(|logit| logit.to_bits()).collect());
+        // The experts change from token to token.
+        recorded.len() as u32 * 7
+    };
+    let prompt = (0..TOKENS.0).collect();
+    let request = GenerationRequest::single_sequence(prompt, TOKENS.1, Box::new(sample));
+    let generated = ring.generate(request, |_, _| {}).await.expect("tokens");
+    ring.close().await;
+    let records = generated.trace.records.iter().filter(|record| record.kind == StepKind::Prefetch);
+    let read = records.map(|record| record.bytes).sum();
+    let logits = std::mem::take(&mut *logits.lock().unwrap());
+    (logits, read)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn experts_that_are_read_and_evicted_change_no_bit() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
+    let model = mixture(&folder);
+    let length = model.weights.mappings().next().expect("a file").len() as u64;
+    let (alone, read) = generate(&model, &[LAYERS], NO_PREFETCH).await;
+    assert_eq!((alone.len(), read), (TOKENS.1 as usize, 0));
+    let managed = ResidencyOptions::with_policy(Residency::Managed);
+    for windows in [&[LAYERS][..], &[3, 2], &[2, 1, 1]] {
+        // All experts, half of them, and none beyond those in use.
+        let mut reads = Vec::new();
+        for kept in [None, Some(SIZE_OF_HALF), Some(Bytes::ZERO)] {
+            let options = ResidencyOptions { kept_set_limit: kept, ..managed };
+            // Every run begins with all weights on disk.
+            model.weights.evict(Extent { file_index: 0, offset: 0, length });
+            let (logits, read) = generate(&model, windows, options).await;
+            assert!(logits == alone, "kept {kept:?}, windows {windows:?}: logits differ");
+            reads.push(read);
+        }
+        println!("windows {windows:?}: {reads:?} bytes read");
+        if !is_on_disk(&model) {
+            eprintln!("SKIPPED experts_that_are_read_and_evicted_change_no_bit: the model is on a tmpfs");
+            return;
+        }
+        assert!(reads.is_sorted(), "a smaller cache reads more: {reads:?}");
+        assert!(reads[2] > model.profile.total_bytes().0, "every expert is read several times: {reads:?}");
+    }
+}
