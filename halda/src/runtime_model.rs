@@ -46,6 +46,9 @@ pub struct ExpertReads {
     pub used_share: f64,
     /// Memory of managed residency for the experts that are in use, in bytes.
     pub in_use_bytes: u64,
+    /// The bytes that page faults read for each byte of an expert: the system's read-ahead window is larger than the
+    /// matrices of an expert.
+    pub read_around: f64,
 }
 
 /// Disk read rates by access pattern, in bytes per second.

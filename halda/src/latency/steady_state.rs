@@ -474,7 +474,7 @@ fn wait_and_busy(
 ///
 /// Deviation: the computation with experts in memory hides none of the reading.
 fn wait_for_experts(
-    ExpertReads { weight_share, used_share, in_use_bytes }: ExpertReads,
+    ExpertReads { weight_share, used_share, in_use_bytes, read_around }: ExpertReads,
     memory: &Memory,
     reads: ReadRates,
     runtime: &RuntimeModel,
@@ -496,6 +496,7 @@ fn wait_for_experts(
     let keeps = is_managed || runtime.reread_scope == RereadScope::Excess;
     let is_lru = !keeps || residency.expert_eviction == Some(EvictionPolicy::Lru);
     let missing = used_share * experts * expected_miss_rate(cached, used_share, is_lru);
+    let missing = if is_managed { missing } else { (missing * read_around).min(experts) };
     let excess = (others - kept).max(0.0);
     let missing_others = if keeps || excess == 0.0 { excess } else { others };
     (missing + missing_others) / rate

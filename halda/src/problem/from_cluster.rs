@@ -182,14 +182,17 @@ fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
     let os = ResidencyOptions::default();
     let open = if profile.os == Os::Macos { vec![os] } else { vec![os, managed] };
     let model = &cluster.model;
-    let experts = model.shape.experts.map(|experts| ExpertReads {
-        weight_share: model.mean_layer().expert_bytes().as_f64() / model.mean_layer().bytes().as_f64(),
-        used_share: experts.share_used(),
-        in_use_bytes: in_use_bytes(
-            &experts,
-            model.layers.iter().map(|layer| layer.expert_bytes().0).max().unwrap_or(0)
-                / u64::from(experts.count),
-        ),
+    let experts = model.shape.experts.map(|experts| {
+        let largest = model.layers.iter().map(|layer| layer.expert_bytes().0).max().unwrap_or(0);
+        let largest = largest / u64::from(experts.count);
+        let window = profile.disk.read_ahead_window.as_ref().map_or(0.0, |window| window.value.as_f64());
+        ExpertReads {
+            weight_share: model.mean_layer().expert_bytes().as_f64() / model.mean_layer().bytes().as_f64(),
+            used_share: experts.share_used(),
+            in_use_bytes: in_use_bytes(&experts, largest),
+            // An expert has three matrices, one in each tensor.
+            read_around: 1.0 + window / (largest as f64 / 3.0).max(1.0),
+        }
     });
     RuntimeModel {
         allowed_residencies: member.residency.map_or(open, |residency| vec![residency]),

@@ -273,7 +273,8 @@ fn minimum_steady_state(model: &LatencyModel, rules: PlanRules) -> f64 {
 }
 
 /// The experts of a mixture in [`extreme_instances_neither_panic_nor_yield_nan`].
-const EXPERTS: ExpertReads = ExpertReads { weight_share: 0.8, used_share: 0.125, in_use_bytes: 1 << 20 };
+const EXPERTS: ExpertReads =
+    ExpertReads { weight_share: 0.8, used_share: 0.125, in_use_bytes: 1 << 20, read_around: 1.0 };
 
 proptest! {
     #![proptest_config(config_with_cases(256))]
@@ -439,7 +440,7 @@ proptest! {
     #[test]
     fn extreme_instances_neither_panic_nor_yield_nan(
         instance in small([20, 12, 8, 8]),
-        values in prop::collection::vec((0..16_usize, extreme_value()), 0..3),
+        values in prop::collection::vec((0..17_usize, extreme_value()), 0..3),
         bytes in prop::collection::vec((0..14_usize, extreme_bytes()), 0..4),
         layers in prop_oneof![4 => 0..30_u32, 1 => Just(u32::MAX)],
         rows in prop::option::of(prop::collection::vec(prop::option::of(extreme_value()), 16)),
@@ -473,6 +474,7 @@ proptest! {
                 }
                 13 => &mut device.runtime.experts.get_or_insert(EXPERTS).weight_share,
                 14 => &mut device.runtime.experts.get_or_insert(EXPERTS).used_share,
+                15 => &mut device.runtime.experts.get_or_insert(EXPERTS).read_around,
                 _ => &mut instance.slow_disk_threshold,
             };
             *target = value;

@@ -139,7 +139,8 @@ fn paper_page_cache_rereads_the_excess() {
 #[test]
 fn token_of_a_mixture_reads_the_experts_that_a_cache_misses() {
     // 400 MiB of weights, of which 80 % are experts; a token uses an eighth of them, 40 MiB.
-    let experts = ExpertReads { weight_share: 0.8, used_share: 0.125, in_use_bytes: 10 * MIB };
+    let experts =
+        ExpertReads { weight_share: 0.8, used_share: 0.125, in_use_bytes: 10 * MIB, read_around: 1.0 };
     let seconds = |memory: u64, residency: ResidencyOptions, scope| {
         let mut instance = instance(memory, residency, 0.0);
         instance.devices[1].runtime.experts = Some(experts);
@@ -160,6 +161,11 @@ fn token_of_a_mixture_reads_the_experts_that_a_cache_misses() {
     // cache keeps all but the excess.
     close(seconds(60 * MIB, os, all), QUIET + read(1.0) + 80.0 * MIB as f64 / DISK);
     close(seconds(60 * MIB, os, RereadScope::Excess), QUIET + read(1.0) + 20.0 * MIB as f64 / DISK);
+    // Page faults read twice as much.
+    let wide = ExpertReads { read_around: 2.0, ..experts };
+    let mut faulting = instance(110 * MIB, os, 0.0);
+    faulting.devices[1].runtime.experts = Some(wide);
+    close(times(&faulting, os, 1).seconds_per_token, QUIET + 2.0 * read(1.0));
     // A limit on the kept weights.
     let limited = ResidencyOptions { kept_set_limit: Some(Bytes(80 * MIB)), ..managed };
     close(seconds(1 << 40, limited, all), QUIET + read(1.0));

@@ -7,7 +7,7 @@
 //!
 //! Deviation: a chunk in which one layer ends and the next begins belongs only to the first layer. Experts are at the
 //! end of the file, and the matrices of an expert one after the other. A chunk with parts of two experts belongs to the
-//! first, so an expert smaller than a chunk may have none. Page faults at experts read nothing around them.
+//! first, so an expert smaller than a chunk may have none.
 //!
 //! Not here: layers copied to GPU memory, which are never read again.
 

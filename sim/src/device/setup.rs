@@ -93,7 +93,10 @@ pub fn new_device<'a>(
         chunk_size: chunk,
     };
     let mut storage = storage(&cache_config);
-    storage.first_expert_chunk = layout.experts().first_chunk;
+    // A window of many chunks reads the experts beside the one that is used.
+    if read_ahead_window(device) < chunk * 2 {
+        storage.first_expert_chunk = layout.experts().first_chunk;
+    }
     let residency: Box<dyn WeightResidency> = if managed {
         let chunks =
             |parts: &Vec<ModelPart>| parts.iter().flat_map(|part| layout.part_chunks(part)).collect();
@@ -197,6 +200,11 @@ fn storage(cache_config: &PageCacheConfig) -> Storage {
 /// kernel's window is small. The simulator reads chunks in order, where a window that keeps the next chunk in
 /// flight has this effect: four chunks, two of them before the missing chunk; a touch of the last starts the next read.
 fn read_ahead(device: &DeviceProfile, chunk: Bytes) -> Bytes {
-    let window = device.disk.read_ahead_window.as_ref().map_or(DEFAULT_READ_AHEAD, |window| window.value);
+    let window = read_ahead_window(device);
     if device.cpu.cores > 1 { window.max(chunk * 4) } else { window }
+}
+
+/// Returns the read-ahead window of the device's kernel.
+fn read_ahead_window(device: &DeviceProfile) -> Bytes {
+    device.disk.read_ahead_window.as_ref().map_or(DEFAULT_READ_AHEAD, |window| window.value)
 }

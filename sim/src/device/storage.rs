@@ -80,7 +80,8 @@ pub struct Storage {
     charged: ChunkCounts,
     /// Kernel time that is charged to a thread but not spent by the thread yet.
     unspent: Seconds,
-    /// The first chunk of experts, which are read without the chunks around them.
+    /// The first chunk of experts, if the kernel's read-ahead window is so small that they are read without the chunks
+    /// around them.
     pub(super) first_expert_chunk: Chunk,
     /// Idle time after which the system unwires the weights that Metal has wired; `None` if it never does.
     pub(super) unwire_after: Option<Nanos>,
