@@ -229,12 +229,12 @@ impl<'a> DeviceSim<'a> {
                 self.start_computation(record, segments, ctx);
             }
             Step::Compute { batch, round, layers, processor: Processor::Cpu } => {
-                let fixed = cost_or_zero(self.device.cpu.window_overhead.as_ref());
+                let (cost, fixed) = (self.cpu_cost(), cost_or_zero(self.device.cpu.window_overhead.as_ref()));
                 let work = layers
                     .clone()
                     .flat_map(|layer| {
                         let own = if layer == layers.start { fixed } else { Seconds(0.0) };
-                        self.layer_work(layer, batch.passes(), own)
+                        self.layer_work(&cost, layer, batch.passes(), own)
                     })
                     .collect();
                 let mut record = self.record(StepKind::Compute, batch.index(), round, ctx);
@@ -317,8 +317,14 @@ impl<'a> DeviceSim<'a> {
     }
 
     /// Returns the computation of a layer, which takes `fixed` time besides that of its tokens.
-    fn layer_work(&self, layer: u32, passes: &[Pass], fixed: Seconds) -> Vec<ComputationStep> {
-        let time = self.cpu_cost().layer_time(layer, passes);
+    fn layer_work(
+        &self,
+        cost: &ComputeCost<'_>,
+        layer: u32,
+        passes: &[Pass],
+        fixed: Seconds,
+    ) -> Vec<ComputationStep> {
+        let time = cost.layer_time(layer, passes);
         let chunks = self.layout.layer_chunks(layer);
         let Some(routes) = self.routes.filter(|_| self.model.shape.layer_experts(layer).is_some()) else {
             return vec![self.segment(chunks, time + fixed)];
