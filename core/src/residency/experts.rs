@@ -11,7 +11,7 @@ use hearth_profiles::Bytes;
 use hearth_profiles::model::Experts;
 use hearth_schema::residency::ResidencyOptions;
 
-use super::{KeptBudget, kept_bytes, weight_budget};
+use super::{Event, KeptBudget, ManagedResidency, kept_bytes, weight_budget};
 use crate::expert_cache::{EvictionPolicy, ExpertCache, ExpertId};
 
 /// Number of groups whose experts are in use at the same time: one is computed while the next is read (the executor's
@@ -26,6 +26,8 @@ pub fn in_use_bytes(shape: &Experts, largest: u64) -> u64 {
 /// The state of the experts of a device.
 #[derive(Debug, Clone)]
 pub struct ExpertResidency {
+    options: ResidencyOptions,
+    cpus: u32,
     cache: ExpertCache,
     budget: KeptBudget,
     /// Total size of the experts of the device.
@@ -40,10 +42,13 @@ pub struct ExpertResidency {
 impl ExpertResidency {
     /// Creates the state of a device whose layers have experts of `expert_bytes` bytes: an element for each layer of
     /// the model, 0 if it has no experts or belongs to another device. No expert is kept until memory has been measured.
-    pub fn new(expert_bytes: Vec<u64>, shape: &Experts, options: &ResidencyOptions) -> Self {
+    /// `cpus` is the number of CPUs of the machine.
+    pub fn new(expert_bytes: Vec<u64>, shape: &Experts, options: ResidencyOptions, cpus: u32) -> Self {
         let all_bytes = expert_bytes.iter().sum::<u64>() * u64::from(shape.count);
         let largest = expert_bytes.iter().copied().max().unwrap_or(0);
         Self {
+            options,
+            cpus,
             cache: ExpertCache::new(
                 options.expert_eviction.unwrap_or(EvictionPolicy::NextUse),
                 expert_bytes,
@@ -62,20 +67,23 @@ impl ExpertResidency {
         self.experts_per_group
     }
 
+    /// Divides the measured memory between the other weights and the experts. `available` is the page cache in bytes, if
+    /// known. `evicted` bytes were evicted by the system.
+    pub fn divide_memory(&mut self, others: &mut ManagedResidency, available: Option<u64>, evicted: u64) {
+        let page_cache = available.map(|bytes| self.memory_of_other_weights(bytes));
+        others.react(Event::Measured { page_cache, evicted: 0 });
+        self.follow_memory(available, others.weight_bytes(), evicted);
+    }
+
     /// Returns the page cache that the other weights can use, if `available` bytes are available.
-    pub fn memory_of_other_weights(&self, available: u64) -> u64 {
+    fn memory_of_other_weights(&self, available: u64) -> u64 {
         available.saturating_sub(self.in_use_bytes)
     }
 
     /// Adapts the cache to the measured memory. `available` is the page cache in bytes, if known, of which the part that
     /// keeps the other weights, `other` bytes, is not for experts. `evicted` bytes were evicted by the system.
-    pub fn follow_memory(
-        &mut self,
-        available: Option<u64>,
-        other: u64,
-        evicted: u64,
-        (options, cpus): (&ResidencyOptions, u32),
-    ) {
+    fn follow_memory(&mut self, available: Option<u64>, other: u64, evicted: u64) {
+        let (options, cpus) = (&self.options, self.cpus);
         let all = other + self.all_bytes;
         let limit = available.map(|bytes| {
             if weight_budget(bytes, all, cpus) >= all && options.max_kept_bytes(all) >= all {
@@ -147,8 +155,8 @@ mod tests {
 
     fn residency(available: u64) -> ExpertResidency {
         let options = ResidencyOptions::with_policy(Residency::Managed);
-        let mut residency = ExpertResidency::new(vec![EXPERT; 4], &SHAPE, &options);
-        residency.follow_memory(Some(available), 4 * EXPERT, 0, (&options, 2));
+        let mut residency = ExpertResidency::new(vec![EXPERT; 4], &SHAPE, options, 2);
+        residency.follow_memory(Some(available), 4 * EXPERT, 0);
         residency
     }
 

@@ -11,7 +11,6 @@ use hearth_core::expert_cache::ExpertId;
 use hearth_core::residency::{Event, ExpertResidency, ManagedResidency, PieceId, ReadOrigin, WeightPart};
 use hearth_core::schedule::ModelPart;
 use hearth_schema::Plan;
-use hearth_schema::residency::ResidencyOptions;
 
 use super::experts::expert_residency;
 use super::pieces::{Piece, PieceTable};
@@ -90,7 +89,6 @@ impl ResidencyBarrier {
 pub struct SharedResidency {
     pub(super) weights: Arc<Weights>,
     pub(super) pieces: PieceTable,
-    pub(super) options: ResidencyOptions,
     /// Whether the system reports which pages are in memory. If false, every piece is read.
     pub(super) is_residency_known: bool,
     pub(super) max_wait: Duration,
@@ -167,16 +165,7 @@ impl SharedResidency {
         };
         let (work_available, arrived, state) = (Condvar::new(), Condvar::new(), Mutex::new(state));
         let is_residency_known = is_residency_known(&weights);
-        SharedResidency {
-            weights,
-            pieces,
-            options,
-            is_residency_known,
-            max_wait,
-            state,
-            work_available,
-            arrived,
-        }
+        SharedResidency { weights, pieces, is_residency_known, max_wait, state, work_available, arrived }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {

@@ -16,7 +16,7 @@ use hearth_schema::Plan;
 use super::ReadSpan;
 use super::barrier::{ResidencyBarrier, SharedResidency, State};
 use crate::clock::monotonic_nanos;
-use crate::pages::{populate, read_ahead, resident_bytes};
+use crate::pages::{cpu_count, populate, read_ahead, resident_bytes};
 use crate::pool::ThreadPool;
 use crate::weights::{Extent, Weights};
 
@@ -30,8 +30,8 @@ pub(super) fn expert_residency(weights: &Weights, plan: &Plan, device: usize) ->
             bytes[layer as usize] = weights.expert_bytes(layer);
         }
     }
-    let options = &plan.devices[device].residency;
-    bytes.iter().any(|bytes| *bytes > 0).then(|| ExpertResidency::new(bytes, &shape, options))
+    let options = plan.devices[device].residency;
+    bytes.iter().any(|bytes| *bytes > 0).then(|| ExpertResidency::new(bytes, &shape, options, cpu_count()))
 }
 
 /// The experts of a layer that are computed together.

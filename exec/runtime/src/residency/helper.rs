@@ -18,7 +18,7 @@ use super::ReadSpan;
 use super::barrier::{SharedResidency, State};
 use crate::clock::monotonic_nanos;
 use crate::memory::MemoryReading;
-use crate::pages::{cpu_count, populate, read_ahead, resident_bytes};
+use crate::pages::{populate, read_ahead, resident_bytes};
 use crate::read_counter::ReadCounter;
 
 pub(super) struct Helper<'a, Memory> {
@@ -148,13 +148,11 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         let allocated = if first { 0 } else { page_metadata_bytes(read) };
         let page_cache =
             page_cache_available_bytes.map(|bytes| (bytes + allocated).saturating_sub(*reserved_bytes));
-        let Some(experts) = experts else {
-            residency.react(Event::Measured { page_cache, evicted });
-            return;
-        };
-        let of_others = page_cache.map(|bytes| experts.memory_of_other_weights(bytes));
-        residency.react(Event::Measured { page_cache: of_others, evicted: 0 });
-        let others = residency.weight_bytes();
-        experts.follow_memory(page_cache, others, evicted, (&self.shared.options, cpu_count()));
+        match experts {
+            Some(experts) => experts.divide_memory(residency, page_cache, evicted),
+            None => {
+                residency.react(Event::Measured { page_cache, evicted });
+            }
+        }
     }
 }

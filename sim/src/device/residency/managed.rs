@@ -46,8 +46,6 @@ enum Helper {
 pub struct ManagedWeights {
     device: u16,
     residency: ManagedResidency,
-    options: ResidencyOptions,
-    cores: u32,
     experts: Option<ExpertResidency>,
     expert_layout: ExpertLayout,
     /// The chunks of experts that are being read.
@@ -73,9 +71,8 @@ impl ManagedWeights {
         let mut managed = Self {
             device: device as u16,
             residency: ManagedResidency::new(busy_periods, &bytes, options, cores),
-            options,
-            cores,
-            experts: shape.map(|shape| ExpertResidency::new(expert_layout.expert_bytes(), shape, &options)),
+            experts: shape
+                .map(|shape| ExpertResidency::new(expert_layout.expert_bytes(), shape, options, cores)),
             expert_layout,
             expert_reads: BTreeSet::new(),
             computed: None,
@@ -87,14 +84,12 @@ impl ManagedWeights {
     }
 
     fn follow_memory(&mut self, page_cache: u64) {
-        let Some(experts) = &mut self.experts else {
-            self.residency.react(Event::Measured { page_cache: Some(page_cache), evicted: 0 });
-            return;
-        };
-        let of_others = Some(experts.memory_of_other_weights(page_cache));
-        self.residency.react(Event::Measured { page_cache: of_others, evicted: 0 });
-        let others = self.residency.weight_bytes();
-        experts.follow_memory(Some(page_cache), others, 0, (&self.options, self.cores));
+        match &mut self.experts {
+            Some(experts) => experts.divide_memory(&mut self.residency, Some(page_cache), 0),
+            None => {
+                self.residency.react(Event::Measured { page_cache: Some(page_cache), evicted: 0 });
+            }
+        }
     }
 
     fn is_expert(&self, chunk: Chunk) -> bool {
