@@ -16,7 +16,7 @@ use crate::diagnostics::{EXIT_INCOMPLETE, ExitCode, Failure};
 use crate::machine::read_scenario;
 use crate::output::run::{self, RunSummary};
 use crate::output::{plan, run_events, say, soc, verdict};
-use crate::progress::{self, TerminalProgress};
+use crate::progress::TerminalProgress;
 
 /// The note that is printed before the results of a simulation with `--ignore-memory`.
 const MEMORY_IGNORED: &str =
@@ -77,12 +77,9 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     let default_draws = if trace.records.len() <= MAX_STEPS_FOR_DRAWS { DEFAULT_DRAWS } else { 0 };
     let draws = args.draws.unwrap_or(default_draws) as usize;
     if draws > 0 && trace.outcome == Outcome::Ok {
-        let spinner = progress::spinner();
-        spinner.set_message("drawing the parameters of devices and links");
-        let estimate = uncertainty::estimate_prediction_interval;
+        let (estimate, progress) = (uncertainty::estimate_prediction_interval, TerminalProgress::new());
         output.prediction_interval =
-            Some(estimate(&plan, &cluster, &loaded.scenario, memory, &events, draws)?);
-        spinner.finish_and_clear();
+            estimate(&plan, &cluster, &loaded.scenario, memory, &events, draws, &progress)?;
     }
     if json {
         print_json(&output)?;

@@ -21,8 +21,10 @@ use crate::processes::{
 use crate::repository::repository_root;
 
 fn simulate(scenario: &str, more: &[&str], folder: &Folder) -> (Value, Trace) {
-    let output =
-        run_json(&[&["simulate", scenario, "--trace", &folder.path_of("run.trace")][..], more].concat());
+    let output = run_json(
+        &[&["simulate", scenario, "--draws", "0", "--trace", &folder.path_of("run.trace")][..], more]
+            .concat(),
+    );
     (output, folder.read_trace("run.trace"))
 }
 

@@ -37,7 +37,8 @@ fn comparison_simulates_every_plan() {
     }
     // `hearth simulate` with the same plan and number of tokens gives the same time.
     let tokens = rows[0]["simulated"]["tokens"].to_string();
-    let simulated = run_json(&["simulate", &file, "--strategy", "exact", "--tokens", &tokens]);
+    let simulated =
+        run_json(&["simulate", &file, "--strategy", "exact", "--tokens", &tokens, "--draws", "0"]);
     let exact = expect_array(&rows).iter().find(|row| row["strategy"] == "exact").expect("a row");
     assert_eq!(simulated["tpot_ms"]["mean"].as_f64(), time(exact));
 }
@@ -100,7 +101,7 @@ fn refine_is_deterministic_by_evaluations() {
         let path = folder.path_of(name);
         let flags = ["--windows", "16,16", "--strategy", "refine", "--refine-evaluations", evaluations];
         let text = run_successfully(&[&["plan", &file, "--output", &path], &flags[..]].concat());
-        let simulated = run_json(&["simulate", &file, "--plan", &path, "--tokens", "8"]);
+        let simulated = run_json(&["simulate", &file, "--plan", &path, "--tokens", "8", "--draws", "0"]);
         (folder.read(name), text, mean_tpot_ms(&simulated))
     };
     let (_, text, start) = plan("start.yaml", "1");

@@ -39,7 +39,9 @@ fn mac_stalls_delay_tokens_without_a_finding() {
         let findings = run_successfully(&["lint", &path, "--json"]);
         assert!(!findings.contains("-link"), "{name}: {findings}");
         // The plan is the same in both if neither avoids a risk.
-        run_json(&["simulate", &path, "--risk", "ignore"])["tpot_ms"]["mean"].as_f64().expect("tokens")
+        run_json(&["simulate", &path, "--risk", "ignore", "--draws", "0"])["tpot_ms"]["mean"]
+            .as_f64()
+            .expect("tokens")
     };
     // Both scenarios have the same delays, so the difference is caused by the stalls.
     let (wifi, stalls) = (mean("home/llama-70b-on-wifi"), mean("home/llama-70b-on-wifi-stalls"));
@@ -49,7 +51,13 @@ fn mac_stalls_delay_tokens_without_a_finding() {
 #[test]
 fn every_scenario_of_a_phone_reports_its_processors() {
     for TextFile { path, .. } in scenarios_of("soc") {
-        let run = run_json(&["simulate", &repository_root().join(&path).display().to_string(), "--warm"]);
+        let run = run_json(&[
+            "simulate",
+            &repository_root().join(&path).display().to_string(),
+            "--warm",
+            "--draws",
+            "0",
+        ]);
         if path.contains("/home-") {
             continue;
         }

@@ -166,9 +166,12 @@ fn simulate_cell(
     let trace = simulation::simulate(&cluster, &plan, &loaded.scenario, warm)?;
     let memory = MemoryOptions { warm_start: warm, ignore_memory: false };
     let (scenario, none) = (&loaded.scenario, ScenarioEvents::default());
-    let estimate =
-        || uncertainty::estimate_prediction_interval(&plan, &cluster, scenario, memory, &none, draws);
-    let prediction_interval = (draws > 0 && trace.outcome == Outcome::Ok).then(estimate).transpose()?;
+    let estimate = uncertainty::estimate_prediction_interval;
+    let prediction_interval = if draws > 0 && trace.outcome == Outcome::Ok {
+        estimate(&plan, &cluster, scenario, memory, &none, draws, &NoProgress)?
+    } else {
+        None
+    };
     let metrics = metrics::compute_metrics(&trace);
     let soc = simulation::soc_metrics(&cluster, &plan, &trace);
     let pressure = metrics.devices.iter().map(|device| (device.name.clone(), device.memory_pressure));

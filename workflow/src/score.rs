@@ -26,6 +26,13 @@ pub struct PlanScore {
     pub generated_tokens: u32,
 }
 
+/// Returns a copy of a cluster whose workload generates at most the tokens that a score needs.
+pub fn with_short_run(cluster: &Cluster) -> Cluster {
+    let mut short = cluster.clone();
+    short.workload.generated_tokens = short.workload.generated_tokens.min(SCORE_TOKENS);
+    short
+}
+
 /// Scores a plan of a scenario in a short run. The memory limits of the scenario are applied to a copy of the cluster.
 pub fn score_plan(plan: &Plan, cluster: &Cluster, scenario: &Scenario) -> Result<PlanScore, Error> {
     let mut cluster = cluster.clone();

@@ -3,8 +3,8 @@
 //! The source of a parameter determines its uncertainty: the spread of the repeats for a measurement, the rounding for
 //! a published number, the error of the fit for an inferred one, and a large value for an assumed one. All quantities
 //! with a unit and a source are drawn together from log-normal distributions around their values, and the same plan is
-//! simulated with each draw. If the run ends out of memory, the time of the draw is infinite. Then each parameter alone
-//! is decreased and increased by its uncertainty, and those that change the time most are reported.
+//! simulated with each draw. If the run ends out of memory, the time of the draw is infinite. In short runs, each parameter
+//! alone is decreased and increased by its uncertainty, and those that change the time most are reported.
 //!
 //! Not here: errors of the device model. Only measured runs show them.
 
@@ -19,9 +19,11 @@ use rand_chacha::rand_core::SeedableRng;
 use rand_distr::{Distribution, StandardNormal};
 use serde_yaml::Value;
 
-use crate::Error;
+use crate::parallel_jobs::{run_jobs, thread_count};
 use crate::quantities::{Quantity, quantities};
+use crate::score::with_short_run;
 use crate::simulation::{MemoryOptions, simulate_with_events};
+use crate::{Error, Progress};
 
 const MAX_SENSITIVE_PARAMETERS: usize = 3;
 
@@ -45,7 +47,7 @@ struct Parameter {
 struct ClusterDocuments(Vec<(String, Value)>);
 
 /// Simulates a plan with each of `draws` random draws of the parameters, and returns the interval of its time per
-/// token.
+/// token; `None` if the caller cancels the simulations.
 pub fn estimate_prediction_interval(
     plan: &Plan,
     cluster: &Cluster,
@@ -53,25 +55,44 @@ pub fn estimate_prediction_interval(
     memory: MemoryOptions,
     events: &ScenarioEvents,
     draws: usize,
-) -> Result<PredictionInterval, Error> {
+    progress: &dyn Progress,
+) -> Result<Option<PredictionInterval>, Error> {
     let documents = ClusterDocuments::new(cluster)?;
     let parameters = documents.parameters(Some(plan));
-    let time = |factors: &[f64]| -> Result<Option<f64>, Error> {
+    let time = |cluster: &Cluster, factors: &[f64]| -> Result<f64, Error> {
         let scaled = documents.scaled(&parameters, factors, cluster)?;
         let trace = simulate_with_events(&scaled, plan, scenario, memory, events)?.trace;
         let tpot = metrics::compute_metrics(&trace).tpot_ms.map(|tpot| tpot.mean_ms);
-        Ok(tpot.filter(|_| trace.outcome == Outcome::Ok))
+        Ok(tpot.filter(|_| trace.outcome == Outcome::Ok).unwrap_or(f64::INFINITY))
     };
-    let mut times = Vec::new();
-    for factors in draw_factors(&parameters, cluster.seed).take(draws) {
-        times.push(time(&factors)?.unwrap_or(f64::INFINITY));
+    let random: Vec<Vec<f64>> = draw_factors(&parameters, cluster.seed).take(draws).collect();
+    let single = single_changes(&parameters);
+    // A few tokens show what a parameter changes. Events belong to times of the whole run.
+    let short = if events.events.is_empty() { with_short_run(cluster) } else { cluster.clone() };
+    let job = |index: usize| match index.checked_sub(draws) {
+        None => time(cluster, &random[index]),
+        Some(index) => time(&short, &single[index]),
+    };
+    let count = draws + single.len();
+    let results = run_jobs(count, thread_count(None), progress, job, |_| Ok(()))?;
+    if results.len() < count {
+        return Ok(None);
     }
+    let mut times = results.into_iter().map(|(_, time)| time).collect::<Result<Vec<f64>, Error>>()?;
+    let single_times = times.split_off(draws);
     times.sort_by(f64::total_cmp);
     let failed_draw_count = times.iter().filter(|time| time.is_infinite()).count();
-    let sensitive_parameters = find_sensitive_parameters(&documents, &parameters, &time)?;
     let at = |share: f64| times.get(((times.len() as f64 - 1.0) * share).round() as usize).copied();
     let [p10_ms, p90_ms] = [0.1, 0.9].map(|share| at(share).unwrap_or(f64::INFINITY));
-    Ok(PredictionInterval { p10_ms, p90_ms, failed_draw_count, draw_count: draws, sensitive_parameters })
+    let names = parameters.iter().map(|parameter| documents.name(parameter));
+    let sensitive_parameters = most_sensitive(names, &single_times);
+    Ok(Some(PredictionInterval {
+        p10_ms,
+        p90_ms,
+        failed_draw_count,
+        draw_count: draws,
+        sensitive_parameters,
+    }))
 }
 
 /// Returns copies of a cluster in which all parameters of the devices and links are drawn at random.
@@ -92,32 +113,37 @@ fn draw_factors(parameters: &[Parameter], seed: u64) -> impl Iterator<Item = Vec
     })
 }
 
-/// Returns the parameters to which the time per token is most sensitive. Each has the relative change of the time if
-/// the parameter changes by one standard deviation: the greater change of an increase and a decrease.
-fn find_sensitive_parameters(
-    documents: &ClusterDocuments,
-    parameters: &[Parameter],
-    time: &impl Fn(&[f64]) -> Result<Option<f64>, Error>,
-) -> Result<Vec<(String, f64)>, Error> {
-    let mut factors = vec![1.0; parameters.len()];
-    let Some(base) = time(&factors)? else { return Ok(Vec::new()) };
-    let mut changes = Vec::new();
+/// Returns the factors of the simulations that show the effect of single parameters: one with all parameters as they
+/// are, then two for each parameter, which decrease and increase it by one standard deviation.
+fn single_changes(parameters: &[Parameter]) -> Vec<Vec<f64>> {
+    let unchanged = vec![1.0; parameters.len()];
+    let mut all = vec![unchanged.clone()];
     for (index, parameter) in parameters.iter().enumerate() {
-        let mut greatest = 0.0_f64;
         for direction in [-1.0, 1.0] {
+            let mut factors = unchanged.clone();
             factors[index] = (direction * parameter.sigma).exp();
-            let change = time(&factors)?.map_or(f64::INFINITY, |changed| changed / base - 1.0);
-            if change.abs() > greatest.abs() {
-                greatest = change;
-            }
+            all.push(factors);
         }
-        factors[index] = 1.0;
-        changes.push((documents.name(parameter), greatest));
     }
+    all
+}
+
+/// Returns the parameters to which the time per token is most sensitive. Each has the relative change of the time if
+/// the parameter changes by one standard deviation: the greater change of an increase and a decrease. `times` are those
+/// of [`single_changes`].
+fn most_sensitive(names: impl Iterator<Item = String>, times: &[f64]) -> Vec<(String, f64)> {
+    let Some((&base, times)) = times.split_first().filter(|(base, _)| base.is_finite()) else {
+        return Vec::new();
+    };
+    let change = |time: &f64| time / base - 1.0;
+    let greatest = |pair: &[f64]| {
+        pair.iter().map(change).max_by(|one, other| one.abs().total_cmp(&other.abs())).unwrap_or(0.0)
+    };
+    let mut changes: Vec<(String, f64)> = names.zip(times.chunks(2).map(greatest)).collect();
     changes.sort_by(|one, other| other.1.abs().total_cmp(&one.1.abs()));
     changes.truncate(MAX_SENSITIVE_PARAMETERS);
     changes.retain(|(_, change)| change.abs() >= MIN_CHANGE);
-    Ok(changes)
+    changes
 }
 
 impl ClusterDocuments {

@@ -15,6 +15,7 @@ use hearth_schema::{Plan, Trace};
 use hearth_sim::ScenarioEvents;
 use serde::Serialize;
 
+use crate::score::with_short_run;
 use crate::simulation::{MemoryOptions, simulate_with_events};
 use crate::{LoadedScenario, limits};
 
@@ -66,16 +67,11 @@ pub struct SingleDeviceSpeed {
     pub speed: Speed,
 }
 
-/// Number of tokens that are generated for the verdict on a plan that is not simulated otherwise.
-/// source: assumed, see `score`
-const SHORT_RUN_TOKENS: u32 = 8;
-
 impl Verdict {
     /// Simulates a short run of a plan, and returns the verdict; `None` if the plan cannot be simulated. `cluster` has
     /// no memory limits of the plan's shares.
     pub fn of_plan(loaded: &LoadedScenario, cluster: &Cluster, plan: &Plan) -> Option<Self> {
-        let mut short = cluster.clone();
-        short.workload.generated_tokens = short.workload.generated_tokens.min(SHORT_RUN_TOKENS);
+        let short = with_short_run(cluster);
         let mut limited = short.clone();
         limits::apply_memory_limits(&loaded.scenario, &mut limited, plan, Bytes::ZERO);
         let (memory, events) = (MemoryOptions::default(), ScenarioEvents::default());
@@ -99,7 +95,8 @@ impl Verdict {
             needs_longer_context: prompt_tokens >= limited.context_length,
         };
         let is_ring = plan.kind.is_ring();
-        let alone = (plan.devices.len() > 1).then(|| best_single_device(loaded, described, memory));
+        let alone =
+            (plan.devices.len() > 1).then(|| best_single_device(loaded, &with_short_run(described), memory));
         Self {
             speed: Speed::from_metrics(metrics),
             reading_speed: READING_SPEED.0,

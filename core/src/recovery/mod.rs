@@ -28,7 +28,7 @@ use hearth_schema::plan::Plan;
 use crate::cluster::Cluster;
 
 /// A planner that can be called during a run. With this trait, simulator and executor do not depend on a planner.
-pub trait Replanner: std::fmt::Debug {
+pub trait Replanner: std::fmt::Debug + Send + Sync {
     /// Returns a plan for the devices of the cluster. The head, which stores the generated tokens, must stay the same.
     fn replan(&self, available: &Cluster) -> Result<Plan, ReplanError>;
 

@@ -137,7 +137,7 @@ impl<L: Borrow<LoadedScenario>> ScenarioReplanner<L> {
     }
 }
 
-impl<L: Borrow<LoadedScenario> + Debug> Replanner for ScenarioReplanner<L> {
+impl<L: Borrow<LoadedScenario> + Debug + Send + Sync> Replanner for ScenarioReplanner<L> {
     fn replan(&self, remaining: &Cluster) -> Result<Plan, ReplanError> {
         make_plan(self.loaded.borrow(), remaining, &self.options, SearchBudget::NONE)
             .map_err(|error| ReplanError { reason: error.one_line_message() })

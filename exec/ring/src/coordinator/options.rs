@@ -59,5 +59,5 @@ pub enum RecoveryPolicy {
     Spread,
     /// `replanner` makes another plan for the available devices of `cluster`. If `adapts` is true, a ring that serves
     /// also changes its plan if the devices become slower or have less memory than in `cluster`.
-    Replan { cluster: Arc<Cluster>, replanner: Arc<dyn Replanner + Send + Sync>, adapts: bool },
+    Replan { cluster: Arc<Cluster>, replanner: Arc<dyn Replanner>, adapts: bool },
 }
