@@ -35,7 +35,8 @@ TOKENS, STEPS, VOCABULARY, CONTEXT = 80, 64, 512, 48
 # Options of `hearth synth` for variants of an architecture.
 VARIANTS = {"gemma4-shared": ["--shared-kv", "6", "--per-layer-input", "256"], "llama-experts": ["--experts", "8"]}
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "internlm2", "smollm3", "phi3", "granite",
-                 "olmo2", "gemma4", "gemma4-shared", "qwen35", "qwen3moe", "olmoe", "llama-experts"]
+                 "olmo2", "gemma4", "gemma4-shared", "qwen35", "qwen3moe", "olmoe", "llama-experts",
+                 "granitemoe", "gpt-oss", "qwen35moe"]
 TYPES = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq1_s",
          "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs", "mxfp4", "q4_k_m",
          "q5_k_m", "q3_k_m", "q2_k_m", "iq1_s_m"]
@@ -49,20 +50,27 @@ FIXTURES = [("llama", "f16"), ("llama", "q4_k_m"), ("qwen2", "f16"), ("qwen2", "
             ("smollm3", "f16"), ("smollm3", "q8_0"), ("phi3", "f16"), ("phi3", "q4_k_m"), ("granite", "f16"),
             ("granite", "q8_0"), ("olmo2", "f16"), ("olmo2", "q8_0"),
             ("gemma4", "f16"), ("gemma4", "q8_0"), ("gemma4-shared", "f16"), ("gemma4-shared", "q8_0"),
-            ("qwen35", "f32"), ("qwen35", "q8_0"), ("qwen3moe", "f32"), ("qwen3moe", "q8_0"), ("olmoe", "f32"), ("llama-experts", "f32")]
+            ("qwen35", "f32"), ("qwen35", "q8_0"), ("qwen3moe", "f32"), ("qwen3moe", "q8_0"), ("olmoe", "f32"), ("llama-experts", "f32"),
+            ("granitemoe", "f32"), ("gpt-oss", "f32"), ("gpt-oss", "mxfp4"),
+            ("qwen35moe", "f32")]
 
 
 def tokens():
     return [(at * at * 7 + at * 37 + 11) % VOCABULARY for at in range(TOKENS)]
 
 
+def base(arch):
+    """Returns the architecture and the variant of a case."""
+    return tuple(arch.rsplit("-", 1)) if arch in VARIANTS else (arch, "")
+
+
 def synth(hearth, arch, quant, path, gain=None):
     """Generates a small model. Returns None if `hearth synth` does not support the type."""
-    variant, arch = VARIANTS.get(arch, []), arch.split("-")[0]
+    variant, arch = VARIANTS.get(arch, []), base(arch)[0]
     layers = "12" if "--shared-kv" in variant else "7" if arch in ("gemma3", "gemma4") else "4"
     gain = gain or (1.0 if quant in ("f32", "f16") else 0.5)
     kv_heads = "4" if arch == "olmoe" else "2"
-    head_length = "128" if arch in ("qwen3", "gemma4", "qwen35") else "64"
+    head_length = "128" if arch in ("qwen3", "gemma4", "qwen35", "qwen35moe") else "64"
     command = [hearth, "synth", "--arch", arch, "--layers", layers, "--dim", "256", "--ffn", "512", "--heads", "4",
                "--kv-heads", kv_heads, "--head-length", head_length, "--context", str(CONTEXT), "--vocab", str(VOCABULARY), "--quant", quant, "--gain", str(gain), *variant, "-o", str(path)]
     if arch in ("llama", "phi3", "gemma4"):
@@ -135,7 +143,7 @@ class Plain:
         return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
 
     def has_window(self, layer):
-        period = {"gemma2": 2, "gemma3": 6, "gemma4": 6, "olmo2": 4}.get(self.arch, 1)
+        period = {"gemma2": 2, "gemma3": 6, "gemma4": 6, "olmo2": 4, "gpt-oss": 2}.get(self.arch, 1)
         return layer % period + 1 < period
 
     def angles(self, count, size, layer):
@@ -165,20 +173,20 @@ class Plain:
     def rotate(self, x, layer):
         if self.arch == "smollm3" and layer % 4 == 3:
             return x
-        if self.arch == "qwen35":
+        if self.arch in ("qwen35", "qwen35moe"):
             size = self.key("rope.dimension_count")
             x, rest = x[..., :size], x[..., size:]
         cos, sin = (part[:, None] for part in self.angles(x.shape[0], x.shape[-1], layer))
-        if self.arch in ("llama", "internlm2", "smollm3", "granite"):
+        if self.arch in ("llama", "internlm2", "smollm3", "granite", "granitemoe"):
             a, b = x[..., 0::2], x[..., 1::2]
             return np.stack([a * cos - b * sin, a * sin + b * cos], -1).reshape(x.shape)
         a, b = np.split(x, 2, -1)
         rotated = [a * cos - b * sin, a * sin + b * cos]
-        return np.concatenate(rotated + [rest] if self.arch == "qwen35" else rotated, -1)
+        return np.concatenate(rotated + [rest] if self.arch in ("qwen35", "qwen35moe") else rotated, -1)
 
     def attention(self, x, layer):
         name = f"blk.{layer}."
-        if self.arch == "qwen35" and layer % 4 != 3:
+        if self.arch in ("qwen35", "qwen35moe") and layer % 4 != 3:
             return self.delta_net(x, name)
         count, heads, groups = len(x), self.key("attention.head_count"), self.key("attention.head_count_kv")
         groups = groups[layer] if isinstance(groups, list) else groups
@@ -197,11 +205,11 @@ class Plain:
         if self.arch in ("olmo2", "olmoe"):
             q, k = self.norm(q, name + "attn_q_norm.weight"), self.norm(k, name + "attn_k_norm.weight")
         q, k, v = (part.reshape(count, of, -1) for part, of in ((q, heads), (k, groups), (v, groups)))
-        if self.arch == "qwen35":
+        if self.arch in ("qwen35", "qwen35moe"):
             q, gate = np.split(q, 2, -1)
         if self.arch == "gemma4":
             v = v / np.sqrt((v * v).mean(-1, keepdims=True) + np.float32(1e-5))
-        if self.arch in ("qwen3", "qwen3moe", "gemma3", "gemma4", "qwen35"):
+        if self.arch in ("qwen3", "qwen3moe", "gemma3", "gemma4", "qwen35", "qwen35moe"):
             q, k = self.norm(q, name + "attn_q_norm.weight"), self.norm(k, source + "attn_k_norm.weight")
         q, k = self.rotate(q, layer), self.rotate(k, layer)
         k, v = (np.repeat(part, heads // groups, 1) for part in (k, v))
@@ -215,10 +223,12 @@ class Plain:
         if self.has_window(layer):
             hidden |= at[:, None] - at[None, :] >= self.key("attention.sliding_window")
         scores = np.where(hidden, np.float32(-np.inf), scores)
-        scores = np.exp(scores - scores.max(-1, keepdims=True))
-        scores /= scores.sum(-1, keepdims=True)
+        sinks = self.weights.get(name + "attn_sinks.weight", np.full(heads, -np.inf, np.float32))[:, None, None]
+        largest = np.maximum(scores.max(-1, keepdims=True), sinks)
+        scores = np.exp(scores - largest)
+        scores /= scores.sum(-1, keepdims=True) + np.exp(sinks - largest)
         mixed = np.einsum("hqk,khd->qhd", scores, v)
-        if self.arch == "qwen35":
+        if self.arch in ("qwen35", "qwen35moe"):
             mixed = mixed / (1 + np.exp(-gate))
         return self.product(mixed.reshape(count, -1), name + "attn_output")
 
@@ -253,6 +263,7 @@ class Plain:
 
     def experts(self, x, name):
         weights = [self.weights[f"{name}ffn_{part}_exps.weight"] for part in ("gate", "up", "down")]
+        biases = [self.weights.get(f"{name}ffn_{part}_exps.bias") for part in ("gate", "up", "down")]
         scores = self.product(x, name + "ffn_gate_inp")
         scores = np.exp(scores - scores.max(-1, keepdims=True))
         scores /= scores.sum(-1, keepdims=True)
@@ -262,8 +273,18 @@ class Plain:
             total = np.float32(1.0) if self.arch == "olmoe" else score[chosen].sum()
             for expert in np.sort(chosen):
                 gate, up, down = (part[expert] for part in weights)
-                hidden = gate @ token
-                out[row] += score[expert] / total * (down @ (hidden / (1 + np.exp(-hidden)) * (up @ token)))
+                gate_bias, up_bias, down_bias = (0 if part is None else part[expert] for part in biases)
+                hidden, other = gate @ token + gate_bias, up @ token + up_bias
+                if self.arch == "gpt-oss":
+                    hidden, other = np.minimum(hidden, 7), np.clip(other, -7, 7) + 1
+                    hidden = hidden / (1 + np.exp(np.float32(-1.702) * hidden)) * other
+                else:
+                    hidden = hidden / (1 + np.exp(-hidden)) * other
+                out[row] += score[expert] / total * (down @ hidden + down_bias)
+        if f"{name}ffn_up_shexp.weight" in self.weights:
+            gate, up = (self.product(x, f"{name}ffn_{part}_shexp") for part in ("gate", "up"))
+            shared = self.product(gate / (1 + np.exp(-gate)) * up, name + "ffn_down_shexp")
+            out += shared / (1 + np.exp(-(x @ self.weights[name + "ffn_gate_inp_shexp.weight"])))[:, None]
         return out
 
     def feed_forward(self, x, layer):
@@ -296,7 +317,7 @@ class Plain:
         scale = np.float32(self.key("residual_scale", 1.0))
         for layer in range(self.key("block_count")):
             name = f"blk.{layer}."
-            ffn_norm = "post_attention_norm" if self.arch == "qwen35" else "ffn_norm"
+            ffn_norm = "post_attention_norm" if self.arch in ("qwen35", "qwen35moe", "gpt-oss") else "ffn_norm"
             for block, before, after in ((self.attention, "attn_norm", "post_attention_norm"),
                                          (self.feed_forward, ffn_norm, "post_ffw_norm")):
                 x = h if self.arch == "olmo2" else self.norm(h, f"{name}{before}.weight")
@@ -342,13 +363,14 @@ def case(name, quant, path, program, opened=None):
 
 def variants(hearth, program, folder):
     """Yields the rows of models with rope scaling, with biases, and in several parts."""
-    llama, qwen = folder / "llama-f32.gguf", folder / "qwen2-f32.gguf"
-    synth(hearth, "llama", "f32", llama)
-    synth(hearth, "qwen2", "f32", qwen)
+    llama, qwen, oss = (folder / f"{arch}-f32.gguf" for arch in ("llama", "qwen2", "gpt-oss"))
+    for arch, path in (("llama", llama), ("qwen2", qwen), ("gpt-oss", oss)):
+        synth(hearth, arch, "f32", path)
     yarn = [("rope.scaling.type", "yarn"), ("rope.scaling.factor", 4.0),
             ("rope.scaling.original_context_length", 32)]
     linear = [("rope.scaling.type", "linear"), ("rope.scaling.factor", 2.5)]
     for name, source, keys, biases in [("qwen2, yarn", qwen, yarn, False), ("llama, yarn", llama, yarn, False),
+                                       ("gpt-oss, yarn", oss, yarn, False),
                                        ("llama, linear", llama, linear, False), ("llama, biases", llama, [], True)]:
         path = folder / "variant.gguf"
         arch = name.split(",")[0]
@@ -461,7 +483,7 @@ def main():
         for arch, quant, digest, peer, row in kept:
             file = f"{arch}-{quant}.f32"
             (options.fixtures / file).write_bytes(peer[FIXTURE_ROWS].astype("<f4").tobytes())
-            arch, _, variant = arch.partition("-")
+            arch, variant = base(arch)
             cases.append({"architecture": arch, "variant": variant, "quant": quant, "sha256": digest, "logits": file,
                           "relative_rms": round(row["relative_rms"], 7)})
         text = json.dumps({"tokens": tokens(), "rows": FIXTURE_ROWS, "vocabulary": VOCABULARY, "context": CONTEXT,

@@ -1,7 +1,7 @@
 //! Attention of one query head over its cached keys and values.
 //!
 //! `scores[t] = scale * dot(query, key[t])` in the 32 lanes of [`crate`], then the soft cap if the model has one,
-//! `p = softmax(scores)`, and `out = sum over t of p[t] * value[t]` with one fma for each t in ascending order. The
+//! `p = softmax(scores)`, with a sink as one more score if the head has one, and `out = sum over t of p[t] * value[t]` with one fma for each t in ascending order. The
 //! result does not depend on the batches in which the tokens were processed. In grouped-query attention several query
 //! heads share one key and value head.
 //!
@@ -15,7 +15,7 @@ use half::f16;
 use hearth_profiles::Format;
 
 use super::blocks::{BlockQ4_0, BlockQ8_0, ScaledBlock, blocks};
-use super::elementwise::{softcap, softmax};
+use super::elementwise::{softcap, softmax, softmax_with_sink};
 use super::matmul::{MatmulOutput, Matrix, matmul_rows};
 use super::{Activations, InstructionSet, dot};
 
@@ -49,13 +49,15 @@ pub struct AttentionScratch {
     query: Activations,
 }
 
-/// The scale and the soft cap that are applied to attention scores before the softmax.
+/// What is applied to the attention scores of a head before and in the softmax.
 #[derive(Clone, Copy)]
 pub struct ScoreOptions {
     /// The factor of the dot products of queries and keys.
     pub scale: f32,
     /// The bound c of the soft cap `c tanh(score / c)`; `None` if the model has no soft cap.
     pub softcap: Option<f32>,
+    /// The sink of the head: a score of the softmax that has no value; `None` if the model has no sinks.
+    pub sink: Option<f32>,
 }
 
 /// Computes the attention output of one query head over all cached positions.
@@ -88,7 +90,10 @@ pub fn attend(
     if let Some(cap) = scoring.softcap {
         softcap(instructions, scores, cap);
     }
-    softmax(instructions, scores);
+    match scoring.sink {
+        Some(sink) => softmax_with_sink(instructions, scores, sink),
+        None => softmax(instructions, scores),
+    }
     match values {
         CachedRows::F32(values) => sum_values_f32(instructions, scores, values, out),
         CachedRows::F16(values) => sum_values_f16(instructions, scores, values, out),
@@ -261,7 +266,8 @@ mod tests {
                     _ => (CachedRows::Blocks(format, &key_blocks), CachedRows::Blocks(format, &value_blocks)),
                 };
                 let (mut scratch, mut out) = (AttentionScratch::default(), vec![0.0; value_length]);
-                let scoring = ScoreOptions { scale: 0.3, softcap: (seed % 2 == 0).then_some(5.0) };
+                let (softcap, sink) = ((seed % 2 == 0).then_some(5.0), (seed % 3 == 0).then_some(0.5));
+                let scoring = ScoreOptions { scale: 0.3, softcap, sink };
                 attend(instructions, &query, scoring, keys, values, &mut scratch, &mut out);
                 out.iter().map(|number| number.to_bits()).collect::<Vec<u32>>()
             };
@@ -290,7 +296,7 @@ mod tests {
         let rows: Vec<f32> = (100..100 + positions * length).map(number).collect();
         let run = |keys: CachedRows, values: CachedRows| {
             let (mut scratch, mut out) = (AttentionScratch::default(), vec![0.0; length]);
-            let scoring = ScoreOptions { scale: 0.125, softcap: None };
+            let scoring = ScoreOptions { scale: 0.125, softcap: None, sink: None };
             attend(InstructionSet::detect(), &query, scoring, keys, values, &mut scratch, &mut out);
             out
         };

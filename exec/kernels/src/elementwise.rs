@@ -28,6 +28,44 @@ const GELU_SLOPE: f32 = 0.797_884_6;
 /// source: Hendrycks and Gimpel 2016, section 2
 const GELU_CUBE: f32 = 0.044_715;
 
+/// The factor of the gate in the sigmoid of clamped SwiGLU.
+/// source: OpenAI 2025, gpt-oss, published implementation (`swiglu` in `gpt_oss/torch/model.py`)
+const CLAMPED_SWIGLU_SLOPE: f32 = 1.702;
+/// The largest gate, and the largest magnitude of the other factor, in clamped SwiGLU.
+/// source: OpenAI 2025, gpt-oss, published configuration (`swiglu_limit`)
+const CLAMPED_SWIGLU_LIMIT: f32 = 7.0;
+
+/// Returns the largest of scores; minus infinity if there are none.
+#[inline(always)]
+fn largest(scores: &[f32]) -> f32 {
+    let mut largest = [f32::NEG_INFINITY; 8];
+    let (chunks, rest) = scores.as_chunks::<8>();
+    for chunk in chunks.iter().map(|chunk| &chunk[..]).chain([rest]) {
+        for (lane, &score) in largest.iter_mut().zip(chunk) {
+            *lane = if score > *lane { score } else { *lane };
+        }
+    }
+    largest.iter().fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a })
+}
+
+/// Replaces scores by `e^(score - largest)`, and returns their sum.
+#[inline(always)]
+fn exponentiate(scores: &mut [f32], largest: f32) -> f32 {
+    let mut lanes = [0.0f32; 8];
+    let (chunks, rest) = scores.as_chunks_mut::<8>();
+    for chunk in chunks {
+        for (lane, score) in lanes.iter_mut().zip(chunk) {
+            *score = exponential(*score - largest);
+            *lane += *score;
+        }
+    }
+    for (lane, score) in lanes.iter_mut().zip(rest) {
+        *score = exponential(*score - largest);
+        *lane += *score;
+    }
+    tree_sum(lanes)
+}
+
 super::multiversion! {
     /// Computes RMSNorm: `out = row / sqrt(mean(row^2) + epsilon) * weight`. All vectors have the same length.
     pub fn rms_norm(row: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
@@ -60,29 +98,27 @@ super::multiversion! {
         }
     }
 
+    /// Multiplies values by the sigmoid of a gate, `dot(input, weights)`.
+    pub fn scale_by_sigmoid(values: &mut [f32], input: &[f32], weights: &[f32]) {
+        let divisor = 1.0 + exponential(-dot(input, weights));
+        for value in values {
+            *value /= divisor;
+        }
+    }
+
     /// Replaces attention scores by their softmax.
     pub fn softmax(scores: &mut [f32]) {
-        let mut largest = [f32::NEG_INFINITY; 8];
-        let (chunks, rest) = scores.as_chunks::<8>();
-        for chunk in chunks.iter().map(|chunk| &chunk[..]).chain([rest]) {
-            for (lane, &score) in largest.iter_mut().zip(chunk) {
-                *lane = if score > *lane { score } else { *lane };
-            }
+        let inverse = 1.0 / exponentiate(scores, largest(scores));
+        for score in scores {
+            *score *= inverse;
         }
-        let largest = largest.iter().fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a });
-        let mut lanes = [0.0f32; 8];
-        let (chunks, rest) = scores.as_chunks_mut::<8>();
-        for chunk in chunks {
-            for (lane, score) in lanes.iter_mut().zip(chunk) {
-                *score = exponential(*score - largest);
-                *lane += *score;
-            }
-        }
-        for (lane, score) in lanes.iter_mut().zip(rest) {
-            *score = exponential(*score - largest);
-            *lane += *score;
-        }
-        let inverse = 1.0 / tree_sum(lanes);
+    }
+
+    /// Replaces attention scores by their softmax with one more score, `sink`, whose own result is dropped.
+    pub fn softmax_with_sink(scores: &mut [f32], sink: f32) {
+        let largest = largest(scores).max(sink);
+        let sum = exponentiate(scores, largest) + exponential(sink - largest);
+        let inverse = 1.0 / sum;
         for score in scores {
             *score *= inverse;
         }
@@ -159,6 +195,17 @@ super::multiversion! {
         }
     }
 
+    /// Computes clamped SwiGLU: `gate = gate * sigmoid(1.702 gate) * (up + 1)`, with gates of at most 7 and `up` from -7
+    /// to 7.
+    pub fn clamped_swiglu(gate: &mut [f32], up: &[f32]) {
+        for (value, up) in gate.iter_mut().zip(up) {
+            // Values that are not numbers stay what they are.
+            let gate = if *value > CLAMPED_SWIGLU_LIMIT { CLAMPED_SWIGLU_LIMIT } else { *value };
+            let up = up.clamp(-CLAMPED_SWIGLU_LIMIT, CLAMPED_SWIGLU_LIMIT);
+            *value = gate / (1.0 + exponential(-CLAMPED_SWIGLU_SLOPE * gate)) * (up + 1.0);
+        }
+    }
+
     /// Adds two vectors in place: `values += other`.
     pub fn add(values: &mut [f32], other: &[f32]) {
         for (value, other) in values.iter_mut().zip(other) {
@@ -210,23 +257,58 @@ mod tests {
         }
     }
 
+    #[test]
+    fn clamped_swiglu_limits_both_factors() {
+        let gated = |gate: f32, up: f32| {
+            let mut value = [gate];
+            clamped_swiglu(InstructionSet::detect(), &mut value, &[up]);
+            value[0]
+        };
+        let expected = |gate: f64, up: f64| (gate / (1.0 + (-1.702 * gate).exp()) * (up + 1.0)) as f32;
+        for (gate, up) in [(0.5, 0.25), (-20.0, 1.0), (7.0, -7.0), (-1.0, 7.0)] {
+            let (own, exact) = (gated(gate, up), expected(gate.into(), up.into()));
+            assert!((own - exact).abs() <= 1e-6 * exact.abs().max(1e-3), "{gate}, {up}: {own}");
+        }
+        assert_eq!(gated(100.0, 100.0), gated(7.0, 7.0));
+        assert!(gated(f32::NAN, 1.0).is_nan() && gated(1.0, f32::NAN).is_nan());
+    }
+
     proptest! {
         #[test]
         fn the_same_bits_for_every_instruction_set(row in prop::collection::vec(-30.0f32..30.0, 1..200)) {
             let bits = |instructions| {
                 let mut norm = vec![0.0; row.len()];
                 rms_norm(instructions, &row, &row, 1e-5, &mut norm);
-                let [mut probabilities, mut product, mut gelu, mut capped, mut again] = [(); 5].map(|()| row.clone());
+                let [mut probabilities, mut sunk, mut product, mut clamped, mut gelu, mut capped, mut again] =
+                    [(); 7].map(|()| row.clone());
+                let mut gated = row.clone();
+                scale_by_sigmoid(instructions, &mut gated, &norm, &norm);
                 softmax(instructions, &mut probabilities);
+                softmax_with_sink(instructions, &mut sunk, 3.0);
+                clamped_swiglu(instructions, &mut clamped, &norm);
                 swiglu(instructions, &mut product, &norm);
                 geglu(instructions, &mut gelu, &norm);
                 softcap(instructions, &mut capped, 5.0);
                 rms_norm_in_place(instructions, &mut again, &row, 1e-5);
                 assert_eq!(norm, again);
-                let all = [norm, probabilities, product, gelu, capped].concat();
+                let all = [norm, probabilities, sunk, product, clamped, gated, gelu, capped].concat();
                 all.into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
             prop_assert_eq!(bits(InstructionSet::SCALAR), bits(InstructionSet::detect()));
+        }
+
+        #[test]
+        fn sink_is_one_more_score(
+            scores in prop::collection::vec(-90.0f32..90.0, 1..100),
+            sink in -90.0f32..90.0,
+        ) {
+            let mut with_sink = scores.clone();
+            softmax_with_sink(InstructionSet::detect(), &mut with_sink, sink);
+            let mut all = [&scores[..], &[sink]].concat();
+            softmax(InstructionSet::detect(), &mut all);
+            for (one, other) in with_sink.iter().zip(&all) {
+                prop_assert!((one - other).abs() < 1e-6, "{} and {}", one, other);
+            }
         }
 
         #[test]

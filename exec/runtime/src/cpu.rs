@@ -78,6 +78,8 @@ pub(crate) struct Attention<'a> {
     /// Number of query heads that share one key and value head.
     pub(crate) group_size: usize,
     pub(crate) scoring: ScoreOptions,
+    /// The sinks of the heads, if any, `[heads]`.
+    pub(crate) sinks: Option<&'a [f32]>,
 }
 
 /// A matmul whose rows are computed by one or more jobs.
@@ -226,7 +228,7 @@ impl Cpu {
     /// Computes the attention of all pairs of token and head. `out` is `[tokens, heads, value_length]`.
     pub(crate) fn attend(
         &self,
-        Attention { attended, query, heads, group_size, scoring }: Attention<'_>,
+        Attention { attended, query, heads, group_size, scoring, sinks }: Attention<'_>,
         out: &mut [f32],
     ) {
         let Some((cache, _)) = attended.first() else { return };
@@ -248,6 +250,7 @@ impl Cpu {
                     let keys = cache.keys.rows(head, positions.clone());
                     let values = cache.values.rows(head, positions.clone());
                     let query = &query[item * key_length..][..key_length];
+                    let scoring = ScoreOptions { sink: sinks.map(|sinks| sinks[item % heads]), ..scoring };
                     attention::attend(self.instruction_set, query, scoring, keys, values, scratch, out);
                 }
             });
@@ -261,6 +264,7 @@ impl Cpu {
             match gating {
                 GateActivation::Silu => elementwise::swiglu(self.instruction_set, gate, up),
                 GateActivation::Gelu => elementwise::geglu(self.instruction_set, gate, up),
+                GateActivation::ClampedSwiglu => elementwise::clamped_swiglu(self.instruction_set, gate, up),
             }
         });
     }

@@ -32,6 +32,10 @@
 //! sum of the outputs of the best experts, each multiplied by its score, which is divided by the sum of their scores
 //! except in olmoe (`crate::experts`).
 //!
+//! In qwen35moe, a block as in dense models, multiplied by `sigmoid(w x)`, is added to the experts. In gpt-oss, the router and the experts have biases, each head has a sink s, so that its attention weights are
+//! `e^score / (e^s + sum of all e^score)`, and with g = `W_gate x` of at most 7 and u = `W_up x` from -7 to 7, both with
+//! biases, f(g) u is `g sigmoid(1.702 g) (u + 1)`.
+//!
 //! In some architectures with N, x = h. After the last layer, logits = `W_output` RMSNorm(h). Some architectures scale
 //! embeddings and logits, apply the soft cap `c tanh(x / c)` to attention scores and logits, or have layers that attend
 //! to a sliding window. `hearth_profiles::model::architecture` says which ones, with sources; the keys are those of the
@@ -40,6 +44,7 @@
 //! This module has the scalar parameters of the forward pass, and `crate::weights::tensors` has the tensors. The
 //! forward pass is implemented twice: simply in [`crate::oracle`], and fast in [`crate::cpu`].
 
+use hearth_kernels::attention::ScoreOptions;
 use hearth_profiles::gguf::{Array, GgufError, Metadata, Value};
 use hearth_profiles::model::architecture::{LocalRope, SlidingWindow};
 use hearth_profiles::model::{GateActivation, ModelShape, TokenMixer};
@@ -148,6 +153,11 @@ impl Hyperparameters {
     pub fn rope_index(&self, layer: u32, context: u32) -> usize {
         let is_long = self.max_short_context.is_some_and(|max| context > max);
         self.layers[layer as usize].rope_index + usize::from(is_long)
+    }
+
+    /// Returns what is applied to attention scores, without the sinks of the heads.
+    pub(crate) fn score_options(&self) -> ScoreOptions {
+        ScoreOptions { scale: self.attention_scale, softcap: self.attention_softcap, sink: None }
     }
 
     /// Returns the first position to which the token at `position` attends in `layer`.

@@ -212,12 +212,13 @@ fn attention(
 
     let seen = parameters.first_attended_position(layer, position as usize)..position as usize + 1;
     let group = (shape.heads / shape.kv_heads) as usize;
-    let scoring = ScoreOptions { scale: parameters.attention_scale, softcap: parameters.attention_softcap };
     let mut mixed = vec![0.0; shape.heads as usize * value_length];
     let mut scratch = AttentionScratch::default();
     for (head, (query, out)) in
         query.chunks_exact(key_length).zip(mixed.chunks_exact_mut(value_length)).enumerate()
     {
+        let sink = tensors.attention_sinks.map(|sinks| sinks[head]);
+        let scoring = ScoreOptions { sink, ..parameters.score_options() };
         let keys = cache.keys.rows(head / group, seen.clone());
         let values = cache.values.rows(head / group, seen.clone());
         attention::attend(SCALAR, query, scoring, keys, values, &mut scratch, out);
@@ -285,26 +286,43 @@ fn feed_forward_block(weights: &Weights, layer: u32, row: &mut [f32]) {
         match parameters.gate_activation {
             GateActivation::Silu => elementwise::swiglu(SCALAR, &mut gate, up),
             GateActivation::Gelu => elementwise::geglu(SCALAR, &mut gate, up),
+            GateActivation::ClampedSwiglu => elementwise::clamped_swiglu(SCALAR, &mut gate, up),
         }
         gate
+    };
+    let dense = || {
+        let (gate, up) = (linear(tensors, 4, &input), linear(tensors, 5, &input));
+        linear(tensors, 6, &gated(gate, &up))
     };
     let mut change = match (tensors.experts, weights.shape().layer_experts(layer)) {
         (Some(experts), Some(shape)) => {
             let (width, embedding) = (shape.feed_forward_length as usize, row.len());
             let is_normalised = weights.shape().architecture.spec().normalises_expert_weights;
-            let (mut scores, mut routes) = (matvec(experts.router, &input), Vec::new());
+            // The result of some rows of the matrix `index`, from `first` on, with their biases.
+            let part = |index: usize, matrix: Matrix<'_>, (first, rows): (usize, usize), input: &[f32]| {
+                let mut out = matvec(matrix.slice(first, rows), input);
+                if let Some(biases) = experts.biases {
+                    elementwise::add(SCALAR, &mut out, &biases[index][first..first + rows]);
+                }
+                out
+            };
+            let mut scores = part(0, experts.router, (0, shape.count as usize), &input);
+            let mut routes = Vec::new();
             route(&mut scores, 0, shape.used as usize, is_normalised, &mut routes);
-            let mut sum = vec![0.0; embedding];
+            let mut sum = if tensors.matrices[4].is_some() { dense() } else { vec![0.0; embedding] };
+            if let Some(gate) = experts.shared_gate {
+                elementwise::scale_by_sigmoid(SCALAR, &mut sum, &input, gate);
+            }
             for Route { expert, weight, .. } in routes {
-                let [gate, up] =
-                    [experts.gate, experts.up].map(|all| matvec(all.slice(expert * width, width), &input));
-                let mut own = matvec(experts.down.slice(expert * embedding, embedding), &gated(gate, &up));
+                let gate = part(1, experts.gate, (expert * width, width), &input);
+                let up = part(2, experts.up, (expert * width, width), &input);
+                let mut own = part(3, experts.down, (expert * embedding, embedding), &gated(gate, &up));
                 elementwise::scale(SCALAR, &mut own, weight);
                 elementwise::add(SCALAR, &mut sum, &own);
             }
             sum
         }
-        _ => linear(tensors, 6, &gated(linear(tensors, 4, &input), &linear(tensors, 5, &input))),
+        _ => dense(),
     };
     normalise_each(&mut change, tensors.post_feed_forward_norm, parameters.rms_norm_epsilon);
     add_to_hidden(weights, row, change);

@@ -98,6 +98,8 @@ pub enum GateActivation {
     Silu,
     /// GELU in the tanh approximation: `x/2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
     Gelu,
+    /// Clamped SwiGLU: `x sigmoid(1.702 x)` with x at most 7, and the result of the up projection, from -7 to 7, plus 1.
+    ClampedSwiglu,
 }
 
 /// Sliding-window attention. Of each group of `period` layers, only the last attends to all positions.
@@ -153,6 +155,10 @@ pub struct ArchitectureSpec {
     /// Whether the tensors of Q, K and V are one, and those of the gate and the up projection.
     pub has_fused_projections: bool,
     pub query_key_norm: Option<QueryKeyNorm>,
+    /// Whether each query head has a sink: a score of the softmax that has no value.
+    pub has_attention_sinks: bool,
+    /// Whether the attention output, the router and the experts have biases.
+    pub has_output_and_expert_biases: bool,
     /// Whether each head of V is normalised, without weights.
     pub has_value_norm: bool,
     /// Whether the attention output is multiplied by the sigmoid of a gate. The rows of the gate of each head follow
@@ -192,6 +198,9 @@ pub struct ArchitectureSpec {
     pub experts: ExpertUse,
     /// Whether the weights of the experts that compute a token are divided by their sum.
     pub normalises_expert_weights: bool,
+    /// Whether the output of the block that all tokens of a mixture share is multiplied by the sigmoid of a gate, one
+    /// number for each token.
+    pub has_shared_block_gate: bool,
     /// Whether dense models of the architecture can be run, or mixtures if it has no dense models.
     pub is_runnable: bool,
     /// Whether mixtures of the architecture can be run.
@@ -211,6 +220,8 @@ const LLAMA: ArchitectureSpec = ArchitectureSpec {
     has_projection_biases: false,
     has_fused_projections: false,
     query_key_norm: None,
+    has_attention_sinks: false,
+    has_output_and_expert_biases: false,
     has_value_norm: false,
     has_attention_gate: false,
     has_pre_norms: true,
@@ -231,6 +242,7 @@ const LLAMA: ArchitectureSpec = ArchitectureSpec {
     has_draft_layers: false,
     experts: ExpertUse::Sometimes,
     normalises_expert_weights: true,
+    has_shared_block_gate: false,
     is_runnable: true,
     runs_experts: true,
     has_gpu_kernels: true,
@@ -295,7 +307,7 @@ const GEMMA_3: ArchitectureSpec = ArchitectureSpec {
 };
 
 /// The supported architectures. Sources: Touvron et al. 2023 (Llama); the reports of Qwen 2 and 3, Gemma, Gemma 2
-/// (section 2 and table 1), Gemma 3 (section 2), `InternLM` 2, Phi 3, Granite 3 and OLMo 2; Yang et al. 2025 (gated
+/// (section 2 and table 1), Gemma 3 (section 2), `InternLM` 2, Phi 3, Granite 3 and OLMo 2; the model card of gpt-oss; Yang et al. 2025 (gated
 /// delta nets of Qwen 3.5); the published configurations of all models (for example `query_pre_attn_scalar`,
 /// `sliding_window_pattern`, `no_rope_layers`).
 pub const SPECS: &[ArchitectureSpec] = &[
@@ -387,8 +399,7 @@ pub const SPECS: &[ArchitectureSpec] = &[
         architecture: Architecture::Qwen35Moe,
         name: "qwen35moe",
         experts: ExpertUse::Always,
-        is_runnable: false,
-        runs_experts: false,
+        has_shared_block_gate: true,
         has_gpu_kernels: true,
         ..QWEN_3_5
     },
@@ -396,8 +407,16 @@ pub const SPECS: &[ArchitectureSpec] = &[
         architecture: Architecture::GptOss,
         name: "gpt-oss",
         pair_layout: PairLayout::Halves,
+        gate_activation: GateActivation::ClampedSwiglu,
         has_projection_biases: true,
+        has_attention_sinks: true,
+        has_output_and_expert_biases: true,
         feed_forward_norm: "post_attention_norm",
+        sliding_window: Some(SlidingWindow { period: 2, default_window: Some(128), rope: LocalRope::Same }),
+        rope_factors: None,
+        is_runnable: true,
+        runs_experts: true,
+        has_bpe_tokenizer: true,
         ..MIXTURE
     },
     ArchitectureSpec {
@@ -420,7 +439,16 @@ pub const SPECS: &[ArchitectureSpec] = &[
         has_bpe_tokenizer: true,
         ..MIXTURE
     },
-    ArchitectureSpec { architecture: Architecture::GraniteMoe, name: "granitemoe", ..MIXTURE },
+    ArchitectureSpec {
+        architecture: Architecture::GraniteMoe,
+        name: "granitemoe",
+        has_scale_factors: true,
+        rope_factors: None,
+        is_runnable: true,
+        runs_experts: true,
+        has_bpe_tokenizer: true,
+        ..MIXTURE
+    },
 ];
 
 impl ArchitectureSpec {

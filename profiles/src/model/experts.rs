@@ -59,9 +59,10 @@ impl Experts {
     }
 }
 
-/// Returns whether a tensor has the weights of all experts of a layer, one expert after the other.
+/// Returns whether a tensor has the matrices of all experts of a layer, one expert after the other. Their biases are
+/// small and stay in memory, as those of other matrices.
 pub(super) fn is_of_experts(tensor: &str) -> bool {
-    tensor.ends_with("_exps.weight") || tensor.ends_with("_exps.bias")
+    tensor.ends_with("_exps.weight")
 }
 
 /// Returns whether a tensor is the matrix of a router, which is never quantised.

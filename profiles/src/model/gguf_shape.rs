@@ -180,7 +180,13 @@ impl Keys<'_> {
     /// layers of both kinds are alike.
     fn feed_forward_length(&self, layers: u32, shared_kv: Option<SharedKv>) -> Result<u32, GgufError> {
         let name = "feed_forward_length";
-        let (Some(shared), Some(items)) = (shared_kv, self.array(name)) else { return self.required(name) };
+        let (Some(shared), Some(items)) = (shared_kv, self.array(name)) else {
+            // Files of mixtures can have only the width of the experts.
+            let found = self
+                .number(name)?
+                .map_or_else(|| self.number("expert_feed_forward_length"), |it| Ok(Some(it)));
+            return found?.ok_or_else(|| GgufError::MissingKey { key: self.key(name) });
+        };
         let own = layers.saturating_sub(shared.layers) as usize;
         let first = items.first().copied().unwrap_or(0);
         let expected = (0..layers as usize)

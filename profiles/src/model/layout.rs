@@ -17,7 +17,7 @@ pub enum TensorKind {
     Matrix,
     /// The weights of a normalisation (RMSNorm).
     Norm,
-    /// A bias, which is added to the result of a matmul.
+    /// A bias, which is added to the result of a matmul, or the sinks of attention.
     Bias,
     /// The kernels of a convolution over time, which are not quantised.
     Convolution,
@@ -123,8 +123,20 @@ fn feed_forward_tensors(shape: &ModelShape, layer: u32) -> Vec<LayerTensor> {
         matrix("ffn_up_exps", &[embedding, width, count]),
         matrix("ffn_down_exps", &[width, embedding, count]),
     ];
+    if shape.architecture.spec().has_output_and_expert_biases {
+        let bias = |name: &str, dims: &[u64]| (format!("{name}.bias"), dims.to_vec(), TensorKind::Bias);
+        list.extend([
+            bias("ffn_gate_inp", &[count]),
+            bias("ffn_gate_exps", &[width, count]),
+            bias("ffn_up_exps", &[width, count]),
+            bias("ffn_down_exps", &[embedding, count]),
+        ]);
+    }
     let shared = u64::from(experts.shared_feed_forward_length);
     if shared > 0 {
+        if shape.architecture.spec().has_shared_block_gate {
+            list.push(matrix("ffn_gate_inp_shexp", &[embedding]));
+        }
         list.extend([
             matrix("ffn_gate_shexp", &[embedding, shared]),
             matrix("ffn_up_shexp", &[embedding, shared]),
@@ -165,6 +177,12 @@ fn attention_tensors(shape: &ModelShape, attention: &AttentionShape, has_keys: b
         }
     }
     list.push(tensor("attn_output.weight", &[attention.output_width(), embedding], Matrix));
+    if spec.has_output_and_expert_biases {
+        list.push(tensor("attn_output.bias", &[embedding], Bias));
+    }
+    if spec.has_attention_sinks {
+        list.push(tensor("attn_sinks.weight", &[u64::from(attention.heads)], Bias));
+    }
     list
 }
 

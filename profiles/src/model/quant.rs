@@ -68,7 +68,9 @@ impl Quant {
 
     /// Returns the format of one tensor of a model with this shape.
     pub fn tensor_format(self, tensor: &TensorSpec, shape: &ModelShape) -> Result<Format, PartialBlockError> {
-        if tensor.dims.len() == 1 || tensor.kind == TensorKind::Convolution || is_router(&tensor.name) {
+        // The biases of experts have two dimensions.
+        let is_small = matches!(tensor.kind, TensorKind::Convolution | TensorKind::Bias);
+        if tensor.dims.len() == 1 || is_small || is_router(&tensor.name) {
             return Ok(Format::F32);
         }
         let row = tensor.dims[0];

@@ -136,9 +136,6 @@ impl ModelShape {
         let (field, what) = match self.experts {
             _ if !spec.is_runnable => ("architecture", format!("{} models", self.architecture)),
             Some(_) if !spec.runs_experts => ("experts", format!("mixtures of {}", self.architecture)),
-            Some(experts) if experts.shared_feed_forward_length > 0 => {
-                ("experts", "mixtures with shared experts".to_owned())
-            }
             _ => return Ok(()),
         };
         let what = format!("{what} can be planned and simulated, but not yet run");
@@ -160,12 +157,13 @@ impl ModelShape {
     /// two.
     #[must_use]
     pub fn with_default_experts(self) -> ModelShape {
-        let needs_experts = self.architecture.spec().experts == ExpertUse::Always;
+        let spec = self.architecture.spec();
+        let needs_experts = spec.experts == ExpertUse::Always;
         let experts = Experts {
             count: 8,
             used: 2,
             feed_forward_length: self.feed_forward_length,
-            shared_feed_forward_length: 0,
+            shared_feed_forward_length: if spec.has_shared_block_gate { self.feed_forward_length } else { 0 },
             dense_layers: 0,
         };
         ModelShape { experts: self.experts.or(needs_experts.then_some(experts)), ..self }

@@ -207,6 +207,7 @@ impl MatmulKernel {
             text += match gating {
                 GateActivation::Silu => SILU,
                 GateActivation::Gelu => GELU,
+                GateActivation::ClampedSwiglu => unreachable!("only mixtures have it, which CPUs compute"),
             };
         }
         Ok(text)

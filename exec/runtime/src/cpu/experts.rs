@@ -6,7 +6,6 @@
 
 use std::ops::Range;
 
-use hearth_kernels::matmul::Matrix;
 use hearth_kernels::{Activations, elementwise};
 use hearth_profiles::model::Experts;
 use hearth_schema::route_trace::RouteUse;
@@ -15,7 +14,7 @@ use super::Matmul;
 use super::layer_pass::{Buffers, LayerPass};
 use crate::experts::{Route, route};
 use crate::residency::ExpertGroup;
-use crate::weights::ExpertParameters;
+use crate::weights::ExpertWeights;
 
 /// The maximum number of routes of a group, unless there are more tokens: it limits the outputs that wait for their sum.
 /// source: assumed, those of eight tokens of usual mixtures
@@ -57,14 +56,15 @@ impl LayerPass<'_> {
     /// Writes the sum of the experts' outputs for the block's input to `buffers.change`.
     pub(super) fn compute_experts(
         &self,
-        weights: &ExpertParameters<Matrix<'_>>,
+        weights: &ExpertWeights<'_>,
         shape: &Experts,
         buffers: &mut Buffers,
     ) {
-        let Buffers { input, change, experts: own, .. } = buffers;
+        let Buffers { input, experts: own, .. } = &mut *buffers;
         let (cpu, count) = (self.cpu, shape.count as usize);
         own.scores.resize(self.tokens * count, 0.0);
         cpu.multiply(input, &mut [Matmul { matrix: weights.router, out: &mut own.scores }]);
+        self.add_bias(&mut own.scores, weights.biases.map(|[router, ..]| router));
         own.routes.clear();
         let is_normalised = self.weights.shape().architecture.spec().normalises_expert_weights;
         for (token, scores) in own.scores.chunks_exact_mut(count).enumerate() {
@@ -79,18 +79,35 @@ impl LayerPass<'_> {
             }));
         }
         own.routes.sort_by_key(|route| (route.expert, route.token));
-        change.fill(0.0);
         let routes = std::mem::take(&mut own.routes);
         let max_routes = self.tokens.max(MAX_GROUP_ROUTES);
         let groups = groups(&routes, cpu.barrier.experts_per_group(), max_routes);
         let mut groups = groups.into_iter().map(|range| &routes[range]).peekable();
         let mut requested = groups.peek().map(|routes| self.request(routes, true));
+        // Experts are read while the shared block is computed.
+        self.shared_block(weights, buffers);
+        let Buffers { input, change, experts: own, .. } = buffers;
         while let (Some(routes), Some(group)) = (groups.next(), requested.take()) {
             requested = groups.peek().map(|next| self.request(next, false));
             self.compute_group(weights, routes, &group, (&*input, &mut *own, &mut *change));
             cpu.barrier.release_experts(&group);
         }
         own.routes = routes;
+    }
+
+    /// Writes the output of the block that all tokens share, or zeros without such a block, to `buffers.change`.
+    fn shared_block(&self, weights: &ExpertWeights<'_>, buffers: &mut Buffers) {
+        if self.tensors.matrices[4].is_none() {
+            buffers.change.fill(0.0);
+            return;
+        }
+        self.dense_block(buffers);
+        let Buffers { input, change, .. } = buffers;
+        let (Some(gate), width) = (weights.shared_gate, input.row_length()) else { return };
+        self.cpu.for_each_row(change, width, |token, row| {
+            let input = &input.rows()[token * width..][..width];
+            elementwise::scale_by_sigmoid(self.cpu.instruction_set, row, input, gate);
+        });
     }
 
     /// Requests the experts of routes, and starts to read those that are not in memory.
@@ -105,7 +122,7 @@ impl LayerPass<'_> {
     /// Adds the outputs of a group of experts to `change`.
     fn compute_group(
         &self,
-        weights: &ExpertParameters<Matrix<'_>>,
+        weights: &ExpertWeights<'_>,
         routes: &[Route],
         group: &ExpertGroup,
         (input, buffers, change): (&Activations, &mut ExpertBuffers, &mut [f32]),
@@ -137,7 +154,7 @@ impl LayerPass<'_> {
     /// Writes the outputs of an expert for its tokens to `rows` of `buffers.out`.
     fn compute_expert(
         &self,
-        weights: &ExpertParameters<Matrix<'_>>,
+        weights: &ExpertWeights<'_>,
         routes: &[Route],
         input: &Activations,
         ExpertBuffers { input: own, gated, up, out, .. }: &mut ExpertBuffers,
@@ -156,10 +173,22 @@ impl LayerPass<'_> {
             Matmul { matrix: weights.up.slice(expert * width, width), out: up },
         ];
         self.cpu.multiply(own, &mut matmuls);
+        let bias = |index: usize, rows: usize| weights.biases.map(|all| &all[index][expert * rows..][..rows]);
+        self.add_bias(gated.rows_mut(), bias(1, width));
+        self.add_bias(up, bias(2, width));
         let activation = self.weights.hyperparameters().gate_activation;
         self.cpu.gated(activation, gated.rows_mut(), up, width);
         let down = weights.down.slice(expert * embedding, embedding);
-        self.cpu.multiply(gated, &mut [Matmul { matrix: down, out: &mut out[rows] }]);
+        let out = &mut out[rows];
+        self.cpu.multiply(gated, &mut [Matmul { matrix: down, out: &mut *out }]);
+        self.add_bias(out, bias(3, embedding));
+    }
+
+    /// Adds a bias, if any, to each row.
+    fn add_bias(&self, rows: &mut [f32], bias: Option<&[f32]>) {
+        let Some(bias) = bias else { return };
+        let instructions = self.cpu.instruction_set;
+        self.cpu.for_each_row(rows, bias.len(), |_, row| elementwise::add(instructions, row, bias));
     }
 }
 

@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use hearth_kernels::attention::ScoreOptions;
 use hearth_kernels::matmul::Matrix;
 use hearth_kernels::{Activations, elementwise};
-use hearth_profiles::model::{AttentionShape, GateActivation, ModelShape, PairLayout, TokenMixer};
+use hearth_profiles::model::{AttentionShape, GateActivation, PairLayout, TokenMixer};
 use hearth_schema::pass::Pass;
 
 use super::experts::ExpertBuffers;
@@ -38,13 +37,6 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    fn resize(&mut self, shape: &ModelShape, layer: u32, tokens: usize) {
-        let feed_forward = shape.layer_feed_forward_length(layer) as usize;
-        self.gated.resize(tokens, feed_forward);
-        self.up.resize(tokens * feed_forward, 0.0);
-        self.change.resize(tokens * shape.embedding_length as usize, 0.0);
-    }
-
     /// Resizes the queries, keys and values to `tokens` rows with these widths.
     pub(super) fn resize_projections(&mut self, tokens: usize, [query, key, value]: [u64; 3]) {
         self.query.resize(tokens * query as usize, 0.0);
@@ -135,7 +127,7 @@ impl LayerPass<'_> {
         hidden: &mut [f32],
         inputs: &mut TokenInputs<'_>,
     ) {
-        buffers.resize(self.weights.shape(), self.layer, self.tokens);
+        buffers.change.resize(hidden.len(), 0.0);
         self.mixer_block(caches, buffers, hidden, inputs);
         self.feed_forward_block(buffers, hidden);
         self.add_per_layer_input(buffers, hidden, inputs);
@@ -222,20 +214,23 @@ impl LayerPass<'_> {
     }
 
     fn feed_forward_block(&self, buffers: &mut Buffers, hidden: &mut [f32]) {
-        if let (Some(weights), Some(shape)) =
-            (self.tensors.experts, self.weights.shape().layer_experts(self.layer))
-        {
-            self.write_block_input(hidden, self.tensors.feed_forward_norm, &mut buffers.input);
-            self.compute_experts(&weights, &shape, buffers);
-            self.add_bias_and_norm(&mut buffers.change, None, self.tensors.post_feed_forward_norm);
-            self.add_to_hidden(hidden, &mut buffers.change);
-            return;
+        self.write_block_input(hidden, self.tensors.feed_forward_norm, &mut buffers.input);
+        match (self.tensors.experts, self.weights.shape().layer_experts(self.layer)) {
+            (Some(weights), Some(shape)) => self.compute_experts(&weights, &shape, buffers),
+            _ => self.dense_block(buffers),
         }
-        let (parameters, cpu, tensors) = (self.weights.hyperparameters(), self.cpu, &self.tensors);
+        self.add_bias_and_norm(&mut buffers.change, None, self.tensors.post_feed_forward_norm);
+        self.add_to_hidden(hidden, &mut buffers.change);
+    }
+
+    /// Writes the output of the block that all tokens use for the block's input to `buffers.change`.
+    pub(super) fn dense_block(&self, buffers: &mut Buffers) {
+        let (parameters, cpu) = (self.weights.hyperparameters(), self.cpu);
         let Buffers { input, gated, up, change, .. } = buffers;
-        self.write_block_input(hidden, tensors.feed_forward_norm, input);
         let [gate_matrix, up_matrix, matrix] = [4, 5, 6].map(|index| self.matrix(index));
-        let [.., gate_bias, up_bias, bias] = tensors.biases;
+        let [.., gate_bias, up_bias, bias] = self.tensors.biases;
+        gated.resize(self.tokens, matrix.row_length);
+        up.resize(self.tokens * matrix.row_length, 0.0);
         let mut matmuls =
             [Matmul { matrix: gate_matrix, out: gated.rows_mut() }, Matmul { matrix: up_matrix, out: up }];
         cpu.multiply(input, &mut matmuls);
@@ -243,8 +238,7 @@ impl LayerPass<'_> {
         self.add_bias_and_norm(up, up_bias, None);
         cpu.gated(parameters.gate_activation, gated.rows_mut(), up, matrix.row_length);
         cpu.multiply(gated, &mut [Matmul { matrix, out: change }]);
-        self.add_bias_and_norm(change, bias, tensors.post_feed_forward_norm);
-        self.add_to_hidden(hidden, change);
+        self.add_bias_and_norm(change, bias, None);
     }
 
     /// Adds the input of the layer to the hidden states, if the tokens have such an input.
@@ -363,8 +357,7 @@ impl LayerPass<'_> {
         let parameters = self.weights.hyperparameters();
         let heads = shape.heads as usize;
         let group_size = heads / shape.kv_heads as usize;
-        let scoring =
-            ScoreOptions { scale: parameters.attention_scale, softcap: parameters.attention_softcap };
+        let scoring = parameters.score_options();
         attended.resize(self.tokens, shape.output_width() as usize);
         let seen = self.pieces.iter().flat_map(|piece| {
             let cache = self.cache(caches, piece);
@@ -373,7 +366,8 @@ impl LayerPass<'_> {
             })
         });
         let seen: Vec<_> = seen.collect();
-        let attention = Attention { attended: &seen, query, heads, group_size, scoring };
+        let sinks = self.tensors.attention_sinks;
+        let attention = Attention { attended: &seen, query, heads, group_size, scoring, sinks };
         self.cpu.attend(attention, attended.rows_mut());
     }
 

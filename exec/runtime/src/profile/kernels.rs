@@ -105,7 +105,8 @@ impl Kernels for CpuKernels {
             query: &self.query,
             heads: HEADS,
             group_size: HEADS / KV_HEADS,
-            scoring: ScoreOptions { scale: 0.1, softcap: None },
+            scoring: ScoreOptions { scale: 0.1, softcap: None, sink: None },
+            sinks: None,
         };
         self.cpu.attend(attention, &mut self.mixed);
         // As `TokenMixer::flops` counts it.

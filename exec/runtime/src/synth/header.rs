@@ -118,6 +118,9 @@ fn keys(options: &SynthOptions) -> Result<Vec<(String, Value)>, SynthError> {
         add("expert_count", Value::U32(experts.count));
         add("expert_used_count", Value::U32(experts.used));
         add("expert_feed_forward_length", Value::U32(experts.feed_forward_length));
+        if experts.shared_feed_forward_length > 0 {
+            add("expert_shared_feed_forward_length", Value::U32(experts.shared_feed_forward_length));
+        }
         if experts.dense_layers > 0 {
             add("leading_dense_block_count", Value::U32(experts.dense_layers));
         }

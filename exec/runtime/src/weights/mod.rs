@@ -58,16 +58,18 @@ pub struct Weights {
 }
 
 /// The weights of a layer. Matrices and biases are in the order query, key, value, attention output, gate, up, down. In
-/// a gated delta net, the first four are those of its queries, keys, values and output.
+/// a gated delta net, the first four are those of its queries, keys, values and output. In a layer with experts, the last
+/// three are those of the block that all tokens share.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerParameters<M, V> {
     /// The weight matrices, `[rows, columns]` each. The one of values is missing if values are keys, those of keys and
-    /// values are missing if the layer uses those of an earlier layer, and the last three if the layer has experts.
+    /// values are missing if the layer uses those of an earlier layer, and the last three if the layer has experts and no
+    /// shared block.
     pub matrices: [Option<M>; 7],
     /// The other weights of a gated delta net; `None` in a layer with attention.
     pub delta_net: Option<DeltaNetParameters<M, V>>,
     /// The router and the experts; `None` in a layer with a dense feed-forward block, whose matrices are missing then.
-    pub experts: Option<ExpertParameters<M>>,
+    pub experts: Option<ExpertParameters<M, V>>,
     /// The biases that are added to the outputs of the matrices, if any, `[rows]` each.
     pub biases: [Option<V>; 7],
     /// The weights of the norm before attention, if any, `[embedding]`.
@@ -80,6 +82,8 @@ pub struct LayerParameters<M, V> {
     /// The weights of the norm of each key head, `[key_length]`, or of all key heads, `[kv_heads * key_length]`, if
     /// any.
     pub key_norm: Option<V>,
+    /// The sinks of the query heads, if any, `[heads]`.
+    pub attention_sinks: Option<V>,
     /// The weights of the norm of the attention output, before the residual connection, if any, `[embedding]`.
     pub post_attention_norm: Option<V>,
     /// The weights of the norm of the feed-forward output, before the residual connection, if any, `[embedding]`.
@@ -92,7 +96,7 @@ pub struct LayerParameters<M, V> {
 
 /// The weights of a feed-forward block that consists of experts. The matrices of all experts are one below the other.
 #[derive(Debug, Clone, Copy)]
-pub struct ExpertParameters<M> {
+pub struct ExpertParameters<M, V> {
     /// The matrix of the router, `[experts, embedding]`.
     pub router: M,
     /// The matrices of the gates, `[experts * width, embedding]`.
@@ -101,17 +105,28 @@ pub struct ExpertParameters<M> {
     pub up: M,
     /// The matrices of the down projections, `[experts * embedding, width]`.
     pub down: M,
+    /// The biases of the four results above, in their order and with an element for each row; `None` if there are none.
+    pub biases: Option<[V; 4]>,
+    /// The weights of the gate of the shared block, if it has one, `[embedding]`.
+    pub shared_gate: Option<V>,
 }
 
-impl<M> ExpertParameters<M> {
+impl<M, V> ExpertParameters<M, V> {
     /// Returns the matrices of the experts, without that of the router.
     fn matrices(self) -> [M; 3] {
         [self.gate, self.up, self.down]
     }
 
-    fn map<N>(self, matrix: impl Fn(M) -> N) -> ExpertParameters<N> {
-        let ExpertParameters { router, gate, up, down } = self;
-        ExpertParameters { router: matrix(router), gate: matrix(gate), up: matrix(up), down: matrix(down) }
+    /// Converts the matrices with `matrix` and the biases with `vector`.
+    fn map<N, W>(self, matrix: impl Fn(M) -> N, vector: impl Fn(V) -> W) -> ExpertParameters<N, W> {
+        ExpertParameters {
+            shared_gate: self.shared_gate.map(&vector),
+            router: matrix(self.router),
+            gate: matrix(self.gate),
+            up: matrix(self.up),
+            down: matrix(self.down),
+            biases: self.biases.map(|biases| biases.map(vector)),
+        }
     }
 }
 
@@ -174,6 +189,9 @@ impl<M, V> DeltaNetParameters<M, V> {
 
 /// The weights of a layer in the memory-mapped files.
 pub type LayerWeights<'a> = LayerParameters<Matrix<'a>, &'a [f32]>;
+
+/// The weights of the experts of a layer in the memory-mapped files.
+pub(crate) type ExpertWeights<'a> = ExpertParameters<Matrix<'a>, &'a [f32]>;
 
 /// The tensors of the output layer, which converts hidden states to logits.
 #[derive(Debug)]
@@ -408,12 +426,15 @@ impl Weights {
             delta_net: tensors
                 .delta_net
                 .map(|net| net.map(|tensor| self.matrix(tensor), |tensor| self.vector(tensor))),
-            experts: tensors.experts.map(|experts| experts.map(|tensor| self.matrix(tensor))),
+            experts: tensors
+                .experts
+                .map(|experts| experts.map(|tensor| self.matrix(tensor), |tensor| self.vector(tensor))),
             biases: tensors.biases.map(vector),
             attention_norm: vector(tensors.attention_norm),
             feed_forward_norm: vector(tensors.feed_forward_norm),
             query_norm: vector(tensors.query_norm),
             key_norm: vector(tensors.key_norm),
+            attention_sinks: vector(tensors.attention_sinks),
             post_attention_norm: vector(tensors.post_attention_norm),
             post_feed_forward_norm: vector(tensors.post_feed_forward_norm),
             per_layer_input: tensors.per_layer_input.map(|input| PerLayerInputParameters {

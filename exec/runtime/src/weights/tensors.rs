@@ -61,7 +61,10 @@ impl LayerTensors {
         let net = self.delta_net.map(|net| [net.convolution, net.dt_bias, net.decay, net.norm]);
         let input_norm = self.per_layer_input.map(|input| input.norm);
         let own = [self.attention_norm, self.feed_forward_norm, input_norm, self.output_scale];
-        own.into_iter().chain(self.biases).chain(norms).flatten().chain(net.into_iter().flatten())
+        let own = own.into_iter().chain(self.biases).chain(norms).chain([self.attention_sinks]).flatten();
+        let biases = self.experts.and_then(|experts| experts.biases).into_iter().flatten();
+        let shared_gate = self.experts.and_then(|experts| experts.shared_gate);
+        own.chain(net.into_iter().flatten()).chain(biases).chain(shared_gate)
     }
 
     /// Returns the matrices of the layer in the order of use.
@@ -127,8 +130,8 @@ impl<'a> TensorTable<'a> {
         let feed_forward_norm = norm_if(spec.has_pre_norms, spec.feed_forward_norm, embedding)?;
         let experts = shape.layer_experts(layer);
         let experts = experts.map(|experts| self.experts(layer, embedding, experts)).transpose()?;
-        let [gate, up, down] = match experts {
-            Some(_) => [None; 3],
+        let [gate, up, down] = match shape.layer_experts(layer) {
+            Some(experts) => self.shared_block(layer, embedding, experts)?,
             None => self.dense_block(layer, shape)?.map(Some),
         };
         let matrices = [query, key, value, output, gate, up, down];
@@ -146,6 +149,10 @@ impl<'a> TensorTable<'a> {
             attention_norm,
             feed_forward_norm,
             query_norm: query_norm.map(|length| norm("attn_q_norm", length)).transpose()?,
+            attention_sinks: spec
+                .has_attention_sinks
+                .then(|| self.vector(&name("attn_sinks"), u64::from(shape.heads)))
+                .transpose()?,
             key_norm: key_norm.filter(|_| has_keys).map(|length| norm("attn_k_norm", length)).transpose()?,
             per_layer_input,
             post_attention_norm: norm_if(spec.has_post_norms, "post_attention_norm", embedding)?,
@@ -166,19 +173,52 @@ impl<'a> TensorTable<'a> {
         Ok([gate, up, matrix("ffn_down", width, embedding)?])
     }
 
+    /// Returns the matrices of the gate, the up and the down projection of the block that all tokens of a mixture share,
+    /// if there is one.
+    fn shared_block(
+        &self,
+        layer: u32,
+        embedding: u64,
+        experts: Experts,
+    ) -> Result<[Option<Tensor>; 3], ExecError> {
+        let width = u64::from(experts.shared_feed_forward_length);
+        if width == 0 {
+            return Ok([None; 3]);
+        }
+        let matrix = |at: &str, length, rows| self.matrix(&format!("blk.{layer}.{at}.weight"), length, rows);
+        Ok([
+            Some(matrix("ffn_gate_shexp", embedding, width)?),
+            Some(matrix("ffn_up_shexp", embedding, width)?),
+            Some(matrix("ffn_down_shexp", width, embedding)?),
+        ])
+    }
+
     fn experts(
         &self,
         layer: u32,
         embedding: u64,
         experts: Experts,
-    ) -> Result<ExpertParameters<Tensor>, ExecError> {
+    ) -> Result<ExpertParameters<Tensor, Tensor>, ExecError> {
         let name = |name: &str| format!("blk.{layer}.{name}.weight");
         let (count, width) = (u64::from(experts.count), u64::from(experts.feed_forward_length));
+        let bias = |name: &str, dims: &[u64]| self.f32_tensor(&format!("blk.{layer}.{name}.bias"), dims);
+        let biases = || -> Result<_, ExecError> {
+            Ok([
+                bias("ffn_gate_inp", &[count])?,
+                bias("ffn_gate_exps", &[width, count])?,
+                bias("ffn_up_exps", &[width, count])?,
+                bias("ffn_down_exps", &[embedding, count])?,
+            ])
+        };
+        let spec = self.architecture.spec();
+        let has_gate = spec.has_shared_block_gate && experts.shared_feed_forward_length > 0;
         Ok(ExpertParameters {
             router: self.matrix(&name("ffn_gate_inp"), embedding, count)?,
             gate: self.checked(&name("ffn_gate_exps"), &[embedding, width, count])?,
             up: self.checked(&name("ffn_up_exps"), &[embedding, width, count])?,
             down: self.checked(&name("ffn_down_exps"), &[width, embedding, count])?,
+            biases: spec.has_output_and_expert_biases.then(biases).transpose()?,
+            shared_gate: has_gate.then(|| self.vector(&name("ffn_gate_inp_shexp"), embedding)).transpose()?,
         })
     }
 
@@ -267,7 +307,8 @@ impl<'a> TensorTable<'a> {
             let Some(matrix) = matrices[index] else { continue };
             let (name, length) = (format!("blk.{layer}.{name}.bias"), matrix.rows as u64);
             let spec = self.architecture.spec();
-            let required = spec.has_projection_biases && index < 3;
+            let required = (spec.has_projection_biases && index < 3)
+                || (spec.has_output_and_expert_biases && index == 3);
             // The forward pass adds biases of queries, keys and values only in plain attention.
             let is_plain = spec.has_plain_attention() || index > 3;
             let expected = required || (is_plain && self.find(&name).is_some());

@@ -53,7 +53,10 @@ fn model(fixture: &Fixture, case: &Case, path: &Path) {
     options.gain = if is_rounded(quant) { 0.5 } else { 1.0 };
     options.tokenizer = TokenizerKind::for_architecture(architecture);
     options.add_rope_factors = architecture.spec().rope_factors.is_some();
-    let is_wide = matches!(architecture, Architecture::Qwen3 | Architecture::Gemma4 | Architecture::Qwen35);
+    let is_wide = matches!(
+        architecture,
+        Architecture::Qwen3 | Architecture::Gemma4 | Architecture::Qwen35 | Architecture::Qwen35Moe
+    );
     let head_length = if is_wide { 128 } else { 64 };
     let shape = ModelShape {
         // Gemma 3 and 4 attend to all positions in every sixth layer.
