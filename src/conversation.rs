@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use hearth_profiles::gguf::Metadata;
+use hearth_runtime::chat::THOUGHT_END;
 use hearth_runtime::{ChatMessage, ChatTemplate, ExecError, Tokenizer};
 
 pub struct Conversation {
@@ -59,6 +60,9 @@ impl Conversation {
     /// Adds the answer to the last message of the user.
     pub fn add_answer(&mut self, text: &str) {
         if self.has_template() {
+            // Templates with channels expect only the text of the last one.
+            let has_channels = self.tokenizer.has_channels();
+            let text = text.rsplit(THOUGHT_END).next().filter(|_| has_channels).map_or(text, str::trim_start);
             self.messages.push(ChatMessage::new("assistant", text));
         }
     }

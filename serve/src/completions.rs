@@ -47,7 +47,9 @@ pub async fn create_chat_completion(
         state.check_length("messages", of_messages + of_tools)?;
         let encoded = chat.encode(&state.tokenizer, messages, tools);
         let (tokens, thinking) = encoded.map_err(|error| ApiError::invalid("messages", error.to_string()))?;
-        let grammar = state.compile_grammar(&params, &chat.syntax, thinking)?;
+        // Grammars describe tokens, and thoughts in channels have others.
+        let in_grammar = if state.tokenizer.has_channels() { Thinking::Never } else { thinking };
+        let grammar = state.compile_grammar(&params, &chat.syntax, in_grammar)?;
         let tools = params.constraint.can_call().then(|| chat.syntax.clone());
         let can_follow_text = params.constraint.can_follow_text(&chat.syntax);
         let syntax = Some(AnswerSyntax { thinking, tools, can_follow_text });

@@ -18,13 +18,13 @@ const TOKENS: (u32, u32) = (24, 10);
 const SIZE_OF_HALF: Bytes = Bytes::from_mib(30);
 
 /// Writes a mixture of 8 layers of 16 experts, of which a token uses 4.
-fn mixture(folder: &tempfile::TempDir) -> Arc<LocalModel> {
+fn mixture(architecture: Architecture, folder: &tempfile::TempDir) -> Arc<LocalModel> {
     let mut options = SynthOptions::from_preset("tiny").expect("a preset");
-    options.shape.architecture = Architecture::Qwen3Moe;
+    options.shape.architecture = architecture;
     options.shape.layers = Layers(LAYERS);
     options.shape.embedding_length = 512;
     options.shape.feed_forward_length = 512;
-    options.shape = options.shape.with_default_experts();
+    options.shape = options.shape.with_default_hybrid().with_default_experts();
     let experts = options.shape.experts.as_mut().expect("experts");
     (experts.count, experts.used, experts.feed_forward_length) = (16, 4, 512);
     let path = folder.path().join("mixture.gguf");
@@ -62,8 +62,15 @@ async fn generate(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn experts_that_are_read_and_evicted_change_no_bit() {
+    // With biases, and with gated delta nets and a shared block.
+    for architecture in [Architecture::Qwen3Moe, Architecture::GptOss, Architecture::Qwen35Moe] {
+        no_residency_changes_a_bit(architecture).await;
+    }
+}
+
+async fn no_residency_changes_a_bit(architecture: Architecture) {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
-    let model = mixture(&folder);
+    let model = mixture(architecture, &folder);
     let length = model.weights.mappings().next().expect("a file").len() as u64;
     let (alone, read) = generate(&model, &[LAYERS], NO_PREFETCH).await;
     assert_eq!((alone.len(), read), (TOKENS.1 as usize, 0));
@@ -76,10 +83,10 @@ async fn experts_that_are_read_and_evicted_change_no_bit() {
             // Every run begins with all weights on disk.
             model.weights.evict(Extent { file_index: 0, offset: 0, length });
             let (logits, read) = generate(&model, windows, options).await;
-            assert!(logits == alone, "kept {kept:?}, windows {windows:?}: logits differ");
+            assert!(logits == alone, "{architecture}, kept {kept:?}, windows {windows:?}: logits differ");
             reads.push(read);
         }
-        println!("windows {windows:?}: {reads:?} bytes read");
+        println!("{architecture}, windows {windows:?}: {reads:?} bytes read");
         if !is_on_disk(&model) {
             eprintln!("SKIPPED experts_that_are_read_and_evicted_change_no_bit: the model is on a tmpfs");
             return;

@@ -11,17 +11,19 @@
 //! Not here: chat templates ([`crate::chat`]).
 
 mod bpe;
+mod channels;
 mod pre_tokenizer;
 mod sentence_piece;
 mod special;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hearth_profiles::gguf::{GgufError, Metadata};
 
 use crate::error::ExecError;
 use bpe::Bpe;
 pub(crate) use bpe::visible_char;
+use channels::{Channels, Mark};
 use pre_tokenizer::{BosPolicy, Symbols};
 use sentence_piece::SentencePiece;
 use special::SpecialTokens;
@@ -41,6 +43,8 @@ pub struct Tokenizer {
     eos: Option<u32>,
     /// The ids of the tokens that end a turn or the text.
     ends: BTreeSet<u32>,
+    /// The tokens between the messages of an answer, if the model writes in channels.
+    channel_marks: BTreeMap<u32, Mark>,
     add_bos: bool,
     add_eos: bool,
 }
@@ -64,6 +68,8 @@ const END_TOKENS: &[&str] = &[
     "<|endoftext|>",
     "<|im_end|>",
     "<|end|>",
+    "<|return|>",
+    "<|call|>",
     "<end_of_turn>",
     "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
 ];
@@ -158,6 +164,10 @@ impl Tokenizer {
         let is_eog =
             |&at: &usize| kind_of(at) == token_type::CONTROL && END_TOKENS.contains(&texts[at].as_str());
         let by_text = (0..texts.len()).filter(is_eog).map(|at| at as u32);
+        let id_of = |text: &str| texts.iter().position(|it| it == text).map(|at| at as u32);
+        let channel_marks = channels::marks(id_of);
+        // In a vocabulary with channels, `<|end|>` ends a message, and others may follow.
+        let ends_message = |id: &u32| channel_marks.get(id) == Some(&Mark::End);
         let add_bos = match (bos_policy, metadata.get_bool("tokenizer.ggml.add_bos_token")?) {
             (BosPolicy::Required, _) | (BosPolicy::Added, None) => true,
             (BosPolicy::Omitted, None) => false,
@@ -171,9 +181,10 @@ impl Tokenizer {
             add_bos,
             add_eos: metadata.get_bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false),
             eos: ends[0],
-            ends: ends.into_iter().flatten().chain(by_text).collect(),
+            ends: ends.into_iter().flatten().chain(by_text.filter(|id| !ends_message(id))).collect(),
             kind,
             tokens,
+            channel_marks,
             longest: texts.iter().map(String::len).fold(char::MAX.len_utf8(), usize::max),
             special,
             bos,
@@ -198,6 +209,16 @@ impl Tokenizer {
     /// Returns whether a token ends a turn or the text (end of generation).
     pub fn is_eog(&self, token: u32) -> bool {
         self.ends.contains(&token)
+    }
+
+    /// Returns whether the model writes its answers in channels, which [`IncrementalDetokenizer`] converts.
+    pub fn has_channels(&self) -> bool {
+        !self.channel_marks.is_empty()
+    }
+
+    /// Returns whether a token is between the messages of an answer of a model that writes in channels.
+    pub fn is_channel_mark(&self, token: u32) -> bool {
+        self.channel_marks.contains_key(&token)
     }
 
     /// Returns the tokens that end a turn or the text.
@@ -357,16 +378,21 @@ fn id(metadata: &Metadata, name: &str, count: usize) -> Result<Option<u32>, Exec
     Ok(Some(id))
 }
 
-/// Converts generated tokens to text, one token at a time.
+/// Converts generated tokens to text, one token at a time. The thoughts of a model that writes in channels become text
+/// between `<think>` and `</think>`.
 #[derive(Debug, Default)]
 pub struct IncrementalDetokenizer {
     /// Bytes that are not yet valid UTF-8.
     pending: Vec<u8>,
+    channels: Channels,
 }
 
 impl IncrementalDetokenizer {
     /// Adds a token and returns the characters that are complete now.
     pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> String {
+        if let Some(&mark) = tokenizer.channel_marks.get(&token) {
+            return self.channels.push_mark(mark);
+        }
         self.pending.extend_from_slice(tokenizer.token_bytes(token));
         let last_invalid: &[u8] = self.pending.utf8_chunks().last().map_or(&[], |chunk| chunk.invalid());
         // Without an error length, more bytes may complete the last character.
@@ -374,7 +400,7 @@ impl IncrementalDetokenizer {
         let complete = self.pending.len() - if is_incomplete { last_invalid.len() } else { 0 };
         let text = String::from_utf8_lossy(&self.pending[..complete]).into_owned();
         self.pending.drain(..complete);
-        text
+        self.channels.push_text(text)
     }
 
     /// Ends the text. Returns U+FFFD if the last character is incomplete, and otherwise an empty string.

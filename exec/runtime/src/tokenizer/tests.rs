@@ -120,6 +120,28 @@ fn turn_ends_are_control_tokens_regardless_of_their_type_in_the_file() {
 }
 
 #[test]
+fn messages_of_a_model_with_channels_are_one_answer() {
+    let marks = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"];
+    let kind = |id| if (3..259).contains(&id) { 6 } else { 3 };
+    let tokenizer = |count: usize| {
+        let mut texts = with_bytes(marks);
+        texts.truncate(259 + count);
+        let keys = [&SPECIAL_IDS[..], &[("add_space_prefix", Value::Bool(false))]].concat();
+        Tokenizer::new(&metadata("llama", texts, kind, &keys)).unwrap()
+    };
+    let (with, without) = (tokenizer(6), tokenizer(4));
+    assert!(with.has_channels() && !without.has_channels());
+    assert_eq!([262, 263, 264].map(|id| with.is_eog(id)), [false, true, true]);
+    assert!(without.is_eog(262), "elsewhere `<|end|>` ends the answer");
+    let answer =
+        "<|channel|>analysis<|message|>H\u{e9}<|end|><|start|>assistant<|channel|>final<|message|>No";
+    let ids = with.encode_without_bos(answer, true).unwrap();
+    let mut stream = IncrementalDetokenizer::default();
+    let text: String = ids.iter().map(|&id| stream.push(&with, id)).collect();
+    assert_eq!(text, "<think>H\u{e9}</think>\n\nNo");
+}
+
+#[test]
 fn many_special_tokens_are_found_quickly() {
     let mut texts: Vec<String> = (0..=255).map(|byte| format!("<0x{byte:02X}>")).collect();
     texts.extend((0..100_000).map(|number| format!("<{number}>")));
