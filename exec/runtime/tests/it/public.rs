@@ -133,7 +133,7 @@ fn every_published_chat_template_loads() {
 }
 
 /// Some of the templates whose syntax of calls is found, with the texts before the name and the arguments.
-const CALLS: [(&str, &str, &str); 9] = [
+const CALLS: [(&str, &str, &str); 10] = [
     ("MiMo-VL", "<tool_call>\n{\"name\": \"", "\", \"arguments\": "),
     ("Qwen-QwQ-32B", "<tool_call>\n{\"name\": \"", "\", \"arguments\": "),
     ("Qwen-Qwen3-0.6B", "<tool_call>\n{\"name\": \"", "\", \"arguments\": "),
@@ -148,6 +148,7 @@ const CALLS: [(&str, &str, &str); 9] = [
          function<\u{ff5c}tool\u{2581}sep\u{ff5c}>",
         "\n```json\n",
     ),
+    ("openai-gpt-oss-120b", "to=functions.", "<|channel|>commentary json<|message|>"),
 ];
 
 #[test]
@@ -160,6 +161,7 @@ fn syntax_of_calls_is_found_in_published_templates() {
         "<|eom_id|>",
         "<|end_of_text|>",
         "<|im_end|>",
+        "<|call|>",
         "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
     ];
     let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
