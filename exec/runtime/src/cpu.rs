@@ -85,6 +85,7 @@ pub(crate) struct Attention<'a> {
 /// A matmul whose rows are computed by one or more jobs.
 struct Strip<'a> {
     matrix: &'a Matrix<'a>,
+    input: &'a Activations,
     /// The rows that the current job computes.
     rows: Range<usize>,
     /// The output of the rows after `rows`.
@@ -94,6 +95,7 @@ struct Strip<'a> {
 /// The rows of a matmul that a thread computes at a time.
 struct Chunk<'a> {
     matrix: &'a Matrix<'a>,
+    input: &'a Activations,
     out: MatmulOutput<'a>,
 }
 
@@ -117,7 +119,7 @@ impl<'a> Strip<'a> {
         chunks.reserve(self.rows.len().div_ceil(chunk_rows));
         for first in self.rows.clone().step_by(chunk_rows) {
             let out = self.rest.split_off_first(chunk_rows.min(end - first));
-            chunks.push(Chunk { matrix: self.matrix, out });
+            chunks.push(Chunk { matrix: self.matrix, input: self.input, out });
         }
     }
 }
@@ -171,18 +173,25 @@ impl Cpu {
 
     /// Multiplies `input` by the matrices of all matmuls, in several jobs if weights are still being read.
     pub(crate) fn multiply(&self, input: &mut Activations, matmuls: &mut [Matmul<'_>]) {
-        let tokens = input.tokens();
-        for matmul in &*matmuls {
-            input.quantise_for_format(matmul.matrix.format, self.instruction_set);
+        let count = matmuls.len();
+        self.multiply_each(std::slice::from_mut(input), matmuls, count);
+    }
+
+    /// Multiplies the first of `inputs` by the matrices of the first `count` matmuls, the second by those of the next
+    /// ones, and so on, together: one wait of the threads for all of them.
+    pub(crate) fn multiply_each(&self, inputs: &mut [Activations], matmuls: &mut [Matmul<'_>], count: usize) {
+        for (input, matmuls) in inputs.iter_mut().zip(matmuls.chunks(count)) {
+            for matmul in matmuls {
+                input.quantise_for_format(matmul.matrix.format, self.instruction_set);
+            }
         }
-        let mut strips: Vec<Strip> = matmuls
-            .iter_mut()
-            .map(|Matmul { matrix, out }| Strip {
-                matrix,
-                rows: 0..0,
-                rest: MatmulOutput::new(out, tokens, matrix.rows),
+        let strips = inputs.iter().zip(matmuls.chunks_mut(count)).flat_map(|(input, matmuls)| {
+            matmuls.iter_mut().map(move |Matmul { matrix, out }| {
+                let rest = MatmulOutput::new(out, input.tokens(), matrix.rows);
+                Strip { matrix, input, rows: 0..0, rest }
             })
-            .collect();
+        });
+        let mut strips: Vec<Strip> = strips.collect();
         let bytes: usize = strips.iter().map(|strip| strip.matrix.bytes.len()).sum();
         let chunk_bytes = (bytes / (TARGET_CHUNKS_PER_THREAD * self.thread_pool.threads())).min(CHUNK_BYTES);
         loop {
@@ -191,7 +200,7 @@ impl Cpu {
                 break;
             }
             self.thread_pool.for_each_chunk_mut(&mut chunks, 1, |_, chunks| {
-                for Chunk { matrix, out } in chunks {
+                for Chunk { matrix, input, out } in chunks {
                     matmul_rows(self.instruction_set, **matrix, input, out);
                 }
             });

@@ -25,10 +25,18 @@ pub(super) const MAX_GROUP_ROUTES: usize = 64;
 pub(super) struct ExpertBuffers {
     scores: Vec<f32>, // [tokens, experts]
     routes: Vec<Route>,
-    input: Activations, // [tokens of an expert, embedding]
-    gated: Activations, // [tokens of an expert, width], first only the gate
-    up: Vec<f32>,       // [tokens of an expert, width]
-    out: Vec<f32>,      // [routes of a group, embedding]
+    inputs: Vec<Activations>, // [experts that are computed together], each [tokens of the expert, embedding]
+    gated: Vec<Activations>,  // the same, each [tokens of the expert, width], first only the gate
+    up: Vec<f32>,             // [tokens of these experts, width]
+    out: Vec<f32>,            // [routes of a group, embedding]
+}
+
+/// The computation of an expert.
+struct ExpertTask<'a> {
+    /// The routes to the expert.
+    routes: &'a [Route],
+    /// The output, `[routes, embedding]`.
+    out: &'a mut [f32],
 }
 
 /// Divides routes, which are sorted by expert, into groups of at most `max_experts` experts and `max_routes` routes. An
@@ -128,20 +136,21 @@ impl LayerPass<'_> {
         (input, buffers, change): (&Activations, &mut ExpertBuffers, &mut [f32]),
     ) {
         let embedding = input.row_length();
-        buffers.out.resize(routes.len() * embedding, 0.0);
-        for is_missing in [false, true] {
-            let mut first = 0;
-            for own in routes.chunk_by(|one, other| one.expert == other.expert) {
-                let rows = first * embedding..(first + own.len()) * embedding;
-                first += own.len();
-                if group.is_missing(own[0].expert as u32) == is_missing {
-                    let expert = own[0].expert as u32;
-                    self.cpu.barrier.wait_for_expert(group, expert, &self.cpu.thread_pool);
-                    self.compute_expert(weights, own, input, buffers, rows);
-                }
-            }
+        let mut out = std::mem::take(&mut buffers.out);
+        out.resize(routes.len() * embedding, 0.0);
+        let (mut present, mut missing, mut rest) = (Vec::new(), Vec::new(), &mut out[..]);
+        for routes in routes.chunk_by(|one, other| one.expert == other.expert) {
+            let (out, after) = rest.split_at_mut(routes.len() * embedding);
+            rest = after;
+            let is_missing = group.is_missing(routes[0].expert as u32);
+            (if is_missing { &mut missing } else { &mut present }).push(ExpertTask { routes, out });
         }
-        for (route, row) in routes.iter().zip(buffers.out.chunks_exact_mut(embedding)) {
+        self.compute_together(weights, &mut present, group, (input, buffers));
+        // Each of the others is computed as soon as it is in memory.
+        for task in missing.chunks_mut(1) {
+            self.compute_together(weights, task, group, (input, buffers));
+        }
+        for (route, row) in routes.iter().zip(out.chunks_exact_mut(embedding)) {
             elementwise::scale(self.cpu.instruction_set, row, route.weight);
             elementwise::add(
                 self.cpu.instruction_set,
@@ -149,39 +158,62 @@ impl LayerPass<'_> {
                 row,
             );
         }
+        buffers.out = out;
     }
 
-    /// Writes the outputs of an expert for its tokens to `rows` of `buffers.out`.
-    fn compute_expert(
+    /// Computes the outputs of experts for their tokens. The threads wait for each other twice for all of them, because
+    /// an expert has little work for a token.
+    fn compute_together(
         &self,
         weights: &ExpertWeights<'_>,
-        routes: &[Route],
-        input: &Activations,
-        ExpertBuffers { input: own, gated, up, out, .. }: &mut ExpertBuffers,
-        rows: Range<usize>,
+        experts: &mut [ExpertTask<'_>],
+        group: &ExpertGroup,
+        (input, buffers): (&Activations, &mut ExpertBuffers),
     ) {
-        let (expert, tokens) = (routes[0].expert, routes.len());
         let (embedding, width) = (input.row_length(), weights.down.row_length);
-        own.resize(tokens, embedding);
-        for (row, route) in own.rows_mut().chunks_exact_mut(embedding).zip(routes) {
-            row.copy_from_slice(&input.rows()[route.token * embedding..][..embedding]);
+        let ExpertBuffers { inputs, gated, up, .. } = buffers;
+        let count = experts.len();
+        inputs.resize_with(inputs.len().max(count), Activations::default);
+        gated.resize_with(gated.len().max(count), Activations::default);
+        let (inputs, gated) = (&mut inputs[..count], &mut gated[..count]);
+        up.resize(experts.iter().map(|task| task.routes.len() * width).sum(), 0.0);
+        let (mut matmuls, mut rest) = (Vec::with_capacity(2 * count), &mut up[..]);
+        for ((task, own), gated) in experts.iter().zip(&mut *inputs).zip(&mut *gated) {
+            let (expert, tokens) = (task.routes[0].expert, task.routes.len());
+            self.cpu.barrier.wait_for_expert(group, expert as u32, &self.cpu.thread_pool);
+            own.resize(tokens, embedding);
+            for (row, route) in own.rows_mut().chunks_exact_mut(embedding).zip(task.routes) {
+                row.copy_from_slice(&input.rows()[route.token * embedding..][..embedding]);
+            }
+            gated.resize(tokens, width);
+            let (up, after) = rest.split_at_mut(tokens * width);
+            rest = after;
+            matmuls.push(Matmul { matrix: weights.gate.slice(expert * width, width), out: gated.rows_mut() });
+            matmuls.push(Matmul { matrix: weights.up.slice(expert * width, width), out: up });
         }
-        gated.resize(tokens, width);
-        up.resize(tokens * width, 0.0);
-        let mut matmuls = [
-            Matmul { matrix: weights.gate.slice(expert * width, width), out: gated.rows_mut() },
-            Matmul { matrix: weights.up.slice(expert * width, width), out: up },
-        ];
-        self.cpu.multiply(own, &mut matmuls);
-        let bias = |index: usize, rows: usize| weights.biases.map(|all| &all[index][expert * rows..][..rows]);
-        self.add_bias(gated.rows_mut(), bias(1, width));
-        self.add_bias(up, bias(2, width));
-        let activation = self.weights.hyperparameters().gate_activation;
-        self.cpu.gated(activation, gated.rows_mut(), up, width);
-        let down = weights.down.slice(expert * embedding, embedding);
-        let out = &mut out[rows];
-        self.cpu.multiply(gated, &mut [Matmul { matrix: down, out: &mut *out }]);
-        self.add_bias(out, bias(3, embedding));
+        self.cpu.multiply_each(inputs, &mut matmuls, 2);
+        drop(matmuls);
+        let bias = |index: usize, expert: usize, rows: usize| {
+            weights.biases.map(|all| &all[index][expert * rows..][..rows])
+        };
+        let (activation, mut rest) = (self.weights.hyperparameters().gate_activation, &mut up[..]);
+        for (task, gated) in experts.iter().zip(&mut *gated) {
+            let expert = task.routes[0].expert;
+            let (up, after) = rest.split_at_mut(task.routes.len() * width);
+            rest = after;
+            self.add_bias(gated.rows_mut(), bias(1, expert, width));
+            self.add_bias(up, bias(2, expert, width));
+            self.cpu.gated(activation, gated.rows_mut(), up, width);
+        }
+        let down = |expert: usize| weights.down.slice(expert * embedding, embedding);
+        let mut matmuls: Vec<Matmul> = experts
+            .iter_mut()
+            .map(|task| Matmul { matrix: down(task.routes[0].expert), out: task.out })
+            .collect();
+        self.cpu.multiply_each(gated, &mut matmuls, 1);
+        for ExpertTask { routes, out } in experts {
+            self.add_bias(out, bias(3, routes[0].expert, embedding));
+        }
     }
 
     /// Adds a bias, if any, to each row.
