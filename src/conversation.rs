@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hearth_profiles::gguf::Metadata;
-use hearth_runtime::chat::THOUGHT_END;
+use hearth_runtime::chat::{THOUGHT_END, THOUGHT_START};
 use hearth_runtime::{ChatMessage, ChatTemplate, ExecError, Tokenizer};
 
 pub struct Conversation {
@@ -60,10 +60,10 @@ impl Conversation {
     /// Adds the answer to the last message of the user.
     pub fn add_answer(&mut self, text: &str) {
         if self.has_template() {
-            // Templates with channels expect only the text of the last one.
-            let has_channels = self.tokenizer.has_channels();
-            let text = text.rsplit(THOUGHT_END).next().filter(|_| has_channels).map_or(text, str::trim_start);
-            self.messages.push(ChatMessage::new("assistant", text));
+            // Templates of the harmony format expect the text without thoughts.
+            let has_thoughts = self.tokenizer.has_harmony() && text.starts_with(THOUGHT_START);
+            let after = text.split_once(THOUGHT_END).map_or("", |(_, after)| after.trim_start());
+            self.messages.push(ChatMessage::new("assistant", if has_thoughts { after } else { text }));
         }
     }
 

@@ -30,7 +30,7 @@ impl ChatFormat {
     pub fn new(template: ChatTemplate, tokenizer: &Tokenizer) -> ChatFormat {
         let syntax = Arc::new(ToolSyntax::of(&template, tokenizer));
         let source = template.source();
-        let can_think = source.contains(THOUGHT_START) || tokenizer.has_channels();
+        let can_think = source.contains(THOUGHT_START) || tokenizer.has_harmony();
         let knows_developer = source.contains("developer");
         ChatFormat { template, syntax, can_think, knows_developer }
     }

@@ -47,9 +47,7 @@ pub async fn create_chat_completion(
         state.check_length("messages", of_messages + of_tools)?;
         let encoded = chat.encode(&state.tokenizer, messages, tools);
         let (tokens, thinking) = encoded.map_err(|error| ApiError::invalid("messages", error.to_string()))?;
-        // Grammars describe tokens, and thoughts in channels have others.
-        let in_grammar = if state.tokenizer.has_channels() { Thinking::Never } else { thinking };
-        let grammar = state.compile_grammar(&params, &chat.syntax, in_grammar)?;
+        let grammar = state.compile_grammar(&params, &chat.syntax, thinking)?;
         let tools = params.constraint.can_call().then(|| chat.syntax.clone());
         let can_follow_text = params.constraint.can_follow_text(&chat.syntax);
         let syntax = Some(AnswerSyntax { thinking, tools, can_follow_text });
@@ -220,7 +218,10 @@ impl AppState {
         });
         let texts = texts.into_iter().flatten().map(String::as_str).chain([THOUGHT_START, THOUGHT_END]);
         let fragments = texts.flat_map(|text| self.tokenizer.split_control_tokens(text));
-        fragments.filter_map(|part| if let Fragment::Token(id) = part { Some(id) } else { None }).collect()
+        let tokens =
+            fragments.filter_map(|part| if let Fragment::Token(id) = part { Some(id) } else { None });
+        // The detokenizer converts those of the harmony format.
+        tokens.filter(|&token| !self.tokenizer.is_harmony_token(token)).collect()
     }
 
     fn prompt_tokens(&self, prompt: Prompt) -> Result<Vec<u32>, ApiError> {

@@ -132,6 +132,10 @@ impl Constraint {
             TextFormat::Json(schema) => Some(format!("%json {}", with_options(schema.clone(), false))),
             TextFormat::Grammar(grammar) => Some(format!("%lark {{\n{grammar}\n}}")),
         };
+        if tokenizer.has_harmony() && thinking != Thinking::Never {
+            self.add_harmony(text, &mut rules);
+            return Some(rules.text);
+        }
         let body = if self.can_call() { self.text_or_calls(syntax, text, &mut rules) } else { text? };
         let start = match thinking {
             Thinking::Never => "body".to_owned(),
@@ -147,6 +151,30 @@ impl Constraint {
             rules.add("SPACE: /\\s+/");
         }
         Some(format!("start: {start}\nbody: {body}\n{}", rules.text))
+    }
+
+    /// Adds the rules of an answer in the harmony format: thoughts, and then `text`, or free text, or a call.
+    fn add_harmony(&self, text: Option<String>, rules: &mut Rules<'_>) {
+        let thoughts = rules.terms("<|channel|>analysis<|message|>");
+        rules.add("start: thoughts* answer");
+        rules.add(&format!("thoughts: {thoughts} FREE {}", rules.terms("<|end|><|start|>assistant")));
+        rules.add("FREE: /(.|\\n)*/");
+        let last = rules.terms("<|channel|>final<|message|>");
+        let mut answers = Vec::new();
+        if !self.can_call() || matches!(self.choice, ToolChoice::Auto) {
+            answers.push(format!("{last} {}", text.unwrap_or_else(|| "FREE".to_owned())));
+        }
+        for tool in self.callable() {
+            let header =
+                format!("<|channel|>commentary to=functions.{} <|constrain|>json<|message|>", tool.name);
+            answers.push(format!("{} %json {}", rules.terms(&header), tool.schema()));
+        }
+        let mut names = Vec::new();
+        for (at, answer) in answers.iter().enumerate() {
+            rules.add(&format!("answer_{at}: {answer}"));
+            names.push(format!("answer_{at}"));
+        }
+        rules.add(&format!("answer: {}", names.join(" | ")));
     }
 
     /// Returns the rule of an answer that is `text`, or free text, or calls, and adds the rules that it needs.
@@ -253,15 +281,16 @@ mod tests {
     use std::sync::Arc;
 
     use hearth_profiles::gguf::{Array, Metadata, Value as MetadataValue};
-    use hearth_runtime::{GrammarCompiler, Sampler, SamplerOptions};
+    use hearth_runtime::{GrammarCompiler, IncrementalDetokenizer, Sampler, SamplerOptions};
 
     use super::*;
     use crate::answer::{Answer, AnswerParser, AnswerSyntax};
 
-    /// A tokenizer of byte tokens (0 to 255), the control token `[CALLS]` (256), and the end (257).
-    fn tokenizer() -> Tokenizer {
+    /// A tokenizer of byte tokens (0 to 255), the control token `[CALLS]` (256), the end (257), and more control tokens.
+    fn tokenizer(more: &[&str]) -> Tokenizer {
         let bytes = (0..256).map(|byte| format!("<0x{byte:02X}>"));
-        let tokens: Vec<String> = bytes.chain(["[CALLS]".to_owned(), "</s>".to_owned()]).collect();
+        let control = ["[CALLS]", "</s>"].iter().chain(more).map(ToString::to_string);
+        let tokens: Vec<String> = bytes.chain(control).collect();
         let types = (0..tokens.len()).map(|id| if id < 256 { 6 } else { 3 }).collect();
         let mut metadata = Metadata::default();
         let keys = [
@@ -289,17 +318,32 @@ mod tests {
         Tool { name: name.into(), parameters, is_strict: true }
     }
 
-    /// Generates an answer by a sampler that prefers to write `wanted`, where the grammar allows it, and then the end.
+    /// The control tokens of the harmony format.
+    const HARMONY: [&str; 6] =
+        ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"];
+
     fn answer(
         constraint: &Constraint,
         syntax: ToolSyntax,
         thinking: Thinking,
         wanted: &str,
     ) -> Option<Answer> {
-        let tokenizer = tokenizer();
+        answer_with(&[], constraint, syntax, thinking, wanted)
+    }
+
+    /// Generates an answer by a sampler that prefers to write `wanted`, where the grammar allows it, and then the end.
+    fn answer_with(
+        more_tokens: &[&str],
+        constraint: &Constraint,
+        syntax: ToolSyntax,
+        thinking: Thinking,
+        wanted: &str,
+    ) -> Option<Answer> {
+        let (tokenizer, count) = (tokenizer(more_tokens), 258 + more_tokens.len());
+        let mut stream = IncrementalDetokenizer::default();
         let syntax = Arc::new(syntax);
         let grammar = constraint.grammar(&syntax, &tokenizer, thinking).expect("a grammar");
-        let compiler = GrammarCompiler::new(&tokenizer, 258).expect("a compiler");
+        let compiler = GrammarCompiler::new(&tokenizer, count as u32).expect("a compiler");
         let matcher = compiler.compile(&grammar).unwrap_or_else(|error| panic!("{error}\n{grammar}"));
         let failure = matcher.failure();
         let mut sampler = Sampler::new(SamplerOptions::default()).expect("a sampler").with_grammar(matcher);
@@ -313,7 +357,7 @@ mod tests {
         let mut parser = AnswerParser::new(&AnswerSyntax { thinking, tools, can_follow_text }, (0, 0));
         let mut answer = Answer::default();
         for _ in 0..1000 {
-            let mut logits = vec![0.0; 258];
+            let mut logits = vec![0.0; count];
             logits[257] = 1.0;
             if let Some(&next) = wanted.peek() {
                 logits[next as usize] = 2.0;
@@ -327,7 +371,12 @@ mod tests {
                 }
                 return wanted.peek().is_none().then_some(answer);
             }
-            for part in parser.push(&tokenizer.text_of(token)) {
+            let text = if more_tokens.is_empty() {
+                tokenizer.text_of(token)
+            } else {
+                stream.push(&tokenizer, token)
+            };
+            for part in parser.push(&text) {
                 answer.add(part);
             }
         }
@@ -405,6 +454,36 @@ mod tests {
         let unknown = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"town\": 1}}\n</tool_call>";
         let required = Constraint { choice: ToolChoice::Required, ..one };
         assert_eq!(answer(&required, ToolSyntax::common(), Thinking::Never, unknown), None);
+    }
+
+    #[test]
+    fn answers_in_the_harmony_format_have_thoughts_text_and_calls() {
+        let syntax = || ToolSyntax {
+            opening: "to=functions.".into(),
+            middle: "<|channel|>commentary json<|message|>".into(),
+            next: None,
+            ending: String::new(),
+            ..ToolSyntax::common()
+        };
+        let found = |constraint: &Constraint, wanted: &str| {
+            answer_with(&HARMONY, constraint, syntax(), Thinking::Possible, wanted)
+        };
+        let thoughts = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant";
+        let call = "<|channel|>commentary to=functions.time <|constrain|>json<|message|>{\"city\": \"Rome\"}";
+        let last = "<|channel|>final<|message|>Yes";
+        let auto = Constraint { tools: vec![tool("weather"), tool("time")], ..Constraint::default() };
+        let called = found(&auto, &format!("{thoughts}{call}")).expect("a call").message();
+        assert_eq!(called["reasoning_content"], json!("Hm"), "{called}");
+        let function = &called["tool_calls"][0]["function"];
+        assert_eq!(function["name"], json!("time"), "{called}");
+        assert_eq!(function["arguments"], json!("{\"city\": \"Rome\"}"), "{called}");
+        assert_eq!(found(&auto, &format!("{thoughts}{last}")).expect("text").text, "Yes");
+        let required = Constraint { choice: ToolChoice::Required, ..auto };
+        assert!(found(&required, last).is_none() && found(&required, call).is_some());
+        let schema = TextFormat::Json(json!({"enum": ["yes", "no"]}));
+        let json = Constraint { text: schema, ..Constraint::default() };
+        let wanted = format!("{thoughts}<|channel|>final<|message|>\"no\"");
+        assert_eq!(found(&json, &wanted).expect("JSON").text, "\"no\"");
     }
 
     #[test]

@@ -198,8 +198,7 @@ impl Generation {
             return std::mem::take(&mut self.text).finish();
         }
         self.logprobs.extend(logprobs);
-        let is_visible = self.format.visible.contains(&token) && !self.tokenizer.is_channel_mark(token);
-        let control = self.tokenizer.control_text(token).filter(|_| is_visible);
+        let control = self.tokenizer.control_text(token).filter(|_| self.format.visible.contains(&token));
         match control {
             Some(control) => std::mem::take(&mut self.text).finish() + control,
             None => self.text.push(&self.tokenizer, token),

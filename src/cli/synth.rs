@@ -11,7 +11,7 @@ pub struct SynthArgs {
     #[arg(long, default_value = "tiny")]
     pub preset: String,
     /// Set the model architecture: llama, qwen2, qwen3, gemma, gemma2, gemma3, internlm2, smollm3, phi3, granite,
-    /// olmo2, gemma4, qwen35, qwen3moe or olmoe.
+    /// olmo2, gemma4, qwen35, qwen3moe, qwen35moe, gpt-oss, granitemoe or olmoe.
     #[arg(long)]
     pub arch: Option<String>,
     /// Set the number of layers.
@@ -39,7 +39,8 @@ pub struct SynthArgs {
     /// Give each token an input for each layer, of ELEMENTS elements; only for gemma4.
     #[arg(long, value_name = "ELEMENTS")]
     pub per_layer_input: Option<u32>,
-    /// Replace the feed-forward blocks by COUNT experts; only for llama (Mixtral), qwen3moe and olmoe.
+    /// Replace the feed-forward blocks by COUNT experts; only for llama (Mixtral) and mixtures, such as
+    /// qwen3moe.
     #[arg(long, value_name = "COUNT")]
     pub experts: Option<u32>,
     /// Set the number of experts that a token uses [default: a quarter of them].
@@ -48,8 +49,8 @@ pub struct SynthArgs {
     /// Set the width of an expert [default: the feed-forward length].
     #[arg(long, value_name = "ELEMENTS")]
     pub expert_ffn: Option<u32>,
-    /// Set the context length in tokens; the sliding window of gemma2, gemma3, gemma4 and olmo2 is half
-    /// as long.
+    /// Set the context length in tokens; the sliding window of gemma2, gemma3, gemma4, gpt-oss and olmo2
+    /// is half as long.
     #[arg(long)]
     pub context: Option<u32>,
     /// Set the number of tokens in the vocabulary.

@@ -90,8 +90,8 @@ fn mixtures_are_simulated() {
     let codes: Vec<&str> = expect_array(&findings).iter().filter_map(|it| it["code"].as_str()).collect();
     assert!(codes.contains(&"experts-exceed-memory") && !codes.contains(&"not-runnable"), "{codes:?}");
     assert_rejected(
-        &["synth", "--preset", "tiny", "--arch", "gpt-oss", "-o", &folder.path_of("m.gguf")],
-        &["gpt-oss models can be planned and simulated, but not yet run"],
+        &["synth", "--preset", "tiny", "--arch", "minimax-m2", "-o", &folder.path_of("m.gguf")],
+        &["minimax-m2 models can be planned and simulated, but not yet run"],
     );
     assert_rejected(
         &["plan", &path, "--strategy", "dllama"],

@@ -3,8 +3,8 @@
 //! The source of a parameter determines its uncertainty: the spread of the repeats for a measurement, the rounding for
 //! a published number, the error of the fit for an inferred one, and a large value for an assumed one. All quantities
 //! with a unit and a source are drawn together from log-normal distributions around their values, and the same plan is
-//! simulated with each draw. If the run ends out of memory, the time of the draw is infinite. In short runs, each parameter
-//! alone is decreased and increased by its uncertainty, and those that change the time most are reported.
+//! simulated with each draw. If the run ends out of memory, the time of the draw is infinite. In short runs, each
+//! parameter alone is decreased and increased by its uncertainty, and those that change the time most are reported.
 //!
 //! Not here: errors of the device model. Only measured runs show them.
 
@@ -236,5 +236,23 @@ mod tests {
         multiply(&mut document, &["size".into()], 1.2);
         assert_eq!(document["disk"]["sequential"]["value"], Value::from("5 GB/s"));
         assert_eq!(document["size"]["value"], Value::from("4 B"));
+    }
+
+    #[test]
+    fn greater_change_of_each_parameter_counts() {
+        let found = |times: &[f64]| {
+            let names = ["a", "b", "c", "d"].map(String::from).into_iter();
+            most_sensitive(names, times)
+        };
+        // The base, then a decrease and an increase of each parameter: -20 %, out of memory, nothing, and 10 %.
+        let times = [100.0, 80.0, 105.0, 100.0, f64::INFINITY, 100.1, 100.0, 98.0, 110.0];
+        let names: Vec<String> = found(&times).iter().map(|(name, _)| name.clone()).collect();
+        assert_eq!(names, ["b", "a", "d"]);
+        let changes: Vec<f64> = found(&times).iter().map(|(_, change)| *change).collect();
+        assert!(
+            changes[0].is_infinite() && (changes[1] + 0.2).abs() < 1e-9 && changes[2] > 0.0,
+            "{changes:?}"
+        );
+        assert!(found(&[f64::INFINITY, 1.0, 1.0]).is_empty(), "the plan itself runs out of memory");
     }
 }

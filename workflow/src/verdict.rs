@@ -95,8 +95,7 @@ impl Verdict {
             needs_longer_context: prompt_tokens >= limited.context_length,
         };
         let is_ring = plan.kind.is_ring();
-        let alone =
-            (plan.devices.len() > 1).then(|| best_single_device(loaded, &with_short_run(described), memory));
+        let alone = (plan.devices.len() > 1).then(|| best_single_device(loaded, described, memory));
         Self {
             speed: Speed::from_metrics(metrics),
             reading_speed: READING_SPEED.0,
@@ -153,7 +152,7 @@ fn best_single_device(
 ) -> Option<SingleDeviceSpeed> {
     let instance = Instance::from_cluster(cluster, loaded.scenario.planner.slow_disk_threshold);
     let model = LatencyModel::new(&instance).ok()?;
-    let alone = |device: usize| {
+    let alone = |device: usize, cluster: &Cluster| {
         let solution = solve_within_memory(&SingleDevice { device: Some(device) }, &model).ok()?;
         // With the residency that is best for the device alone, as in a ring.
         let plan = plan_from_assignment(&model, &solution.assignment, cluster, &loaded.record).ok()?;
@@ -162,9 +161,12 @@ fn best_single_device(
         let speed = Speed::from_metrics(&simulate(loaded, &cluster, &plan, memory)?)?;
         Some(SingleDeviceSpeed { device: plan.devices.first()?.name.clone(), speed })
     };
-    let speed = |alone: &SingleDeviceSpeed| alone.speed.tokens_per_second;
-    let devices = (0..model.device_count()).filter_map(alone);
-    devices.max_by(|one, other| speed(one).total_cmp(&speed(other)))
+    // Short runs choose the device, and its speed is that of the whole run, as of the ring.
+    let short = with_short_run(cluster);
+    let speed = |device: usize| Some((alone(device, &short)?.speed.tokens_per_second, device));
+    let speeds = (0..model.device_count()).filter_map(speed);
+    let (_, best) = speeds.max_by(|(one, _), (other, _)| one.total_cmp(other))?;
+    alone(best, cluster)
 }
 
 /// Returns why hearth cannot run a plan yet.

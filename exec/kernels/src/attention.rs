@@ -1,9 +1,9 @@
 //! Attention of one query head over its cached keys and values.
 //!
 //! `scores[t] = scale * dot(query, key[t])` in the 32 lanes of [`crate`], then the soft cap if the model has one,
-//! `p = softmax(scores)`, with a sink as one more score if the head has one, and `out = sum over t of p[t] * value[t]` with one fma for each t in ascending order. The
-//! result does not depend on the batches in which the tokens were processed. In grouped-query attention several query
-//! heads share one key and value head.
+//! `p = softmax(scores)`, with a sink as one more score if the head has one, and `out = sum over t of p[t] * value[t]`
+//! with one fma for each t in ascending order. The result does not depend on the batches in which the tokens were
+//! processed. In grouped-query attention several query heads share one key and value head.
 //!
 //! With keys and values in blocks (`Q8_0`, `Q4_0`), the query is rounded to eight bits and multiplied by the keys as
 //! activations are by weights, and each block of values is multiplied by `p[t] * scale`.

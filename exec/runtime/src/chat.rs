@@ -36,10 +36,11 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, ErrorKind, Output, UndefinedBehavior, Value, context};
 
 pub use self::message::{ChatMessage, JsonValue};
-pub use self::tool_syntax::{THOUGHT_END, THOUGHT_START, ToolSyntax};
+pub use self::tool_syntax::ToolSyntax;
 use crate::clock::today;
 use crate::error::{ExecError, sanitize};
 use crate::tokenizer::Tokenizer;
+pub use crate::tokenizer::{THOUGHT_END, THOUGHT_START};
 
 /// Maximum number of interpreter steps (fuel) of a template, in addition to [`FUEL_PER_MESSAGE`].
 /// source: assumed; the templates of published models need a few hundred

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use experts::MAX_GROUP_ROUTES;
+use experts::{MAX_GROUP_ROUTES, MAX_SHARED_TOKENS};
 use hearth_profiles::model::{GateActivation, ModelShape, TokenMixer};
 use hearth_schema::pass::Pass;
 use layer_pass::{Buffers, LayerPass, Piece};
@@ -173,19 +173,25 @@ impl Cpu {
 
     /// Multiplies `input` by the matrices of all matmuls, in several jobs if weights are still being read.
     pub(crate) fn multiply(&self, input: &mut Activations, matmuls: &mut [Matmul<'_>]) {
-        let count = matmuls.len();
-        self.multiply_each(std::slice::from_mut(input), matmuls, count);
+        let matmuls_per_input = matmuls.len();
+        self.multiply_each(std::slice::from_mut(input), matmuls, matmuls_per_input);
     }
 
-    /// Multiplies the first of `inputs` by the matrices of the first `count` matmuls, the second by those of the next
-    /// ones, and so on, together: one wait of the threads for all of them.
-    pub(crate) fn multiply_each(&self, inputs: &mut [Activations], matmuls: &mut [Matmul<'_>], count: usize) {
-        for (input, matmuls) in inputs.iter_mut().zip(matmuls.chunks(count)) {
+    /// Multiplies the first of `inputs` by the matrices of the first `matmuls_per_input` matmuls, the second by those of
+    /// the next ones, and so on, together: one wait of the threads for all of them.
+    pub(crate) fn multiply_each(
+        &self,
+        inputs: &mut [Activations],
+        matmuls: &mut [Matmul<'_>],
+        matmuls_per_input: usize,
+    ) {
+        assert_eq!(matmuls.len(), inputs.len() * matmuls_per_input, "each input must have its matmuls");
+        for (input, matmuls) in inputs.iter_mut().zip(matmuls.chunks(matmuls_per_input)) {
             for matmul in matmuls {
                 input.quantise_for_format(matmul.matrix.format, self.instruction_set);
             }
         }
-        let strips = inputs.iter().zip(matmuls.chunks_mut(count)).flat_map(|(input, matmuls)| {
+        let strips = inputs.iter().zip(matmuls.chunks_mut(matmuls_per_input)).flat_map(|(input, matmuls)| {
             matmuls.iter_mut().map(move |Matmul { matrix, out }| {
                 let rest = MatmulOutput::new(out, input.tokens(), matrix.rows);
                 Strip { matrix, input, rows: 0..0, rest }
@@ -378,14 +384,15 @@ pub fn buffer_bytes(shape: &ModelShape, tokens: u32, threads: usize) -> u64 {
         _ => 0,
     };
     // The scores, and the input, gate, up projection and outputs of experts.
-    let of_experts = shape.experts.map_or(0, |experts| {
-        u64::from(experts.count) + 2 * embedding + 3 * u64::from(experts.feed_forward_length)
+    let of_experts = shape.experts.map_or([0; 2], |experts| {
+        let of_route = 2 * embedding + 3 * u64::from(experts.feed_forward_length);
+        let slots = u64::from(experts.count).min(MAX_GROUP_ROUTES as u64);
+        [u64::from(experts.count) + of_route, slots * MAX_SHARED_TOKENS as u64 * of_route]
     });
-    let outputs = if shape.experts.is_some() { MAX_GROUP_ROUTES as u64 * embedding } else { 0 };
     let values = u64::from(tokens)
-        * (3 * embedding + of_experts + of_attention + of_delta_net + 5 * feed_forward / 2)
+        * (3 * embedding + of_experts[0] + of_attention + of_delta_net + 5 * feed_forward / 2)
         + threads as u64 * u64::from(shape.context_length.min(4096))
         + u64::from(shape.vocab_size)
-        + outputs;
+        + of_experts[1];
     4 * values
 }

@@ -35,7 +35,9 @@ pub fn tokenizer(input: &[u8]) {
         let bytes: Vec<u8> = ids.iter().flat_map(|&id| tokenizer.token_bytes(id)).copied().collect();
         let mut stream = IncrementalDetokenizer::default();
         let pushed: String = ids.iter().map(|&id| stream.push(&tokenizer, id)).collect();
-        assert_eq!(pushed + &stream.finish(), String::from_utf8_lossy(&bytes));
+        // The harmony format is converted.
+        let is_plain = !tokenizer.has_harmony();
+        assert!(!is_plain || pushed + &stream.finish() == String::from_utf8_lossy(&bytes), "{ids:?}");
         let _ = tokenizer.decode(&ids);
     }
     assert!(!contains_end(&tokenizer, &from_template), "an escaped text ends a turn: {from_template:?}");
@@ -53,7 +55,7 @@ fn contains_end(tokenizer: &Tokenizer, mut ids: &[u32]) -> bool {
     {
         ids = rest;
     }
-    ids.iter().any(|&id| tokenizer.is_eog(id))
+    ids.iter().any(|&id| tokenizer.is_eog(id) || tokenizer.is_harmony_token(id))
 }
 
 /// Returns the metadata of a tokenizer, and the text to encode. Each line has a key and a value:

@@ -3,12 +3,12 @@
 //! A layer computes, for the hidden state h of a token and x = RMSNorm(h):
 //!
 //! ```text
-//! q, k, v = W_q x + b_q, W_k x + b_k, W_v x + b_v           biases if the file has them; always in qwen2
+//! q, k, v = W_q x + b_q, W_k x + b_k, W_v x + b_v           biases if the file has them; always in qwen2, gpt-oss
 //! q, k = RMSNorm of each head, or of all heads              in some architectures
 //! rotate each head of q and k by the token's position       crate::rope; not in all layers
 //! h += r N(W_o (attention(q, K, V) * sigmoid(g)))           K, V: this and earlier positions; N: RMSNorm in some;
-//!                                                           g = W_g x in qwen35, whose rows are in W_q; else no gate
-//! x = RMSNorm(h);  h += r N(W_down (f(W_gate x) * W_up x))  f = silu or gelu (tanh); r = 1 except in granite
+//!                                                           g = W_g x in qwen35(moe), with rows in W_q; else no gate
+//! x = RMSNorm(h);  h += r N(W_down (f(W_gate x) * W_up x))  f = silu or gelu (tanh); r = 1 except in granite(moe)
 //! h += N(W_2 (gelu(W_1 h) * i))                             i: the input of this layer, in Gemma 4 E2B and E4B
 //! h = s h                                                   s: a constant of the layer, in gemma4
 //! ```
@@ -18,8 +18,8 @@
 //! sqrt(2)`, where t is a row of a table, and the norm is one for each layer.
 //!
 //! In gemma4, v is normalised too, without weights; if W_v is missing, v is k before its norm. In three of four layers
-//! of qwen35, a gated delta net replaces attention. For each value head, with u = silu(convolution of W_qkv x over
-//! tokens):
+//! of qwen35 and qwen35moe, a gated delta net replaces attention. For each value head, with u = silu(convolution of
+//! W_qkv x over tokens):
 //!
 //! ```text
 //! q, k, v = u                                               q and k divided by their lengths
@@ -32,9 +32,11 @@
 //! sum of the outputs of the best experts, each multiplied by its score, which is divided by the sum of their scores
 //! except in olmoe (`crate::experts`).
 //!
-//! In qwen35moe, a block as in dense models, multiplied by `sigmoid(w x)`, is added to the experts. In gpt-oss, the router and the experts have biases, each head has a sink s, so that its attention weights are
-//! `e^score / (e^s + sum of all e^score)`, and with g = `W_gate x` of at most 7 and u = `W_up x` from -7 to 7, both with
-//! biases, f(g) u is `g sigmoid(1.702 g) (u + 1)`.
+//! Some mixtures add a block that all tokens share; in qwen35moe, it is multiplied by `sigmoid(w x)`.
+//!
+//! In gpt-oss, the attention output, the router and the experts have biases, and each head has a sink s, so that its
+//! attention weights are `e^score / (e^s + sum of all e^score)`. With g = `W_gate x` of at most 7 and u = `W_up x` from
+//! -7 to 7, f(g) u is `g sigmoid(1.702 g) (u + 1)`.
 //!
 //! In some architectures with N, x = h. After the last layer, logits = `W_output` RMSNorm(h). Some architectures scale
 //! embeddings and logits, apply the soft cap `c tanh(x / c)` to attention scores and logits, or have layers that attend

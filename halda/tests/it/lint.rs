@@ -417,7 +417,7 @@ fn kept_sets_below_memory_are_reported() {
 #[test]
 fn experts_that_exceed_memory_are_reported() {
     let mut case = Case::new(SCENARIO);
-    case.cluster.model = shipped_profile("gpt-oss-20b").unwrap();
+    case.cluster.model = shipped_profile("llama-4-scout").unwrap();
     assert!(case.lint_scenario().iter().any(|finding| finding.code == "not-runnable"));
     case.cluster.model = shipped_profile("qwen3-30b-a3b").unwrap();
     codes(&case.lint_scenario(), &[]);

@@ -51,7 +51,7 @@ pub enum Architecture {
     Qwen3Moe,
     /// Mixtures of Qwen 3.5 and 3.6: experts and a shared block.
     Qwen35Moe,
-    /// gpt-oss: a mixture with biases, and a sliding window in every other layer.
+    /// gpt-oss: a mixture with biases, attention sinks, and a sliding window in every other layer.
     #[serde(rename = "gpt-oss")]
     GptOss,
     /// MiniMax M2: a mixture with norms of whole rows of Q and K.
@@ -205,7 +205,7 @@ pub struct ArchitectureSpec {
     pub is_runnable: bool,
     /// Whether mixtures of the architecture can be run.
     pub runs_experts: bool,
-    /// Whether the GPU backend computes layers of the architecture, or would if it could be run.
+    /// Whether the GPU backend computes layers of the architecture; for mixtures, whether planners assume it.
     pub has_gpu_kernels: bool,
     /// Whether synthetic models have a BPE tokenizer instead of `SentencePiece`; for Llama, the tokenizer of Llama 1
     /// and 2.
@@ -307,9 +307,9 @@ const GEMMA_3: ArchitectureSpec = ArchitectureSpec {
 };
 
 /// The supported architectures. Sources: Touvron et al. 2023 (Llama); the reports of Qwen 2 and 3, Gemma, Gemma 2
-/// (section 2 and table 1), Gemma 3 (section 2), `InternLM` 2, Phi 3, Granite 3 and OLMo 2; the model card of gpt-oss; Yang et al. 2025 (gated
-/// delta nets of Qwen 3.5); the published configurations of all models (for example `query_pre_attn_scalar`,
-/// `sliding_window_pattern`, `no_rope_layers`).
+/// (section 2 and table 1), Gemma 3 (section 2), `InternLM` 2, Phi 3, Granite 3 and OLMo 2; the model card of gpt-oss;
+/// Yang et al. 2025 (gated delta nets of Qwen 3.5); the published configurations of all models (for example
+/// `query_pre_attn_scalar`, `sliding_window_pattern`, `no_rope_layers`).
 pub const SPECS: &[ArchitectureSpec] = &[
     LLAMA,
     QWEN_2,

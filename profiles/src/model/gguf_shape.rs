@@ -182,10 +182,8 @@ impl Keys<'_> {
         let name = "feed_forward_length";
         let (Some(shared), Some(items)) = (shared_kv, self.array(name)) else {
             // Files of mixtures can have only the width of the experts.
-            let found = self
-                .number(name)?
-                .map_or_else(|| self.number("expert_feed_forward_length"), |it| Ok(Some(it)));
-            return found?.ok_or_else(|| GgufError::MissingKey { key: self.key(name) });
+            let own = if self.experts()?.is_some() { "expert_feed_forward_length" } else { name };
+            return self.number(name)?.map_or_else(|| self.required(own), Ok);
         };
         let own = layers.saturating_sub(shared.layers) as usize;
         let first = items.first().copied().unwrap_or(0);

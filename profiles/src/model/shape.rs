@@ -236,7 +236,9 @@ impl ModelShape {
 
     /// Returns the largest width of a dense feed-forward block, in elements.
     pub fn largest_feed_forward_length(&self) -> u32 {
-        self.feed_forward_length.max(self.shared_kv.map_or(0, |shared| shared.feed_forward_length))
+        let shared_block = self.experts.map_or(0, |experts| experts.shared_feed_forward_length);
+        let of_shared_kv = self.shared_kv.map_or(0, |shared| shared.feed_forward_length);
+        self.feed_forward_length.max(of_shared_kv).max(shared_block)
     }
 
     /// Returns the index of the layer whose keys and values the layer with the index `layer` uses: its own, or that of

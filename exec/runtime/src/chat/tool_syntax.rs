@@ -10,7 +10,7 @@
 use serde_json::json;
 
 use super::{ChatMessage, ChatTemplate, JsonValue};
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{THOUGHT_END, THOUGHT_START, Tokenizer};
 
 /// The end of the result of a tool in the common syntax.
 const RESULT_END: &str = "</tool_response>";
@@ -22,9 +22,6 @@ const ID: &str = "probeid0";
 /// Maximum length of the texts around a call, in bytes, because they become part of grammars.
 /// source: assumed; those of published templates have at most 110
 const MAX_SYNTAX_BYTES: usize = 1000;
-/// The beginning and the end of the thoughts of a model.
-pub const THOUGHT_START: &str = "<think>";
-pub const THOUGHT_END: &str = "</think>";
 
 /// The texts of a model around the names and arguments of calls.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -19,6 +19,9 @@ use crate::weights::ExpertWeights;
 /// The maximum number of routes of a group, unless there are more tokens: it limits the outputs that wait for their sum.
 /// source: assumed, those of eight tokens of usual mixtures
 pub(super) const MAX_GROUP_ROUTES: usize = 64;
+/// The maximum number of tokens of a pass whose experts are computed together: with more, an expert has enough work for
+/// all threads, and the inputs of all experts would need much memory. source: assumed
+pub(super) const MAX_SHARED_TOKENS: usize = 8;
 
 /// The buffers of experts, which are reused as those of a pass.
 #[derive(Debug, Default)]
@@ -145,10 +148,15 @@ impl LayerPass<'_> {
             let is_missing = group.is_missing(routes[0].expert as u32);
             (if is_missing { &mut missing } else { &mut present }).push(ExpertTask { routes, out });
         }
-        self.compute_together(weights, &mut present, group, (input, buffers));
+        let together = if self.tokens <= MAX_SHARED_TOKENS { present.len().max(1) } else { 1 };
+        for tasks in present.chunks_mut(together) {
+            self.compute_together(weights, tasks, (input, buffers));
+        }
         // Each of the others is computed as soon as it is in memory.
         for task in missing.chunks_mut(1) {
-            self.compute_together(weights, task, group, (input, buffers));
+            let expert = task[0].routes[0].expert as u32;
+            self.cpu.barrier.wait_for_expert(group, expert, &self.cpu.thread_pool);
+            self.compute_together(weights, task, (input, buffers));
         }
         for (route, row) in routes.iter().zip(out.chunks_exact_mut(embedding)) {
             elementwise::scale(self.cpu.instruction_set, row, route.weight);
@@ -167,7 +175,6 @@ impl LayerPass<'_> {
         &self,
         weights: &ExpertWeights<'_>,
         experts: &mut [ExpertTask<'_>],
-        group: &ExpertGroup,
         (input, buffers): (&Activations, &mut ExpertBuffers),
     ) {
         let (embedding, width) = (input.row_length(), weights.down.row_length);
@@ -180,7 +187,6 @@ impl LayerPass<'_> {
         let (mut matmuls, mut rest) = (Vec::with_capacity(2 * count), &mut up[..]);
         for ((task, own), gated) in experts.iter().zip(&mut *inputs).zip(&mut *gated) {
             let (expert, tokens) = (task.routes[0].expert, task.routes.len());
-            self.cpu.barrier.wait_for_expert(group, expert as u32, &self.cpu.thread_pool);
             own.resize(tokens, embedding);
             for (row, route) in own.rows_mut().chunks_exact_mut(embedding).zip(task.routes) {
                 row.copy_from_slice(&input.rows()[route.token * embedding..][..embedding]);

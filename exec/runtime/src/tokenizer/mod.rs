@@ -11,7 +11,7 @@
 //! Not here: chat templates ([`crate::chat`]).
 
 mod bpe;
-mod channels;
+mod harmony;
 mod pre_tokenizer;
 mod sentence_piece;
 mod special;
@@ -23,7 +23,7 @@ use hearth_profiles::gguf::{GgufError, Metadata};
 use crate::error::ExecError;
 use bpe::Bpe;
 pub(crate) use bpe::visible_char;
-use channels::{Channels, Mark};
+use harmony::{HarmonyParser, HarmonyToken};
 use pre_tokenizer::{BosPolicy, Symbols};
 use sentence_piece::SentencePiece;
 use special::SpecialTokens;
@@ -43,8 +43,8 @@ pub struct Tokenizer {
     eos: Option<u32>,
     /// The ids of the tokens that end a turn or the text.
     ends: BTreeSet<u32>,
-    /// The tokens between the messages of an answer, if the model writes in channels.
-    channel_marks: BTreeMap<u32, Mark>,
+    /// The tokens between the messages of an answer, if the model writes in the harmony format.
+    harmony: BTreeMap<u32, HarmonyToken>,
     add_bos: bool,
     add_eos: bool,
 }
@@ -77,6 +77,10 @@ const END_TOKENS: &[&str] = &[
 /// The control tokens that begin a turn or the text, or name a role, in the supported model families. `<s>` is not
 /// among them: where it begins the text, it is the BOS token, and in Gemma it is a tag of HTML.
 const START_TOKENS: &[&str] = &[
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
     "<bos>",
     "<start_of_turn>",
     "<|im_start|>",
@@ -92,6 +96,10 @@ const START_TOKENS: &[&str] = &[
     "<\u{ff5c}User\u{ff5c}>",
     "<\u{ff5c}Assistant\u{ff5c}>",
 ];
+
+/// The beginning and the end of the thoughts of a model.
+pub const THOUGHT_START: &str = "<think>";
+pub const THOUGHT_END: &str = "</think>";
 
 /// The character that stands for a space in the vocabularies of `SentencePiece`.
 const SPACE: &str = "\u{2581}";
@@ -164,10 +172,14 @@ impl Tokenizer {
         let is_eog =
             |&at: &usize| kind_of(at) == token_type::CONTROL && END_TOKENS.contains(&texts[at].as_str());
         let by_text = (0..texts.len()).filter(is_eog).map(|at| at as u32);
-        let id_of = |text: &str| texts.iter().position(|it| it == text).map(|at| at as u32);
-        let channel_marks = channels::marks(id_of);
-        // In a vocabulary with channels, `<|end|>` ends a message, and others may follow.
-        let ends_message = |id: &u32| channel_marks.get(id) == Some(&Mark::End);
+        let control_token = |text: &str| {
+            let mut ids = 0..texts.len();
+            ids.find(|&at| texts[at].as_str() == text && kind_of(at) == token_type::CONTROL)
+                .map(|at| at as u32)
+        };
+        let harmony = harmony::tokens(control_token);
+        // In the harmony format, `<|end|>` ends a message, and others may follow.
+        let ends_answer = |id: &u32| harmony.get(id) != Some(&HarmonyToken::End);
         let add_bos = match (bos_policy, metadata.get_bool("tokenizer.ggml.add_bos_token")?) {
             (BosPolicy::Required, _) | (BosPolicy::Added, None) => true,
             (BosPolicy::Omitted, None) => false,
@@ -181,10 +193,10 @@ impl Tokenizer {
             add_bos,
             add_eos: metadata.get_bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false),
             eos: ends[0],
-            ends: ends.into_iter().flatten().chain(by_text.filter(|id| !ends_message(id))).collect(),
+            ends: ends.into_iter().flatten().chain(by_text).filter(ends_answer).collect(),
             kind,
             tokens,
-            channel_marks,
+            harmony,
             longest: texts.iter().map(String::len).fold(char::MAX.len_utf8(), usize::max),
             special,
             bos,
@@ -211,14 +223,14 @@ impl Tokenizer {
         self.ends.contains(&token)
     }
 
-    /// Returns whether the model writes its answers in channels, which [`IncrementalDetokenizer`] converts.
-    pub fn has_channels(&self) -> bool {
-        !self.channel_marks.is_empty()
+    /// Returns whether the model writes its answers in the harmony format, which [`IncrementalDetokenizer`] converts.
+    pub fn has_harmony(&self) -> bool {
+        !self.harmony.is_empty()
     }
 
-    /// Returns whether a token is between the messages of an answer of a model that writes in channels.
-    pub fn is_channel_mark(&self, token: u32) -> bool {
-        self.channel_marks.contains_key(&token)
+    /// Returns whether a token is one of those between the messages of an answer in the harmony format.
+    pub fn is_harmony_token(&self, token: u32) -> bool {
+        self.harmony.contains_key(&token)
     }
 
     /// Returns the tokens that end a turn or the text.
@@ -378,20 +390,22 @@ fn id(metadata: &Metadata, name: &str, count: usize) -> Result<Option<u32>, Exec
     Ok(Some(id))
 }
 
-/// Converts generated tokens to text, one token at a time. The thoughts of a model that writes in channels become text
-/// between `<think>` and `</think>`.
+/// Converts generated tokens to text, one token at a time. The thoughts of a model that writes in the harmony format
+/// become text between `<think>` and `</think>`.
 #[derive(Debug, Default)]
 pub struct IncrementalDetokenizer {
     /// Bytes that are not yet valid UTF-8.
     pending: Vec<u8>,
-    channels: Channels,
+    harmony: HarmonyParser,
 }
 
 impl IncrementalDetokenizer {
     /// Adds a token and returns the characters that are complete now.
     pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> String {
-        if let Some(&mark) = tokenizer.channel_marks.get(&token) {
-            return self.channels.push_mark(mark);
+        if let Some(&token) = tokenizer.harmony.get(&token) {
+            let incomplete = std::mem::take(&mut self.pending);
+            let before = self.harmony.push_text(String::from_utf8_lossy(&incomplete).into_owned());
+            return before + &self.harmony.push_token(token);
         }
         self.pending.extend_from_slice(tokenizer.token_bytes(token));
         let last_invalid: &[u8] = self.pending.utf8_chunks().last().map_or(&[], |chunk| chunk.invalid());
@@ -400,7 +414,7 @@ impl IncrementalDetokenizer {
         let complete = self.pending.len() - if is_incomplete { last_invalid.len() } else { 0 };
         let text = String::from_utf8_lossy(&self.pending[..complete]).into_owned();
         self.pending.drain(..complete);
-        self.channels.push_text(text)
+        self.harmony.push_text(text)
     }
 
     /// Ends the text. Returns U+FFFD if the last character is incomplete, and otherwise an empty string.

@@ -120,7 +120,7 @@ fn turn_ends_are_control_tokens_regardless_of_their_type_in_the_file() {
 }
 
 #[test]
-fn messages_of_a_model_with_channels_are_one_answer() {
+fn messages_in_the_harmony_format_are_one_answer() {
     let marks = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"];
     let kind = |id| if (3..259).contains(&id) { 6 } else { 3 };
     let tokenizer = |count: usize| {
@@ -130,7 +130,7 @@ fn messages_of_a_model_with_channels_are_one_answer() {
         Tokenizer::new(&metadata("llama", texts, kind, &keys)).unwrap()
     };
     let (with, without) = (tokenizer(6), tokenizer(4));
-    assert!(with.has_channels() && !without.has_channels());
+    assert!(with.has_harmony() && !without.has_harmony());
     assert_eq!([262, 263, 264].map(|id| with.is_eog(id)), [false, true, true]);
     assert!(without.is_eog(262), "elsewhere `<|end|>` ends the answer");
     let answer =

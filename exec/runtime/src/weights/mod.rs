@@ -58,8 +58,8 @@ pub struct Weights {
 }
 
 /// The weights of a layer. Matrices and biases are in the order query, key, value, attention output, gate, up, down. In
-/// a gated delta net, the first four are those of its queries, keys, values and output. In a layer with experts, the last
-/// three are those of the block that all tokens share.
+/// a gated delta net, the first four are those of its queries, keys, values and output. In a layer with experts, the
+/// last three are those of the block that all tokens share.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerParameters<M, V> {
     /// The weight matrices, `[rows, columns]` each. The one of values is missing if values are keys, those of keys and
@@ -68,7 +68,7 @@ pub struct LayerParameters<M, V> {
     pub matrices: [Option<M>; 7],
     /// The other weights of a gated delta net; `None` in a layer with attention.
     pub delta_net: Option<DeltaNetParameters<M, V>>,
-    /// The router and the experts; `None` in a layer with a dense feed-forward block, whose matrices are missing then.
+    /// The router and the experts; `None` in a layer with a dense feed-forward block.
     pub experts: Option<ExpertParameters<M, V>>,
     /// The biases that are added to the outputs of the matrices, if any, `[rows]` each.
     pub biases: [Option<V>; 7],

@@ -73,8 +73,9 @@ impl LayerTensors {
         let net = self.delta_net.map(|net| [net.gate, net.beta, net.alpha]);
         let input = self.per_layer_input.map(|input| [input.gate, input.projection]);
         let projections = [query, key, value].into_iter().flatten().chain(net.into_iter().flatten());
-        let experts = self.experts.map(|it| [it.router, it.gate, it.up, it.down]);
-        let rest = [output, gate, up, down].into_iter().flatten().chain(experts.into_iter().flatten());
+        let router = self.experts.map(|experts| experts.router);
+        let experts = self.experts.map(|it| [it.gate, it.up, it.down]).into_iter().flatten();
+        let rest = [output, router, gate, up, down].into_iter().flatten().chain(experts);
         projections.chain(rest).chain(input.into_iter().flatten())
     }
 }
@@ -142,7 +143,7 @@ impl<'a> TensorTable<'a> {
         let has_scale = spec.has_layer_scale && self.find(&scale).is_some();
         Ok(LayerTensors {
             matrices,
-            biases: self.biases(layer, &matrices)?,
+            biases: self.biases(layer, &matrices, experts.is_some())?,
             delta_net,
             experts,
             output_scale: has_scale.then(|| self.vector(&scale, 1)).transpose()?,
@@ -300,11 +301,17 @@ impl<'a> TensorTable<'a> {
     }
 
     /// Returns the biases of the seven matrices of a layer, if any, each with one element for every row of its matrix.
-    fn biases(&self, layer: u32, matrices: &[Option<Tensor>; 7]) -> Result<[Option<Tensor>; 7], ExecError> {
+    fn biases(
+        &self,
+        layer: u32,
+        matrices: &[Option<Tensor>; 7],
+        has_experts: bool,
+    ) -> Result<[Option<Tensor>; 7], ExecError> {
         let names = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
         let mut biases = [None; 7];
         for (index, name) in names.into_iter().enumerate() {
-            let Some(matrix) = matrices[index] else { continue };
+            // Those of a shared block have other names.
+            let Some(matrix) = matrices[index].filter(|_| index < 4 || !has_experts) else { continue };
             let (name, length) = (format!("blk.{layer}.{name}.bias"), matrix.rows as u64);
             let spec = self.architecture.spec();
             let required = (spec.has_projection_biases && index < 3)
@@ -351,7 +358,11 @@ impl<'a> TensorTable<'a> {
         let [length, rows @ ..] = dims else { unreachable!("a tensor has a row length") };
         let rows: u64 = rows.iter().product();
         let bytes = info.format.row_bytes(*length).and_then(|row| row.0.checked_mul(rows));
-        if info.dims != dims || bytes != Some(info.bytes.0) {
+        // A converter may write a vector as a matrix of one row.
+        let significant =
+            |dims: &[u64]| dims.iter().rposition(|&length| length != 1).map_or(0, |last| last + 1);
+        let has_dims = info.dims[..significant(&info.dims)] == dims[..significant(dims)];
+        if !has_dims || bytes != Some(info.bytes.0) {
             let problem = format!("has dimensions {:?}, but the metadata require {dims:?}", info.dims);
             return Err(rejected(name, problem, "convert or download the model again"));
         }

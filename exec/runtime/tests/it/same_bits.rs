@@ -191,6 +191,11 @@ fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
         if shape.hybrid.is_some() { (256, 256) } else { (shape.key_length, 128) };
     let shape = ModelShape { heads: 6, kv_heads: 3, key_length, value_length, ..shape };
     options.shape = shape.with_default_hybrid();
+    if let Some(experts) = options.shape.experts.as_mut().filter(|_| architecture == Architecture::GraniteMoe)
+    {
+        // A shared block without a gate.
+        experts.shared_feed_forward_length = 256;
+    }
     // The rows of matrices must be whole blocks: 6 heads with values of 128 are 768.
     Arc::new(Weights::open(models::synthetic(&options).path()).unwrap())
 }
