@@ -42,6 +42,8 @@ TYPES = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "
          "q5_k_m", "q3_k_m", "q2_k_m", "iq1_s_m"]
 # Bounds of the relative RMS against llama.cpp, and against NumPy.
 PLAIN, ROUNDED, NUMPY = 1e-3, 1e-2, 1e-4
+# Three of four layers have a gated delta net.
+QWEN_35 = ("qwen35", "qwen35moe")
 # Rows of logits in a fixture.
 FIXTURE_ROWS = [0, 1, 40, 79]
 FIXTURES = [("llama", "f16"), ("llama", "q4_k_m"), ("qwen2", "f16"), ("qwen2", "q8_0"), ("qwen3", "f16"),
@@ -173,7 +175,7 @@ class Plain:
     def rotate(self, x, layer):
         if self.arch == "smollm3" and layer % 4 == 3:
             return x
-        if self.arch in ("qwen35", "qwen35moe"):
+        if self.arch in QWEN_35:
             size = self.key("rope.dimension_count")
             x, rest = x[..., :size], x[..., size:]
         cos, sin = (part[:, None] for part in self.angles(x.shape[0], x.shape[-1], layer))
@@ -182,11 +184,11 @@ class Plain:
             return np.stack([a * cos - b * sin, a * sin + b * cos], -1).reshape(x.shape)
         a, b = np.split(x, 2, -1)
         rotated = [a * cos - b * sin, a * sin + b * cos]
-        return np.concatenate(rotated + [rest] if self.arch in ("qwen35", "qwen35moe") else rotated, -1)
+        return np.concatenate(rotated + [rest] if self.arch in QWEN_35 else rotated, -1)
 
     def attention(self, x, layer):
         name = f"blk.{layer}."
-        if self.arch in ("qwen35", "qwen35moe") and layer % 4 != 3:
+        if self.arch in QWEN_35 and layer % 4 != 3:
             return self.delta_net(x, name)
         count, heads, groups = len(x), self.key("attention.head_count"), self.key("attention.head_count_kv")
         groups = groups[layer] if isinstance(groups, list) else groups
@@ -205,7 +207,7 @@ class Plain:
         if self.arch in ("olmo2", "olmoe"):
             q, k = self.norm(q, name + "attn_q_norm.weight"), self.norm(k, name + "attn_k_norm.weight")
         q, k, v = (part.reshape(count, of, -1) for part, of in ((q, heads), (k, groups), (v, groups)))
-        if self.arch in ("qwen35", "qwen35moe"):
+        if self.arch in QWEN_35:
             q, gate = np.split(q, 2, -1)
         if self.arch == "gemma4":
             v = v / np.sqrt((v * v).mean(-1, keepdims=True) + np.float32(1e-5))
@@ -228,7 +230,7 @@ class Plain:
         scores = np.exp(scores - largest)
         scores /= scores.sum(-1, keepdims=True) + np.exp(sinks - largest)
         mixed = np.einsum("hqk,khd->qhd", scores, v)
-        if self.arch in ("qwen35", "qwen35moe"):
+        if self.arch in QWEN_35:
             mixed = mixed / (1 + np.exp(-gate))
         return self.product(mixed.reshape(count, -1), name + "attn_output")
 

@@ -384,15 +384,15 @@ pub fn buffer_bytes(shape: &ModelShape, tokens: u32, threads: usize) -> u64 {
         _ => 0,
     };
     // The scores, and the input, gate, up projection and outputs of experts.
-    let of_experts = shape.experts.map_or([0; 2], |experts| {
+    let [of_experts, of_shared_experts] = shape.experts.map_or([0; 2], |experts| {
         let of_route = 2 * embedding + 3 * u64::from(experts.feed_forward_length);
         let slots = u64::from(experts.count).min(MAX_GROUP_ROUTES as u64);
         [u64::from(experts.count) + of_route, slots * MAX_SHARED_TOKENS as u64 * of_route]
     });
     let values = u64::from(tokens)
-        * (3 * embedding + of_experts[0] + of_attention + of_delta_net + 5 * feed_forward / 2)
+        * (3 * embedding + of_experts + of_attention + of_delta_net + 5 * feed_forward / 2)
         + threads as u64 * u64::from(shape.context_length.min(4096))
         + u64::from(shape.vocab_size)
-        + of_experts[1];
+        + of_shared_experts;
     4 * values
 }

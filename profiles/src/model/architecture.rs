@@ -270,7 +270,7 @@ const QWEN_3_5: ArchitectureSpec = ArchitectureSpec {
 
 /// What mixtures of experts have in common.
 const MIXTURE: ArchitectureSpec =
-    ArchitectureSpec { experts: ExpertUse::Always, is_runnable: false, runs_experts: false, ..LLAMA };
+    ArchitectureSpec { experts: ExpertUse::Always, rope_factors: None, has_bpe_tokenizer: true, ..LLAMA };
 
 const QWEN_2: ArchitectureSpec = ArchitectureSpec {
     architecture: Architecture::Qwen2,
@@ -413,10 +413,6 @@ pub const SPECS: &[ArchitectureSpec] = &[
         has_output_and_expert_biases: true,
         feed_forward_norm: "post_attention_norm",
         sliding_window: Some(SlidingWindow { period: 2, default_window: Some(128), rope: LocalRope::Same }),
-        rope_factors: None,
-        is_runnable: true,
-        runs_experts: true,
-        has_bpe_tokenizer: true,
         ..MIXTURE
     },
     ArchitectureSpec {
@@ -424,29 +420,29 @@ pub const SPECS: &[ArchitectureSpec] = &[
         name: "minimax-m2",
         pair_layout: PairLayout::Halves,
         query_key_norm: Some(QueryKeyNorm::Rows),
+        is_runnable: false,
+        runs_experts: false,
         ..MIXTURE
     },
-    ArchitectureSpec { architecture: Architecture::Llama4, name: "llama4", ..MIXTURE },
+    ArchitectureSpec {
+        architecture: Architecture::Llama4,
+        name: "llama4",
+        is_runnable: false,
+        runs_experts: false,
+        ..MIXTURE
+    },
     ArchitectureSpec {
         architecture: Architecture::Olmoe,
         name: "olmoe",
         pair_layout: PairLayout::Halves,
         query_key_norm: Some(QueryKeyNorm::Rows),
         normalises_expert_weights: false,
-        is_runnable: true,
-        runs_experts: true,
-        rope_factors: None,
-        has_bpe_tokenizer: true,
         ..MIXTURE
     },
     ArchitectureSpec {
         architecture: Architecture::GraniteMoe,
         name: "granitemoe",
         has_scale_factors: true,
-        rope_factors: None,
-        is_runnable: true,
-        runs_experts: true,
-        has_bpe_tokenizer: true,
         ..MIXTURE
     },
 ];

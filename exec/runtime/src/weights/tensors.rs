@@ -129,9 +129,9 @@ impl<'a> TensorTable<'a> {
             }
         };
         let feed_forward_norm = norm_if(spec.has_pre_norms, spec.feed_forward_norm, embedding)?;
-        let experts = shape.layer_experts(layer);
-        let experts = experts.map(|experts| self.experts(layer, embedding, experts)).transpose()?;
-        let [gate, up, down] = match shape.layer_experts(layer) {
+        let mixture = shape.layer_experts(layer);
+        let experts = mixture.map(|experts| self.experts(layer, embedding, experts)).transpose()?;
+        let [gate, up, down] = match mixture {
             Some(experts) => self.shared_block(layer, embedding, experts)?,
             None => self.dense_block(layer, shape)?.map(Some),
         };
