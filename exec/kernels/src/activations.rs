@@ -6,6 +6,7 @@
 //! multiplied. A block of activations x has `scale = max |x| / 127` and `q = round_ties_even(x * (127 / max |x|))`.
 //! Unlike in `Q8_0` files, the scale is f32.
 
+use bytemuck::{Pod, Zeroable};
 use hearth_profiles::Format;
 
 use super::InstructionSet;
@@ -20,12 +21,18 @@ pub struct Activations {
     blocks256: Quantised,
 }
 
+/// A cache line of rounded activations. Kernels load 64 of them at once.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct Line([i8; 64]);
+
 #[derive(Debug, Default)]
 struct Quantised {
     ready: bool,
-    quants: Vec<i8>,  // [tokens, length]
-    scales: Vec<f32>, // [tokens, length / block]
-    sums: Vec<i16>,   // [tokens, length / 16] for blocks of 256, [tokens, length / 32] for blocks of 32
+    quants: Vec<Line>, // [tokens, length] i8
+    scales: Vec<f32>,  // [tokens, length / block]
+    sums: Vec<i16>,    // [tokens, length / 16] for blocks of 256, [tokens, length / 32] for blocks of 32
+    sums_of_32: Vec<i16>,
 }
 
 /// The input row of one token, rounded to eight bits.
@@ -34,6 +41,8 @@ pub(crate) struct QuantisedRow<'a> {
     pub(crate) quants: &'a [i8],  // [length]
     pub(crate) scales: &'a [f32], // [length / block]
     pub(crate) sums: &'a [i16],   // [length / 16], or [length / 32] for blocks of 32
+    /// [length / 32].
+    pub(crate) sums_of_32: &'a [i16],
 }
 
 /// A function that rounds f32 values in blocks: writes the quants, the scales and the sums of quants.
@@ -84,10 +93,15 @@ impl Activations {
         }
         let length = self.length;
         assert!(length.is_multiple_of(block), "a row of {length} values must be whole blocks of {block}");
-        into.quants.resize(self.plain.len(), 0);
+        into.quants.resize(self.plain.len().div_ceil(64), Line::zeroed());
         into.scales.resize(self.plain.len() / block, 0.0);
         into.sums.resize(self.plain.len() / sum_length(block), 0);
-        round(instructions, &self.plain, &mut into.quants, &mut into.scales, &mut into.sums);
+        let quants = &mut bytemuck::cast_slice_mut(&mut into.quants)[..self.plain.len()];
+        round(instructions, &self.plain, quants, &mut into.scales, &mut into.sums);
+        if block == 256 {
+            into.sums_of_32.clear();
+            into.sums_of_32.extend(into.sums.as_chunks::<2>().0.iter().map(|[a, b]| a + b));
+        }
         into.ready = true;
     }
 
@@ -107,10 +121,16 @@ impl Activations {
 impl Quantised {
     fn row(&self, token: usize, length: usize, block: usize) -> QuantisedRow<'_> {
         assert!(self.ready, "the input was not rounded to blocks of {block}");
+        let sums = &self.sums[token * (length / sum_length(block))..][..length / sum_length(block)];
         QuantisedRow {
-            quants: &self.quants[token * length..][..length],
+            quants: &bytemuck::cast_slice(&self.quants)[token * length..][..length],
             scales: &self.scales[token * (length / block)..][..length / block],
-            sums: &self.sums[token * (length / sum_length(block))..][..length / sum_length(block)],
+            sums,
+            sums_of_32: if block == 256 {
+                &self.sums_of_32[token * (length / 32)..][..length / 32]
+            } else {
+                sums
+            },
         }
     }
 }

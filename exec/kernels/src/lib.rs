@@ -99,6 +99,8 @@ pub(crate) mod scalar;
 mod aarch64;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]

@@ -8,7 +8,7 @@
 use half::f16;
 
 use super::matmul::{MatmulTask, dot_tiles};
-use super::{avx2, panel};
+use super::{avx2, avx512, panel};
 
 /// AVX2, FMA and F16C.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,20 +143,20 @@ impl NativeKernels {
     }
 }
 
-/// Implements `multiply_by_dots`, which computes a part of a matmul with dot products.
+/// Implements `multiply_by_dots`, which computes a part of a matmul with dot products, given the module that has them.
 macro_rules! multiply_by_dots {
-    ($($instructions:ident)+) => {$(
+    ($($instructions:ident: $module:ident)+) => {$(
         impl $instructions {
             methods_with! { $instructions:
                 fn multiply_by_dots(instructions: $instructions, task: MatmulTask<'_, '_>) {
                     macro_rules! plain {
                         ($dot:ident) => {
-                            dot_tiles!(task, plain_row, avx2::$dot, instructions)
+                            dot_tiles!(task, plain_row, $module::$dot, instructions)
                         };
                     }
                     macro_rules! blocks {
                         ($block:ident, $row:ident, $dot:ident) => {
-                            dot_tiles!(task, $row, avx2::$dot, instructions)
+                            dot_tiles!(task, $row, $module::$dot, instructions)
                         };
                     }
                     for_format!(task.matrix.format, plain, blocks);
@@ -165,4 +165,4 @@ macro_rules! multiply_by_dots {
         }
     )+};
 }
-multiply_by_dots! { Avx2 AvxVnni Avx512 }
+multiply_by_dots! { Avx2: avx2 AvxVnni: avx2 Avx512: avx512 }

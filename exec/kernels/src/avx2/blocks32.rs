@@ -55,7 +55,7 @@ macro_rules! dots32 {
                 let four = [&a[at], &b[at], &c[at], &d[at]];
                 let mut bytes = [[_mm256_setzero_si256(); 2]; 4];
                 for r in 0..4 {
-                    rows.prefetch(2 * at..2 * at + 2, r, 4);
+                    rows.prefetch::<I>(2 * at..2 * at + 2, r, 4);
                     bytes[r] = unpack(&four[r][0], &four[r][1]);
                 }
                 let (block_scales, block_minima) = ($scales(four), $minima(four));

@@ -10,9 +10,10 @@ use std::arch::x86_64::{_mm256_fmadd_ps as fma, _mm256_set1_ps as splat};
 use bytemuck::must_cast;
 use half::f16;
 
-use super::per_token;
+use super::{MultiplyAdd, per_token};
 use crate::attention::attention_f16;
 use crate::blocks::bf16_to_f32;
+use crate::x86_64::Avx2;
 
 /// Converts eight f16 values to f32.
 #[inline]
@@ -49,14 +50,11 @@ fn tree_sum(lanes: __m256) -> f32 {
     _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
 }
 
-/// The distance between a loaded chunk and the software prefetch, in bytes: rows of floats are read one after the other.
-const PREFETCH_BYTES: usize = 512;
-
-/// Prefetches the cache lines `PREFETCH_BYTES` after a chunk, which may be outside the row or the matrix.
+/// Prefetches the cache lines [`MultiplyAdd::PREFETCH_BYTES`] after a chunk of a row, which may be outside the matrix.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn prefetch<const N: usize>(chunk: &[u8; N]) {
-    let there = chunk.as_ptr().cast::<i8>().wrapping_add(PREFETCH_BYTES);
+fn prefetch<I: MultiplyAdd, const N: usize>(chunk: &[u8; N]) {
+    let there = chunk.as_ptr().cast::<i8>().wrapping_add(I::PREFETCH_BYTES);
     for line in (0..N).step_by(64) {
         // A prefetch of any address is harmless: it cannot fault.
         _mm_prefetch::<_MM_HINT_T1>(there.wrapping_add(line));
@@ -75,10 +73,10 @@ macro_rules! dots {
     ($($name:ident, $one_row:ident: $bytes:literal, $eight:ident, $one:expr;)+) => {$(
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c")]
-        pub(crate) fn $name<I, const T: usize>(_: I, rows: &[&[u8]; 4], input: &[&[f32]; T]) -> [[f32; 4]; T] {
+        pub(crate) fn $name<I: MultiplyAdd, const T: usize>(_: I, rows: &[&[u8]; 4], input: &[&[f32]; T]) -> [[f32; 4]; T] {
             let mut dots = [[0.0; 4]; T];
             for r in 0..4 {
-                let sums = $one_row(rows[r], input);
+                let sums = $one_row::<I, T>(rows[r], input);
                 for t in 0..T {
                     dots[t][r] = sums[t];
                 }
@@ -88,12 +86,12 @@ macro_rules! dots {
 
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c")]
-        fn $one_row<const T: usize>(row: &[u8], input: &[&[f32]; T]) -> [f32; T] {
+        fn $one_row<I: MultiplyAdd, const T: usize>(row: &[u8], input: &[&[f32]; T]) -> [f32; T] {
             let (chunks, rest) = row.as_chunks::<{ 32 * $bytes }>();
             let values: [&[[f32; 32]]; T] = per_token(input, |input| &input.as_chunks().0[..chunks.len()]);
             let mut lanes = [[_mm256_setzero_ps(); 4]; T];
             for (at, chunk) in chunks.iter().enumerate() {
-                prefetch(chunk);
+                prefetch::<I, _>(chunk);
                 for (part, bytes) in chunk.as_chunks::<{ 8 * $bytes }>().0.iter().enumerate() {
                     let weights = $eight(*bytes);
                     for t in 0..T {
@@ -112,9 +110,16 @@ macro_rules! dots {
     )+};
 }
 dots! {
-    dot_f16, row_f16: 2, widen, |bytes| f16::from_le_bytes(*bytes).to_f32();
-    dot_bf16, row_bf16: 2, upper, |bytes| bf16_to_f32(*bytes);
-    dot_f32, row_f32: 4, plain, |bytes| f32::from_le_bytes(*bytes);
+    dot_f16, one_row_f16: 2, widen, |bytes| f16::from_le_bytes(*bytes).to_f32();
+    dot_bf16, one_row_bf16: 2, upper, |bytes| bf16_to_f32(*bytes);
+    dot_f32, one_row_f32: 4, plain, |bytes| f32::from_le_bytes(*bytes);
+}
+
+/// Returns the dot product of a key and a query.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn row_f16(key: &[u8], query: &[&[f32]; 1]) -> [f32; 1] {
+    one_row_f16::<Avx2, 1>(key, query)
 }
 
 attention_f16! { 8, 8, target_feature(enable = "avx2,fma,f16c") }

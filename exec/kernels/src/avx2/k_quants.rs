@@ -46,7 +46,7 @@ macro_rules! dots256 {
                 let block_scales = std::hint::black_box(&loaded.scales);
                 let mut totals = [[_mm256_setzero_si256(); 4]; T];
                 $(
-                    rows.prefetch(at..at + 1, $g, 8);
+                    rows.prefetch::<I>(at..at + 1, $g, 8);
                     for r in 0..4 {
                         let (weights, scale) = $group::<$g>(blocks[r], &block_scales[r]);
                         for t in 0..T {
@@ -165,7 +165,7 @@ fn group_q2_k<const G: usize>(block: &BlockQ2K, scales: &Scales16) -> (__m256i, 
 
 /// The index in [`BlockQ3K::last_bytes`] of each byte of the words a b a b, and of the word c four times. The words are
 /// those of [`BlockQ3K::scales`].
-static Q3_K_WORDS: [[i8; 16]; 2] = [
+pub(crate) static Q3_K_WORDS: [[i8; 16]; 2] = [
     [2, 3, 4, 5, 6, 7, 8, 9, 2, 3, 4, 5, 6, 7, 8, 9],
     [10, 11, 12, 13, 10, 11, 12, 13, 10, 11, 12, 13, 10, 11, 12, 13],
 ];

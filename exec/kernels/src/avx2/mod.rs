@@ -27,7 +27,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 pub(super) use blocks32::{dot_iq4_nl, dot_mxfp4, dot_q4_0, dot_q4_1, dot_q5_0, dot_q5_1, dot_q8_0};
 pub(super) use floats::{dot_bf16, dot_f16, dot_f32, scores_f16, sum_values_f16};
 pub(super) use i_quants::{dot_iq1_m, dot_iq1_s, dot_iq4_xs};
-pub(super) use k_quants::{dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k};
+pub(super) use k_quants::{Q3_K_WORDS, dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k};
 pub(super) use multiply_add::MultiplyAdd;
 pub(super) use sign_magnitude::{dot_iq2_s, dot_iq2_xs, dot_iq2_xxs, dot_iq3_s, dot_iq3_xxs};
 
@@ -66,13 +66,13 @@ fn four_halves(bits: [u16; 4]) -> __m128 {
 }
 
 /// The blocks of four adjacent weight rows of a matrix, which are multiplied together.
-struct FourRows<'a, B> {
-    rows: [&'a [B]; 4],
+pub(super) struct FourRows<'a, B> {
+    pub(super) rows: [&'a [B]; 4],
 }
 
 impl<'a, B: Pod> FourRows<'a, B> {
     #[inline(always)]
-    fn new(rows: &[&'a [u8]; 4]) -> FourRows<'a, B> {
+    pub(super) fn new(rows: &[&'a [u8]; 4]) -> FourRows<'a, B> {
         let first: &[B] = blocks(rows[0]);
         let length = first.len();
         FourRows {
@@ -98,15 +98,17 @@ impl<'a, B: Pod> FourRows<'a, B> {
         self.rows.map(|row| row.as_chunks().0)
     }
 
-    /// Prefetches a part of the next four rows, as long as the blocks with the indices `blocks` of all four rows. The
-    /// parts follow each other in memory: hardware prefetching, which needs a sequence of addresses, does not follow four
-    /// rows at the same time. The addresses may be outside the matrix.
+    /// Prefetches a part of the next rows, as long as the blocks with the indices `blocks` of all four rows, and
+    /// [`MultiplyAdd::PREFETCH_BYTES`] after the beginning of the next four rows. The parts follow each other in memory:
+    /// hardware prefetching, which needs a sequence of addresses, does not follow four rows at the same time. The
+    /// addresses may be outside the matrix.
     ///
     /// Only every `step`-th cache line is prefetched, starting with line `first`, because a burst of prefetches delays
     /// the loads after it.
     #[inline(always)]
-    fn prefetch(&self, blocks: Range<usize>, first: usize, step: usize) {
+    fn prefetch<I: MultiplyAdd>(&self, blocks: Range<usize>, first: usize, step: usize) {
         let next = self.rows[0].as_ptr().wrapping_add(4 * (self.length() + blocks.start)).cast::<i8>();
+        let next = next.wrapping_add(I::PREFETCH_BYTES);
         for line in (64 * first..4 * blocks.len() * size_of::<B>()).step_by(64 * step) {
             // SAFETY: a prefetch of any address is harmless: it cannot fault.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line)) };
