@@ -6,7 +6,7 @@
 //! multiplied. A block of activations x has `scale = max |x| / 127` and `q = round_ties_even(x * (127 / max |x|))`.
 //! Unlike in `Q8_0` files, the scale is f32.
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::{Pod, Zeroable, must_cast};
 use hearth_profiles::Format;
 
 use super::InstructionSet;
@@ -29,10 +29,13 @@ struct Line([i8; 64]);
 #[derive(Debug, Default)]
 struct Quantised {
     ready: bool,
+    is_single: bool,
     quants: Vec<Line>, // [tokens, length] i8
     scales: Vec<f32>,  // [tokens, length / block]
     sums: Vec<i16>,    // [tokens, length / 16] for blocks of 256, [tokens, length / 32] for blocks of 32
+    /// For one token in blocks of 256: see [`SingleToken`].
     sums_of_32: Vec<i16>,
+    by_nibble: Vec<Line>,
 }
 
 /// The input row of one token, rounded to eight bits.
@@ -41,8 +44,19 @@ pub(crate) struct QuantisedRow<'a> {
     pub(crate) quants: &'a [i8],  // [length]
     pub(crate) scales: &'a [f32], // [length / block]
     pub(crate) sums: &'a [i16],   // [length / 16], or [length / 32] for blocks of 32
-    /// [length / 32].
-    pub(crate) sums_of_32: &'a [i16],
+    /// More of the token, in blocks of 256, if it is the only one.
+    #[allow(dead_code)] // for AVX-512
+    pub(crate) single: Option<SingleToken<'a>>,
+}
+
+/// What kernels for one token also use.
+#[derive(Clone, Copy)]
+#[allow(dead_code)] // for AVX-512
+pub(crate) struct SingleToken<'a> {
+    pub(crate) sums_of_32: &'a [i16], // [length / 32]
+    /// The quants, with the second and the third of four groups of 32 exchanged. In `Q4_K` and `Q5_K`, the low bits of
+    /// 64 bytes are the first and the third of four groups of weights, and the high bits are the other two.
+    pub(crate) by_nibble: &'a [i8], // [length]
 }
 
 /// A function that rounds f32 values in blocks: writes the quants, the scales and the sums of quants.
@@ -98,9 +112,9 @@ impl Activations {
         into.sums.resize(self.plain.len() / sum_length(block), 0);
         let quants = &mut bytemuck::cast_slice_mut(&mut into.quants)[..self.plain.len()];
         round(instructions, &self.plain, quants, &mut into.scales, &mut into.sums);
-        if block == 256 {
-            into.sums_of_32.clear();
-            into.sums_of_32.extend(into.sums.as_chunks::<2>().0.iter().map(|[a, b]| a + b));
+        into.is_single = block == 256 && self.tokens == 1;
+        if into.is_single {
+            into.arrange_for_single_token();
         }
         into.ready = true;
     }
@@ -126,12 +140,22 @@ impl Quantised {
             quants: &bytemuck::cast_slice(&self.quants)[token * length..][..length],
             scales: &self.scales[token * (length / block)..][..length / block],
             sums,
-            sums_of_32: if block == 256 {
-                &self.sums_of_32[token * (length / 32)..][..length / 32]
-            } else {
-                sums
-            },
+            single: self.is_single.then(|| SingleToken {
+                sums_of_32: &self.sums_of_32,
+                by_nibble: bytemuck::cast_slice(&self.by_nibble),
+            }),
         }
+    }
+
+    /// Computes what [`SingleToken`] has.
+    fn arrange_for_single_token(&mut self) {
+        self.sums_of_32.clear();
+        self.sums_of_32.extend(self.sums.as_chunks().0.iter().map(|[a, b]| a + b));
+        self.by_nibble.clear();
+        self.by_nibble.extend(self.quants.as_chunks().0.iter().flat_map(|[Line(first), Line(second)]| {
+            let ([a, b], [c, d]): ([[i8; 32]; 2], [[i8; 32]; 2]) = (must_cast(*first), must_cast(*second));
+            [Line(must_cast([a, c])), Line(must_cast([b, d]))]
+        }));
     }
 }
 

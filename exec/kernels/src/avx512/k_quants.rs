@@ -15,7 +15,7 @@ use super::{
     add_pairs, compute_here, four_of, load, load_twice, partial_sums, prefetch, sums_of_fours,
     sums_of_quarters,
 };
-use crate::activations::QuantisedRow;
+use crate::activations::{QuantisedRow, SingleToken};
 use crate::avx2::{self, FourRows, Q3_K_WORDS};
 use crate::blocks::{
     BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, HalfScaledBlock, IntegerBlock256, SixBitScales,
@@ -32,6 +32,7 @@ const MAX_TILES: usize = 16;
 #[derive(Clone, Copy)]
 struct TileInput<'a> {
     quants: &'a [[i8; 256]; TILE],
+    by_nibble: &'a [[i8; 256]; TILE],
     sums: &'a [[i16; 16]; TILE],
     sums_of_32: &'a [[i16; 8]; TILE],
     scales: &'a [f32; TILE],
@@ -40,6 +41,7 @@ struct TileInput<'a> {
 /// The activations of a token for adjacent tiles.
 struct Input<'a> {
     quants: &'a [[[i8; 256]; TILE]],
+    by_nibble: &'a [[[i8; 256]; TILE]],
     sums: &'a [[[i16; 16]; TILE]],
     sums_of_32: &'a [[[i16; 8]; TILE]],
     scales: &'a [[f32; TILE]],
@@ -48,11 +50,12 @@ struct Input<'a> {
 impl<'a> Input<'a> {
     /// Returns the activations for `tiles` tiles, the first of which begins with block `first`.
     #[inline(always)]
-    fn new(input: &QuantisedRow<'a>, first: usize, tiles: usize) -> Input<'a> {
+    fn new(input: &QuantisedRow<'a>, single: SingleToken<'a>, first: usize, tiles: usize) -> Input<'a> {
         Input {
             quants: &input.quants[256 * first..].as_chunks().0.as_chunks().0[..tiles],
+            by_nibble: &single.by_nibble[256 * first..].as_chunks().0.as_chunks().0[..tiles],
             sums: &input.sums[16 * first..].as_chunks().0.as_chunks().0[..tiles],
-            sums_of_32: &input.sums_of_32[8 * first..].as_chunks().0.as_chunks().0[..tiles],
+            sums_of_32: &single.sums_of_32[8 * first..].as_chunks().0.as_chunks().0[..tiles],
             scales: &input.scales[first..].as_chunks().0[..tiles],
         }
     }
@@ -61,6 +64,7 @@ impl<'a> Input<'a> {
     fn tile(&self, at: usize) -> TileInput<'a> {
         TileInput {
             quants: &self.quants[at],
+            by_nibble: &self.by_nibble[at],
             sums: &self.sums[at],
             sums_of_32: &self.sums_of_32[at],
             scales: &self.scales[at],
@@ -96,12 +100,12 @@ macro_rules! for_each {
     )+};
 }
 
-/// Defines dot products for formats with blocks of 256 weights. Arguments of each format: the indices of its scales, see
-/// [`scale_indices`]; the number by which the weights that `$half` returns are too large, in formats without minima;
-/// `$load`, which loads the scales of a tile; and `$half::<H>`, which returns the weights of half a block as bytes, 64 in
-/// a register.
+/// Defines dot products for formats with blocks of 256 weights. Arguments of each format: the activations, in the order
+/// of the weights that `$half` returns; the indices of its scales; the number by which these weights are too large, in
+/// formats without minima; `$load`, which loads the scales of a tile; and `$half::<H>`, which returns the weights of half
+/// a block as bytes, 64 in a register.
 macro_rules! dots256 {
-    ($($name:ident, $multiply:ident: $block:ident, $indices:ident, $offset:expr, $load:ident, $half:ident;)+) => {$(
+    ($($name:ident, $multiply:ident: $block:ident, $quants:ident, $indices:ident, $offset:expr, $load:ident, $half:ident;)+) => {$(
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
         pub(crate) fn $name<const T: usize>(
@@ -112,17 +116,18 @@ macro_rules! dots256 {
             /// Returns the sums of the last tile of a row, which overlaps the one before it.
             #[inline(never)]
             #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-            fn last_tile(row: &[$block], input: &QuantisedRow<'_>) -> TileSums {
+            fn last_tile(row: &[$block], input: &QuantisedRow<'_>, single: SingleToken<'_>) -> TileSums {
                 let tile = row.last_chunk().expect("the row has a tile");
-                $multiply(tile, Input::new(input, row.len() - TILE, 1).tile(0))
+                $multiply(tile, Input::new(input, single, row.len() - TILE, 1).tile(0))
             }
 
             let rows = FourRows::<$block>::new(four_rows).rows;
             let (tiles, rest) = (rows[0].len() / TILE, rows[0].len() % TILE);
-            if T > 1 || tiles == 0 {
-                return avx2::$name(instructions, four_rows, input);
-            }
-            let whole = Input::new(&input[0], 0, tiles);
+            let single = match input[0].single {
+                Some(single) if tiles > 0 => single,
+                _ => return avx2::$name(instructions, four_rows, input),
+            };
+            let whole = Input::new(&input[0], single, 0, tiles);
             let mut kept = [[const { MaybeUninit::uninit() }; 4]; MAX_TILES];
             let mut last = [TileSums::zero(); 4];
             let mut dots = _mm_setzero_ps();
@@ -134,7 +139,7 @@ macro_rules! dots256 {
                         kept[r].write($multiply(blocks, whole.tile(first + at)));
                     }
                     if rest > 0 && part.end == tiles {
-                        last[r] = last_tile(rows[r], &input[0]);
+                        last[r] = last_tile(rows[r], &input[0], single);
                     }
                 }
                 for [a, b, c, d] in &kept[..part.len()] {
@@ -156,7 +161,7 @@ macro_rules! dots256 {
             for_each! { b in 0 1 2 3 => {
                 prefetch(blocks, b);
                 let weights = [$half::<0>(&blocks[b]), $half::<1>(&blocks[b])];
-                let activations = input.quants[b].as_chunks::<64>().0;
+                let activations = input.$quants[b].as_chunks::<64>().0;
                 for_each! { h in 0 1 => {
                     products[b][h] = _mm512_packs_epi32(
                         sums_of_fours(weights[h][0], load(&activations[2 * h])),
@@ -185,11 +190,11 @@ macro_rules! dots256 {
 }
 
 dots256! {
-    dot_q2_k, multiply_q2_k: BlockQ2K, SIXTEEN_SCALES, 0, load_q2_k, half_q2_k;
-    dot_q3_k, multiply_q3_k: BlockQ3K, SIXTEEN_SCALES, 4, load_q3_k, half_q3_k;
-    dot_q4_k, multiply_q4_k: BlockQ4K, EIGHT_SCALES, 0, load_six_bit_scales, half_q4_k;
-    dot_q5_k, multiply_q5_k: BlockQ5K, EIGHT_SCALES, 0, load_six_bit_scales, half_q5_k;
-    dot_q6_k, multiply_q6_k: BlockQ6K, SIXTEEN_SCALES, 32, load_q6_k, half_q6_k;
+    dot_q2_k, multiply_q2_k: BlockQ2K, quants, SIXTEEN_SCALES, 0, load_q2_k, half_q2_k;
+    dot_q3_k, multiply_q3_k: BlockQ3K, quants, SIXTEEN_SCALES, 4, load_q3_k, half_q3_k;
+    dot_q4_k, multiply_q4_k: BlockQ4K, by_nibble, EIGHT_SCALES, 0, load_six_bit_scales, half_q4_k;
+    dot_q5_k, multiply_q5_k: BlockQ5K, by_nibble, EIGHT_SCALES, 0, load_six_bit_scales, half_q5_k;
+    dot_q6_k, multiply_q6_k: BlockQ6K, quants, SIXTEEN_SCALES, 32, load_q6_k, half_q6_k;
 }
 
 /// Adds the sums of a tile of four rows to the dot products, block after block. The first `skipped` blocks are left out.
@@ -231,24 +236,34 @@ struct Loaded {
     subtracted: __m512i,
 }
 
-/// Returns the indices of the shuffles that select the scales of the halves of each block from [`Loaded::integers`] in
-/// a format with `count` scales a block. The 128 products of a half are added to 32, which [`_mm512_packs_epi32`] orders:
-/// each quarter has four sums of one sixteenth of the block, then four sums of the sixteenth 64 weights later.
-const fn scale_indices(count: usize) -> [[[i16; 32]; 2]; TILE] {
+/// The indices of the shuffles that select the scales of the halves of each block from [`Loaded::integers`]. The 128
+/// products of a half are added to 32, which [`_mm512_packs_epi32`] orders: each quarter has four sums of its first
+/// register, then four sums of its second register.
+type ScaleIndices = [[[i16; 32]; 2]; TILE];
+
+/// Formats with 16 scales: a quarter of a register has a sixteenth of the block.
+static SIXTEEN_SCALES: ScaleIndices = {
     let mut indices = [[[0; 32]; 2]; TILE];
     let mut at = 0;
     while at < 64 * TILE {
-        let (block, half, quarter, word) = (at / 64, at / 32 % 2, at / 8 % 4, at % 8);
-        let sixteenth = 8 * half + 4 * (word / 4) + quarter;
-        let in_register = if count == 16 { block % 2 } else { block };
-        indices[block][half][at % 32] = (count * in_register + sixteenth * count / 16) as i16;
+        let (block, half, quarter, register) = (at / 64, at / 32 % 2, at / 8 % 4, at / 4 % 2);
+        indices[block][half][at % 32] = (16 * (block % 2) + 8 * half + 4 * register + quarter) as i16;
         at += 1;
     }
     indices
-}
+};
 
-static SIXTEEN_SCALES: [[[i16; 32]; 2]; TILE] = scale_indices(16);
-static EIGHT_SCALES: [[[i16; 32]; 2]; TILE] = scale_indices(8);
+/// Formats with eight scales, in the order of [`SingleToken::by_nibble`].
+static EIGHT_SCALES: ScaleIndices = {
+    let mut indices = [[[0; 32]; 2]; TILE];
+    let mut at = 0;
+    while at < 64 * TILE {
+        let (block, half, quarter, register) = (at / 64, at / 32 % 2, at / 8 % 4, at / 4 % 2);
+        indices[block][half][at % 32] = (8 * block + 4 * half + 2 * (quarter / 2) + register) as i16;
+        at += 1;
+    }
+    indices
+};
 
 /// Multiplies 16 integers of each block, as [`Loaded::integers`] has them, by the sums of 16 activations.
 #[inline]
@@ -409,24 +424,19 @@ fn load_six_bit_scales<B: SixBitScales>([a, b, c, d]: &[B; TILE], input: TileInp
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn half_q4_k<const H: usize>(block: &BlockQ4K) -> [__m512i; 2] {
-    let runs = block.quants.as_chunks::<32>().0;
-    let (first, second) = (load_twice(&runs[2 * H]), load_twice(&runs[2 * H + 1]));
+    let bytes = load(&block.quants.as_chunks::<64>().0[H]);
     let four_bits = _mm512_set1_epi8(15);
-    [
-        _mm512_and_si512(upper_shifted::<4>(first), four_bits),
-        _mm512_and_si512(upper_shifted::<4>(second), four_bits),
-    ]
+    [_mm512_and_si512(bytes, four_bits), _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), four_bits)]
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn half_q5_k<const H: usize>(block: &BlockQ5K) -> [__m512i; 2] {
-    let runs = block.quants.as_chunks::<32>().0;
-    let (first, second) = (load_twice(&runs[2 * H]), load_twice(&runs[2 * H + 1]));
-    let fifth = upper_shifted::<1>(load_twice(&block.high_bits));
+    let bytes = load(&block.quants.as_chunks::<64>().0[H]);
+    let fifth = upper_shifted::<2>(load_twice(&block.high_bits));
     let first_bit = 4 * H as i32;
     [
-        joined(upper_shifted::<4>(first), 15, shifted(fifth, first_bit, 4), 16),
-        joined(upper_shifted::<4>(second), 15, shifted(fifth, first_bit + 2, 4), 16),
+        joined(bytes, 15, shifted(fifth, first_bit, 4), 16),
+        joined(_mm512_srli_epi16::<4>(bytes), 15, shifted(fifth, first_bit + 1, 4), 16),
     ]
 }
