@@ -186,9 +186,11 @@ macro_rules! dot_tiles {
         let $crate::matmul::MatmulTask { matrix, input, out } = $task;
         let (rows, tokens) = (out.rows(), input.tokens());
         for first_token in (0..tokens).step_by(DOT_TOKENS) {
-            let group: [_; DOT_TOKENS] =
-                std::array::from_fn(|t| input.$view((first_token + t).min(tokens - 1)));
-            let group = &group[..DOT_TOKENS.min(tokens - first_token)];
+            let mut group = [input.$view(first_token); DOT_TOKENS];
+            let group = &mut group[..DOT_TOKENS.min(tokens - first_token)];
+            for (t, input_of_token) in group.iter_mut().enumerate().skip(1) {
+                *input_of_token = input.$view(first_token + t);
+            }
             for chunk in rows.clone().step_by(DOT_CHUNK) {
                 let chunk = chunk..rows.end.min(chunk + DOT_CHUNK);
                 let mut at = 0;
