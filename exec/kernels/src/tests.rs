@@ -157,6 +157,25 @@ proptest! {
     }
 
     #[test]
+    fn one_token_has_the_bits_of_the_oracle(seed: u64, blocks in 1usize..72, rows in 1usize..7) {
+        for &format in Format::ALL {
+            let length = match format.block_len() {
+                1 => 29 * blocks,
+                block => block as usize * blocks,
+            };
+            let bytes = random_rows(format, rows, length, seed);
+            let matrix = Matrix { format, row_length: length, rows, bytes: &bytes };
+            let mut input = random_activations(1, length, seed);
+            let scalar = matmul_bits(InstructionSet::SCALAR, matrix, &mut input);
+            for instructions in InstructionSet::detect_all() {
+                let mut again = random_activations(1, length, seed);
+                let found = matmul_bits(instructions, matrix, &mut again);
+                prop_assert_eq!(&scalar, &found, "{} with {}", format, instructions.name());
+            }
+        }
+    }
+
+    #[test]
     fn the_oracle_is_within_rounding_of_exact_arithmetic(seed: u64, blocks in 1usize..9) {
         for &format in Format::ALL {
             let length = blocks * 256;
@@ -198,10 +217,12 @@ fn extreme_values_do_not_overflow() {
     // of the codebooks, and others. All activations are +127 or -127.
     let fills = [0x00, 0xff, 0x80, 0x7f, 0x0f, 0xf0];
     for (format, fill) in quantised().flat_map(|format| fills.map(|fill| (format, fill))) {
-        let length = 256;
+        let length = 1024; // some kernels multiply four blocks together
         let mut row = vec![fill; row_bytes(format, length)];
         if format == Format::Q6K && fill == 0xff {
-            row[192..208].fill(0x80);
+            for block in row.chunks_mut(row_bytes(format, 256)) {
+                block[192..208].fill(0x80);
+            }
         }
         set_scales(format, &mut row, || f16::ONE);
         // One token uses dot products, 13 use panels.
@@ -228,20 +249,21 @@ fn extreme_values_do_not_overflow() {
 
 #[test]
 fn non_finite_scales_give_non_finite_results() {
+    let length = 1280; // some kernels multiply four blocks together
     // A scale of MXFP4 is always finite.
     for format in quantised().filter(|&format| format != Format::Mxfp4) {
-        let mut row = random_rows(format, 1, 512, 3);
+        let mut row = random_rows(format, 1, length, 3);
         for scale in [f16::NAN, f16::INFINITY, f16::NEG_INFINITY] {
             set_scales(format, &mut row, || scale);
-            let matrix = Matrix { format, row_length: 512, rows: 1, bytes: &row };
+            let matrix = Matrix { format, row_length: length, rows: 1, bytes: &row };
             let sets = InstructionSet::detect_all().into_iter();
             for (instructions, tokens) in sets.flat_map(|set| [1, 13].map(|tokens| (set, tokens))) {
-                let mut input = random_activations(tokens, 512, 5);
+                let mut input = random_activations(tokens, length, 5);
                 let bits = matmul_bits(instructions, matrix, &mut input);
                 let none = bits.iter().all(|&bits| !f32::from_bits(bits).is_finite());
                 assert!(none, "{format}, {} tokens with {}", tokens, instructions.name());
             }
-            let weights = dequantised(format, &row, 512);
+            let weights = dequantised(format, &row, length);
             assert!(weights.iter().any(|weight| !weight.is_finite()), "{format}");
         }
     }
