@@ -124,7 +124,7 @@ macro_rules! dots256 {
             let rows = FourRows::<$block>::new(four_rows).rows;
             let (tiles, rest) = (rows[0].len() / TILE, rows[0].len() % TILE);
             let single = match input[0].single {
-                Some(single) if tiles > 0 => single,
+                Some(single) if T == 1 && tiles > 0 => single,
                 _ => return avx2::$name(instructions, four_rows, input),
             };
             let whole = Input::new(&input[0], single, 0, tiles);
