@@ -21,7 +21,7 @@ pub struct Activations {
     blocks256: Quantised,
 }
 
-/// A cache line of rounded activations. Kernels load 64 of them at once.
+/// A cache line of rounded activations: kernels load 64 activations at once.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([i8; 64]);
@@ -29,11 +29,10 @@ struct Line([i8; 64]);
 #[derive(Debug, Default)]
 struct Quantised {
     ready: bool,
-    is_single: bool,
     quants: Vec<Line>, // [tokens, length] i8
     scales: Vec<f32>,  // [tokens, length / block]
     sums: Vec<i16>,    // [tokens, length / 16] for blocks of 256, [tokens, length / 32] for blocks of 32
-    /// For one token in blocks of 256: see [`SingleToken`].
+    /// For one token in blocks of 256, otherwise empty: see [`SingleToken`].
     sums_of_32: Vec<i16>,
     by_nibble: Vec<Line>,
 }
@@ -112,8 +111,9 @@ impl Activations {
         into.sums.resize(self.plain.len() / sum_length(block), 0);
         let quants = &mut bytemuck::cast_slice_mut(&mut into.quants)[..self.plain.len()];
         round(instructions, &self.plain, quants, &mut into.scales, &mut into.sums);
-        into.is_single = block == 256 && self.tokens == 1;
-        if into.is_single {
+        into.sums_of_32.clear();
+        into.by_nibble.clear();
+        if block == 256 && self.tokens == 1 {
             into.arrange_for_single_token();
         }
         into.ready = true;
@@ -140,7 +140,7 @@ impl Quantised {
             quants: &bytemuck::cast_slice(&self.quants)[token * length..][..length],
             scales: &self.scales[token * (length / block)..][..length / block],
             sums,
-            single: self.is_single.then(|| SingleToken {
+            single: (!self.by_nibble.is_empty()).then(|| SingleToken {
                 sums_of_32: &self.sums_of_32,
                 by_nibble: bytemuck::cast_slice(&self.by_nibble),
             }),
@@ -149,9 +149,7 @@ impl Quantised {
 
     /// Computes what [`SingleToken`] has.
     fn arrange_for_single_token(&mut self) {
-        self.sums_of_32.clear();
         self.sums_of_32.extend(self.sums.as_chunks().0.iter().map(|[a, b]| a + b));
-        self.by_nibble.clear();
         self.by_nibble.extend(self.quants.as_chunks().0.iter().flat_map(|[Line(first), Line(second)]| {
             let ([a, b], [c, d]): ([[i8; 32]; 2], [[i8; 32]; 2]) = (must_cast(*first), must_cast(*second));
             [Line(must_cast([a, c])), Line(must_cast([b, d]))]

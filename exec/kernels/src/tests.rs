@@ -128,6 +128,26 @@ fn dequantised(format: Format, row: &[u8], length: usize) -> Vec<f32> {
     weights
 }
 
+/// Compares a matmul of random numbers with each instruction set to the one without.
+fn check_bits(
+    format: Format,
+    length: usize,
+    rows: usize,
+    tokens: usize,
+    seed: u64,
+) -> Result<(), TestCaseError> {
+    let bytes = random_rows(format, rows, length, seed);
+    let matrix = Matrix { format, row_length: length, rows, bytes: &bytes };
+    let mut input = random_activations(tokens, length, seed);
+    let scalar = matmul_bits(InstructionSet::SCALAR, matrix, &mut input);
+    for instructions in InstructionSet::detect_all() {
+        let mut again = random_activations(tokens, length, seed);
+        let found = matmul_bits(instructions, matrix, &mut again);
+        prop_assert_eq!(&scalar, &found, "{} with {}", format, instructions.name());
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
@@ -144,15 +164,7 @@ proptest! {
                 _ => 0,
             };
             let length = blocks * 256 + ragged;
-            let bytes = random_rows(format, rows, length, seed);
-            let matrix = Matrix { format, row_length: length, rows, bytes: &bytes };
-            let mut input = random_activations(tokens, length, seed);
-            let scalar = matmul_bits(InstructionSet::SCALAR, matrix, &mut input);
-            for instructions in InstructionSet::detect_all() {
-                let mut again = random_activations(tokens, length, seed);
-                let found = matmul_bits(instructions, matrix, &mut again);
-                prop_assert_eq!(&scalar, &found, "{} with {}", format, instructions.name());
-            }
+            check_bits(format, length, rows, tokens, seed)?;
         }
     }
 
@@ -163,15 +175,7 @@ proptest! {
                 1 => 29 * blocks,
                 block => block as usize * blocks,
             };
-            let bytes = random_rows(format, rows, length, seed);
-            let matrix = Matrix { format, row_length: length, rows, bytes: &bytes };
-            let mut input = random_activations(1, length, seed);
-            let scalar = matmul_bits(InstructionSet::SCALAR, matrix, &mut input);
-            for instructions in InstructionSet::detect_all() {
-                let mut again = random_activations(1, length, seed);
-                let found = matmul_bits(instructions, matrix, &mut again);
-                prop_assert_eq!(&scalar, &found, "{} with {}", format, instructions.name());
-            }
+            check_bits(format, length, rows, 1, seed)?;
         }
     }
 

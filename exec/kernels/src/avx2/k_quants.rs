@@ -239,9 +239,9 @@ static PAIRS: [i8; 32] = {
 };
 
 /// Masks for four bytes: the low six bits, the low four bits, and the two bits above them.
-const SIX_BITS: i32 = 0x3f3f_3f3f;
-const FOUR_BITS: i32 = 0x0f0f_0f0f;
-const TOP_BITS: i32 = 0x3030_3030;
+pub(crate) const SIX_BITS: i32 = 0x3f3f_3f3f;
+pub(crate) const FOUR_BITS: i32 = 0x0f0f_0f0f;
+pub(crate) const TOP_BITS: i32 = 0x3030_3030;
 
 /// Unpacks the scales and minima of four blocks, two rows at a time. A half of a register has the header of a row: the
 /// f16 scale and minimum, and three words a, b, c, see [`SixBitScales`].

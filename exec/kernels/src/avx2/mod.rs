@@ -27,7 +27,9 @@ use std::sync::atomic::{Ordering, compiler_fence};
 pub(super) use blocks32::{dot_iq4_nl, dot_mxfp4, dot_q4_0, dot_q4_1, dot_q5_0, dot_q5_1, dot_q8_0};
 pub(super) use floats::{dot_bf16, dot_f16, dot_f32, scores_f16, sum_values_f16};
 pub(super) use i_quants::{dot_iq1_m, dot_iq1_s, dot_iq4_xs};
-pub(super) use k_quants::{Q3_K_WORDS, dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k};
+pub(super) use k_quants::{
+    FOUR_BITS, Q3_K_WORDS, SIX_BITS, TOP_BITS, dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k,
+};
 pub(super) use multiply_add::MultiplyAdd;
 pub(super) use sign_magnitude::{dot_iq2_s, dot_iq2_xs, dot_iq2_xxs, dot_iq3_s, dot_iq3_xxs};
 

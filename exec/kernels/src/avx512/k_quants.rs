@@ -16,9 +16,9 @@ use super::{
     sums_of_quarters,
 };
 use crate::activations::{QuantisedRow, SingleToken};
-use crate::avx2::{self, FourRows, Q3_K_WORDS};
+use crate::avx2::{self, FOUR_BITS, FourRows, Q3_K_WORDS, SIX_BITS, TOP_BITS};
 use crate::blocks::{
-    BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, HalfScaledBlock, IntegerBlock256, SixBitScales,
+    BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, HalfScaledBlock, ScaledBlock, SixBitScales,
 };
 use crate::x86_64::Avx512;
 
@@ -200,7 +200,7 @@ dots256! {
 /// Adds the sums of a tile of four rows to the dot products, block after block. The first `skipped` blocks are left out.
 #[inline]
 #[target_feature(enable = "avx2,fma,avx512f")]
-fn add<B: IntegerBlock256>(mut dots: __m128, [a, b, c, d]: [TileSums; 4], skipped: usize) -> __m128 {
+fn add<B: ScaledBlock>(mut dots: __m128, [a, b, c, d]: [TileSums; 4], skipped: usize) -> __m128 {
     let (scales, minima) = by_block([a.scales, b.scales, c.scales, d.scales]);
     let (totals, subtracted) = by_block([a.integers, b.integers, c.integers, d.integers]);
     for b in skipped..TILE {
@@ -242,28 +242,26 @@ struct Loaded {
 type ScaleIndices = [[[i16; 32]; 2]; TILE];
 
 /// Formats with 16 scales: a quarter of a register has a sixteenth of the block.
-static SIXTEEN_SCALES: ScaleIndices = {
-    let mut indices = [[[0; 32]; 2]; TILE];
-    let mut at = 0;
-    while at < 64 * TILE {
-        let (block, half, quarter, register) = (at / 64, at / 32 % 2, at / 8 % 4, at / 4 % 2);
-        indices[block][half][at % 32] = (16 * (block % 2) + 8 * half + 4 * register + quarter) as i16;
-        at += 1;
-    }
-    indices
-};
+static SIXTEEN_SCALES: ScaleIndices = scale_indices(true);
 
 /// Formats with eight scales, in the order of [`SingleToken::by_nibble`].
-static EIGHT_SCALES: ScaleIndices = {
+static EIGHT_SCALES: ScaleIndices = scale_indices(false);
+
+const fn scale_indices(are_sixteen: bool) -> ScaleIndices {
     let mut indices = [[[0; 32]; 2]; TILE];
     let mut at = 0;
     while at < 64 * TILE {
         let (block, half, quarter, register) = (at / 64, at / 32 % 2, at / 8 % 4, at / 4 % 2);
-        indices[block][half][at % 32] = (8 * block + 4 * half + 2 * (quarter / 2) + register) as i16;
+        let index = if are_sixteen {
+            16 * (block % 2) + 8 * half + 4 * register + quarter
+        } else {
+            8 * block + 4 * half + 2 * (quarter / 2) + register
+        };
+        indices[block][half][at % 32] = index as i16;
         at += 1;
     }
     indices
-};
+}
 
 /// Multiplies 16 integers of each block, as [`Loaded::integers`] has them, by the sums of 16 activations.
 #[inline]
@@ -287,14 +285,13 @@ fn widened(bytes: __m512i) -> [__m512i; 2] {
     ]
 }
 
-/// Returns the f16 scales of the blocks, times `SCALE_FACTOR`, and their minima.
+/// Returns the f16 scales of the blocks, then their minima.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn scales_and_minima<B: HalfScaledBlock + IntegerBlock256>([a, b, c, d]: &[B; TILE]) -> __m256 {
+fn scales_and_minima<B: HalfScaledBlock>([a, b, c, d]: &[B; TILE]) -> __m256 {
     let scales = [a.scale_bits(), b.scale_bits(), c.scale_bits(), d.scale_bits()];
     let minima = [a.minimum_bits(), b.minimum_bits(), c.minimum_bits(), d.minimum_bits()];
-    let scales = _mm256_cvtph_ps(must_cast([scales, minima]));
-    if B::SCALE_FACTOR == 1.0 { scales } else { _mm256_mul_ps(scales, _mm256_set1_ps(B::SCALE_FACTOR)) }
+    _mm256_cvtph_ps(must_cast([scales, minima]))
 }
 
 /// Shifts the upper half of a register to the right.
@@ -386,11 +383,6 @@ fn half_q6_k<const H: usize>(block: &BlockQ6K) -> [__m512i; 2] {
     let high = upper_shifted::<2>(load_twice(&block.high_bits.as_chunks::<32>().0[H]));
     [joined(low, 15, _mm512_slli_epi16::<4>(high), 0x30), joined(_mm512_srli_epi16::<4>(low), 15, high, 0x30)]
 }
-
-/// Masks for four bytes: the low six bits, the low four bits, and the two bits above them.
-const SIX_BITS: i32 = 0x3f3f_3f3f;
-const FOUR_BITS: i32 = 0x0f0f_0f0f;
-const TOP_BITS: i32 = 0x3030_3030;
 
 /// Unpacks the scales and minima of a tile. A quarter of a register has the header of a block: the f16 scale and minimum,
 /// and three words a, b, c, see [`SixBitScales`].
