@@ -96,6 +96,22 @@ impl RecordedRoutes {
         Ok(routes)
     }
 
+    /// Returns the experts of the generated token `index` in a layer. After its last token, the recording begins again.
+    fn generated_token(&self, layer: u32, index: usize) -> &[u32] {
+        &self.tokens[index % self.tokens.len()][layer as usize]
+    }
+
+    /// Returns the experts of a token in a layer, for a sequence whose prompt has `prompt_tokens` tokens. The tokens of
+    /// the prompt divide the experts of the recorded prompt among them.
+    pub fn token_experts(&self, layer: u32, position: u32, prompt_tokens: u32) -> Vec<u32> {
+        if let Some(generated) = position.checked_sub(prompt_tokens) {
+            return self.generated_token(layer, generated as usize).to_vec();
+        }
+        let (prompt, used) = (&self.prompt[layer as usize], self.generated_token(layer, 0).len());
+        let first = position as usize * used;
+        (first..first + used.min(prompt.len())).map(|slot| prompt[slot % prompt.len()]).collect()
+    }
+
     /// Checks that a token uses experts in every layer that has some.
     fn check_token(&self, token: usize, model: &ModelProfile) -> Result<(), String> {
         let has_experts = |layer: &u32| model.shape.layer_experts(*layer).is_some();
@@ -138,7 +154,7 @@ impl ExpertRoutes<'_> {
                     for position in pass.first_position.max(self.prompt_tokens)..end {
                         let token = (position - self.prompt_tokens) as usize
                             + pass.sequence_index as usize * RECORDING_SHIFT;
-                        used.extend(&recorded.tokens[token % recorded.tokens.len()][layer as usize]);
+                        used.extend(recorded.generated_token(layer, token));
                     }
                 }
                 None => {
@@ -299,6 +315,9 @@ mod tests {
         assert_eq!(used(0, 28), [3, 9]);
         assert_eq!([used(28, 1), used(29, 1), used(30, 1)], [[3, 100], [4, 100], [3, 100]]);
         assert_eq!(used(28, 2), [3, 4, 100]);
+        // The tokens of a prompt of any length divide the experts of the recorded one.
+        let replayed = |position| recorded.token_experts(3, position, 2);
+        assert_eq!([0, 1, 2, 3, 4].map(replayed), [[9, 3], [9, 3], [3, 100], [4, 100], [3, 100]]);
         let other = RouteTrace { expert_count: 64, ..trace.clone() };
         let error = RecordedRoutes::new(&other, &model).unwrap_err();
         assert!(

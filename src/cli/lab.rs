@@ -19,6 +19,10 @@ pub struct LabArgs {
     /// Generate this many tokens, instead of the number in the scenario.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
+    /// Let the tokens use the experts of this recording (`route_trace v1`), in the prediction and in the runs; only for a
+    /// plan of one device.
+    #[arg(long, value_name = "FILE", requires = "scenario")]
+    pub routes: Option<PathBuf>,
     /// Execute the plan this many times after a single prediction. With --suite or --random, repeat the whole suite
     /// this many times, with new predictions in each repetition.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]

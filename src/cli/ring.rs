@@ -72,6 +72,11 @@ pub struct ExecuteArgs {
     /// only for a mixture of experts whose layers are all on this device, and for one prompt.
     #[arg(long, value_name = "FILE")]
     pub record_routes: Option<PathBuf>,
+    /// Let the tokens use the experts of this recording (`route_trace v1`) instead of those that the router chooses, to
+    /// measure how fast they are; the text is meaningless. After its last token, it begins again. Under the conditions of
+    /// --record-routes.
+    #[arg(long, value_name = "FILE")]
+    pub routes: Option<PathBuf>,
     #[command(flatten)]
     pub ring: RingArgs,
     /// Print a line when the prompt enters the ring and a line for each token, which `hearth lab` reads.

@@ -10,9 +10,12 @@ use hearth_ring::{
     FailedRequest, GenerationRequest, GenerationResult, Key, LocalModel, RingError, SequenceRequest,
     Transport,
 };
-use hearth_runtime::{IncrementalDetokenizer, LogitStatistics, LogitSummary, Sampler, Tokenizer};
+use hearth_runtime::{
+    IncrementalDetokenizer, LogitStatistics, LogitSummary, ReplayedRoutes, RouteOptions, RouteRecorder,
+    Sampler, Tokenizer,
+};
 use hearth_schema::Plan;
-use hearth_workflow::documents::{check_run_outputs, write_run_outputs};
+use hearth_workflow::documents::{check_run_outputs, read_routes, write_run_outputs};
 use hearth_workflow::files::{check_outputs, write};
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -70,7 +73,14 @@ struct Sequence {
 
 pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let ring = &args.ring;
-    let files = [&args.prompts_file, &args.messages, &ring.draft_model, &ring.device.key, &ring.scenario];
+    let files = [
+        &args.prompts_file,
+        &args.messages,
+        &ring.draft_model,
+        &ring.device.key,
+        &ring.scenario,
+        &args.routes,
+    ];
     let inputs = files.into_iter().chain([&args.source.model]).flatten().chain([&args.source.plan]);
     let inputs: Vec<&PathBuf> = inputs.collect();
     check_run_outputs(args.trace.as_ref(), inputs.iter().copied())?;
@@ -79,18 +89,24 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let inputs = prompts::Prompts::from_args(args)?;
     let sequences = u32::try_from(inputs.count()).unwrap_or(u32::MAX);
     let (plan, model, path) = open_plan_and_model(&args.source, sequences, ring.device.gpu_weights)?;
-    if args.record_routes.is_some() {
-        check_recordable(&plan, &model, sequences)?;
+    for (flag, file) in [("--record-routes", &args.record_routes), ("--routes", &args.routes)] {
+        if file.is_some() {
+            check_route_flag(flag, &plan, &model, sequences)?;
+        }
     }
-    let recorder = args.record_routes.as_ref().map(|_| Arc::default());
-    let model = model.with_verification(verification(&ring.device)).with_route_recorder(recorder);
-    let model = Arc::new(model);
+    let model = model.with_verification(verification(&ring.device));
     if ring.device.exit_on_stdin_eof {
         exit_on_stdin_eof();
     }
     let tokenizer = Arc::new(Tokenizer::new(&model.weights.model().metadata)?);
     let prompts = inputs.encode(&model, &tokenizer, plan.context_length)?;
     let prompt_tokens = prompts.first().map_or(0, |prompt| prompt.len() as u32);
+    let recorded = args.routes.as_deref().map(|path| read_routes(path, &model.profile)).transpose()?;
+    let routes = RouteOptions {
+        recorder: args.record_routes.as_ref().map(|_| RouteRecorder::default()),
+        replayed: recorded.map(|recorded| ReplayedRoutes { recorded, prompt_tokens }),
+    };
+    let model = Arc::new(model.with_route_options(Some(Arc::new(routes))));
     let builder = RingBuilder::new(ring, (plan, sequences), (model.clone(), &path))?;
     let statistics = Arc::new(Mutex::new(LogitStatistics::default()));
     let request = request(args, &builder, prompts, &tokenizer, &statistics)?;
@@ -133,23 +149,20 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Fails if the routes of a run cannot be recorded.
-fn check_recordable(plan: &Plan, model: &LocalModel, sequences: u32) -> Result<(), Failure> {
+/// Fails if the routes of a run cannot be recorded or replayed, as `flag` demands.
+fn check_route_flag(flag: &str, plan: &Plan, model: &LocalModel, sequences: u32) -> Result<(), Failure> {
     let what = if model.profile.shape.experts.is_none() {
-        format!("`{}` is not a mixture of experts, so it has no routes to record", model.profile.name)
+        format!("`{}` is not a mixture of experts, so it has no routes", model.profile.name)
     } else if plan.devices.len() > 1 {
-        "routes are recorded only if one device has all layers: leave out `--plan`, or plan for one device"
-            .into()
+        "one device must have all layers: leave out `--plan`, or plan for one device".into()
     } else if plan.draft_model.is_some() {
-        "routes are not recorded with a draft model, whose rejected tokens use experts too: leave out \
-         `--draft-model`"
-            .into()
+        "rejected tokens of a draft model use experts too: leave out `--draft-model`".into()
     } else if sequences > 1 {
-        "routes are recorded for one prompt: run several prompts one after the other".into()
+        "routes are those of one prompt: run several prompts one after the other".into()
     } else {
         return Ok(());
     };
-    Err(Failure::invalid(what).with_location("--record-routes"))
+    Err(Failure::invalid(what).with_location(flag))
 }
 
 fn request(

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use hearth_schema::route_trace::{RouteBatch, RouteTrace};
+
 use crate::folder::{Folder, scenario_yaml};
 use crate::processes::{
     assert_rejected, expect_array, expect_number, model_path, run_json, run_successfully,
@@ -103,6 +105,30 @@ fn routes_of_a_run_are_recorded_replayed_and_simulated() {
     let other = data("qwen3-30b-a3b.route.csv");
     let expected = ["qwen3-30b-a3b.route.csv", "48 layers of 128 experts", "layers of 8"];
     assert_rejected(&["simulate", &scenario, "--routes", &other], &expected);
+    // The executor can take the recorded routes instead of those of its router.
+    let text = std::fs::read_to_string(&routes).expect("written");
+    let moved = |line: &str| {
+        let mut cells: Vec<String> = line.split(',').map(str::to_owned).collect();
+        if let Some(expert) = cells.get(5).and_then(|cell| cell.parse::<u32>().ok()) {
+            cells[5] = ((expert + 3) % 8).to_string();
+        }
+        cells.join(",")
+    };
+    let moved = folder.write("moved.csv", text.lines().map(moved).collect::<Vec<_>>().join("\n"));
+    let words = record(&["--prompt-tokens", "5", "--routes", &moved]);
+    run_successfully(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let uses = |path: &str| {
+        let trace = RouteTrace::parse(&std::fs::read_to_string(path).expect("written")).expect("valid");
+        let sorted = |batch: RouteBatch| {
+            let mut experts = batch.experts;
+            experts.sort_unstable();
+            (batch.layer, experts)
+        };
+        trace.batches.into_iter().map(sorted).collect::<Vec<_>>()
+    };
+    assert_eq!(uses(&routes), uses(&moved));
+    let words = record(&["--prompt-tokens", "5", "--routes", &other]);
+    assert_rejected(&words.iter().map(String::as_str).collect::<Vec<_>>(), &expected);
     let two = record(&["--prompt-tokens", "5", "--sequences", "2"]);
     assert_rejected(&two.iter().map(String::as_str).collect::<Vec<_>>(), &["--record-routes", "one prompt"]);
     let dense = model_path("q8_0");

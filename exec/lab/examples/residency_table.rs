@@ -5,7 +5,8 @@
 //!
 //! Needs Linux and root. All programs run with the same limits: throttled disk reads, and memory for a share of the
 //! model file (with `--devices 3`, of the weights of each device) plus 64 MiB. `--peer` is a Python interpreter with
-//! llama-cpp-python; without `--peer`, only hearth is measured. Standard error has the results of every run.
+//! llama-cpp-python; without `--peer`, only hearth is measured. With `--routes`, hearth's tokens use the experts of a
+//! recording. Standard error has the results of every run.
 //!
 //! The time of a token is the median over the tokens after the first three, then over the repeats; bytes are means
 //! over the same tokens. The column "must be" is the number of bytes that any policy has to read for a token: the
@@ -57,6 +58,7 @@ mod table {
         tokens: u32,
         devices: u32,
         disk: BytesPerSecond,
+        routes: Option<PathBuf>,
     }
 
     /// The result of a run, per token: bytes read, measured seconds, predicted seconds, and the bytes that any policy
@@ -248,6 +250,9 @@ mod table {
         let started = monotonic_nanos();
         let mut command = Command::new(&options.hearth);
         command.arg("lab").arg(&scenario).arg("--model").arg(&options.model);
+        if let Some(routes) = &options.routes {
+            command.arg("--routes").arg(routes);
+        }
         let output = command.arg("--report").arg(folder).arg("--json").output()?;
         let messages = String::from_utf8_lossy(&output.stderr);
         if !output.status.success() {
@@ -300,6 +305,7 @@ mod table {
             tokens: 12,
             devices: 1,
             disk: BytesPerSecond(200e6),
+            routes: None,
         };
         let mut words = std::env::args().skip(1);
         while let Some(name) = words.next() {
@@ -317,6 +323,7 @@ mod table {
                 "--devices" => options.devices = value.parse::<u32>()?.clamp(1, 16),
                 "--tokens" => options.tokens = value.parse()?,
                 "--disk-mbps" => options.disk = BytesPerSecond(value.parse::<f64>()? * 1e6),
+                "--routes" => options.routes = Some(value.into()),
                 _ => {
                     let hint = "the options are listed at the top of this example";
                     return Err(format!("`{name}` is not an option; {hint}").into());

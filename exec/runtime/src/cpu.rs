@@ -23,7 +23,7 @@ use hearth_schema::pass::Pass;
 use layer_pass::{Buffers, LayerPass, Piece};
 
 use crate::cache::{KvCache, LayerCache, create_kv_caches};
-use crate::experts::RouteRecorder;
+use crate::experts::RouteOptions;
 use crate::residency::ResidencyBarrier;
 use crate::token_inputs::TokenInputs;
 use crate::{Backend, CriticalPathCost, KvCacheOptions, ThreadPool, Weights};
@@ -57,8 +57,8 @@ pub struct Cpu {
     pub instruction_set: InstructionSet,
     /// The barrier that blocks threads until the weights of a matmul are in memory.
     pub barrier: ResidencyBarrier,
-    /// Records the routes of the tokens of a mixture, if any.
-    pub route_recorder: Option<Arc<RouteRecorder>>,
+    /// What happens with the routes of a mixture's tokens, other than that the router determines them.
+    pub route_options: Option<Arc<RouteOptions>>,
 }
 
 /// A matmul: its matrix and its output. The input is passed separately.
@@ -128,7 +128,7 @@ impl Cpu {
     /// Creates a `Cpu` with the fastest instruction set of this machine. Its threads do not wait for weights.
     pub fn new(thread_pool: Arc<ThreadPool>) -> Cpu {
         let barrier = ResidencyBarrier::always_open();
-        Cpu { thread_pool, instruction_set: InstructionSet::detect(), barrier, route_recorder: None }
+        Cpu { thread_pool, instruction_set: InstructionSet::detect(), barrier, route_options: None }
     }
 
     /// Returns this CPU with threads that wait at `barrier` until the weights of a matmul are in memory.
@@ -137,10 +137,10 @@ impl Cpu {
         Cpu { barrier, ..self }
     }
 
-    /// Returns this CPU with a recorder of routes.
+    /// Returns this CPU with options for the routes of a mixture.
     #[must_use]
-    pub fn with_route_recorder(self, route_recorder: Option<Arc<RouteRecorder>>) -> Cpu {
-        Cpu { route_recorder, ..self }
+    pub fn with_route_options(self, route_options: Option<Arc<RouteOptions>>) -> Cpu {
+        Cpu { route_options, ..self }
     }
 
     /// Calls `body` with the index of each token and its row of `rows`, `[tokens, width]`. Uses all threads if there

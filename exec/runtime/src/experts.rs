@@ -4,8 +4,9 @@
 //! the largest weights compute the token. In most models, their weights are divided by their sum (Shazeer et al. 2017,
 //! "Outrageously large neural networks"; the reports of Mixtral and Qwen 3).
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use hearth_core::expert_routes::RecordedRoutes;
 use hearth_kernels::{InstructionSet, elementwise};
 use hearth_schema::route_trace::RouteUse;
 
@@ -34,21 +35,43 @@ impl RouteRecorder {
     }
 }
 
+/// The routes of a recording, which tokens take instead of those of the router.
+#[derive(Debug, Clone)]
+pub struct ReplayedRoutes {
+    pub recorded: Arc<RecordedRoutes>,
+    /// Number of tokens of the prompt, after which generated tokens follow.
+    pub prompt_tokens: u32,
+}
+
+/// What happens with the routes of a run. By default, tokens take the routes of the router.
+#[derive(Debug, Default)]
+pub struct RouteOptions {
+    pub recorder: Option<RouteRecorder>,
+    pub replayed: Option<ReplayedRoutes>,
+}
+
+/// Returns the `used` experts with the largest weights. Of equal experts, the first are chosen, so that the result is the
+/// same on every device.
+fn best_experts(weights: &[f32], used: usize) -> Vec<usize> {
+    let mut experts: Vec<usize> = (0..weights.len()).collect();
+    experts.sort_by(|&one, &other| weights[other].total_cmp(&weights[one]).then(one.cmp(&other)));
+    experts.truncate(used);
+    experts
+}
+
 /// Appends the routes of a token to `routes`, in ascending order of the experts. `scores` are those of the router, and
-/// are replaced by their softmax. Of equal experts, the first are chosen, so that the result is the same on every
-/// device.
+/// are replaced by their softmax. The token uses `replayed` experts, or else the `used` best ones.
 pub(crate) fn route(
     scores: &mut [f32],
     token: usize,
-    used: usize,
+    (used, replayed): (usize, Option<Vec<u32>>),
     is_normalised: bool,
     routes: &mut Vec<Route>,
 ) {
     // The same lanes on every processor.
     elementwise::softmax(InstructionSet::SCALAR, scores);
-    let mut experts: Vec<usize> = (0..scores.len()).collect();
-    experts.sort_by(|&one, &other| scores[other].total_cmp(&scores[one]).then(one.cmp(&other)));
-    experts.truncate(used);
+    let replayed = replayed.map(|experts| experts.into_iter().map(|expert| expert as usize).collect());
+    let mut experts = replayed.unwrap_or_else(|| best_experts(scores, used));
     experts.sort_unstable();
     let sum: f32 = experts.iter().map(|&expert| scores[expert]).sum();
     let divisor = if is_normalised { sum } else { 1.0 };
@@ -65,7 +88,7 @@ mod tests {
 
     fn routes(scores: &[f32], used: usize, is_normalised: bool) -> Vec<(usize, f32)> {
         let mut routes = Vec::new();
-        route(&mut scores.to_vec(), 0, used, is_normalised, &mut routes);
+        route(&mut scores.to_vec(), 0, (used, None), is_normalised, &mut routes);
         routes.iter().map(|route| (route.expert, route.weight)).collect()
     }
 
@@ -83,6 +106,14 @@ mod tests {
         close(routes(&scores, 2, true), &[(1, 1.0 / 3.0), (3, 2.0 / 3.0)]);
         close(routes(&scores, 3, false), &[(0, 0.125), (1, 0.25), (3, 0.5)]);
         close(routes(&[1.0; 5], 2, true), &[(0, 0.5), (1, 0.5)]);
+    }
+
+    #[test]
+    fn replayed_experts_are_weighted_by_the_router() {
+        let mut routes = Vec::new();
+        route(&mut [0.0, 3.0, 0.0, 0.0], 7, (1, Some(vec![3, 0])), true, &mut routes);
+        let route = |expert| Route { expert, token: 7, weight: 0.5 };
+        assert_eq!(routes, [0, 3].map(route));
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub use cost::CriticalPathCost;
 pub use cpu::{Cpu, CpuBackend};
 pub use engine::Engine;
 pub use error::ExecError;
-pub use experts::RouteRecorder;
+pub use experts::{ReplayedRoutes, RouteOptions, RouteRecorder};
 pub use grammar::{GrammarCompiler, GrammarMatcher};
 pub use input_output::InputOutputLayers;
 pub use logit_statistics::{LogitStatistics, LogitSummary};

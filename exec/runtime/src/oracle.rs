@@ -308,7 +308,7 @@ fn feed_forward_block(weights: &Weights, layer: u32, row: &mut [f32]) {
             };
             let mut scores = part(0, experts.router, (0, shape.count as usize), &input);
             let mut routes = Vec::new();
-            route(&mut scores, 0, shape.used as usize, is_normalised, &mut routes);
+            route(&mut scores, 0, (shape.used as usize, None), is_normalised, &mut routes);
             let mut sum = if tensors.matrices[4].is_some() { dense() } else { vec![0.0; embedding] };
             if let Some(gate) = experts.shared_gate {
                 elementwise::scale_by_sigmoid(SCALAR, &mut sum, &input, gate);

@@ -101,6 +101,7 @@ fn run_one(args: &LabArgs, scenario: &Path, json: bool) -> Result<ExitCode, Fail
     let (devices, speed) = lab.measure_profiles()?;
     let mut cluster = loaded.cluster_from_measured_devices(devices, Some(&model))?;
     hearth_workflow::limits::apply_absolute_memory_limits(&loaded.scenario, &mut cluster);
+    cluster.routes = lab.recorded_routes();
     let plan = {
         let progress = TerminalProgress::new();
         planning::read_or_make_plan(args.plan.as_deref(), &loaded, &cluster, args.planning.budget(&progress))?

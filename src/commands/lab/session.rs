@@ -9,9 +9,10 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use hearth_core::expert_routes::RecordedRoutes;
 use hearth_core::{Cluster, LinkTable};
 use hearth_lab::{
     Cgroup, CgroupHierarchy, DeviceLimits, DeviceProcess, DeviceUsage, LabError, Meter, ModelCopies,
@@ -23,7 +24,7 @@ use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::scenario::{DeviceEntry, LinkEmulation, ResourceLimits};
 use hearth_schema::{Plan, Scenario, Trace};
 use hearth_sim::{ScenarioEvents, SimulationResult};
-use hearth_workflow::documents::{read_document, read_trace, write_run_outputs};
+use hearth_workflow::documents::{read_document, read_routes, read_trace, write_run_outputs};
 use hearth_workflow::files::{create_folder, write_in_folder};
 use hearth_workflow::report_folder::ReportFolder;
 use hearth_workflow::simulation::{MemoryOptions, simulate_with_events};
@@ -62,6 +63,8 @@ pub struct Lab<'l> {
     profiles: Option<PathBuf>,
     model_digest: String,
     draft: Option<PathBuf>,
+    /// The recording of `--routes`, and its file.
+    routes: Option<(PathBuf, Arc<RecordedRoutes>)>,
     pass_tokens: u32,
 }
 
@@ -72,6 +75,8 @@ impl<'l> Lab<'l> {
     pub fn set_up(loaded: &'l LoadedScenario, model: &Path, args: &LabArgs) -> Result<Self, Failure> {
         let opened = open_model(model, GpuWeightFormat::AsStored)?;
         let parts = opened.weights.file_paths().to_vec();
+        let read = |path: &Path| Ok::<_, Failure>((path.to_owned(), read_routes(path, &opened.profile)?));
+        let routes = args.routes.as_deref().map(read).transpose()?;
         let scratch = args.scratch.clone().or_else(|| model.parent().map(PathBuf::from)).unwrap_or_default();
         let devices = &loaded.scenario.devices;
         let names: Vec<String> = devices.iter().map(|entry| entry.name.clone()).collect();
@@ -118,6 +123,7 @@ impl<'l> Lab<'l> {
             profiles: args.profiles.clone(),
             model_digest: opened.profile.digest.clone(),
             draft: loaded.draft_model_file()?,
+            routes,
             pass_tokens: workload.prompt_tokens.min(workload.micro_batch).min(MAX_PASS_TOKENS),
         })
     }
@@ -375,6 +381,11 @@ impl<'l> Lab<'l> {
         })
     }
 
+    /// Returns the recorded routes that the tokens of the lab take, if any.
+    pub fn recorded_routes(&self) -> Option<Arc<RecordedRoutes>> {
+        self.routes.as_ref().map(|(_, routes)| routes.clone())
+    }
+
     fn head_arguments(&self, index: usize, trace: &Path) -> Vec<String> {
         let workload = &self.loaded.scenario.workload;
         let mut arguments =
@@ -394,6 +405,9 @@ impl<'l> Lab<'l> {
         if let (Some(draft), drafts @ 1..) = (&self.draft, workload.drafted_tokens()) {
             arguments.extend(strings(["--draft-model", &draft.display().to_string()]));
             arguments.extend(strings(["--draft-tokens", &drafts.to_string()]));
+        }
+        if let Some((path, _)) = &self.routes {
+            arguments.extend(strings(["--routes", &path.display().to_string()]));
         }
         if loses_a_device(&self.loaded.scenario) {
             let scenario = self.folder.join("scenario.yaml").display().to_string();

@@ -19,7 +19,7 @@ use crate::wire::{WorkerInfo, activations};
 use hearth_runtime::memory::MemoryWatch;
 use hearth_runtime::residency::ResidencyBarrier;
 use hearth_runtime::{
-    BackendFactory, BackendOptions, Cpu, ExecError, InputOutputLayers, KvCacheOptions, RouteRecorder, Stage,
+    BackendFactory, BackendOptions, Cpu, ExecError, InputOutputLayers, KvCacheOptions, RouteOptions, Stage,
     ThreadPool, ThreadPoolOptions, UploadProgressReporter, Weights,
 };
 
@@ -33,8 +33,9 @@ pub struct LocalModel {
     pub backend_factory: Option<BackendFactory>,
     /// Compares the weights with the digests in the plan before the first computation; `None` if they are not compared.
     pub verification: Option<Verification>,
-    /// Records the routes of a mixture's tokens in the layers of this device, if any.
-    pub route_recorder: Option<Arc<RouteRecorder>>,
+    /// What happens with the routes of a mixture's tokens in the layers of this device, other than that the router
+    /// determines them.
+    pub route_options: Option<Arc<RouteOptions>>,
 }
 
 impl LocalModel {
@@ -44,7 +45,7 @@ impl LocalModel {
         MemoryWatch::shared();
         let weights = Arc::new(Weights::open(path)?);
         let profile = ModelProfile::from_gguf(weights.model())?;
-        Ok(LocalModel { weights, profile, backend_factory: None, verification: None, route_recorder: None })
+        Ok(LocalModel { weights, profile, backend_factory: None, verification: None, route_options: None })
     }
 
     #[must_use]
@@ -58,14 +59,16 @@ impl LocalModel {
     }
 
     #[must_use]
-    pub fn with_route_recorder(self, route_recorder: Option<Arc<RouteRecorder>>) -> LocalModel {
-        LocalModel { route_recorder, ..self }
+    pub fn with_route_options(self, route_options: Option<Arc<RouteOptions>>) -> LocalModel {
+        LocalModel { route_options, ..self }
     }
 
-    /// Returns the recording of a run of one sequence, whose prompt had `prompt_tokens` tokens, in all layers.
+    /// Returns the recording of a run of one sequence, whose prompt had `prompt_tokens` tokens, in all layers; `None` if
+    /// the run was not recorded.
     pub fn route_recording(&self, prompt_tokens: u32) -> Option<RouteRecording> {
         let (weights, shape) = (&self.weights, &self.profile.shape);
-        let (recorder, experts) = (self.route_recorder.as_ref()?, shape.experts?);
+        let recorder = self.route_options.as_ref()?.recorder.as_ref()?;
+        let experts = shape.experts?;
         let layer_bytes = |layer: u32| {
             let (all, expert) =
                 (weights.part_bytes(&ModelPart::Layers(layer..layer + 1)), weights.expert_bytes(layer));
@@ -153,8 +156,7 @@ impl LocalModel {
             return Err(RingError::invalid_plan(what));
         }
         self.check_memory(plan, device_index)?;
-        let cpu =
-            Cpu::new(pool.clone()).with_barrier(barrier).with_route_recorder(self.route_recorder.clone());
+        let cpu = Cpu::new(pool.clone()).with_barrier(barrier).with_route_options(self.route_options.clone());
         let cache = cache_options(plan);
         let input_output =
             (device_index == 0).then(|| InputOutputLayers::new(self.weights.clone(), cpu.clone()));

@@ -12,7 +12,7 @@ use hearth_schema::route_trace::RouteUse;
 
 use super::Matmul;
 use super::layer_pass::{Buffers, LayerPass};
-use crate::experts::{Route, route};
+use crate::experts::{ReplayedRoutes, Route, route};
 use crate::residency::ExpertGroup;
 use crate::weights::ExpertWeights;
 
@@ -78,15 +78,18 @@ impl LayerPass<'_> {
         self.add_bias(&mut own.scores, weights.biases.map(|[router, ..]| router));
         own.routes.clear();
         let is_normalised = self.weights.shape().architecture.spec().normalises_expert_weights;
+        let options = cpu.route_options.as_deref();
+        let replayed = options.and_then(|options| options.replayed.as_ref());
         for (token, scores) in own.scores.chunks_exact_mut(count).enumerate() {
-            route(scores, token, shape.used as usize, is_normalised, &mut own.routes);
+            let replayed = replayed.map(|ReplayedRoutes { recorded, prompt_tokens }| {
+                recorded.token_experts(self.layer, self.position(token), *prompt_tokens)
+            });
+            route(scores, token, (shape.used as usize, replayed), is_normalised, &mut own.routes);
         }
-        if let Some(recorder) = &cpu.route_recorder {
-            recorder.record(own.routes.iter().filter_map(|route| {
-                let piece = self.pieces.iter().find(|piece| piece.token_range().contains(&route.token))?;
-                let position = (piece.first + route.token - piece.before) as u32;
-                let Route { expert, weight, .. } = *route;
-                Some(RouteUse { position, layer: self.layer, expert: expert as u32, weight })
+        if let Some(recorder) = options.and_then(|options| options.recorder.as_ref()) {
+            recorder.record(own.routes.iter().map(|route| {
+                let Route { expert, token, weight } = *route;
+                RouteUse { position: self.position(token), layer: self.layer, expert: expert as u32, weight }
             }));
         }
         own.routes.sort_by_key(|route| (route.expert, route.token));
@@ -104,6 +107,12 @@ impl LayerPass<'_> {
             cpu.barrier.release_experts(&group);
         }
         own.routes = routes;
+    }
+
+    /// Returns the position of a token of this part in its sequence.
+    fn position(&self, token: usize) -> u32 {
+        let piece = self.pieces.iter().find(|piece| piece.token_range().contains(&token));
+        piece.map_or(0, |piece| (piece.first + token - piece.before) as u32)
     }
 
     /// Writes the output of the block that all tokens share, or zeros without such a block, to `buffers.change`.
