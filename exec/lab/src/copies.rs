@@ -45,6 +45,9 @@ impl ModelCopies {
             copies.files.extend(first);
         }
         copies.drop_page_cache()?;
+        // The pages of the source were used more often than those of a copy will be, so that a machine with little
+        // memory would evict the copies first.
+        files.iter().try_for_each(|file| drop_page_cache(file))?;
         Ok(copies)
     }
 

@@ -19,6 +19,7 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 pub const Q4_MODEL: &str = "psalm-7m-q4_k.gguf";
 pub const Q8_MODEL: &str = "psalm-7m-q8_0.gguf";
 pub const F16_MODEL: &str = "psalm-7m-f16.gguf";
+pub const MIXTURE_MODEL: &str = "psalm-moe-f16.gguf";
 /// Number of layers of the trained model.
 pub const LAYERS: u32 = 8;
 
@@ -32,15 +33,21 @@ pub fn open_model(name: &str) -> Arc<LocalModel> {
 
 /// Returns the prompts of the golden texts, which have different lengths, and as the last prompt their concatenation.
 pub fn prompts() -> Vec<Vec<u32>> {
-    let golden = std::fs::read(model_path("golden.json")).expect("part of the repository");
-    let golden: serde_json::Value = serde_json::from_slice(&golden).expect("JSON");
-    let ids = |run: &serde_json::Value| {
-        let ids = run["prompt_ids"].as_array().expect("ids").iter();
-        ids.map(|id| id.as_u64().expect("a number") as u32).collect::<Vec<_>>()
-    };
-    let mut prompts: Vec<_> = golden["files"][Q4_MODEL].as_array().expect("runs").iter().map(ids).collect();
+    let mut prompts: Vec<_> = golden_runs(Q4_MODEL).into_iter().map(|[prompt, _]| prompt).collect();
     prompts.push(prompts.concat());
     prompts
+}
+
+/// Returns the ids of the prompt and of the generated tokens of each golden text of a model.
+pub fn golden_runs(model: &str) -> Vec<[Vec<u32>; 2]> {
+    let golden = std::fs::read(model_path("golden.json")).expect("part of the repository");
+    let golden: serde_json::Value = serde_json::from_slice(&golden).expect("JSON");
+    let ids = |run: &serde_json::Value, name: &str| {
+        let ids = run[name].as_array().expect("ids").iter();
+        ids.map(|id| id.as_u64().expect("a number") as u32).collect::<Vec<_>>()
+    };
+    let runs = golden["files"][model].as_array().expect("runs").iter();
+    runs.map(|run| ["prompt_ids", "greedy_ids"].map(|name| ids(run, name))).collect()
 }
 
 pub fn key() -> Key {

@@ -6,11 +6,15 @@ use hearth_profiles::model::Architecture;
 use hearth_profiles::{Bytes, Layers};
 use hearth_ring::{GenerationRequest, LocalModel, MemoryTransport};
 use hearth_runtime::Extent;
+use hearth_runtime::sampler::greedy_token;
 use hearth_runtime::synth::{SynthOptions, synthesise};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::trace::StepKind;
 
-use crate::fixture::{LAYERS, NO_PREFETCH, connect, is_on_disk, plan, with_residency, workers};
+use crate::fixture::{
+    LAYERS, MIXTURE_MODEL, NO_PREFETCH, READ_AHEAD, connect, golden_runs, is_on_disk, open_model, plan,
+    with_residency, workers,
+};
 
 /// Number of tokens of the prompt, which use nearly all experts, and of generated tokens.
 const TOKENS: (u32, u32) = (24, 10);
@@ -33,11 +37,12 @@ fn mixture(architecture: Architecture, folder: &tempfile::TempDir) -> Arc<LocalM
     Arc::new(LocalModel::open(&path).expect("a valid model"))
 }
 
-/// Generates tokens in a ring. Returns the bits of all logits, and the bytes that were read ahead.
+/// Generates `count` tokens in a ring, which `choose` chooses from their number and logits. Returns the bits of all logits,
+/// and the bytes that were read ahead.
 async fn generate(
-    model: &Arc<LocalModel>,
-    windows: &[u32],
-    residency: ResidencyOptions,
+    (model, windows, residency): (&Arc<LocalModel>, &[u32], ResidencyOptions),
+    (prompt, count): (Vec<u32>, u32),
+    choose: fn(u32, &[f32]) -> u32,
 ) -> (Vec<Vec<u32>>, u64) {
     let transport =
         if windows.len() > 1 { workers(model, windows.len() - 1).await } else { MemoryTransport::default() };
@@ -47,11 +52,9 @@ async fn generate(
     let sample = move |row: &[f32]| {
         let mut recorded = recorded.lock().unwrap();
         recorded.push(row.iter().map(|logit| logit.to_bits()).collect());
-        // The experts change from token to token.
-        recorded.len() as u32 * 7
+        choose(recorded.len() as u32, row)
     };
-    let prompt = (0..TOKENS.0).collect();
-    let request = GenerationRequest::single_sequence(prompt, TOKENS.1, Box::new(sample));
+    let request = GenerationRequest::single_sequence(prompt, count, Box::new(sample));
     let generated = ring.generate(request, |_, _| {}).await.expect("tokens");
     ring.close().await;
     let records = generated.trace.records.iter().filter(|record| record.kind == StepKind::Prefetch);
@@ -72,7 +75,11 @@ async fn no_residency_changes_a_bit(architecture: Architecture) {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
     let model = mixture(architecture, &folder);
     let length = model.weights.mappings().next().expect("a file").len() as u64;
-    let (alone, read) = generate(&model, &[LAYERS], NO_PREFETCH).await;
+    let prompt: Vec<u32> = (0..TOKENS.0).collect();
+    // The experts change from token to token.
+    let choose: fn(u32, &[f32]) -> u32 = |number, _| number * 7;
+    let ring = (&model, &[LAYERS][..], NO_PREFETCH);
+    let (alone, read) = generate(ring, (prompt.clone(), TOKENS.1), choose).await;
     assert_eq!((alone.len(), read), (TOKENS.1 as usize, 0));
     let managed = ResidencyOptions::with_policy(Residency::Managed);
     for windows in [&[LAYERS][..], &[3, 2], &[2, 1, 1]] {
@@ -82,7 +89,8 @@ async fn no_residency_changes_a_bit(architecture: Architecture) {
             let options = ResidencyOptions { kept_set_limit: kept, ..managed };
             // Every run begins with all weights on disk.
             model.weights.evict(Extent { file_index: 0, offset: 0, length });
-            let (logits, read) = generate(&model, windows, options).await;
+            let ring = (&model, windows, options);
+            let (logits, read) = generate(ring, (prompt.clone(), TOKENS.1), choose).await;
             assert!(logits == alone, "{architecture}, kept {kept:?}, windows {windows:?}: logits differ");
             reads.push(read);
         }
@@ -93,5 +101,49 @@ async fn no_residency_changes_a_bit(architecture: Architecture) {
         }
         assert!(reads.is_sorted(), "a smaller cache reads more: {reads:?}");
         assert!(reads[2] > model.profile.total_bytes().0, "every expert is read several times: {reads:?}");
+    }
+}
+
+/// Number of golden tokens that each ring generates.
+const GOLDEN_TOKENS: usize = 16;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn trained_mixture_generates_the_golden_tokens_in_every_ring() {
+    let model = open_model(MIXTURE_MODEL);
+    let managed = ResidencyOptions::with_policy(Residency::Managed);
+    let kept = |limit| ResidencyOptions { kept_set_limit: Some(limit), ..managed };
+    let residencies =
+        [NO_PREFETCH, READ_AHEAD, managed, kept(Bytes(model.profile.total_bytes().0 / 2)), kept(Bytes::ZERO)];
+    let rings: [&[u32]; 13] = [
+        &[4],
+        &[2],
+        &[1],
+        &[1, 1],
+        &[1, 2],
+        &[2, 1],
+        &[2, 2],
+        &[1, 3],
+        &[3, 1],
+        &[1, 1, 1],
+        &[2, 1, 1],
+        &[1, 2, 1],
+        &[1, 1, 2],
+    ];
+    for [prompt, golden] in golden_runs(MIXTURE_MODEL) {
+        let mut expected: Option<Vec<Vec<u32>>> = None;
+        for windows in rings {
+            for residency in residencies {
+                let prompt = (prompt.clone(), GOLDEN_TOKENS as u32);
+                let (logits, _) =
+                    generate((&model, windows, residency), prompt, |_, logits| greedy_token(logits)).await;
+                let of_bits = |bits: &Vec<u32>| {
+                    greedy_token(&bits.iter().map(|&bits| f32::from_bits(bits)).collect::<Vec<_>>())
+                };
+                let tokens: Vec<u32> = logits.iter().map(of_bits).collect();
+                assert_eq!(tokens, golden[..GOLDEN_TOKENS], "{windows:?}, {residency:?}");
+                let first = expected.get_or_insert_with(|| logits.clone());
+                assert!(*first == logits, "{windows:?}, {residency:?}: logits differ");
+            }
+        }
     }
 }
