@@ -314,8 +314,9 @@ fn feed_forward_block(weights: &Weights, layer: u32, row: &mut [f32]) {
                 elementwise::scale_by_sigmoid(SCALAR, &mut sum, &input, gate);
             }
             for Route { expert, weight, .. } in routes {
-                let gate = part(1, experts.gate, (expert * width, width), &input);
-                let up = part(2, experts.up, (expert * width, width), &input);
+                let [(gate, gate_row), (up, up_row)] = experts.gate_and_up(expert, width);
+                let gate = part(1, gate, (gate_row, width), &input);
+                let up = part(2, up, (up_row, width), &input);
                 let mut own = part(3, experts.down, (expert * embedding, embedding), &gated(gate, &up));
                 elementwise::scale(SCALAR, &mut own, weight);
                 elementwise::add(SCALAR, &mut sum, &own);

@@ -474,12 +474,13 @@ fn wait_and_busy(
 ///
 /// Deviation: the computation with experts in memory hides none of the reading.
 fn wait_for_experts(
-    ExpertReads { weight_share, used_share, in_use_bytes, read_around }: ExpertReads,
+    expert_reads: ExpertReads,
     memory: &Memory,
     reads: ReadRates,
     runtime: &RuntimeModel,
     residency: &ResidencyOptions,
 ) -> f64 {
+    let ExpertReads { weight_share, used_share, in_use_bytes, read_around, .. } = expert_reads;
     let (share, budget) = (memory.share as f64, memory.budget as f64);
     let experts = (share - memory.output as f64) * weight_share;
     let others = share - experts;
@@ -495,11 +496,16 @@ fn wait_for_experts(
     // The paper's page cache keeps all but the excess.
     let keeps = is_managed || runtime.reread_scope == RereadScope::Excess;
     let is_lru = !keeps || residency.expert_eviction == Some(EvictionPolicy::Lru);
-    let missing = used_share * experts * expected_miss_rate(cached, used_share, is_lru);
+    let miss_rate = expected_miss_rate(cached, used_share, is_lru);
+    let missing = used_share * experts * miss_rate;
     let missing = if is_managed { missing } else { (missing * read_around).min(experts) };
+    // The missing experts of a layer are requested together.
+    let layers = experts / expert_reads.layer_bytes.max(1) as f64;
+    let layers_with_misses = layers * (1.0 - (1.0 - miss_rate).powi(expert_reads.used as i32));
+    let latency = if is_managed { layers_with_misses * expert_reads.latency_seconds } else { 0.0 };
     let excess = (others - kept).max(0.0);
     let missing_others = if keeps || excess == 0.0 { excess } else { others };
-    (missing + missing_others) / rate
+    (missing + missing_others) / rate + latency
 }
 
 /// Returns whether a residency policy releases weights of `share` bytes although all of them fit in memory.

@@ -190,6 +190,9 @@ fn runtime(cluster: &Cluster, member: &Member) -> RuntimeModel {
             weight_share: model.mean_layer().expert_bytes().as_f64() / model.mean_layer().bytes().as_f64(),
             used_share: experts.share_used(),
             in_use_bytes: in_use_bytes(&experts, largest),
+            used: experts.used,
+            layer_bytes: model.mean_layer().expert_bytes().0,
+            latency_seconds: profile.disk.piece_latency().0,
             // An expert has three matrices, one in each tensor.
             read_around: 1.0 + window / (largest as f64 / 3.0).max(1.0),
         }

@@ -273,8 +273,15 @@ fn minimum_steady_state(model: &LatencyModel, rules: PlanRules) -> f64 {
 }
 
 /// The experts of a mixture in [`extreme_instances_neither_panic_nor_yield_nan`].
-const EXPERTS: ExpertReads =
-    ExpertReads { weight_share: 0.8, used_share: 0.125, in_use_bytes: 1 << 20, read_around: 1.0 };
+const EXPERTS: ExpertReads = ExpertReads {
+    weight_share: 0.8,
+    used_share: 0.125,
+    in_use_bytes: 1 << 20,
+    used: 2,
+    layer_bytes: 1 << 23,
+    latency_seconds: 1e-3,
+    read_around: 1.0,
+};
 
 proptest! {
     #![proptest_config(config_with_cases(256))]

@@ -139,8 +139,15 @@ fn paper_page_cache_rereads_the_excess() {
 #[test]
 fn token_of_a_mixture_reads_the_experts_that_a_cache_misses() {
     // 400 MiB of weights, of which 80 % are experts; a token uses an eighth of them, 40 MiB.
-    let experts =
-        ExpertReads { weight_share: 0.8, used_share: 0.125, in_use_bytes: 10 * MIB, read_around: 1.0 };
+    let experts = ExpertReads {
+        weight_share: 0.8,
+        used_share: 0.125,
+        in_use_bytes: 10 * MIB,
+        used: 2,
+        layer_bytes: 80 * MIB,
+        latency_seconds: 0.0,
+        read_around: 1.0,
+    };
     let seconds = |memory: u64, residency: ResidencyOptions, scope| {
         let mut instance = instance(memory, residency, 0.0);
         instance.devices[1].runtime.experts = Some(experts);
@@ -166,6 +173,12 @@ fn token_of_a_mixture_reads_the_experts_that_a_cache_misses() {
     let mut faulting = instance(110 * MIB, os, 0.0);
     faulting.devices[1].runtime.experts = Some(wide);
     close(times(&faulting, os, 1).seconds_per_token, QUIET + 2.0 * read(1.0));
+    // A layer in which an expert is missing waits once: there are four.
+    let mut slow = instance(240 * MIB, managed, 0.0);
+    slow.devices[1].runtime.experts = Some(ExpertReads { latency_seconds: 0.5, ..experts });
+    let miss_rate = expected_miss_rate(kept / 320.0, 0.125, false);
+    let latency = 4.0 * (1.0 - (1.0 - miss_rate).powi(2)) * 0.5;
+    close(times(&slow, managed, 1).seconds_per_token, QUIET + read(miss_rate) + latency);
     // A limit on the kept weights.
     let limited = ResidencyOptions { kept_set_limit: Some(Bytes(80 * MIB)), ..managed };
     close(seconds(1 << 40, limited, all), QUIET + read(1.0));

@@ -302,6 +302,10 @@ pub struct Disk {
     /// Time from a read request to its first byte.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<Sourced<Seconds>>,
+    /// Time that reading some MiB ahead at a random place takes, in addition to the time at the rate of `populate`; if
+    /// absent, equal to `latency`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub piece_latency: Option<Sourced<Seconds>>,
     /// Limit of a control group for the rate of all reads; absent without a limit. All other rates exclude it.
     #[serde(rename = "limit", default, skip_serializing_if = "Option::is_none")]
     pub bandwidth_limit: Option<Sourced<BytesPerSecond>>,
@@ -408,6 +412,12 @@ impl Disk {
     /// Returns the rate of reading ahead: the rate of populating a mapping or, if unknown, the sequential rate.
     pub fn read_ahead_rate(&self) -> BytesPerSecond {
         self.within_limit(self.populate_bandwidth.as_ref().unwrap_or(&self.sequential_bandwidth).value)
+    }
+
+    /// Returns the latency of reading some MiB ahead at a random place.
+    pub fn piece_latency(&self) -> Seconds {
+        let known = self.piece_latency.as_ref().or(self.latency.as_ref());
+        known.map_or(Seconds(0.0), |latency| latency.value)
     }
 
     /// Returns the read rate of page faults or, if unknown, the sequential rate.

@@ -1,7 +1,7 @@
 //! Measures the disk rates of this machine.
 //!
-//! Four kinds of reads are measured with a cold page cache: sequential read calls, page faults of the compute threads
-//! on a mapping, populating a mapping ahead of use, and reads of single pages at random positions. The CPU time of a
+//! Five kinds of reads are measured with a cold page cache: sequential read calls, page faults of the compute threads
+//! on a mapping, populating a mapping ahead of use, and reads of pieces and of single pages at random positions. The CPU time of a
 //! thread that streams weights (requests, populates and discards pages) is also measured, because this time limits
 //! streaming from any disk. The model file is read if there is one, because file systems and file layouts differ. A
 //! scratch file in the same folder is read if there is no model file, or if other processes keep the pages of the model
@@ -91,6 +91,19 @@ pub fn measure_disk(
              them and discards them (MADV_DONTNEED, fadvise), {cold}"
         ),
     )?;
+    progress("disk: random pieces");
+    let reading_rate = populate.as_ref().unwrap_or(&sequential).value;
+    let piece_latency = match file.random_piece_times(options) {
+        Ok((bytes, times)) => {
+            let own_time = (bytes / reading_rate).0;
+            let what = format!(
+                "reading {bytes} ahead at random places of {what}, less the time at the rate of populating, {cold}"
+            );
+            Some(times.sourced_median(|time| Seconds((time - own_time).max(0.0)), &what))
+        }
+        Err(error) if is_unsupported(&error) => None,
+        Err(error) => return Err(error),
+    };
     progress("disk: random reads");
     let times = file.random_read_times(options)?;
     let latency =
@@ -107,6 +120,7 @@ pub fn measure_disk(
         populate_bandwidth: populate,
         page_cache_throughput: turnover,
         latency: Some(latency),
+        piece_latency,
         bandwidth_limit: None,
         read_ahead_window: read_ahead_window(target.folder()),
     })
@@ -119,13 +133,14 @@ fn if_supported(
 ) -> Result<Option<Sourced<BytesPerSecond>>, MeasurementError> {
     match samples {
         Ok(samples) => samples.sourced_positive_median(BytesPerSecond, what).map(Some),
-        Err(MeasurementError::File { source, .. })
-            if matches!(source.kind(), io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput) =>
-        {
-            Ok(None)
-        }
+        Err(error) if is_unsupported(&error) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+fn is_unsupported(error: &MeasurementError) -> bool {
+    use io::ErrorKind::{InvalidInput, Unsupported};
+    matches!(error, MeasurementError::File { source, .. } if matches!(source.kind(), Unsupported | InvalidInput))
 }
 
 /// Returns the read-ahead window of the block device that stores a folder, or `None` if the window is unknown.

@@ -23,6 +23,7 @@ use super::memory;
 #[cfg(target_os = "linux")]
 use super::sampling::thread_cpu_time;
 use super::sampling::{MeasurementOptions, Samples, monotonic_seconds};
+use crate::units::Bytes;
 
 const READ_BYTES: usize = 1 << 20;
 
@@ -154,19 +155,43 @@ impl ColdFile {
         &mut self,
         options: &MeasurementOptions,
     ) -> Result<Samples, MeasurementError> {
-        mapping::drop_cached_pages(&self.file, &(0..self.length));
-        let pages = self.length / PAGE_SIZE as u64;
-        let mut times = Vec::new();
-        let (begun, mut page) = (monotonic_seconds(), 0u64);
         let mut buffer = [0; PAGE_SIZE];
-        // A stride near the golden ratio reads distant pages, each once.
-        let stride = ((pages as f64 * 0.618) as u64 | 1).max(1);
-        while (times.len() as u64) < pages.min(4000)
+        self.scattered_times(options, PAGE_SIZE as u64, |cold, range| {
+            read_at(&cold.random, range.start, &mut buffer).map(|_| ())
+        })
+    }
+
+    /// Measures the time in seconds of reading pieces of [`PIECE_BYTES`] into a mapping, as the executor reads experts,
+    /// at positions all over the file. Returns the size of the pieces and the times.
+    pub(super) fn random_piece_times(
+        &mut self,
+        options: &MeasurementOptions,
+    ) -> Result<(Bytes, Samples), MeasurementError> {
+        let bytes = (PIECE_BYTES as u64).min(self.length);
+        let times = self.scattered_times(options, bytes, |cold, range| read_piece(&cold.file, &range));
+        Ok((Bytes(bytes), times?))
+    }
+
+    /// Measures the time in seconds that `read` takes for ranges of `bytes` bytes, which are not in the page cache, at
+    /// positions all over the file.
+    fn scattered_times(
+        &mut self,
+        options: &MeasurementOptions,
+        bytes: u64,
+        mut read: impl FnMut(&Self, Range<u64>) -> io::Result<()>,
+    ) -> Result<Samples, MeasurementError> {
+        mapping::drop_cached_pages(&self.file, &(0..self.length));
+        let ranges = self.length / bytes;
+        let mut times = Vec::new();
+        let (begun, mut index) = (monotonic_seconds(), 0u64);
+        // A stride near the golden ratio reads distant ranges, each once.
+        let stride = ((ranges as f64 * 0.618) as u64 | 1).max(1);
+        while (times.len() as u64) < ranges.min(4000)
             && (times.is_empty() || monotonic_seconds() - begun < options.time_limit.0)
         {
-            page = (page + stride) % pages;
+            index = (index + stride) % ranges;
             let start = monotonic_seconds();
-            read_at(&self.random, page * PAGE_SIZE as u64, &mut buffer)
+            read(self, index * bytes..(index + 1) * bytes)
                 .map_err(MeasurementError::for_file("read", &self.path))?;
             times.push(monotonic_seconds() - start);
             if monotonic_seconds() - begun >= options.disk_sample_time.0 * options.sample_count as f64 / 2.0 {
@@ -242,6 +267,21 @@ pub(super) fn read_by_populating(file: &File, range: &Range<u64>, until: f64) ->
 #[cfg(not(target_os = "linux"))]
 pub(super) fn read_by_populating(_: &File, _: &Range<u64>, _: f64) -> io::Result<u64> {
     let _ = POPULATE_BYTES;
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Requests a file range of a mapping, and waits until it is in memory.
+#[cfg(target_os = "linux")]
+fn read_piece(file: &File, range: &Range<u64>) -> io::Result<()> {
+    let map = FileMapping::of_range(file, range)?;
+    // A call reads at most one read-ahead window, of which this is the smallest common size.
+    map.chunks(128 << 10).try_for_each(|window| mapping::advise(window, Advice::WillNeed))?;
+    mapping::advise(&map, Advice::PopulateRead)
+}
+
+/// Returns an error: only Linux has a call that populates a mapping.
+#[cfg(not(target_os = "linux"))]
+fn read_piece(_: &File, _: &Range<u64>) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 

@@ -170,6 +170,7 @@ fn disk(part: &DiskPart, source: &str, os: Os) -> Disk {
         populate_bandwidth: None,
         page_cache_throughput: None,
         latency: Some(Sourced::new(part.latency, "assumed: usual of such disks")),
+        piece_latency: None,
         bandwidth_limit: None,
         read_ahead_window: matches!(os, Os::Linux | Os::Android)
             .then(|| Sourced::new(Bytes(128 << 10), "assumed: the default of Linux block devices")),

@@ -185,6 +185,7 @@ fn storage(cache_config: &PageCacheConfig) -> Storage {
         prefetch_rate,
         throttle_rate: device.disk.bandwidth_limit.as_ref().map(|limit| limit.value),
         latency: cost_or_zero(device.disk.latency.as_ref()),
+        piece_latency: device.disk.piece_latency(),
     };
     let mut storage = Storage::new(cache_config.build_page_cache(), read_ahead(device, chunk), speed, chunk);
     storage.unwire_after = unwire_idle_time(device).map(Seconds::to_nanos);

@@ -169,10 +169,10 @@ impl Storage {
 
     /// Requests a chunk without waiting for its arrival, as `WILLNEED` does. [`FetchResult::NoMemory`] means that the
     /// kernel drops the request. [`FetchResult::Retry`] means to repeat it after [`Storage::take_kernel_time`].
-    pub fn prefetch(&mut self, now: Nanos, chunk: Chunk) -> FetchResult {
+    pub fn prefetch(&mut self, now: Nanos, chunk: Chunk, kind: ReadKind) -> FetchResult {
         let fetch = self.cache.prefetch(chunk);
         if fetch == FetchResult::Started {
-            self.disk.submit(now, ReadKind::Prefetch, chunk, self.chunk_size);
+            self.disk.submit(now, kind, chunk, self.chunk_size);
         }
         fetch
     }
@@ -240,6 +240,6 @@ impl Storage {
 fn access(cache: &mut dyn PageCache, chunk: Chunk, flow: ReadKind) -> Access {
     match flow {
         ReadKind::Fault => cache.access(chunk),
-        ReadKind::Prefetch => cache.populate(chunk),
+        ReadKind::Prefetch | ReadKind::Piece => cache.populate(chunk),
     }
 }

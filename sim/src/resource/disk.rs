@@ -1,6 +1,7 @@
 //! Disk: serves reads with a bandwidth, a latency and an optional throttle.
 //!
-//! Reads belong to one of two flows: the page faults of the computation, and the prefetches of the helper thread.
+//! Reads belong to one of three flows: the page faults of the computation, the prefetches of the helper thread, and pieces
+//! at random places.
 //! Requests of one flow are served in the order of submission. Flows that are busy at the same time share the
 //! bandwidth (`sharing`), each up to its own maximum rate, because page faults read more slowly than prefetches:
 //! 744 MB/s against 1438 MB/s on the virtual disk on which both were measured. The latency delays only a request that
@@ -25,6 +26,8 @@ pub struct DiskSpeed {
     pub throttle_rate: Option<BytesPerSecond>,
     /// Time from submitting a read to an idle flow until the first byte is read.
     pub latency: Seconds,
+    /// The same for reads of kind [`ReadKind::Piece`].
+    pub piece_latency: Seconds,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,9 +36,11 @@ pub enum ReadKind {
     Fault,
     /// A read by the helper thread before the bytes are used.
     Prefetch,
+    /// A read ahead of a piece at a random place, such as an expert.
+    Piece,
 }
 
-const FLOWS: [ReadKind; 2] = [ReadKind::Fault, ReadKind::Prefetch];
+const FLOWS: [ReadKind; 3] = [ReadKind::Fault, ReadKind::Prefetch, ReadKind::Piece];
 
 /// A disk and its outstanding reads, each with a tag `T`.
 #[derive(Debug)]
@@ -43,7 +48,7 @@ pub struct DiskSim<T> {
     speed: DiskSpeed,
     throttle: Option<Throttle<(ReadKind, T)>>,
     sharing: ProcessorSharing,
-    queues: [Queue<T>; 2],
+    queues: [Queue<T>; FLOWS.len()],
     pub bytes_read: u64,
 }
 
@@ -61,7 +66,7 @@ impl<T> DiskSim<T> {
             speed,
             throttle: speed.throttle_rate.map(Throttle::new),
             sharing: ProcessorSharing::new(speed.bandwidth.0),
-            queues: [queue(), queue()],
+            queues: [queue(), queue(), queue()],
             bytes_read: 0,
         }
     }
@@ -90,7 +95,8 @@ impl<T> DiskSim<T> {
     }
 
     fn queue(&mut self, now: Nanos, flow: ReadKind, tag: T, bytes: u64) {
-        let latency = self.speed.latency.to_nanos();
+        let is_piece = flow == ReadKind::Piece;
+        let latency = if is_piece { self.speed.piece_latency } else { self.speed.latency }.to_nanos();
         let queue = &mut self.queues[flow as usize];
         queue.requests.push_back((tag, bytes));
         if queue.requests.len() > 1 {
@@ -130,7 +136,7 @@ impl<T> DiskSim<T> {
     fn serve(&mut self, now: Nanos, flow: ReadKind) {
         let max_rate = match flow {
             ReadKind::Fault => self.speed.fault_read_rate,
-            ReadKind::Prefetch => self.speed.prefetch_rate,
+            ReadKind::Prefetch | ReadKind::Piece => self.speed.prefetch_rate,
         };
         if let Some((_, bytes)) = self.queues[flow as usize].requests.front() {
             self.sharing.add_job(now, flow as u64, *bytes as f64, max_rate.0);
@@ -151,6 +157,7 @@ mod tests {
             prefetch_rate: BytesPerSecond(1000e6),
             throttle_rate: None,
             latency: Seconds(0.0),
+            piece_latency: Seconds(0.002),
         }
     }
 
@@ -199,5 +206,10 @@ mod tests {
         disk.submit(0, ReadKind::Fault, 1, Bytes(4_000_000));
         disk.submit(0, ReadKind::Fault, 2, Bytes(4_000_000));
         assert_eq!(drain(&mut disk), [(15 * MILLI, 1), (25 * MILLI, 2)]);
+        // Pieces have a latency of their own.
+        let mut disk = DiskSim::new(speed());
+        disk.submit(0, ReadKind::Piece, 1, Bytes(4_000_000));
+        disk.submit(0, ReadKind::Piece, 2, Bytes(4_000_000));
+        assert_eq!(drain(&mut disk), [(6 * MILLI, 1), (10 * MILLI, 2)]);
     }
 }

@@ -93,6 +93,7 @@ impl ReaderSim {
             prefetch_rate: BytesPerSecond(1438e6),
             throttle_rate: Some(BytesPerSecond(f64::from(setup.disk_mbps) * 1e6)),
             latency: Seconds(0.0002),
+            piece_latency: Seconds(0.0),
         };
         let cache = Box::new(TwoListCache::new(share, capacity));
         let mut engine = Engine::new();
@@ -238,7 +239,7 @@ impl ReaderSim {
             }
             return;
         }
-        if self.storage.prefetch(now, chunk) == FetchResult::Retry {
+        if self.storage.prefetch(now, chunk, ReadKind::Prefetch) == FetchResult::Retry {
             return self.continue_helper();
         }
         // In all other cases the chunk is done: a request that finds no free memory is dropped.

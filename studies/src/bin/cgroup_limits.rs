@@ -306,6 +306,7 @@ fn simulated_times_ms(burst: usize, bursts: usize, pause_ms: u64) -> Vec<f64> {
         prefetch_rate: BytesPerSecond(1438e6),
         throttle_rate: Some(BytesPerSecond(DISK_MBPS as f64 * 1e6)),
         latency: Seconds(0.0002),
+        piece_latency: Seconds(0.0),
     };
     let mut disk = DiskSim::new(speed);
     let (mut now, mut times) = (0, Vec::new());

@@ -203,8 +203,10 @@ impl LayerPass<'_> {
             gated.resize(tokens, width);
             let (up, after) = rest.split_at_mut(tokens * width);
             rest = after;
-            matmuls.push(Matmul { matrix: weights.gate.slice(expert * width, width), out: gated.rows_mut() });
-            matmuls.push(Matmul { matrix: weights.up.slice(expert * width, width), out: up });
+            let [gate, up_matrix] =
+                weights.gate_and_up(expert, width).map(|(matrix, first)| matrix.slice(first, width));
+            matmuls.push(Matmul { matrix: gate, out: gated.rows_mut() });
+            matmuls.push(Matmul { matrix: up_matrix, out: up });
         }
         self.cpu.multiply_each(inputs, &mut matmuls, 2);
         drop(matmuls);

@@ -18,6 +18,7 @@ use super::barrier::{ResidencyBarrier, SharedResidency, State};
 use crate::clock::monotonic_nanos;
 use crate::pages::{cpu_count, populate, read_ahead, resident_bytes};
 use crate::pool::ThreadPool;
+use crate::read_counter::ReadCounter;
 use crate::weights::{Extent, Weights};
 
 /// Creates the state of the experts of the device with the index `device` in the plan; `None` if it has none.
@@ -65,23 +66,23 @@ impl ResidencyBarrier {
     /// Requests the experts of a group, and starts to read those that are not in memory, on all threads.
     pub fn request_experts(&self, group: &mut ExpertGroup, threads: &ThreadPool) {
         let Some(shared) = self.shared.as_deref() else { return };
-        let requested = shared.request_experts(group);
-        if requested.is_empty() {
+        let missing = shared.request_experts(group);
+        if missing.is_empty() {
             return;
         }
         let (start, layer) = (monotonic_nanos(), group.layer);
-        let mut reads: Vec<(u32, u64)> = requested.into_iter().map(|expert| (expert, 0)).collect();
+        let extents = missing.iter().flat_map(|&expert| shared.expert_extents((layer, expert)));
+        let mut reads: Vec<(Extent, u64)> = extents.map(|extent| (extent, 0)).collect();
         threads.for_each_chunk_mut(&mut reads, 1, |_, reads| {
-            for (expert, bytes) in reads {
-                *bytes = shared.start_reading_expert((layer, *expert));
+            for (extent, bytes) in reads {
+                *bytes = shared.start_reading(*extent);
             }
         });
-        reads.retain(|(_, bytes)| *bytes > 0);
         let bytes = reads.iter().map(|(_, bytes)| bytes).sum::<u64>();
         if bytes > 0 {
             shared.lock().record_expert_read(start, bytes);
         }
-        group.missing = reads.into_iter().map(|(expert, _)| expert).collect();
+        group.missing = missing;
     }
 
     /// Waits until an expert of a group is in memory.
@@ -138,12 +139,12 @@ impl State {
             }
             Extent { offset: begin, length: end - begin, ..own }
         };
-        weights.expert_extents(layer, expert).map(|matrices| matrices.map(widen).to_vec())
+        Some(weights.expert_extents(layer, expert).map(widen).collect())
     }
 }
 
 impl SharedResidency {
-    /// Returns the experts of a group that may not be in memory.
+    /// Returns the experts of a group that are probably not in memory.
     fn request_experts(&self, group: &ExpertGroup) -> Vec<u32> {
         let mut state = self.lock();
         let Some(experts) = &mut state.experts else { return Vec::new() };
@@ -161,25 +162,37 @@ impl SharedResidency {
                 break;
             }
         }
-        // After a loss, cached experts may be missing too.
-        if state.has_lost_experts { group.experts.clone() } else { requested }
+        if !state.has_lost_experts {
+            return requested;
+        }
+        drop(state);
+        // After a loss, cached experts may be missing too. Otherwise their pages are not looked at, which takes almost as
+        // long as starting to read them.
+        let is_missing =
+            |expert: &u32| requested.contains(expert) || !self.is_resident((group.layer, *expert));
+        group.experts.iter().copied().filter(is_missing).collect()
     }
 
     fn expert_extents(&self, (layer, expert): ExpertId) -> impl Iterator<Item = Extent> + use<> {
-        self.weights.expert_extents(layer, expert).into_iter().flatten().map(|(own, _)| own)
+        self.weights.expert_extents(layer, expert).map(|(own, _)| own)
     }
 
-    /// Starts to read an expert. Returns how many of its bytes were not in memory.
-    fn start_reading_expert(&self, id: ExpertId) -> u64 {
-        let is_known = self.is_residency_known;
-        let regions = self.expert_extents(id).filter_map(|extent| self.weights.mapped_bytes(extent));
-        let read = |region: &[u8]| {
-            let missing = region.len() as u64 - if is_known { resident_bytes(region) } else { 0 };
-            if missing > 0 {
-                read_ahead(region);
-            }
-            missing
-        };
-        regions.map(read).sum()
+    /// Returns whether the system reports that all pages of an expert are in memory.
+    fn is_resident(&self, id: ExpertId) -> bool {
+        let mut regions = self.expert_extents(id).filter_map(|extent| self.weights.mapped_bytes(extent));
+        self.is_residency_known && regions.all(|region| resident_bytes(region) == region.len() as u64)
+    }
+
+    /// Starts to read a matrix. Returns how many bytes are read, because they were not in memory.
+    fn start_reading(&self, extent: Extent) -> u64 {
+        thread_local! {
+            static COUNTER: ReadCounter = ReadCounter::for_current_thread();
+        }
+        let Some(region) = self.weights.mapped_bytes(extent) else { return 0 };
+        COUNTER.with(|counter| {
+            let before = counter.bytes_read();
+            read_ahead(region);
+            counter.bytes_read().saturating_sub(before)
+        })
     }
 }

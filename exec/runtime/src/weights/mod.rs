@@ -99,10 +99,11 @@ pub struct LayerParameters<M, V> {
 pub struct ExpertParameters<M, V> {
     /// The matrix of the router, `[experts, embedding]`.
     pub router: M,
-    /// The matrices of the gates, `[experts * width, embedding]`.
+    /// The matrices of the gates, `[experts * width, embedding]`, or if `up` is `None`, for each expert those of gate and
+    /// up projection, `[experts * 2 * width, embedding]`.
     pub gate: M,
     /// The matrices of the up projections, `[experts * width, embedding]`.
-    pub up: M,
+    pub up: Option<M>,
     /// The matrices of the down projections, `[experts * embedding, width]`.
     pub down: M,
     /// The biases of the four results above, in their order and with an element for each row; `None` if there are none.
@@ -113,8 +114,8 @@ pub struct ExpertParameters<M, V> {
 
 impl<M, V> ExpertParameters<M, V> {
     /// Returns the matrices of the experts, without that of the router.
-    fn matrices(self) -> [M; 3] {
-        [self.gate, self.up, self.down]
+    fn matrices(self) -> impl Iterator<Item = M> {
+        [Some(self.gate), self.up, Some(self.down)].into_iter().flatten()
     }
 
     /// Converts the matrices with `matrix` and the biases with `vector`.
@@ -123,9 +124,19 @@ impl<M, V> ExpertParameters<M, V> {
             shared_gate: self.shared_gate.map(&vector),
             router: matrix(self.router),
             gate: matrix(self.gate),
-            up: matrix(self.up),
+            up: self.up.map(&matrix),
             down: matrix(self.down),
             biases: self.biases.map(|biases| biases.map(vector)),
+        }
+    }
+}
+
+impl<M: Copy, V> ExpertParameters<M, V> {
+    /// Returns the matrices that have the gate and the up projection of an expert of `width` rows, each with its first row.
+    pub(crate) fn gate_and_up(&self, expert: usize, width: usize) -> [(M, usize); 2] {
+        match self.up {
+            Some(up) => [self.gate, up].map(|matrix| (matrix, expert * width)),
+            None => [2 * expert, 2 * expert + 1].map(|index| (self.gate, index * width)),
         }
     }
 }
@@ -348,20 +359,20 @@ impl Weights {
         self.matrix_extents(part).into_iter().filter(|extent| !of_experts.contains(extent)).collect()
     }
 
-    /// Returns the extents of the three matrices of an expert, and those of all experts of its layer; `None` if the
-    /// layer has no experts.
-    pub fn expert_extents(&self, layer: u32, expert: u32) -> Option<[(Extent, Extent); 3]> {
-        let count = u64::from(self.shape.experts?.count);
-        let matrices = self.layers.get(layer as usize)?.experts?.matrices();
-        Some(matrices.map(|Tensor { extent: all, .. }| {
+    /// Returns the extents of the matrices of an expert, each with that of all experts of its layer; none if the layer has
+    /// no experts.
+    pub fn expert_extents(&self, layer: u32, expert: u32) -> impl Iterator<Item = (Extent, Extent)> + use<> {
+        let count = self.shape.experts.map_or(1, |experts| u64::from(experts.count));
+        let experts = self.layers.get(layer as usize).and_then(|layer| layer.experts);
+        experts.into_iter().flat_map(ExpertParameters::matrices).map(move |Tensor { extent: all, .. }| {
             let length = all.length / count;
             (Extent { offset: all.offset + u64::from(expert) * length, length, ..all }, all)
-        }))
+        })
     }
 
     /// Returns the bytes of one expert of a layer; 0 if the layer has no experts.
     pub fn expert_bytes(&self, layer: u32) -> u64 {
-        self.expert_extents(layer, 0).map_or(0, |matrices| matrices.iter().map(|(own, _)| own.length).sum())
+        self.expert_extents(layer, 0).map(|(own, _)| own.length).sum()
     }
 
     /// Returns the extents of the norms and biases of a part of the model.

@@ -74,7 +74,7 @@ impl LayerTensors {
         let input = self.per_layer_input.map(|input| [input.gate, input.projection]);
         let projections = [query, key, value].into_iter().flatten().chain(net.into_iter().flatten());
         let router = self.experts.map(|experts| experts.router);
-        let experts = self.experts.map(|it| [it.gate, it.up, it.down]).into_iter().flatten();
+        let experts = self.experts.into_iter().flat_map(ExpertParameters::matrices);
         let rest = [output, router, gate, up, down].into_iter().flatten().chain(experts);
         projections.chain(rest).chain(input.into_iter().flatten())
     }
@@ -213,10 +213,17 @@ impl<'a> TensorTable<'a> {
         };
         let spec = self.architecture.spec();
         let has_gate = spec.has_shared_block_gate && experts.shared_feed_forward_length > 0;
+        let fused = name("ffn_gate_up_exps");
+        let (gate, up) = if self.find(&fused).is_some() && !spec.has_output_and_expert_biases {
+            (self.checked(&fused, &[embedding, 2 * width, count])?, None)
+        } else {
+            let own = |at: &str| self.checked(&name(at), &[embedding, width, count]);
+            (own("ffn_gate_exps")?, Some(own("ffn_up_exps")?))
+        };
         Ok(ExpertParameters {
             router: self.matrix(&name("ffn_gate_inp"), embedding, count)?,
-            gate: self.checked(&name("ffn_gate_exps"), &[embedding, width, count])?,
-            up: self.checked(&name("ffn_up_exps"), &[embedding, width, count])?,
+            gate,
+            up,
             down: self.checked(&name("ffn_down_exps"), &[width, embedding, count])?,
             biases: spec.has_output_and_expert_biases.then(biases).transpose()?,
             shared_gate: has_gate.then(|| self.vector(&name("ffn_gate_inp_shexp"), embedding)).transpose()?,

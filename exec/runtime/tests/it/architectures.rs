@@ -9,8 +9,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use hearth_profiles::Layers;
-use hearth_profiles::gguf::{GgufModel, HeaderWriter, Value};
-use hearth_profiles::model::{Architecture, Experts, ModelShape};
+use hearth_profiles::gguf::{GgufModel, HeaderWriter, TensorInfo, Value};
+use hearth_profiles::model::{Architecture, Experts, ModelProfile, ModelShape};
 use hearth_runtime::synth::{SynthOptions, TokenizerKind, synthesise};
 use hearth_runtime::{KvFormat, Weights};
 use serde::Deserialize;
@@ -178,4 +178,51 @@ fn any_file_of_a_split_model_opens_it() {
     std::fs::remove_file(&parts[1]).unwrap();
     let error = Weights::open(&parts[2]).unwrap_err().to_string();
     assert!(error.contains("parts-00002-of-00003.gguf"), "{error}");
+}
+
+/// Writes the mixture of experts at `path` to `to`, with the gate and the up projection of each expert in one matrix.
+fn fuse_experts(path: &Path, to: &Path) {
+    let (model, bytes) = (GgufModel::open(path).unwrap(), std::fs::read(path).unwrap());
+    let data = |tensor: &TensorInfo| &bytes[tensor.offset as usize..tensor.end_offset() as usize];
+    let mut writer = HeaderWriter::default();
+    for (key, value) in model.metadata.iter() {
+        writer.add_key(key, value.clone()).unwrap();
+    }
+    let mut written: Vec<Vec<u8>> = Vec::new();
+    for tensor in model.tensors.iter().filter(|tensor| !tensor.name.ends_with("ffn_up_exps.weight")) {
+        let (mut name, mut dims, mut own) = (tensor.name.clone(), tensor.dims.clone(), data(tensor).to_vec());
+        if name.ends_with("ffn_gate_exps.weight") {
+            let up = data(model.tensor(&name.replace("gate", "up")).unwrap());
+            let expert = own.len() / dims[2] as usize;
+            own = own
+                .chunks(expert)
+                .zip(up.chunks(expert))
+                .flat_map(|pair| [pair.0, pair.1].concat())
+                .collect();
+            (name, dims[1]) = (name.replace("gate", "gate_up"), 2 * dims[1]);
+        }
+        writer.add_tensor(&name, &dims, tensor.format).unwrap();
+        written.push(own);
+    }
+    let layout = writer.finish();
+    let mut file = layout.header;
+    for (tensor, own) in layout.tensors.iter().zip(&written) {
+        file.resize(tensor.offset as usize, 0);
+        file.extend(own);
+    }
+    std::fs::write(to, file).unwrap();
+}
+
+#[test]
+fn fused_matrices_of_experts_give_the_same_logits() {
+    let folder = tempfile::tempdir().unwrap();
+    let (separate, fused) = (models::folder().join("psalm-moe-q8_0.gguf"), folder.path().join("fused.gguf"));
+    fuse_experts(&separate, &fused);
+    let sizes = |path: &Path| {
+        let weights = Weights::open(path).unwrap();
+        (ModelProfile::from_gguf(weights.model()).unwrap().layers, weights.expert_bytes(3))
+    };
+    assert_eq!(sizes(&separate), sizes(&fused));
+    let tokens: Vec<u32> = (0..20).map(|at| at * 97 % 2048).collect();
+    assert!(logits(&separate, &tokens) == logits(&fused, &tokens));
 }

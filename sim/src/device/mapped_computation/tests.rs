@@ -33,6 +33,7 @@ impl ComputationFixture {
             prefetch_rate: rate,
             throttle_rate: None,
             latency: Seconds(0.0),
+            piece_latency: Seconds(0.0),
         };
         let segment =
             Segment { chunks: 0..10, compute_time: Seconds(0.01), bytes_per_chunk: PIECE, expert: None };

@@ -228,7 +228,7 @@ impl WeightResidency for ManagedWeights {
         for expert in requested {
             let mut is_missing = false;
             for chunk in self.expert_layout.chunks((layer, expert)) {
-                let fetch = storage.prefetch(now, chunk);
+                let fetch = storage.prefetch(now, chunk, ReadKind::Piece);
                 is_missing |= fetch != FetchResult::Present;
                 if fetch == FetchResult::Started {
                     self.expert_reads.insert(chunk);
@@ -261,7 +261,7 @@ impl WeightResidency for ManagedWeights {
             }
             match self.residency.next_step() {
                 Step::Read(chunk, origin) => {
-                    let outcome = match storage.prefetch(now, chunk) {
+                    let outcome = match storage.prefetch(now, chunk, ReadKind::Prefetch) {
                         FetchResult::Present => ReadOutcome::InMemory,
                         FetchResult::Started => ReadOutcome::Started(storage.chunk_size.0),
                         // Dropped by the kernel, which still takes time.

@@ -167,7 +167,7 @@ impl WeightResidency for ReadAheadThread {
                     }
                     storage.cache.discard(chunk);
                 }
-                (Task::Read, Residency::Os) => match storage.prefetch(now, chunk) {
+                (Task::Read, Residency::Os) => match storage.prefetch(now, chunk, ReadKind::Prefetch) {
                     FetchResult::Present => {
                         job.pieces.start += 1;
                         continue;

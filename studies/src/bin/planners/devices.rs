@@ -220,6 +220,7 @@ fn disk(os: Os, ranges: &Ranges, random: &mut InstanceRng) -> Disk {
         populate_bandwidth: None,
         page_cache_throughput: None,
         latency: Some(Sourced::new(Seconds(1e-4), AS_SHIPPED)),
+        piece_latency: None,
         bandwidth_limit: None,
         read_ahead_window: (os != Os::Macos).then(|| Sourced::new(Bytes(128 << 10), AS_SHIPPED)),
     }
