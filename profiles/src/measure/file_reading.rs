@@ -157,7 +157,7 @@ impl ColdFile {
     ) -> Result<Samples, MeasurementError> {
         let mut buffer = [0; PAGE_SIZE];
         self.scattered_times(options, PAGE_SIZE as u64, |cold, range| {
-            read_at(&cold.random, range.start, &mut buffer).map(|_| ())
+            read_at(&cold.random, range.start, &mut buffer)
         })
     }
 

@@ -247,12 +247,17 @@ fn quant_name(model: &GgufModel) -> Result<String, GgufError> {
 }
 
 /// Checks that a file has every tensor of the shape, with the expected dimensions. The biases of matrices and the
-/// scales of layers are optional.
+/// scales of layers are optional, and gates and up projections of experts may be in one tensor.
 fn check_complete(model: &GgufModel, shape: &ModelShape) -> Result<(), GgufError> {
     let dims: BTreeMap<&String, &Vec<u64>> = model.tensors.iter().map(|it| (&it.name, &it.dims)).collect();
     for TensorSpec { name, dims: must, kind, .. } in layout::tensor_specs(shape) {
+        let fused = ["gate", "up"].iter().find_map(|half| {
+            let layer = name.strip_suffix(&format!("ffn_{half}_exps.weight"))?;
+            dims.get(&format!("{layer}ffn_gate_up_exps.weight"))
+        });
+        let is_fused = fused.is_some_and(|is| is[..] == [must[0], 2 * must[1], must[2]]);
         match dims.get(&name) {
-            None if !matches!(kind, TensorKind::Bias | TensorKind::Scale) => {
+            None if !is_fused && !matches!(kind, TensorKind::Bias | TensorKind::Scale) => {
                 return Err(GgufError::MissingTensor { tensor: name });
             }
             Some(&is) if *is != must => {
