@@ -81,8 +81,8 @@ def synth(hearth, arch, quant, path, gain=None):
     return path if made.returncode == 0 else None
 
 
-def rewritten(path, out, keys=(), biases=False, parts=0):
-    """Writes a copy of the model with additional keys, random biases, or several parts."""
+def rewritten(path, out, keys=(), biases=False, parts=0, fused=False):
+    """Writes a copy of the model with additional keys, random biases, several parts, or fused matrices of experts."""
     reader = gguf.GGUFReader(path)
     arch = reader.get_field("general.architecture").contents()
     writer = gguf.GGUFWriter(out, arch, split_max_tensors=parts)
@@ -97,7 +97,15 @@ def rewritten(path, out, keys=(), biases=False, parts=0):
             writer.add_uint32 if isinstance(value, int) else writer.add_float32
         put(key, value)
     random = np.random.default_rng(5)
+    by_name = {tensor.name: tensor for tensor in reader.tensors}
     for tensor in reader.tensors:
+        if fused and tensor.name.endswith("ffn_up_exps.weight"):
+            continue
+        if fused and tensor.name.endswith("ffn_gate_exps.weight"):
+            up = by_name[tensor.name.replace("gate", "up")]
+            both = np.concatenate([tensor.data, up.data], axis=1)
+            writer.add_tensor(tensor.name.replace("gate", "gate_up"), both, raw_dtype=tensor.tensor_type)
+            continue
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
         stem, kind = tensor.name.rsplit(".", 1)
         if biases and tensor.name.startswith("blk.") and len(tensor.shape) == 2 and kind == "weight":
@@ -378,6 +386,11 @@ def variants(hearth, program, folder):
         arch = name.split(",")[0]
         rewritten(source, path, [(f"{arch}.{key}", value) for key, value in keys], biases)
         yield case(name, "f32", path, program)[0]
+    # NumPy reads the file with separate matrices.
+    path, fused = folder / "qwen35moe-f32.gguf", folder / "fused.gguf"
+    synth(hearth, "qwen35moe", "f32", path)
+    rewritten(path, fused, fused=True)
+    yield case("qwen35moe, fused", "f32", path, program, opened=fused)[0]
     rewritten(qwen, folder / "parts.gguf", parts=15)
     parts = sorted(folder.glob("parts-*-of-*.gguf"))
     yield case(f"qwen2, part 2 of {len(parts)}", "f32", parts[0], program, opened=parts[1])[0]
