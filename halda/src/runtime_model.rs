@@ -47,12 +47,9 @@ pub struct ExpertReads {
     /// Memory of managed residency for the experts that are in use, in bytes.
     pub in_use_bytes: u64,
     /// Number of experts of a layer that a token uses, and the bytes of all its experts.
-    #[serde(default)]
     pub used: u32,
-    #[serde(default)]
     pub layer_bytes: u64,
     /// The seconds that reading the missing experts of a layer takes in addition to the time at the rate of the disk.
-    #[serde(default)]
     pub latency_seconds: f64,
     /// The bytes that page faults read for each byte of an expert: the system's read-ahead window is larger than the
     /// matrices of an expert.

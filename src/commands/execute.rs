@@ -106,7 +106,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         recorder: args.record_routes.as_ref().map(|_| RouteRecorder::default()),
         replayed: recorded.map(|recorded| ReplayedRoutes { recorded, prompt_tokens }),
     };
-    let model = Arc::new(model.with_route_options(Some(Arc::new(routes))));
+    let model = Arc::new(model.with_route_options(Arc::new(routes)));
     let builder = RingBuilder::new(ring, (plan, sequences), (model.clone(), &path))?;
     let statistics = Arc::new(Mutex::new(LogitStatistics::default()));
     let request = request(args, &builder, prompts, &tokenizer, &statistics)?;

@@ -58,7 +58,7 @@ pub struct Cpu {
     /// The barrier that blocks threads until the weights of a matmul are in memory.
     pub barrier: ResidencyBarrier,
     /// What happens with the routes of a mixture's tokens, other than that the router determines them.
-    pub route_options: Option<Arc<RouteOptions>>,
+    pub route_options: Arc<RouteOptions>,
 }
 
 /// A matmul: its matrix and its output. The input is passed separately.
@@ -128,7 +128,7 @@ impl Cpu {
     /// Creates a `Cpu` with the fastest instruction set of this machine. Its threads do not wait for weights.
     pub fn new(thread_pool: Arc<ThreadPool>) -> Cpu {
         let barrier = ResidencyBarrier::always_open();
-        Cpu { thread_pool, instruction_set: InstructionSet::detect(), barrier, route_options: None }
+        Cpu { thread_pool, instruction_set: InstructionSet::detect(), barrier, route_options: Arc::default() }
     }
 
     /// Returns this CPU with threads that wait at `barrier` until the weights of a matmul are in memory.
@@ -139,7 +139,7 @@ impl Cpu {
 
     /// Returns this CPU with options for the routes of a mixture.
     #[must_use]
-    pub fn with_route_options(self, route_options: Option<Arc<RouteOptions>>) -> Cpu {
+    pub fn with_route_options(self, route_options: Arc<RouteOptions>) -> Cpu {
         Cpu { route_options, ..self }
     }
 

@@ -500,7 +500,7 @@ fn wait_for_experts(
     let missing = used_share * experts * miss_rate;
     let missing = if is_managed { missing } else { (missing * read_around).min(experts) };
     // The missing experts of a layer are requested together.
-    let layers = experts / expert_reads.layer_bytes.max(1) as f64;
+    let layers = experts / expert_reads.layer_bytes as f64;
     let layers_with_misses = layers * (1.0 - (1.0 - miss_rate).powi(expert_reads.used as i32));
     let latency = if is_managed { layers_with_misses * expert_reads.latency_seconds } else { 0.0 };
     let excess = (others - kept).max(0.0);

@@ -142,6 +142,7 @@ impl Device {
         checked.not_negative("runtime.token_overhead", self.runtime.token_overhead_seconds)?;
         if let Some(experts) = &self.runtime.experts {
             checked.positive("runtime.experts.read_around", experts.read_around)?;
+            checked.positive("runtime.experts.layer_bytes", experts.layer_bytes as f64)?;
             checked.not_negative("runtime.experts.latency_seconds", experts.latency_seconds)?;
             for (key, share) in [
                 ("runtime.experts.weight_share", experts.weight_share),

@@ -251,13 +251,15 @@ fn quant_name(model: &GgufModel) -> Result<String, GgufError> {
 fn check_complete(model: &GgufModel, shape: &ModelShape) -> Result<(), GgufError> {
     let dims: BTreeMap<&String, &Vec<u64>> = model.tensors.iter().map(|it| (&it.name, &it.dims)).collect();
     for TensorSpec { name, dims: must, kind, .. } in layout::tensor_specs(shape) {
-        let fused = ["gate", "up"].iter().find_map(|half| {
-            let layer = name.strip_suffix(&format!("ffn_{half}_exps.weight"))?;
-            dims.get(&format!("{layer}ffn_gate_up_exps.weight"))
-        });
-        let is_fused = fused.is_some_and(|is| is[..] == [must[0], 2 * must[1], must[2]]);
+        let is_fused = || {
+            let mut layer = ["ffn_gate_exps.weight", "ffn_up_exps.weight"]
+                .iter()
+                .filter_map(|end| name.strip_suffix(end));
+            let fused = layer.next().and_then(|layer| dims.get(&format!("{layer}ffn_gate_up_exps.weight")));
+            fused.is_some_and(|is| is[..] == [must[0], 2 * must[1], must[2]])
+        };
         match dims.get(&name) {
-            None if !is_fused && !matches!(kind, TensorKind::Bias | TensorKind::Scale) => {
+            None if !matches!(kind, TensorKind::Bias | TensorKind::Scale) && !is_fused() => {
                 return Err(GgufError::MissingTensor { tensor: name });
             }
             Some(&is) if *is != must => {

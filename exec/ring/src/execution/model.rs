@@ -35,7 +35,7 @@ pub struct LocalModel {
     pub verification: Option<Verification>,
     /// What happens with the routes of a mixture's tokens in the layers of this device, other than that the router
     /// determines them.
-    pub route_options: Option<Arc<RouteOptions>>,
+    pub route_options: Arc<RouteOptions>,
 }
 
 impl LocalModel {
@@ -45,7 +45,13 @@ impl LocalModel {
         MemoryWatch::shared();
         let weights = Arc::new(Weights::open(path)?);
         let profile = ModelProfile::from_gguf(weights.model())?;
-        Ok(LocalModel { weights, profile, backend_factory: None, verification: None, route_options: None })
+        Ok(LocalModel {
+            weights,
+            profile,
+            backend_factory: None,
+            verification: None,
+            route_options: Arc::default(),
+        })
     }
 
     #[must_use]
@@ -59,7 +65,7 @@ impl LocalModel {
     }
 
     #[must_use]
-    pub fn with_route_options(self, route_options: Option<Arc<RouteOptions>>) -> LocalModel {
+    pub fn with_route_options(self, route_options: Arc<RouteOptions>) -> LocalModel {
         LocalModel { route_options, ..self }
     }
 
@@ -67,8 +73,7 @@ impl LocalModel {
     /// the run was not recorded.
     pub fn route_recording(&self, prompt_tokens: u32) -> Option<RouteRecording> {
         let (weights, shape) = (&self.weights, &self.profile.shape);
-        let recorder = self.route_options.as_ref()?.recorder.as_ref()?;
-        let experts = shape.experts?;
+        let (recorder, experts) = (self.route_options.recorder.as_ref()?, shape.experts?);
         let layer_bytes = |layer: u32| {
             let (all, expert) =
                 (weights.part_bytes(&ModelPart::Layers(layer..layer + 1)), weights.expert_bytes(layer));

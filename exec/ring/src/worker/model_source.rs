@@ -100,7 +100,7 @@ impl<T: Transport> WorkerEpoch<T> {
         let own = own.into_iter().flatten().collect();
         let weights = Arc::new(Weights::open_fetched(&paths[0], own)?);
         let WorkerOptions { backend_factory, verification, .. } = self.worker.options.clone();
-        Ok(LocalModel { weights, profile, backend_factory, verification, route_options: None })
+        Ok(LocalModel { weights, profile, backend_factory, verification, route_options: Arc::default() })
     }
 
     /// Fetches the missing chunks of the byte ranges `ranges[i]` of each file `files[i]`, with up to [`CHUNKS_AHEAD`]

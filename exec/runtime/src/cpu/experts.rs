@@ -12,7 +12,7 @@ use hearth_schema::route_trace::RouteUse;
 
 use super::Matmul;
 use super::layer_pass::{Buffers, LayerPass};
-use crate::experts::{ReplayedRoutes, Route, route};
+use crate::experts::{ReplayedRoutes, Route, RouteOptions, route};
 use crate::residency::ExpertGroup;
 use crate::weights::ExpertWeights;
 
@@ -78,15 +78,14 @@ impl LayerPass<'_> {
         self.add_bias(&mut own.scores, weights.biases.map(|[router, ..]| router));
         own.routes.clear();
         let is_normalised = self.weights.shape().architecture.spec().normalises_expert_weights;
-        let options = cpu.route_options.as_deref();
-        let replayed = options.and_then(|options| options.replayed.as_ref());
+        let RouteOptions { recorder, replayed } = &*cpu.route_options;
         for (token, scores) in own.scores.chunks_exact_mut(count).enumerate() {
-            let replayed = replayed.map(|ReplayedRoutes { recorded, prompt_tokens }| {
+            let replayed = replayed.as_ref().map(|ReplayedRoutes { recorded, prompt_tokens }| {
                 recorded.token_experts(self.layer, self.position(token), *prompt_tokens)
             });
             route(scores, token, (shape.used as usize, replayed), is_normalised, &mut own.routes);
         }
-        if let Some(recorder) = options.and_then(|options| options.recorder.as_ref()) {
+        if let Some(recorder) = recorder {
             recorder.record(own.routes.iter().map(|route| {
                 let Route { expert, token, weight } = *route;
                 RouteUse { position: self.position(token), layer: self.layer, expert: expert as u32, weight }
