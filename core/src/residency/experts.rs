@@ -62,6 +62,16 @@ impl ExpertResidency {
         }
     }
 
+    /// Returns the memory that experts may have, in use or cached.
+    pub fn max_bytes(&self) -> u64 {
+        self.all_bytes.min(self.budget.bytes + self.in_use_bytes)
+    }
+
+    /// Returns the memory for the experts that are in use.
+    pub fn in_use_bytes(&self) -> u64 {
+        self.in_use_bytes
+    }
+
     /// Returns how many different experts a group has at most.
     pub fn experts_per_group(&self) -> usize {
         self.experts_per_group

@@ -95,7 +95,10 @@ mod table {
             for repeat in 0..options.repeats {
                 for (name, runs) in &mut rows {
                     let run = match (&copies, *name) {
-                        (Some(copies), PEER) => peer(&options, copies.first_file(0), touched, limit),
+                        (Some(copies), PEER) => {
+                            copies.fill_memory()?;
+                            peer(&options, copies.first_file(0), touched, limit)
+                        }
                         _ => hearth(&options, &weights, name, (share, limit)),
                     };
                     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();

@@ -5,7 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::Error;
+use std::io::{Error, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,8 @@ use super::{LabError, PREFIX, has_exited, owner};
 pub struct ModelCopies {
     folder: PathBuf,
     files: Vec<PathBuf>,
+    /// The files that were copied.
+    sources: Vec<PathBuf>,
 }
 
 impl ModelCopies {
@@ -30,7 +32,8 @@ impl ModelCopies {
             }
         }
         // Removes its folder if a copy fails.
-        let mut copies = ModelCopies { folder: copies_folder(scratch), files: Vec::new() };
+        let mut copies =
+            ModelCopies { folder: copies_folder(scratch), files: Vec::new(), sources: files.to_vec() };
         for index in 0..names.len() {
             let own = copies.folder.join(index.to_string());
             let path = own.display().to_string();
@@ -45,8 +48,6 @@ impl ModelCopies {
             copies.files.extend(first);
         }
         copies.drop_page_cache()?;
-        // The pages of the source were used more often than those of a copy will be, so that a machine with little
-        // memory would evict the copies first.
         files.iter().try_for_each(|file| drop_page_cache(file))?;
         Ok(copies)
     }
@@ -61,6 +62,14 @@ impl ModelCopies {
         (0..self.files.len())
             .flat_map(|device| self.files_of(device))
             .try_for_each(|file| drop_page_cache(&file))
+    }
+
+    /// Reads the sources once, so that free memory is filled with files that the system evicts first, as on a computer
+    /// in use. The host of a virtual machine takes free memory away, and its next use would cost more than the disk.
+    pub fn fill_memory(&self) -> Result<(), LabError> {
+        // Pages that were used more often than those of the copies would be evicted after them.
+        self.sources.iter().try_for_each(|file| drop_page_cache(file))?;
+        self.sources.iter().try_for_each(|file| read_once(file))
     }
 
     /// Returns the number of bytes of a device's copy of the model that are in the page cache.
@@ -81,6 +90,15 @@ pub fn drop_page_cache(path: &Path) -> Result<(), LabError> {
     file.sync_all().map_err(failed)?;
     let length = file.metadata().map_err(failed)?.len();
     drop_cached_pages(&file, &(0..length));
+    Ok(())
+}
+
+/// Reads a file into the page cache.
+fn read_once(path: &Path) -> Result<(), LabError> {
+    let mut buffer = vec![0; 1 << 20];
+    let failed = |error: Error| LabError::Cache { path: path.display().to_string(), why: error.to_string() };
+    let mut file = File::open(path).map_err(failed)?;
+    while file.read(&mut buffer).map_err(failed)? > 0 {}
     Ok(())
 }
 

@@ -97,7 +97,7 @@ pub fn measure_disk(
         Ok((bytes, times)) => {
             let own_time = (bytes / reading_rate).0;
             let what = format!(
-                "reading {bytes} ahead at random places of {what}, less the time at the rate of populating, {cold}"
+                "reading {bytes} past the page cache at random places of {what}, less the time at the rate of populating"
             );
             Some(times.sourced_median(|time| Seconds((time - own_time).max(0.0)), &what))
         }

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use super::MeasurementError;
+use super::direct::{DirectFile, PageBuffer};
 #[cfg(target_os = "linux")]
 use super::mapping::Advice;
 use super::mapping::{self, FileMapping, PAGE_SIZE};
@@ -161,15 +162,19 @@ impl ColdFile {
         })
     }
 
-    /// Measures the time in seconds of reading pieces of [`PIECE_BYTES`] into a mapping, as the executor reads experts,
-    /// at positions all over the file. Returns the size of the pieces and the times.
+    /// Measures the time in seconds of reading pieces of [`PIECE_BYTES`] past the page cache, as the executor reads
+    /// experts, at positions all over the file. Returns the size of the pieces and the times.
     pub(super) fn random_piece_times(
         &mut self,
         options: &MeasurementOptions,
     ) -> Result<(Bytes, Samples), MeasurementError> {
         let bytes = (PIECE_BYTES as u64).min(self.length);
-        let times = self.scattered_times(options, bytes, |cold, range| read_piece(&cold.file, &range));
-        Ok((Bytes(bytes), times?))
+        let failed = MeasurementError::for_file("read", &self.path);
+        let opened = DirectFile::new(&self.file)
+            .and_then(|file| Ok((file, PageBuffer::populated(PageBuffer::size_for_range(bytes as usize))?)));
+        let (file, mut buffer) = opened.map_err(failed)?;
+        let times = self.scattered_times(options, bytes, |_, range| file.read(&range, &mut buffer))?;
+        Ok((Bytes(bytes), times))
     }
 
     /// Measures the time in seconds that `read` takes for ranges of `bytes` bytes, which are not in the page cache, at
@@ -267,21 +272,6 @@ pub(super) fn read_by_populating(file: &File, range: &Range<u64>, until: f64) ->
 #[cfg(not(target_os = "linux"))]
 pub(super) fn read_by_populating(_: &File, _: &Range<u64>, _: f64) -> io::Result<u64> {
     let _ = POPULATE_BYTES;
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-/// Requests a file range of a mapping, and waits until it is in memory.
-#[cfg(target_os = "linux")]
-fn read_piece(file: &File, range: &Range<u64>) -> io::Result<()> {
-    let map = FileMapping::of_range(file, range)?;
-    // A call reads at most one read-ahead window, of which this is the smallest common size.
-    map.chunks(128 << 10).try_for_each(|window| mapping::advise(window, Advice::WillNeed))?;
-    mapping::advise(&map, Advice::PopulateRead)
-}
-
-/// Returns an error: only Linux has a call that populates a mapping.
-#[cfg(not(target_os = "linux"))]
-fn read_piece(_: &File, _: &Range<u64>) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 

@@ -8,6 +8,7 @@
 
 pub mod cgroup;
 pub mod compute;
+pub mod direct;
 pub mod disk;
 mod file_reading;
 pub mod mapping;

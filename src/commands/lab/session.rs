@@ -320,6 +320,7 @@ impl<'l> Lab<'l> {
         if let Some(draft) = &self.draft {
             copies::drop_page_cache(draft)?;
         }
+        self.copies.fill_memory()?;
         let number = if repeat == 0 { String::new() } else { format!("-{}", repeat + 1) };
         let trace = self.folder.join(format!("measured{number}.trace"));
         let mut arguments = self.head_arguments(index, &trace);

@@ -243,15 +243,17 @@ impl StageRunner {
         let start = monotonic_nanos();
         let refaults = refaulted_bytes().saturating_sub(self.refaults_before);
         self.recorder.record_counter(pass, Counter::Refaults, refaults);
-        let unreclaimable = MemoryWatch::shared().pressure_bytes();
+        // It gives this memory back when other programs need it.
+        let buffers = self.residency.buffer_bytes();
+        let unreclaimable = MemoryWatch::shared().pressure_bytes().saturating_sub(buffers);
         self.recorder.record_counter(pass, Counter::Unreclaimable, unreclaimable);
         if let Some(available) = MemoryWatch::shared().available_bytes() {
             self.recorder.record_counter(pass, Counter::Available, available);
         }
         if is_residency_known(&self.weights) {
             let own = parts_by_busy_period(self.schedule.plan(), self.schedule.device_index());
-            let resident = own.iter().flatten().map(|part| resident_bytes(&self.weights, part)).sum();
-            self.recorder.record_counter(pass, Counter::Resident, resident);
+            let cached: u64 = own.iter().flatten().map(|part| resident_bytes(&self.weights, part)).sum();
+            self.recorder.record_counter(pass, Counter::Resident, cached + buffers);
         }
         let end = monotonic_nanos();
         self.next_memory_sample = end + (end - start) * MEMORY_SAMPLE_PAUSE;

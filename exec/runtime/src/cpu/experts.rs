@@ -100,10 +100,10 @@ impl LayerPass<'_> {
         // Experts are read while the shared block is computed.
         self.shared_block(weights, buffers);
         let Buffers { input, change, experts: own, .. } = buffers;
-        while let (Some(routes), Some(group)) = (groups.next(), requested.take()) {
+        while let (Some(routes), Some(mut group)) = (groups.next(), requested.take()) {
             requested = groups.peek().map(|next| self.request(next, false));
-            self.compute_group(weights, routes, &group, (&*input, &mut *own, &mut *change));
-            cpu.barrier.release_experts(&group);
+            self.compute_group(weights, routes, &mut group, (&*input, &mut *own, &mut *change));
+            cpu.barrier.release_experts(group);
         }
         own.routes = routes;
     }
@@ -134,7 +134,7 @@ impl LayerPass<'_> {
         let mut experts: Vec<u32> = routes.iter().map(|route| route.expert as u32).collect();
         experts.dedup();
         let mut group = ExpertGroup::new(self.layer, experts, is_first);
-        self.cpu.barrier.request_experts(&mut group, &self.cpu.thread_pool);
+        self.cpu.barrier.request_experts(&mut group);
         group
     }
 
@@ -143,7 +143,7 @@ impl LayerPass<'_> {
         &self,
         weights: &ExpertWeights<'_>,
         routes: &[Route],
-        group: &ExpertGroup,
+        group: &mut ExpertGroup,
         (input, buffers, change): (&Activations, &mut ExpertBuffers, &mut [f32]),
     ) {
         let embedding = input.row_length();
@@ -158,13 +158,13 @@ impl LayerPass<'_> {
         }
         let together = if self.tokens <= MAX_SHARED_TOKENS { present.len().max(1) } else { 1 };
         for tasks in present.chunks_mut(together) {
-            self.compute_together(weights, tasks, (input, buffers));
+            self.compute_together(weights, tasks, group, (input, buffers));
         }
         // Each of the others is computed as soon as it is in memory.
         for task in missing.chunks_mut(1) {
             let expert = task[0].routes[0].expert as u32;
-            self.cpu.barrier.wait_for_expert(group, expert, &self.cpu.thread_pool);
-            self.compute_together(weights, task, (input, buffers));
+            self.cpu.barrier.wait_for_expert(group, expert);
+            self.compute_together(weights, task, group, (input, buffers));
         }
         for (route, row) in routes.iter().zip(out.chunks_exact_mut(embedding)) {
             elementwise::scale(self.cpu.instruction_set, row, route.weight);
@@ -183,9 +183,11 @@ impl LayerPass<'_> {
         &self,
         weights: &ExpertWeights<'_>,
         experts: &mut [ExpertTask<'_>],
+        group: &ExpertGroup,
         (input, buffers): (&Activations, &mut ExpertBuffers),
     ) {
         let (embedding, width) = (input.row_length(), weights.down.row_length);
+        let matrices = |expert: usize| weights.of_expert(expert, width, group.matrices(expert as u32));
         let ExpertBuffers { inputs, gated, up, .. } = buffers;
         let count = experts.len();
         inputs.resize_with(inputs.len().max(count), Activations::default);
@@ -202,8 +204,7 @@ impl LayerPass<'_> {
             gated.resize(tokens, width);
             let (up, after) = rest.split_at_mut(tokens * width);
             rest = after;
-            let [gate, up_matrix] =
-                weights.gate_and_up(expert, width).map(|(matrix, first)| matrix.slice(first, width));
+            let [gate, up_matrix, _] = matrices(expert);
             matmuls.push(Matmul { matrix: gate, out: gated.rows_mut() });
             matmuls.push(Matmul { matrix: up_matrix, out: up });
         }
@@ -221,10 +222,12 @@ impl LayerPass<'_> {
             self.add_bias(up, bias(2, expert, width));
             self.cpu.gated(activation, gated.rows_mut(), up, width);
         }
-        let down = |expert: usize| weights.down.slice(expert * embedding, embedding);
         let mut matmuls: Vec<Matmul> = experts
             .iter_mut()
-            .map(|task| Matmul { matrix: down(task.routes[0].expert), out: task.out })
+            .map(|task| {
+                let [_, _, down] = matrices(task.routes[0].expert);
+                Matmul { matrix: down, out: task.out }
+            })
             .collect();
         self.cpu.multiply_each(gated, &mut matmuls, 1);
         for ExpertTask { routes, out } in experts {

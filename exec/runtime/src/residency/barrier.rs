@@ -7,12 +7,13 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hearth_core::expert_cache::ExpertId;
 use hearth_core::residency::{Event, ExpertResidency, ManagedResidency, PieceId, ReadOrigin, WeightPart};
 use hearth_core::schedule::ModelPart;
+use hearth_profiles::measure::direct::DirectFile;
 use hearth_schema::Plan;
 
-use super::experts::expert_residency;
+use super::expert_memory::ExpertMemory;
+use super::experts::{expert_files, expert_residency};
 use super::pieces::{Piece, PieceTable};
 use super::{ReadSpan, StepId, is_residency_known, origin_of};
 use crate::pages::cpu_count;
@@ -92,10 +93,16 @@ pub struct SharedResidency {
     /// Whether the system reports which pages are in memory. If false, every piece is read.
     pub(super) is_residency_known: bool,
     pub(super) max_wait: Duration,
+    /// The model files, from which experts are read; none if the device has no experts.
+    pub(super) expert_files: Vec<DirectFile>,
     state: Mutex<State>,
     /// Signals that there may be work for the helper thread.
     pub(super) work_available: Condvar,
-    /// Signals that a piece has arrived.
+    /// Signals that there may be work for the threads that read experts.
+    pub(super) expert_work: Condvar,
+    /// Signals that there may be work for the thread that allocates buffers for experts.
+    pub(super) buffer_work: Condvar,
+    /// Signals that a piece or a matrix of an expert has arrived.
     pub(super) arrived: Condvar,
 }
 
@@ -105,10 +112,8 @@ pub(super) struct State {
     pub(super) residency: ManagedResidency,
     /// The experts of a mixture, which do not belong to pieces.
     pub(super) experts: Option<ExpertResidency>,
-    /// The expert whose pages the helper thread is evicting.
-    pub(super) evicted_expert: Option<ExpertId>,
-    /// Whether the system has evicted weights since the measurement before the last.
-    pub(super) has_lost_experts: bool,
+    /// The memory of the cached experts.
+    pub(super) expert_memory: ExpertMemory,
     /// The part of the model that is being computed.
     pub(super) computed: Option<ReadOrigin>,
     /// Total bytes of experts that have been read from disk.
@@ -151,8 +156,7 @@ impl SharedResidency {
         let state = State {
             residency: ManagedResidency::new(&pieces.busy_periods, &bytes, options, cpu_count()),
             experts: expert_residency(&weights, plan, device),
-            evicted_expert: None,
-            has_lost_experts: false,
+            expert_memory: ExpertMemory::default(),
             computed: None,
             expert_bytes_read: 0,
             expert_span: None,
@@ -163,9 +167,18 @@ impl SharedResidency {
             reserved_bytes: 0,
             ended: false,
         };
-        let (work_available, arrived, state) = (Condvar::new(), Condvar::new(), Mutex::new(state));
-        let is_residency_known = is_residency_known(&weights);
-        SharedResidency { weights, pieces, is_residency_known, max_wait, state, work_available, arrived }
+        SharedResidency {
+            is_residency_known: is_residency_known(&weights),
+            expert_files: if state.experts.is_some() { expert_files(&weights) } else { Vec::new() },
+            weights,
+            pieces,
+            max_wait,
+            state: Mutex::new(state),
+            work_available: Condvar::new(),
+            expert_work: Condvar::new(),
+            buffer_work: Condvar::new(),
+            arrived: Condvar::new(),
+        }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -184,6 +197,8 @@ impl SharedResidency {
     pub(super) fn end(&self) {
         self.lock().ended = true;
         self.work_available.notify_all();
+        self.expert_work.notify_all();
+        self.buffer_work.notify_all();
         self.arrived.notify_all();
     }
 

@@ -9,7 +9,8 @@
 //!
 //! [`ManagedResidency`]: hearth_core::residency::ManagedResidency
 
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
+use std::time::Duration;
 
 use hearth_core::residency::{Event, PieceId, ReadOrigin, ReadOutcome, Step, page_metadata_bytes};
 use hearth_profiles::measure::mapping::{Advice, advise};
@@ -20,6 +21,10 @@ use crate::clock::monotonic_nanos;
 use crate::memory::MemoryReading;
 use crate::pages::{populate, read_ahead, resident_bytes};
 use crate::read_counter::ReadCounter;
+
+/// The interval at which the available memory is measured while nothing is computed.
+/// source: assumed; other programs need longer to fill the memory of a few hundred experts
+const MEASUREMENT_INTERVAL: Duration = Duration::from_millis(250);
 
 pub(super) struct Helper<'a, Memory> {
     shared: &'a SharedResidency,
@@ -44,20 +49,10 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         });
         let mut state = self.shared.lock();
         while !state.ended {
-            if let Some(extents) = state.next_evictable_expert(&self.shared.weights) {
-                drop(state);
-                for extent in extents {
-                    self.shared.weights.evict(extent);
-                }
-                state = self.shared.lock();
-                state.evicted_expert = None;
-                self.shared.arrived.notify_all();
-                continue;
-            }
             match state.residency.next_step() {
                 Step::Idle => {
                     state.end_span();
-                    state = self.shared.work_available.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state = self.sleep(state);
                 }
                 // The piece was in memory, or has been populated.
                 Step::Confirm(piece, _) => {
@@ -75,6 +70,20 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         self.shared.weights.mappings().for_each(|mapping| {
             let _ = advise(mapping, Advice::Normal);
         });
+    }
+
+    /// Waits until there may be work. The system cannot take the memory of experts back, so while there is some, the
+    /// available memory is measured also when nothing is computed.
+    fn sleep<'s>(&self, state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
+        if state.expert_memory.allocated_bytes() == 0 {
+            return self.shared.work_available.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let wait = self.shared.work_available.wait_timeout(state, MEASUREMENT_INTERVAL);
+        let (mut state, wait) = wait.unwrap_or_else(PoisonError::into_inner);
+        if wait.timed_out() {
+            state.residency.react(Event::MemoryChanged);
+        }
+        state
     }
 
     /// Carries out a step that makes system calls. The caller does not hold the lock of the state.
@@ -141,15 +150,19 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
             refaulted_bytes.zip(self.refaulted_bytes).map_or(0, |(now, before)| now.saturating_sub(before));
         self.refaulted_bytes = refaulted_bytes;
         let mut state = self.shared.lock();
-        state.has_lost_experts = evicted > 0;
-        let State { residency, experts, reserved_bytes, .. } = &mut *state;
+        let State { residency, experts, reserved_bytes, expert_memory, .. } = &mut *state;
         // After the first measurement, the kernel has already allocated its memory for the share.
         let read = residency.weight_bytes() + experts.as_ref().map_or(0, |experts| experts.used_bytes().0);
         let allocated = if first { 0 } else { page_metadata_bytes(read) };
+        let own = allocated + expert_memory.allocated_bytes();
         let page_cache =
-            page_cache_available_bytes.map(|bytes| (bytes + allocated).saturating_sub(*reserved_bytes));
+            page_cache_available_bytes.map(|bytes| (bytes + own).saturating_sub(*reserved_bytes));
         match experts {
-            Some(experts) => experts.divide_memory(residency, page_cache, evicted),
+            Some(experts) => {
+                experts.divide_memory(residency, page_cache, evicted);
+                // They evict what no longer fits.
+                self.shared.expert_work.notify_one();
+            }
             None => {
                 residency.react(Event::Measured { page_cache, evicted });
             }

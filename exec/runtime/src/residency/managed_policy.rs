@@ -14,6 +14,7 @@ use hearth_profiles::measure::mapping::page_bytes;
 use hearth_schema::Plan;
 
 use super::barrier::{ResidencyBarrier, SharedResidency};
+use super::experts::READING_THREADS;
 use super::helper::Helper;
 use super::{ReadSpan, ResidencyPolicy, StepId};
 use crate::memory::MemoryReading;
@@ -23,10 +24,10 @@ use crate::weights::{Extent, Weights};
 /// time.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(20);
 
-/// The managed residency policy of a device. The helper thread ends when the policy is dropped.
+/// The managed residency policy of a device. Its threads end when it is dropped.
 pub struct ManagedResidencyPolicy {
     pub(super) shared: Arc<SharedResidency>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl ManagedResidencyPolicy {
@@ -41,8 +42,16 @@ impl ManagedResidencyPolicy {
     ) -> Self {
         let shared = Arc::new(SharedResidency::new(weights, plan, device, max_wait));
         let guard = EndGuard(shared.clone());
-        let thread = std::thread::spawn(move || Helper::new(&guard.0, memory).run());
-        Self { shared, thread: Some(thread) }
+        let mut threads = vec![std::thread::spawn(move || Helper::new(&guard.0, memory).run())];
+        if !shared.expert_files.is_empty() {
+            threads.extend((0..READING_THREADS).map(|_| {
+                let guard = EndGuard(shared.clone());
+                std::thread::spawn(move || guard.0.read_experts())
+            }));
+            let guard = EndGuard(shared.clone());
+            threads.push(std::thread::spawn(move || guard.0.prepare_buffers()));
+        }
+        Self { shared, threads }
     }
 }
 
@@ -88,6 +97,10 @@ impl ResidencyPolicy for ManagedResidencyPolicy {
         }
     }
 
+    fn buffer_bytes(&self) -> u64 {
+        self.shared.lock().expert_memory.allocated_bytes()
+    }
+
     /// Cancels requested reads and deletes recorded read spans; kept pieces stay in memory.
     fn reset(&self) {
         self.shared.report_event(Event::Reset);
@@ -121,13 +134,13 @@ impl ResidencyPolicy for ManagedResidencyPolicy {
 impl Drop for ManagedResidencyPolicy {
     fn drop(&mut self) {
         self.shared.end();
-        if let Some(thread) = self.thread.take() {
+        for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
     }
 }
 
-/// Opens the barrier when the helper thread ends, even by a panic.
+/// Opens the barrier when a thread of the policy ends, even by a panic.
 struct EndGuard(Arc<SharedResidency>);
 
 impl Drop for EndGuard {

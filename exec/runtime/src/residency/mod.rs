@@ -8,6 +8,7 @@
 //! policy reads and evicts next ([`hearth_core::residency`]).
 
 mod barrier;
+mod expert_memory;
 mod experts;
 mod helper;
 pub mod managed_policy;
@@ -66,6 +67,11 @@ pub trait ResidencyPolicy: Send + Sync {
 
     /// Evicts the pages of the embedding rows of `tokens` after the lookup, if the policy manages them.
     fn release_embedding_rows(&self, _weights: &Weights, _tokens: &[u32]) {}
+
+    /// Returns the bytes of weights that are in memory of the process, and not in the page cache.
+    fn buffer_bytes(&self) -> u64 {
+        0
+    }
 
     /// Cancels all requested reads and deletes the recorded read spans.
     fn reset(&self) {}
@@ -161,7 +167,7 @@ pub fn is_residency_known(weights: &Weights) -> bool {
     weights.files().all(pages::is_residency_reported)
 }
 
-/// Returns the number of bytes of a part's weights that are in memory, counted in whole pages.
+/// Returns the number of bytes of a part's weights that are in the page cache, counted in whole pages.
 pub fn resident_bytes(weights: &Weights, part: &ModelPart) -> u64 {
     weights
         .part_extents(part)

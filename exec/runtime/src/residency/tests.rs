@@ -1,6 +1,7 @@
 //! Tests of managed residency: every piece arrives, the buffer stays within its limit, and computations never hang.
 
 use std::fs::File;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
 
 use super::managed_policy::{MAX_WAIT, ManagedResidencyPolicy};
-use super::{ResidencyBarrier, ResidencyPolicy, StepId, resident_bytes};
+use super::{ExpertGroup, ResidencyBarrier, ResidencyPolicy, StepId, resident_bytes};
 use crate::memory::MemoryReading;
 use crate::pages::populate;
 use crate::weights::{Extent, Weights};
@@ -22,6 +23,8 @@ const BUFFER: u64 = 512 << 10;
 const PIECE: usize = 64 << 10;
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/models/psalm-7m-f16.gguf");
+
+const MIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/models/psalm-moe-f16.gguf");
 
 /// Opens a copy of the model that is not in memory and whose pages can be evicted. Pages cannot be evicted while
 /// another test maps them, before they are written back, or if they are part of a large folio that was just written.
@@ -50,16 +53,15 @@ fn can_evict_pieces() -> bool {
     resident_bytes(&weights, &layers) < weights.part_bytes(&layers) / 4
 }
 
-/// Returns a plan with one device that computes `window` of the eight layers per round and keeps `kept` bytes of
-/// weights.
-fn plan(window: u32, kept: u64) -> Plan {
+/// Returns a plan with one device that computes `window` of `layers` layers per round and keeps `kept` bytes of weights.
+fn plan(layers: u32, window: u32, kept: u64) -> Plan {
     let kept = Bytes(kept);
     let text = format!(
-        "schema: plan/1\nscenario: {{name: t, digest: ''}}\nmodel: {{name: m, shape_digest: 's', layers: 8}}\n\
+        "schema: plan/1\nscenario: {{name: t, digest: ''}}\nmodel: {{name: m, shape_digest: 's', layers: {layers}}}\n\
          planner: {{strategy: manual}}\nrounds: {}\ncontext: 64\nkv_cache: f16\ndevices:\n\
          - {{name: a, role: head, window: {window}, gpu_layers: 0, residency: {{policy: managed, \
          stream_buffer: 512 KiB, kept: {kept}}}}}\n",
-        8 / window
+        layers / window
     );
     Plan::from_yaml(&text).expect("a valid plan")
 }
@@ -83,7 +85,8 @@ impl Run {
         max_wait: Duration,
     ) -> Run {
         let weights = Arc::new(open_copy());
-        let stream = ManagedResidencyPolicy::start(weights.clone(), &plan(window, kept), 0, memory, max_wait);
+        let stream =
+            ManagedResidencyPolicy::start(weights.clone(), &plan(8, window, kept), 0, memory, max_wait);
         let barrier = stream.barrier();
         Run { weights, stream, barrier }
     }
@@ -239,4 +242,44 @@ fn the_kept_set_follows_the_available_memory() {
     assert!(grown > whole * 9 / 10, "{grown} of {whole} bytes");
     let is_three_quarters = after_refaults > whole * 6 / 10 && after_refaults < whole * 8 / 10;
     assert!(is_three_quarters, "{after_refaults} of {whole} bytes");
+}
+
+#[test]
+fn experts_give_memory_back_although_nothing_is_computed() {
+    let weights = Arc::new(Weights::open(Path::new(MIXTURE)).expect("the trained mixture"));
+    let shape = weights.shape().experts.expect("a mixture");
+    let layer_count = weights.shape().layers.0;
+    let page_cache = Arc::new(AtomicU64::new(1 << 30));
+    let measured = page_cache.clone();
+    let memory = move || MemoryReading {
+        page_cache_available_bytes: Some(measured.load(Ordering::SeqCst)),
+        refaulted_bytes: None,
+    };
+    let plan = plan(layer_count, layer_count, 1 << 30);
+    let policy = ManagedResidencyPolicy::start(weights.clone(), &plan, 0, memory, MAX_WAIT);
+    let barrier = policy.barrier();
+    policy.begin(&layers(0..layer_count), AT);
+    for layer in 0..layer_count {
+        for expert in 0..shape.count {
+            let mut group = ExpertGroup::new(layer, vec![expert], expert == 0);
+            barrier.request_experts(&mut group);
+            barrier.wait_for_expert(&mut group, expert);
+            let in_memory = group.matrices(expert).expect("an expert in memory of its own");
+            let mapped = weights.expert_extents(layer, expert);
+            let mapped = mapped.map(|extent| weights.mapped_bytes(extent).expect("bytes"));
+            assert!(in_memory.iter().map(|matrix| &matrix[..]).eq(mapped), "layer {layer}, expert {expert}");
+            barrier.release_experts(group);
+        }
+    }
+    policy.release(layers(0..layer_count));
+    let whole = policy.buffer_bytes();
+    assert!(whole >= u64::from(layer_count * shape.count) * weights.expert_bytes(0), "{whole}");
+    page_cache.store(0, Ordering::SeqCst);
+    for _ in 0..2000 {
+        if policy.buffer_bytes() < whole / 2 {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("{} of {whole} bytes are still in memory", policy.buffer_bytes());
 }

@@ -16,6 +16,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::error::ExecError;
 use crate::fetched_file::is_partial;
@@ -28,6 +29,7 @@ use crate::weights::tensors::{LayerTensors, Tensor, TensorTable};
 use hearth_core::schedule::ModelPart;
 use hearth_kernels::matmul::Matrix;
 use hearth_profiles::gguf::GgufModel;
+use hearth_profiles::measure::direct::PageBuffer;
 use hearth_profiles::measure::mapping::FileMapping;
 use hearth_profiles::model::ModelShape;
 
@@ -138,6 +140,36 @@ impl<M: Copy, V> ExpertParameters<M, V> {
             Some(up) => [self.gate, up].map(|matrix| (matrix, expert * width)),
             None => [2 * expert, 2 * expert + 1].map(|index| (self.gate, index * width)),
         }
+    }
+}
+
+impl<'a> ExpertWeights<'a> {
+    /// Returns the matrices of the gate, up and down projections of an expert, of `width` rows for the first two.
+    /// `in_memory` has them in memory of their own, in the order of [`Weights::expert_extents`]; with `None`, those in
+    /// the mapped files are returned.
+    pub(crate) fn of_expert(
+        &self,
+        expert: usize,
+        width: usize,
+        in_memory: Option<&'a [Arc<PageBuffer>]>,
+    ) -> [Matrix<'a>; 3] {
+        let with = |matrix: Matrix<'a>, bytes: &'a PageBuffer| {
+            let rows = bytes.len().checked_div(matrix.row_bytes()).unwrap_or(0);
+            Matrix { rows, bytes, ..matrix }
+        };
+        let (own, index) = match (self.up, in_memory) {
+            (Some(up), Some([gate, own_up, down])) => {
+                let (gate, down) = (with(self.gate, gate), with(self.down, down));
+                (Self { gate, up: Some(with(up, own_up)), down, ..*self }, 0)
+            }
+            (None, Some([gate, down])) => {
+                (Self { gate: with(self.gate, gate), down: with(self.down, down), ..*self }, 0)
+            }
+            _ => (*self, expert),
+        };
+        let [gate, up] = own.gate_and_up(index, width).map(|(matrix, first)| matrix.slice(first, width));
+        let rows = self.down.rows / (self.router.rows).max(1);
+        [gate, up, own.down.slice(index * rows, rows)]
     }
 }
 
@@ -359,20 +391,19 @@ impl Weights {
         self.matrix_extents(part).into_iter().filter(|extent| !of_experts.contains(extent)).collect()
     }
 
-    /// Returns the extents of the matrices of an expert, each with that of all experts of its layer; none if the layer has
-    /// no experts.
-    pub fn expert_extents(&self, layer: u32, expert: u32) -> impl Iterator<Item = (Extent, Extent)> + use<> {
+    /// Returns the extents of the matrices of an expert; none if the layer has no experts.
+    pub fn expert_extents(&self, layer: u32, expert: u32) -> impl Iterator<Item = Extent> + use<> {
         let count = self.shape.experts.map_or(1, |experts| u64::from(experts.count));
         let experts = self.layers.get(layer as usize).and_then(|layer| layer.experts);
         experts.into_iter().flat_map(ExpertParameters::matrices).map(move |Tensor { extent: all, .. }| {
             let length = all.length / count;
-            (Extent { offset: all.offset + u64::from(expert) * length, length, ..all }, all)
+            Extent { offset: all.offset + u64::from(expert) * length, length, ..all }
         })
     }
 
     /// Returns the bytes of one expert of a layer; 0 if the layer has no experts.
     pub fn expert_bytes(&self, layer: u32) -> u64 {
-        self.expert_extents(layer, 0).map(|(own, _)| own.length).sum()
+        self.expert_extents(layer, 0).map(|extent| extent.length).sum()
     }
 
     /// Returns the extents of the norms and biases of a part of the model.
