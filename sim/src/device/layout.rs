@@ -6,8 +6,8 @@
 //! some MiB before and after the touched page, which may belong to layers of other devices.
 //!
 //! Deviation: a chunk in which one layer ends and the next begins belongs only to the first layer. Experts are at the
-//! end of the file, and the matrices of an expert one after the other. A chunk with parts of two experts belongs to the
-//! first, so an expert smaller than a chunk may have none.
+//! end of the file, and their [`EXPERT_MATRICES`] matrices have the same size. A chunk with parts of two experts belongs
+//! to the first, so a matrix smaller than a chunk may have none.
 //!
 //! Not here: layers copied to GPU memory, which are never read again.
 
@@ -20,6 +20,11 @@ use hearth_profiles::model::ModelProfile;
 use hearth_schema::Plan;
 
 use crate::page_cache::Chunk;
+
+/// Number of matrices of an expert. In the file, a layer has the first matrices of all experts, then the second ones,
+/// and so on: a page fault at one also reads those of other experts.
+/// source: the usual gate, up and down projections
+const EXPERT_MATRICES: u64 = 3;
 
 #[derive(Debug)]
 pub struct WeightLayout {
@@ -52,16 +57,22 @@ impl ExpertLayout {
         self.layers.iter().map(|(_, bytes)| *bytes).collect()
     }
 
-    pub fn chunks(&self, (layer, expert): ExpertId) -> Range<Chunk> {
+    /// Returns the chunks of each matrix of an expert.
+    pub fn chunks(&self, (layer, expert): ExpertId) -> impl Iterator<Item = Range<Chunk>> + use<> {
         let (offset, bytes) = self.layers.get(layer as usize).copied().unwrap_or_default();
-        let begin = offset + u64::from(expert) * bytes;
-        let chunk = |offset: u64| offset.div_ceil(self.chunk_bytes) as Chunk;
-        chunk(begin)..chunk(begin + bytes)
+        let (count, chunk_bytes, matrix) = (u64::from(self.count), self.chunk_bytes, bytes / EXPERT_MATRICES);
+        let chunk = move |offset: u64| offset.div_ceil(chunk_bytes) as Chunk;
+        (0..EXPERT_MATRICES).map(move |index| {
+            let begin = offset + (index * count + u64::from(expert)) * matrix;
+            chunk(begin)..chunk(begin + matrix)
+        })
     }
 
     /// Returns the chunks of all experts of a layer.
     pub fn layer_chunks(&self, layer: u32) -> Range<Chunk> {
-        self.chunks((layer, 0)).start..self.chunks((layer, self.count)).start
+        let (offset, bytes) = self.layers.get(layer as usize).copied().unwrap_or_default();
+        let chunk = |offset: u64| offset.div_ceil(self.chunk_bytes) as Chunk;
+        chunk(offset)..chunk(offset + u64::from(self.count) * bytes)
     }
 }
 
@@ -181,12 +192,19 @@ mod tests {
         assert_eq!(experts.expert_bytes()[40..], [0; 8], "layers of the other device");
         assert_eq!(worker.experts().expert_bytes()[..40], [0; 40]);
         // The experts of a layer follow each other, and all chunks together have the size of the file.
-        assert_eq!(experts.chunks((0, 0)).start, experts.first_chunk);
-        assert_eq!(experts.chunks((3, 4)).end, experts.chunks((3, 5)).start);
+        let chunks = |id| experts.chunks(id).collect::<Vec<_>>();
+        assert_eq!(chunks((0, 0))[0].start, experts.first_chunk);
+        let (one, next) = (chunks((3, 4)), chunks((3, 5)));
+        assert_eq!([0, 1, 2].map(|matrix| one[matrix].end), [0, 1, 2].map(|matrix| next[matrix].start));
+        assert_eq!(
+            chunks((3, 127))[0].end,
+            chunks((3, 0))[1].start,
+            "matrices of the same kind follow each other"
+        );
         assert_eq!(u64::from(head.chunk_count), model.total_bytes().0.div_ceil(chunk.0));
         assert!(head.layer_chunks(39).end <= experts.first_chunk);
         let all = experts.layer_chunks(1);
-        assert_eq!(all, experts.chunks((1, 0)).start..experts.chunks((1, 127)).end);
+        assert_eq!(all, chunks((1, 0))[0].start..chunks((1, 127))[2].end);
         assert_eq!(worker.experts().layer_chunks(47).end, worker.chunk_count);
         let own = head.own_chunks().collect::<Vec<_>>();
         assert!(own.contains(&all.start) && !own.contains(&worker.experts().layer_chunks(47).start));

@@ -348,12 +348,16 @@ impl<'a> DeviceSim<'a> {
         for (index, group) in groups.iter().enumerate() {
             // The next group is read while this one is computed.
             work.extend(groups.get(index + 1).cloned().map(ComputationStep::Request));
-            work.extend(group.experts.iter().map(|&expert| {
-                ComputationStep::Compute(Segment {
-                    chunks: self.layout.experts().chunks((layer, expert)),
-                    compute_time: time_of_one,
-                    bytes_per_chunk: self.storage.chunk_size,
-                    expert: Some((layer, expert)),
+            work.extend(group.experts.iter().flat_map(|&expert| {
+                let matrices: Vec<_> = self.layout.experts().chunks((layer, expert)).collect();
+                let compute_time = time_of_one * (1.0 / matrices.len().max(1) as f64);
+                matrices.into_iter().map(move |chunks| {
+                    ComputationStep::Compute(Segment {
+                        chunks,
+                        compute_time,
+                        bytes_per_chunk: self.storage.chunk_size,
+                        expert: Some((layer, expert)),
+                    })
                 })
             }));
             work.push(ComputationStep::Release(group.clone()));

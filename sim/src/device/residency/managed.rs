@@ -227,7 +227,7 @@ impl WeightResidency for ManagedWeights {
         let mut missing = Vec::new();
         for expert in requested {
             let mut is_missing = false;
-            for chunk in self.expert_layout.chunks((layer, expert)) {
+            for chunk in self.expert_layout.chunks((layer, expert)).flatten() {
                 let fetch = storage.prefetch(now, chunk, ReadKind::Piece);
                 is_missing |= fetch != FetchResult::Present;
                 if fetch == FetchResult::Started {
@@ -256,7 +256,7 @@ impl WeightResidency for ManagedWeights {
     fn run_helper(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
         let (helper, pause) = loop {
             if let Some(id) = self.experts.as_mut().and_then(ExpertResidency::next_evictable) {
-                self.expert_layout.chunks(id).for_each(|chunk| storage.cache.discard(chunk));
+                self.expert_layout.chunks(id).flatten().for_each(|chunk| storage.cache.discard(chunk));
                 break (Helper::Awake, SYSTEM_CALL);
             }
             match self.residency.next_step() {
