@@ -254,6 +254,7 @@ fn plans_that_cannot_be_exported_are_rejected() {
     }
     let tensor = ["plan", &file, "--strategy", "dllama", "--export", "llama.cpp"];
     assert_rejected(&tensor, &["`kind: tensor`", "--strategy overlap"]);
-    let other = [&with_flags[..], &["--model", &model_path("q4_k")]].concat();
+    let model = model_path("q4_k");
+    let other = [&with_flags[..], &["--model", &model]].concat();
     assert_rejected(&other, &["the plan is for the model `llama-8b`", "plan again"]);
 }

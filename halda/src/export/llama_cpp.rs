@@ -3,14 +3,16 @@
 //! With `-ngl N`, the last N of the L + 1 "layers" of a model with L layers leave the CPU of the head; the output
 //! matrix counts as the last one. The devices of `--device` take them in that order, each as many as `--tensor-split`
 //! says. So layer l is on the CPU of the head if `l < L + 1 - N`, and otherwise on the first device d with
-//! `l - (L + 1 - N) < split_1 + .. + split_d`. The order is always: CPU of the head, then the devices. `--rpc` must stand
-//! before `--device`: it gives the devices of the servers the names RPC0, RPC1 and so on, one for each value of `-d`.
+//! `l - (L + 1 - N) < split_1 + .. + split_d`. The order is always: CPU of the head, then the devices.
+//!
+//! `--rpc` must stand before `--device`: it gives the devices of the servers the names RPC0, RPC1 and so on, one for
+//! each value of `-d`.
 //! source: llama.cpp, commit 0c1e57098, `load_tensors` in `src/llama-model.cpp`, `common/arg.cpp`,
 //! `ggml/src/ggml-rpc/ggml-rpc.cpp`, `tools/rpc/rpc-server.cpp`
 //!
 //! hearth computes the output matrix on the head, llama.cpp on the last device, unless `-ot` moves it.
 
-use std::net::Ipv4Addr;
+use core::net::Ipv4Addr;
 
 use hearth_profiles::device::GpuKind;
 use hearth_schema::plan::Processor;
@@ -208,7 +210,7 @@ fn add_head(exported: &mut ExportedPlan, ring: &Ring, placement: &Placement, ser
     exported.commands.push(DeviceCommand::new(head, placement.layers_of(0), arguments));
 }
 
-/// Returns the value of `-ot` that moves the output matrix to the processor of the plan, if that is possible and needed.
+/// Returns the value of `-ot` that moves the output matrix to the processor of the plan, if possible and needed.
 fn moved_output(ring: &Ring, placement: &Placement) -> Option<String> {
     let planned = ring.plan.output_processor;
     let is_tied = ring.cluster.model.shape.has_tied_embeddings;
@@ -261,24 +263,24 @@ fn add_limits_of_placement(exported: &mut ExportedPlan, ring: &Ring, placement: 
     if plan.rounds > 1 {
         let rounds = plan.rounds;
         limits.push(format!(
-            "The plan has {rounds} rounds. llama.cpp visits each device once for a token, so each device has as many layers \
-             as in the plan, but adjacent ones."
+            "The plan has {rounds} rounds. llama.cpp visits each device once for a token, so each device has as many \
+             layers as in the plan, but adjacent ones."
         ));
     }
     let head = ring.head();
     if placement.head_cpu_layers > 0 && head.layer_count(Processor::Gpu) > 0 {
         let name = head.name();
         limits.push(format!(
-            "In each window of the plan, the layers on the GPU of `{name}` come before those on its CPU. With llama.cpp, the \
-             CPU of `{name}` has the first layers of the model, and its GPU the layers after them."
+            "In each window of the plan, the layers on the GPU of `{name}` come before those on its CPU. With \
+             llama.cpp, the CPU of `{name}` has the first layers of the model, and its GPU the layers after them."
         ));
     }
     let planned = plan.output_processor;
     if !placement.has_planned_output(planned) && moved_output(ring, placement).is_none() {
         let last = placement.offload.last().map_or(head.name(), |last| ring.devices[last.index].name());
         limits.push(format!(
-            "The output matrix is on `{last}`, the last device, instead of the GPU of `{}`: it is also the input embedding \
-             of this model, which `-ot` would move, too.",
+            "The output matrix is on `{last}`, the last device, instead of the GPU of `{}`: it is also the input \
+             embedding of this model, which `-ot` would move, too.",
             head.name()
         ));
     }
@@ -328,8 +330,8 @@ fn add_limits_of_residency(exported: &mut ExportedPlan, ring: &Ring) {
         ring.workers().filter(|device| !device.planned.residency.uses_anonymous_memory()).collect();
     if !copied.is_empty() {
         let mut text = format!(
-            "Residency of {}: the servers read no model file. The head sends them their weights when it starts, and they \
-             keep all of them in allocated memory.",
+            "Residency of {}: the servers read no model file. The head sends them their weights when it starts, and \
+             they keep all of them in allocated memory.",
             names(copied.iter().copied())
         );
         for device in copied {

@@ -1,7 +1,7 @@
 //! Export of a plan: the command lines with which llama.cpp or prima.cpp run the placement of a plan.
 //!
-//! [`export`] is a pure function. Besides the commands it returns what the flags of the other engine cannot express, and
-//! the placeholders in the commands for what the scenario does not name, such as the address of a device.
+//! [`export`] is a pure function. Besides the commands, it returns what the flags of the other engine cannot express,
+//! and the placeholders in the commands for what the scenario does not name, such as the address of a device.
 //!
 //! Not here: plans that other systems would make ([`crate::systems`]), and the printing of the commands.
 
@@ -84,8 +84,8 @@ pub enum ExportError {
     NoGpu { name: String },
 }
 
-/// Returns the commands with which `engine` runs the placement of a valid plan. `scenario` and `cluster` are the scenario
-/// of the plan, with references and resolved.
+/// Returns the commands with which `engine` runs the placement of a valid plan. `scenario` is the scenario of the plan,
+/// and `cluster` the same scenario with profiles in place of its references.
 pub fn export(
     engine: Engine,
     plan: &Plan,

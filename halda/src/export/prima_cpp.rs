@@ -2,11 +2,11 @@
 //!
 //! The windows and GPU layers of a plan are w_m and n_m of the prima.cpp paper, whose ring a plan describes. The paper
 //! states what the program does, but not its flags: `--world` (devices), `--rank` (position in the ring), `--master`
-//! (address of the head), `--next` (address of the next device), `-lw` (windows) and `-ngl` (GPU layers) are those of its
-//! published commands. What is not known about a flag is among the notes.
+//! (address of the head), `--next` (address of the next device), `-lw` (windows), `-ngl` (GPU layers) and `--prefetch`.
+//! Their use here was not checked in its sources. What is not known about a flag is among the notes.
 //! source: prima.cpp paper, sections 3 and 4, appendix A.3
 
-use std::net::IpAddr;
+use core::net::IpAddr;
 
 use hearth_profiles::device::GpuKind;
 use hearth_schema::plan::Processor;
@@ -55,8 +55,8 @@ fn add_rank(exported: &mut ExportedPlan, ring: &Ring, rank: usize) {
 fn add_notes(exported: &mut ExportedPlan, ring: &Ring) {
     let notes = &mut exported.notes;
     notes.push(
-        "The flags are those of the commands that prima.cpp was published with. They were not tried with a release: \
-         compare them with `llama-cli --help` of prima.cpp."
+        "The paper of prima.cpp does not describe its flags, and the commands were not tried: compare them with \
+         `llama-cli --help` of prima.cpp."
             .to_owned(),
     );
     if ring.devices.len() == 1 {
@@ -81,8 +81,8 @@ fn add_notes(exported: &mut ExportedPlan, ring: &Ring) {
     }
     if ring.plan.rounds > 1 && ring.plan.devices.iter().any(|device| device.gpu_layers > 0) {
         notes.push(
-            "`-ngl` is the number of GPU layers in one window (n_m of the paper). It is not known whether the flag counts \
-             those of one window or of all rounds."
+            "`-ngl` is the number of GPU layers in one window (n_m of the paper). It is not known whether the flag \
+             counts those of one window or of all rounds."
                 .to_owned(),
         );
     }
@@ -106,8 +106,8 @@ fn add_limits_of_plan(exported: &mut ExportedPlan, ring: &Ring) {
     let relays = names(ring.relays());
     if !relays.is_empty() {
         limits.push(format!(
-            "{relays} only forwards messages. The paper has such devices (section 3.3), but does not say how `-lw` names \
-             them: here their window is 0."
+            "{relays} only forwards messages. The paper has such devices (section 3.3), but does not say how `-lw` \
+             names them: here their window is 0."
         ));
     }
     let is_unsupported = |device: &&RingDevice| {
@@ -141,14 +141,14 @@ fn add_limits_of_residency(exported: &mut ExportedPlan, ring: &Ring) {
     if !managed.is_empty() {
         let experts = if ring.cluster.model.shape.experts.is_some() { ", nor whole experts" } else { "" };
         limits.push(format!(
-            "Residency `managed` of {managed}: the model file is mapped, the operating system decides which weights stay in \
-             memory, and `--prefetch` requests the next window. No set of weights is kept{experts}."
+            "Residency `managed` of {managed}: the model file is mapped, the operating system decides which weights \
+             stay in memory, and `--prefetch` requests the next window. No set of weights is kept{experts}."
         ));
     }
     let windowed = of(Residency::Windowed);
     if !windowed.is_empty() {
         limits.push(format!(
-            "Residency `windowed` of {windowed}: `--prefetch` requests the next window, but does not wait for its pages."
+            "Residency `windowed` of {windowed}: `--prefetch` requests the next window, but no thread reads its pages."
         ));
     }
     let pinned = of(Residency::Pinned);
@@ -165,8 +165,8 @@ fn add_limits_of_residency(exported: &mut ExportedPlan, ring: &Ring) {
     let in_chunks = names(ring.devices.iter().filter(in_chunks));
     if !in_chunks.is_empty() {
         limits.push(format!(
-            "Residency `os` of {in_chunks}: hearth requests all of the next window. prima.cpp requests it in one call, of which \
-             the kernel reads only one read-ahead window."
+            "Residency `os` of {in_chunks}: hearth requests all of the next window. prima.cpp requests it in one \
+             call, of which the kernel reads only one read-ahead window."
         ));
     }
     let with_options = |device: &&RingDevice| {

@@ -266,7 +266,8 @@ fn ranks_of_prima_cpp() {
     assert_eq!(layers_texts(&exported)[0], "layers 0-9 on the GPU, 10-15 on the CPU");
     assert_eq!(exported.placeholders.len(), 1);
     let notes = exported.notes.join("\n");
-    for words in ["not tried with a release", "resolves host names, such as that of `phone`", "have no ports"]
+    for words in
+        ["the commands were not tried", "resolves host names, such as that of `phone`", "have no ports"]
     {
         assert!(notes.contains(words), "{notes}");
     }
