@@ -82,7 +82,7 @@ impl Arguments {
     }
 
     /// Appends an argument and its value.
-    pub fn option(&mut self, name: &str, value: impl ToString) -> &mut Self {
+    pub fn option(&mut self, name: &str, value: &(impl ToString + ?Sized)) -> &mut Self {
         self.0.extend([name.to_owned(), value.to_string()]);
         self
     }

@@ -158,8 +158,8 @@ fn add_server(exported: &mut ExportedPlan, device: &RingDevice, layers: Vec<Laye
         .map(|processor| processor_name(device, processor))
         .collect();
     let mut arguments = Arguments::new("ggml-rpc-server");
-    arguments.option("-H", if is_name { "0.0.0.0" } else { &host }).option("-p", port);
-    arguments.option("-d", processors.join(",")).option("-t", device.threads);
+    arguments.option("-H", if is_name { "0.0.0.0" } else { &host }).option("-p", &port);
+    arguments.option("-d", &processors.join(",")).option("-t", &device.threads);
     exported.commands.push(DeviceCommand::new(device, layers, arguments));
     format!("{host}:{port}")
 }
@@ -167,26 +167,26 @@ fn add_server(exported: &mut ExportedPlan, device: &RingDevice, layers: Vec<Laye
 fn add_head(exported: &mut ExportedPlan, ring: &Ring, placement: &Placement, servers: &[String]) {
     let (plan, head) = (ring.plan, ring.head());
     let mut arguments = Arguments::new("llama-server");
-    arguments.option("-m", exported.file(ring.files.model, "MODEL.gguf", "the path of the model file"));
+    arguments.option("-m", &exported.file(ring.files.model, "MODEL.gguf", "the path of the model file"));
     // The context of all sequences together.
-    arguments.option("-c", plan.total_cache_tokens()).option("-np", plan.sequences);
+    arguments.option("-c", &plan.total_cache_tokens()).option("-np", &plan.sequences);
     if plan.cache_tokens.is_some() {
-        arguments.switch("-kvu").option("--kv-unified-per-slot", plan.context_length);
+        arguments.switch("-kvu").option("--kv-unified-per-slot", &plan.context_length);
     }
     let cache_type = (plan.kv_cache_format != KvFormat::default()).then(|| plan.kv_cache_format.format());
     if let Some(format) = cache_type {
-        arguments.option("-ctk", format).option("-ctv", format);
+        arguments.option("-ctk", &format).option("-ctv", &format);
     }
-    arguments.option("-t", head.threads);
+    arguments.option("-t", &head.threads);
     if !servers.is_empty() {
-        arguments.option("--rpc", servers.join(","));
+        arguments.option("--rpc", &servers.join(","));
     }
-    arguments.option("--device", placement.device_names()).option("-ngl", placement.gpu_layers());
+    arguments.option("--device", &placement.device_names()).option("-ngl", &placement.gpu_layers());
     if placement.offload.len() > 1 {
-        arguments.option("--tensor-split", placement.tensor_split());
+        arguments.option("--tensor-split", &placement.tensor_split());
     }
     if let Some(moved) = moved_output(ring, placement) {
-        arguments.option("-ot", moved);
+        arguments.option("-ot", &moved);
     }
     if head.planned.residency.uses_anonymous_memory() {
         arguments.option("--load-mode", "none");
@@ -194,17 +194,17 @@ fn add_head(exported: &mut ExportedPlan, ring: &Ring, placement: &Placement, ser
     if let Some(draft) = &plan.draft_model {
         let meaning = "the path of the file of the draft model";
         let file = exported.file(ring.files.draft_model, "DRAFT_MODEL.gguf", meaning);
-        arguments.option("-md", file).option("--spec-type", "draft-simple");
+        arguments.option("-md", &file).option("--spec-type", "draft-simple");
         let tokens = ring.cluster.workload.drafted_tokens();
         if tokens > 0 {
-            arguments.option("--spec-draft-n-max", tokens);
+            arguments.option("--spec-draft-n-max", &tokens);
         }
         let on_gpu = draft.processor == Processor::Gpu && head.gpu().is_some();
         let gpu = processor_name(head, Processor::Gpu);
         let (device, layers) = if on_gpu { (gpu, "all") } else { ("none", "0") };
         arguments.option("-devd", device).option("-ngld", layers);
         if let Some(format) = cache_type {
-            arguments.option("-ctkd", format).option("-ctvd", format);
+            arguments.option("-ctkd", &format).option("-ctvd", &format);
         }
     }
     exported.commands.push(DeviceCommand::new(head, placement.layers_of(0), arguments));
@@ -307,7 +307,6 @@ fn add_limits_of_residency(exported: &mut ExportedPlan, ring: &Ring) {
         Residency::Os if head.exceeds_memory() && residency.prefetches() => {
             Some("the model file is mapped, and the next window is not requested ahead of its use")
         }
-        Residency::Os => None,
         Residency::Windowed => Some("the model file is mapped, and no thread reads windows ahead"),
         Residency::Managed if ring.cluster.model.shape.experts.is_some() => Some(
             "the model file is mapped, and the operating system decides which weights stay in memory; experts are not \
@@ -319,7 +318,7 @@ fn add_limits_of_residency(exported: &mut ExportedPlan, ring: &Ring) {
         Residency::Pinned | Residency::Sliding if residency.conversion_format.is_some() => {
             Some("the weights are copied into memory, but not converted")
         }
-        Residency::Pinned | Residency::Sliding => None,
+        Residency::Os | Residency::Pinned | Residency::Sliding => None,
     };
     let limits = &mut exported.not_expressed;
     if let Some(what) = what {

@@ -30,22 +30,22 @@ pub(super) fn export(ring: &Ring) -> ExportedPlan {
 fn add_rank(exported: &mut ExportedPlan, ring: &Ring, rank: usize) {
     let (plan, device, world) = (ring.plan, &ring.devices[rank], ring.devices.len());
     let mut arguments = Arguments::new("llama-cli");
-    arguments.option("-m", exported.file(ring.files.model, "MODEL.gguf", "the path of the model file"));
-    arguments.option("-c", plan.context_length);
+    arguments.option("-m", &exported.file(ring.files.model, "MODEL.gguf", "the path of the model file"));
+    arguments.option("-c", &plan.context_length);
     if plan.kv_cache_format != KvFormat::default() {
         let format = plan.kv_cache_format.format();
-        arguments.option("-ctk", format).option("-ctv", format);
+        arguments.option("-ctk", &format).option("-ctv", &format);
     }
-    arguments.option("-t", device.threads);
+    arguments.option("-t", &device.threads);
     if world > 1 {
         let next = &ring.devices[(rank + 1) % world];
         let [master, next] =
             [ring.head(), next].map(|it| exported.host(it, it.address.map(|(host, _)| host)));
         let windows: Vec<String> = plan.devices.iter().map(|device| device.window.to_string()).collect();
-        arguments.option("--world", world).option("--rank", rank);
-        arguments.option("--master", master).option("--next", next).option("-lw", windows.join(","));
+        arguments.option("--world", &world).option("--rank", &rank);
+        arguments.option("--master", &master).option("--next", &next).option("-lw", &windows.join(","));
     }
-    arguments.option("-ngl", device.planned.gpu_layers);
+    arguments.option("-ngl", &device.planned.gpu_layers);
     if world > 1 && !device.layers.is_empty() && device.planned.residency.prefetches() {
         arguments.switch("--prefetch");
     }

@@ -39,13 +39,11 @@ struct Case {
 impl Case {
     fn new(model: &str, rows: &[Row]) -> Case {
         let link = "{latency: {value: 1 ms, source: t}, bandwidth: {value: 1 GB/s, source: t}}";
-        let entries: String = rows
-            .iter()
-            .map(|(name, profile, ..)| format!("  - {{name: {name}, profile: {profile}}}\n"))
-            .collect();
+        let entry = |(name, profile, ..): &Row| format!("{{name: {name}, profile: {profile}}}");
+        let entries = rows.iter().map(entry).collect::<Vec<_>>().join(", ");
         let text = format!(
             "schema: scenario/1\nname: home\nmodel: {{profile: {model}}}\ncontext: 1024\n\
-             workload: {{prompt: 32, generate: 16}}\ndevices:\n{entries}links: {{default: {link}}}\n"
+             workload: {{prompt: 32, generate: 16}}\ndevices: [{entries}]\nlinks: {{default: {link}}}\n"
         );
         let scenario = Scenario::from_yaml(&text).expect("a scenario");
         let member = |(name, profile, ..): &Row| Member {
