@@ -95,7 +95,8 @@ pub enum Verb {
     /// Assign the layers of a model to devices.
     #[command(
         after_help = "Example: hearth plan scenarios/home/llama-70b-on-four.yaml --strategy exact -o plan.yaml\n\
-                      Example: hearth plan scenarios/home/llama-70b-on-four.yaml --compare --refine-seconds 5"
+                      Example: hearth plan scenarios/home/llama-70b-on-four.yaml --compare --refine-seconds 5\n\
+                      Example: hearth plan scenarios/home/llama-70b-on-four.yaml --export llama.cpp"
     )]
     Plan(PlanArgs),
     /// Predict how fast a plan is, and why.

@@ -2,7 +2,8 @@
 //!
 //! An [`Instance`] describes the layer-to-device assignment (LDA) problem of the prima.cpp paper. A [`LatencyModel`]
 //! computes the time per token of an assignment, and [`latency::constraints`] lists the conditions that a plan must
-//! satisfy. A [`Strategy`] chooses a plan, and an [`Explanation`] describes what limits the plan.
+//! satisfy. A [`Strategy`] chooses a plan, and an [`Explanation`] describes what limits the plan. [`export`] turns a plan
+//! into command lines of other engines.
 //!
 //! ```
 //! use hearth_halda::{ExactSearch, Instance, LatencyModel, solve};
@@ -22,6 +23,7 @@
 pub mod baselines;
 mod capacity;
 pub mod explanation;
+pub mod export;
 pub mod latency;
 pub mod lint;
 mod plan_document;

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use hearth_halda::export::Engine;
 use hearth_profiles::parts::{Catalogue, PartKind};
 use hearth_profiles::{Bytes, Format, Seconds};
 use hearth_schema::residency::Residency;
@@ -113,6 +114,11 @@ const RESIDENCY_POLICIES: [(&str, &str, Residency); 3] = [
     ("managed", "hearth keeps the weights that fit in memory and streams the rest", Residency::Managed),
 ];
 
+const ENGINES: [(&str, &str, Engine); 2] = [
+    ("llama.cpp", "`llama-server` on the head, and `ggml-rpc-server` on the other devices", Engine::LlamaCpp),
+    ("prima.cpp", "A ring of prima.cpp's `llama-cli`", Engine::PrimaCpp),
+];
+
 impl PlanningArgs {
     pub fn overrides(&self) -> ScenarioOverrides {
         let planner = PlannerOptions {
@@ -166,6 +172,19 @@ pub struct PlanArgs {
     /// (`--verify`). Reads the whole file.
     #[arg(long, conflicts_with = "compare")]
     pub hash_weights: bool,
+    /// Print the commands with which another engine runs the placement of the plan, and what their flags cannot
+    /// express, instead of the plan.
+    #[arg(long, value_name = "ENGINE", conflicts_with = "compare", value_parser = choice_parser(&ENGINES))]
+    pub export: Option<Engine>,
+    /// Export the plan in FILE instead of planning.
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "export",
+        conflicts_with_all = ["compare", "hash_weights", "output"],
+        conflicts_with_all = PLANNING_FLAGS
+    )]
+    pub plan: Option<PathBuf>,
     /// Write the plan to FILE instead of standard output.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,

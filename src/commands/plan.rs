@@ -2,8 +2,12 @@
 
 use std::fmt::Write;
 
+use hearth_core::Cluster;
+use hearth_halda::export::{Engine, ExportedPlan, ModelFiles, export};
 use hearth_profiles::Document;
+use hearth_schema::Plan;
 use hearth_schema::trace::Outcome;
+use hearth_workflow::LoadedScenario;
 use hearth_workflow::comparison::{StrategyResult, compare_strategies};
 use hearth_workflow::files::{check_outputs, write};
 use hearth_workflow::planning;
@@ -15,6 +19,7 @@ use super::{print_json, print_result};
 use crate::cli::PlanArgs;
 use crate::diagnostics::{ExitCode, Failure};
 use crate::machine::{hash_weights, read_scenario};
+use crate::output::export::format_export;
 use crate::output::plan::{DeviceSummary, PlanSummary, format_table};
 use crate::output::verdict::format_verdict;
 use crate::output::{say, say_stderr};
@@ -67,7 +72,7 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
         let rows: Vec<Row> = results.iter().map(row).collect();
         return print_result(json, &rows, |_| comparison_table(&results));
     }
-    let mut plan = planning::make_plan(&loaded, &cluster, &loaded.scenario.planner, budget)?;
+    let mut plan = planning::read_or_make_plan(args.plan.as_deref(), &loaded, &cluster, budget)?;
     drop(progress);
     if args.hash_weights {
         let model = args.planning.model_file(&loaded)?;
@@ -82,8 +87,13 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
     }
     match &args.output {
         Some(path) => write(path, plan.to_yaml().as_bytes())?,
+        None if args.export.is_some() => {}
         None if !json => say!("{}", plan.to_yaml()),
         None => {}
+    }
+    if let Some(engine) = args.export {
+        let exported = export_plan(engine, &plan, &loaded, &cluster, args)?;
+        return print_result(json, &exported, |exported| format_export(&plan.scenario.name, exported));
     }
     let verdict = Verdict::of_plan(&loaded, &cluster, &plan);
     if json {
@@ -99,6 +109,20 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
         say_stderr!("{}", text.trim_end());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn export_plan(
+    engine: Engine,
+    plan: &Plan,
+    loaded: &LoadedScenario,
+    cluster: &Cluster,
+    args: &PlanArgs,
+) -> Result<ExportedPlan, Failure> {
+    let model = args.planning.model_file(loaded)?;
+    let draft_model = loaded.draft_model_file()?;
+    let [model, draft_model] = [&model, &draft_model].map(|path| Some(path.as_ref()?.to_string_lossy()));
+    let files = ModelFiles { model: model.as_deref(), draft_model: draft_model.as_deref() };
+    export(engine, plan, &loaded.scenario, cluster, files).map_err(Failure::invalid)
 }
 
 fn comparison_table(rows: &[StrategyResult]) -> String {

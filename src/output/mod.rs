@@ -5,6 +5,7 @@
 
 pub mod counters;
 mod escape;
+pub mod export;
 pub mod plan;
 pub mod run;
 pub mod run_events;

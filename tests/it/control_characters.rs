@@ -32,6 +32,7 @@ fn names_in_documents_are_escaped() {
     for json in [&[][..], &["--json"]] {
         let check = |arguments: &[&str], part| check(&[arguments, json].concat(), part);
         check(&["plan", &scenario], "a\\u001b[31mred\\u001b]0;title\\u0007\\u009b2J\\u202egnp");
+        check(&["plan", &scenario, "--export", "llama.cpp"], "a\\u001b[31mred");
         check(&["simulate", &scenario, "--trace", &trace], "\\u001b[31m");
         check(&["report", &trace, "-o", &report], "[31mred");
         check(&["lint", &unknown], "\\u001b[31m");

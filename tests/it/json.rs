@@ -54,9 +54,10 @@ fn every_documented_key_is_printed() {
     run_successfully(&["simulate", &toy, "--trace", &trace]);
     let q4_k = model_path("q4_k");
     let routes = repository_root().join("tests/data/moe/qwen3-30b-a3b.route.csv").display().to_string();
-    let commands: [(&str, &[&str]); 16] = [
+    let commands: [(&str, &[&str]); 17] = [
         ("plan SCENARIO", &["plan", &home]),
         ("plan SCENARIO --compare", &["plan", &toy, "--compare"]),
+        ("plan SCENARIO --export ENGINE", &["plan", &home, "--export", "llama.cpp"]),
         ("simulate SCENARIO", &["simulate", &toy]),
         ("execute PLAN", &["execute", &plan, "--model", &q4_k, "--prompt", "And", "--tokens", "3"]),
         ("advise DEVICES", &["advise", "one=d1"]),

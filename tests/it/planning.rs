@@ -203,3 +203,58 @@ fn this_machine_is_measured_once() {
     assert!(second.contains("using the measurement of this machine"), "{second}");
     assert!(!second.contains("measuring this machine"), "{second}");
 }
+
+#[test]
+fn exported_plan_is_a_script_of_commands() {
+    let folder = Folder::new();
+    let devices = "  - {name: a, profile: d3}\n  - {name: b c, profile: d2, address: '10.0.0.2:9001'}";
+    let file = folder.write("scenario.yaml", scenario_yaml(devices));
+    let plan = folder.path_of("plan.yaml");
+    let windows = ["--windows", "20,12", "--gpu-layers", "8,0"];
+    let export = |engine: &str, more: &[&str]| {
+        run_with_code(&[&["plan", &file, "--export", engine][..], more].concat(), 0)
+    };
+    let (script, stderr) = export("llama.cpp", &[&windows[..], &["--output", &plan]].concat());
+    assert!(stderr.is_empty(), "{stderr}");
+    let commands: Vec<&str> =
+        script.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
+    // 12 layers on the CPU of the head; 8 on its GPU, 12 and the output matrix on the other device.
+    let expected = [
+        "ggml-rpc-server -H 10.0.0.2 -p 9001 -d CPU -t 8",
+        "llama-server -m MODEL.gguf -c 512 -np 1 -t 16 --rpc 10.0.0.2:9001 --device CUDA0,RPC0 -ngl 21 \
+         --tensor-split 8,13 -ot '^output\\.weight$=CPU'",
+    ];
+    assert_eq!(commands, expected);
+    assert!(script.contains("# a, the head: layers 0-11 on the CPU, 12-19 on the GPU\n"), "{script}");
+    assert!(script.contains("# Replace: MODEL.gguf (the path of the model file).\n"), "{script}");
+    assert!(script.contains("# Not expressed by the flags:\n# - "), "{script}");
+    // The file has the plan, which gives the same commands.
+    assert_eq!(folder.read_plan("plan.yaml").devices[0].gpu_layers, 8);
+    assert_eq!(export("llama.cpp", &["--plan", &plan]).0, script);
+
+    let (ring, _) = export("prima.cpp", &["--plan", &plan]);
+    let rank = "llama-cli -m MODEL.gguf -c 512 -t 8 --world 2 --rank 1 --master A_ADDRESS --next A_ADDRESS -lw 20,12 -ngl 0 --prefetch";
+    assert!(ring.lines().any(|line| line == rank), "{ring}");
+    let script = folder.write("ring.sh", ring);
+    let checked = std::process::Command::new("bash").args(["-n", &script]).status();
+    assert!(checked.is_ok_and(|status| status.success()), "bash reads the script");
+}
+
+#[test]
+fn plans_that_cannot_be_exported_are_rejected() {
+    let folder = Folder::new();
+    let file = two_desktops(&folder, "", "");
+    let plan = folder.path_of("plan.yaml");
+    run_successfully(&["plan", &file, "--output", &plan]);
+    assert_rejected(&["plan", &file, "--plan", &plan], &["--export"]);
+    assert_rejected(&["plan", &file, "--export", "vllm"], &["llama.cpp", "prima.cpp"]);
+    let with_flags = ["plan", &file, "--export", "llama.cpp", "--plan", &plan];
+    for flag in ["--compare", "--hash-weights", "--keep-all", "--output=p.yaml"] {
+        assert_rejected(&[&with_flags[..], &[flag]].concat(), &["cannot be used with"]);
+    }
+    let tensor = ["plan", &file, "--strategy", "dllama", "--export", "llama.cpp"];
+    assert_rejected(&tensor, &["`kind: tensor`", "--strategy overlap"]);
+    let model = model_path("q4_k");
+    let other = [&with_flags[..], &["--model", &model]].concat();
+    assert_rejected(&other, &["the plan is for the model `llama-8b`", "plan again"]);
+}

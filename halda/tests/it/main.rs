@@ -6,6 +6,7 @@ mod algorithm_one;
 mod baselines;
 mod certified_optima;
 mod explanations;
+mod export;
 mod fixtures;
 mod lint;
 mod other_systems;
