@@ -3,7 +3,7 @@
 use hearth_core::Cluster;
 use hearth_core::memory::{MemoryBudget, draft};
 use hearth_profiles::model::DigestMatch;
-use hearth_profiles::{BytesPerSecond, Document, Seconds};
+use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds};
 use hearth_schema::Plan;
 use hearth_schema::plan::{PlannedDevice, Role, ScenarioRecord};
 
@@ -177,20 +177,41 @@ fn rounds(plan: &Plan, checks: &[DeviceCheck], cluster: &Cluster, found: &mut Ve
     }
 }
 
-/// Reports devices of a mixture that read experts from disk, because their number depends on the text.
+/// Reports devices of a mixture that read experts from disk, because their number depends on the text, and those that
+/// read nearly everything for every token.
 fn experts(checks: &[DeviceCheck], cluster: &Cluster, found: &mut Vec<Finding>) {
-    if cluster.model.shape.experts.is_none() {
-        return;
-    }
+    let Some(shape) = cluster.model.shape.experts else { return };
     for check in checks.iter().filter(|check| check.budget.reloads_weights()) {
-        let name = &check.planned_device.name;
-        let what = format!(
-            "the experts of `{name}` exceed its memory: how many a token reads from disk depends on the text, and \
-             is predicted from the routes of one recorded model"
-        );
-        let fix = "record the routes of your own texts and simulate with `--routes FILE`, or use more memory";
-        let location = format!("plan devices[{}] `{name}`", check.device_index);
-        found.push(Finding::warning("experts-exceed-memory", location, what, fix));
+        let (name, index, cache) =
+            (&check.planned_device.name, check.device_index, check.budget.weight_cache);
+        let location = format!("plan devices[{index}] `{name}`");
+        let layers = (0..check.plan.rounds).flat_map(|round| check.plan.window(index, round));
+        let of_experts: Bytes =
+            layers.map(|layer| cluster.model.layers[layer as usize].expert_bytes()).sum();
+        let others = check.budget.weights.saturating_sub(of_experts);
+        let of_token = Bytes(of_experts.0 / u64::from(shape.count.max(1)) * u64::from(shape.used));
+        let fix = "give the device fewer layers or more memory, or use a smaller weight format";
+        if cache < others {
+            let what = format!(
+                "the weights of `{name}` that every token uses, {others}, exceed its memory for weights, {cache}: a part of \
+                 them and all experts are read from disk for every token"
+            );
+            found.push(Finding::warning("shared-weights-exceed-memory", location, what, fix));
+        } else if cache < others + of_token {
+            let left = cache.saturating_sub(others);
+            let what = format!(
+                "`{name}` has {left} of memory for experts, but a token uses {of_token} of them: most are read from disk \
+                 for every token"
+            );
+            found.push(Finding::warning("token-experts-exceed-memory", location, what, fix));
+        } else {
+            let what = format!(
+                "the experts of `{name}` exceed its memory: how many a token reads from disk depends on the text, and \
+                 is predicted from the routes of one recorded model"
+            );
+            let fix = "record the routes of your own texts and simulate with `--routes FILE`, or use more memory";
+            found.push(Finding::warning("experts-exceed-memory", location, what, fix));
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! All codes of the findings are compared, so a test also fails if another rule fires. The tests of the command line
 //! check that a memory error means that a run fails before it starts.
 
+use hearth_core::memory::MemoryBudget;
 use hearth_core::{Cluster, Member};
 use hearth_halda::lint::{self, Finding, Severity};
 use hearth_halda::{Instance, LatencyModel, ManualPlan, OverlapSearch, Strategy, plan_from_solution, solve};
@@ -422,8 +423,26 @@ fn experts_that_exceed_memory_are_reported() {
     case.cluster.model = shipped_profile("qwen3-30b-a3b").unwrap();
     codes(&case.lint_scenario(), &[]);
     let windows = ManualPlan { window_layers: vec![24, 24], ..ManualPlan::default() };
-    let found = case.lint(&case.plan_by(&windows));
+    let plan = case.plan_by(&windows);
+    let found = case.lint(&plan);
     assert!(found.iter().any(|finding| finding.code == "experts-exceed-memory"), "{found:#?}");
+    // Half of the layers have 0.27 GiB that every token uses, and 0.5 GiB of experts of a token.
+    for (mib, code) in [(600, "token-experts-exceed-memory"), (150, "shared-weights-exceed-memory")] {
+        set_memory_for_weights(&mut case, &plan, Bytes::from_mib(mib));
+        let found = case.lint(&plan);
+        assert!(found.iter().any(|finding| finding.code == code), "{mib} MiB: {found:#?}");
+    }
+}
+
+/// Sets the available memory of the second device so that `bytes` are left for weights.
+fn set_memory_for_weights(case: &mut Case, plan: &Plan, bytes: Bytes) {
+    let name = &plan.devices[1].name;
+    let member = case.cluster.members.iter_mut().find(|member| member.name == *name).expect("a member");
+    let available = &mut member.device.memory.available_memory.value;
+    *available = Bytes::from_mib(64 << 10);
+    let budget = MemoryBudget::new(plan, 1, &case.cluster.model, &member.device);
+    let taken = budget.available_memory.saturating_sub(budget.weight_cache);
+    member.device.memory.available_memory.value = taken + bytes;
 }
 
 #[test]
