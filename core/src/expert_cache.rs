@@ -19,6 +19,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
+use std::ops::Range;
 
 use hearth_profiles::Bytes;
 pub use hearth_schema::residency::EvictionPolicy;
@@ -208,14 +209,24 @@ impl ExpertCache {
         }
     }
 
-    /// Removes experts until the cache fits in its budget, and returns them. Experts that are in use stay.
+    /// Removes experts until the cache fits in its budget, and returns them. Experts that are in use stay. With a cache for
+    /// each layer, only that of the last batch is looked at.
     pub fn evict(&mut self) -> Vec<ExpertId> {
         let layers = self.expert_bytes.len() as u32;
-        let (limit, range) = if has_layer_caches(self.policy) {
-            (self.budget / u64::from(layers.max(1)), self.layer..self.layer + 1)
+        if has_layer_caches(self.policy) {
+            self.evict_from(self.layer..self.layer + 1, self.budget / u64::from(layers.max(1)))
         } else {
-            (self.budget, 0..layers)
-        };
+            self.evict_from(0..layers, self.budget)
+        }
+    }
+
+    /// Removes experts as [`ExpertCache::evict`], as if all layers had one cache.
+    pub fn evict_from_all_layers(&mut self) -> Vec<ExpertId> {
+        self.evict_from(0..self.expert_bytes.len() as u32, self.budget)
+    }
+
+    /// Removes experts of some layers until these have at most `limit` bytes.
+    fn evict_from(&mut self, range: Range<u32>, limit: u64) -> Vec<ExpertId> {
         let mut bytes: u64 = self.cached_bytes[range.start as usize..range.end as usize].iter().sum();
         if bytes <= limit {
             return Vec::new();

@@ -30,6 +30,7 @@ pub struct ExpertResidency {
     cpus: u32,
     cache: ExpertCache,
     budget: KeptBudget,
+    is_measured: bool,
     /// Total size of the experts of the device.
     all_bytes: u64,
     /// Memory for the experts that are in use.
@@ -54,7 +55,8 @@ impl ExpertResidency {
                 expert_bytes,
                 Bytes::ZERO,
             ),
-            budget: KeptBudget::new(all_bytes),
+            budget: KeptBudget::new(options.max_kept_bytes(all_bytes)),
+            is_measured: false,
             all_bytes,
             in_use_bytes: in_use_bytes(shape, largest),
             experts_per_group: shape.used as usize,
@@ -64,7 +66,7 @@ impl ExpertResidency {
 
     /// Returns the memory that experts may have, in use or cached.
     pub fn max_bytes(&self) -> u64 {
-        self.all_bytes.min(self.budget.bytes + self.in_use_bytes)
+        self.all_bytes.min(self.budget_bytes() + self.in_use_bytes)
     }
 
     /// Returns the memory for the experts that are in use.
@@ -93,18 +95,34 @@ impl ExpertResidency {
     /// Adapts the cache to the measured memory. `available` is the page cache in bytes, if known, of which the part that
     /// keeps the other weights, `other` bytes, is not for experts. `evicted` bytes were evicted by the system.
     fn follow_memory(&mut self, available: Option<u64>, other: u64, evicted: u64) {
+        let limit = available.map(|bytes| self.limit(bytes, other));
+        self.budget.update_after_token(evicted, limit);
+        self.is_measured = true;
+        self.cache.set_budget(Bytes(self.budget.bytes));
+    }
+
+    /// Shrinks the cache to the measured memory between two tokens. The parameters are as above.
+    pub fn yield_memory(&mut self, available: u64, other: u64) {
+        let limit = self.limit(available, other);
+        self.budget.lower_to(limit);
+        self.cache.set_budget(Bytes(self.budget.bytes));
+    }
+
+    /// Returns how many bytes of experts are kept.
+    fn budget_bytes(&self) -> u64 {
+        if self.is_measured { self.budget.bytes } else { 0 }
+    }
+
+    /// Returns how many bytes of experts fit.
+    fn limit(&self, available: u64, other: u64) -> u64 {
         let (options, cpus) = (&self.options, self.cpus);
         let all = other + self.all_bytes;
-        let limit = available.map(|bytes| {
-            if weight_budget(bytes, all, cpus) >= all && options.max_kept_bytes(all) >= all {
-                return self.all_bytes;
-            }
-            let bytes = self.memory_of_other_weights(bytes);
-            let of_others = kept_bytes(bytes, other, cpus, options);
-            kept_bytes(bytes, all, cpus, options).saturating_sub(of_others)
-        });
-        self.budget.update_after_token(evicted, limit);
-        self.cache.set_budget(Bytes(self.budget.bytes));
+        if weight_budget(available, all, cpus) >= all && options.max_kept_bytes(all) >= all {
+            return self.all_bytes;
+        }
+        let bytes = self.memory_of_other_weights(available);
+        let of_others = kept_bytes(bytes, other, cpus, options);
+        kept_bytes(bytes, all, cpus, options).saturating_sub(of_others)
     }
 
     /// Requests the experts of a group for a layer; `is_first` if it is the first one of a batch. Returns those that have
@@ -120,14 +138,18 @@ impl ExpertResidency {
     /// Releases the experts of a group. Returns whether there are experts to evict.
     pub fn release(&mut self, layer: u32, experts: &[u32]) -> bool {
         self.cache.release(layer, experts);
-        self.cache.bytes().0 > self.budget.bytes || !self.evictable.is_empty()
+        self.cache.bytes().0 > self.budget_bytes() || !self.evictable.is_empty()
     }
 
     /// Removes and returns an expert that has to be evicted from memory. Choosing takes longer than the other calls, so
-    /// it is for the helper thread.
+    /// it is for a thread that does not compute.
     pub fn next_evictable(&mut self) -> Option<ExpertId> {
-        if self.evictable.is_empty() && self.cache.bytes().0 > self.budget.bytes {
+        if self.evictable.is_empty() && self.cache.bytes().0 > self.budget_bytes() {
             self.evictable = self.cache.evict();
+            if self.evictable.is_empty() {
+                // The cache of a layer has shrunk, although another layer is computed or none.
+                self.evictable = self.cache.evict_from_all_layers();
+            }
         }
         self.evictable.pop()
     }

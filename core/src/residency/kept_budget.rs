@@ -1,6 +1,6 @@
 //! Kept budget: how many bytes of weights are kept in memory while other programs allocate and free memory.
 //!
-//! Kept weights are ordinary page cache, which the operating system evicts without notice. A kept set that no longer
+//! Kept weights are mostly page cache, which the operating system evicts without notice. A kept set that no longer
 //! fits is worse than no kept set, because a cyclic scan of its pages evicts every page before its next use. So the
 //! budget follows the available memory. It shrinks at once and grows back in steps. The next step is taken only after a
 //! number of tokens without loss, and each loss doubles this number.
@@ -36,6 +36,13 @@ impl KeptBudget {
     /// Creates a budget of at most `max` bytes, which starts at this maximum.
     pub fn new(max: u64) -> Self {
         Self { max, bytes: max, wait: 1, ..Self::default() }
+    }
+
+    /// Lowers the budget to `limit` bytes, if it is higher, between two tokens.
+    pub fn lower_to(&mut self, limit: u64) {
+        let fall = self.bytes.saturating_sub(limit);
+        self.settling |= fall > self.bytes / NOISE_DIVISOR;
+        self.bytes -= fall;
     }
 
     /// Updates the budget after a token. `lost` is the number of bytes of the kept set that had been evicted. `limit`
@@ -107,6 +114,16 @@ mod tests {
             assert!(budget.update_after_token(0, Some(limit)), "the limit falls");
         }
         assert!(!budget.update_after_token(400, Some(500)), "the loss follows from the reported fall");
+    }
+
+    #[test]
+    fn budget_is_lowered_between_tokens() {
+        let mut budget = KeptBudget::new(1000);
+        budget.lower_to(1200);
+        assert_eq!(budget.bytes, 1000);
+        budget.lower_to(300);
+        assert!(!budget.update_after_token(700, Some(300)), "the loss was reported");
+        assert_eq!(budget.bytes, 300);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{Error, Read};
+use std::io::{self, Error};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -95,10 +95,9 @@ pub fn drop_page_cache(path: &Path) -> Result<(), LabError> {
 
 /// Reads a file into the page cache.
 fn read_once(path: &Path) -> Result<(), LabError> {
-    let mut buffer = vec![0; 1 << 20];
     let failed = |error: Error| LabError::Cache { path: path.display().to_string(), why: error.to_string() };
     let mut file = File::open(path).map_err(failed)?;
-    while file.read(&mut buffer).map_err(failed)? > 0 {}
+    io::copy(&mut file, &mut io::sink()).map_err(failed)?;
     Ok(())
 }
 

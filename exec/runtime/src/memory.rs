@@ -96,6 +96,8 @@ pub struct MemoryReading {
     /// Total bytes of file pages that were evicted although in use and then read again, in the control group with the
     /// tightest limit; `None` without a limit.
     pub refaulted_bytes: Option<u64>,
+    /// Bytes of this process in swap space, which are not in memory.
+    pub swapped_bytes: u64,
 }
 
 /// Observes the memory of this process. The control groups of the process are found once, when the watch starts.
@@ -150,6 +152,7 @@ impl MemoryWatch {
         MemoryReading {
             page_cache_available_bytes: self.page_cache_available_bytes(),
             refaulted_bytes: self.tightest().and_then(|(group, _)| group.refaulted_bytes()),
+            swapped_bytes: self.kibibytes("proc/self/status", "VmSwap:").unwrap_or(0),
         }
     }
 

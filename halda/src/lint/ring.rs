@@ -182,26 +182,28 @@ fn rounds(plan: &Plan, checks: &[DeviceCheck], cluster: &Cluster, found: &mut Ve
 fn experts(checks: &[DeviceCheck], cluster: &Cluster, found: &mut Vec<Finding>) {
     let Some(shape) = cluster.model.shape.experts else { return };
     for check in checks.iter().filter(|check| check.budget.reloads_weights()) {
-        let (name, index, cache) =
-            (&check.planned_device.name, check.device_index, check.budget.weight_cache);
+        let (name, index) = (&check.planned_device.name, check.device_index);
+        let cache = check.budget.max_resident_weights();
         let location = format!("plan devices[{index}] `{name}`");
-        let layers = (0..check.plan.rounds).flat_map(|round| check.plan.window(index, round));
-        let of_experts: Bytes =
-            layers.map(|layer| cluster.model.layers[layer as usize].expert_bytes()).sum();
+        let layers = (0..check.plan.rounds).flat_map(|round| {
+            let (window, gpu) = (check.plan.window(index, round), check.plan.gpu_window(index, round));
+            gpu.end.max(window.start)..window.end
+        });
+        let of_experts: Bytes = layers.map(|layer| cluster.model.layers[layer as usize].expert_bytes()).sum();
         let others = check.budget.weights.saturating_sub(of_experts);
         let of_token = Bytes(of_experts.0 / u64::from(shape.count.max(1)) * u64::from(shape.used));
         let fix = "give the device fewer layers or more memory, or use a smaller weight format";
         if cache < others {
             let what = format!(
                 "the weights of `{name}` that every token uses, {others}, exceed its memory for weights, {cache}: a part of \
-                 them and all experts are read from disk for every token"
+                 them is read from disk for every token, and most experts are"
             );
             found.push(Finding::warning("shared-weights-exceed-memory", location, what, fix));
         } else if cache < others + of_token {
             let left = cache.saturating_sub(others);
             let what = format!(
-                "`{name}` has {left} of memory for experts, but a token uses {of_token} of them: most are read from disk \
-                 for every token"
+                "`{name}` has {left} of memory for experts, but a token uses {of_token} of them: some are read again for \
+                 every token"
             );
             found.push(Finding::warning("token-experts-exceed-memory", location, what, fix));
         } else {
@@ -209,7 +211,8 @@ fn experts(checks: &[DeviceCheck], cluster: &Cluster, found: &mut Vec<Finding>) 
                 "the experts of `{name}` exceed its memory: how many a token reads from disk depends on the text, and \
                  is predicted from the routes of one recorded model"
             );
-            let fix = "record the routes of your own texts and simulate with `--routes FILE`, or use more memory";
+            let fix =
+                "record the routes of your own texts and simulate with `--routes FILE`, or use more memory";
             found.push(Finding::warning("experts-exceed-memory", location, what, fix));
         }
     }

@@ -438,8 +438,8 @@ fn experts_that_exceed_memory_are_reported() {
 fn set_memory_for_weights(case: &mut Case, plan: &Plan, bytes: Bytes) {
     let name = &plan.devices[1].name;
     let member = case.cluster.members.iter_mut().find(|member| member.name == *name).expect("a member");
-    let available = &mut member.device.memory.available_memory.value;
-    *available = Bytes::from_mib(64 << 10);
+    member.device.memory.can_swap = None;
+    member.device.memory.available_memory.value = Bytes::from_mib(64 << 10);
     let budget = MemoryBudget::new(plan, 1, &case.cluster.model, &member.device);
     let taken = budget.available_memory.saturating_sub(budget.weight_cache);
     member.device.memory.available_memory.value = taken + bytes;

@@ -302,7 +302,7 @@ pub struct Disk {
     /// Time from a read request to its first byte.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<Sourced<Seconds>>,
-    /// Time that reading some MiB ahead at a random place takes, in addition to the time at the rate of `populate`; if
+    /// Time that a direct read of 1 MiB at a random place takes, in addition to the time at the rate of `populate`; if
     /// absent, equal to `latency`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub piece_latency: Option<Sourced<Seconds>>,
@@ -414,7 +414,7 @@ impl Disk {
         self.within_limit(self.populate_bandwidth.as_ref().unwrap_or(&self.sequential_bandwidth).value)
     }
 
-    /// Returns the latency of reading some MiB ahead at a random place.
+    /// Returns the latency of reading some MiB at a random place.
     pub fn piece_latency(&self) -> Seconds {
         let known = self.piece_latency.as_ref().or(self.latency.as_ref());
         known.map_or(Seconds(0.0), |latency| latency.value)

@@ -1,8 +1,8 @@
-//! Reading parts of a file into memory of one's own, past the page cache.
+//! Direct reads: parts of a file are read into buffers, past the page cache.
 //!
-//! The page cache costs two thirds of the processor time of such a read: its pages are allocated, mapped and freed again.
-//! `O_DIRECT` lets the disk write into a buffer that is used again and again. It transfers whole pages, so a range is
-//! widened to them. File systems without it are read through the page cache, whose pages are dropped afterwards.
+//! Pages of the page cache are allocated, mapped and freed again for each read. With `O_DIRECT`, the disk writes into a
+//! buffer that is used again and again. It transfers whole pages, so a range is widened to them. File systems without it
+//! are read through the page cache, whose pages are dropped afterwards.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +10,7 @@ use std::ops::{Deref, Range};
 
 use memmap2::{MmapMut, MmapOptions};
 
-use super::mapping::{drop_cached_pages, page_bytes};
+use super::mapping::{advise_random, drop_cached_pages, page_bytes};
 
 /// Whole pages of memory, and the range of a file in them that was read last.
 #[derive(Debug)]
@@ -26,7 +26,8 @@ impl PageBuffer {
         Ok(Self { pages: MmapMut::map_anon(size)?, filled: 0..0 })
     }
 
-    /// Allocates a buffer of `size` bytes, whose pages the system provides now.
+    /// Allocates a buffer of `size` bytes, whose pages the system provides now. Systems other than Linux provide them when
+    /// they are used first.
     pub fn populated(size: usize) -> io::Result<Self> {
         Ok(Self { pages: MmapOptions::new().len(size).populate().map_anon()?, filled: 0..0 })
     }
@@ -61,7 +62,17 @@ pub struct DirectFile {
 
 impl DirectFile {
     pub fn new(file: &File) -> io::Result<Self> {
-        Ok(Self { direct: reopen(file), cached: file.try_clone()? })
+        let direct = reopen(file);
+        if direct.is_none() {
+            // Without the advice, the system would also read what follows the range.
+            advise_random(file);
+        }
+        Ok(Self { direct, cached: file.try_clone()? })
+    }
+
+    /// Returns whether the file is read past the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.direct.is_some()
     }
 
     /// Reads a range of the file into a buffer that was made for its length.
@@ -77,7 +88,7 @@ impl DirectFile {
         let is_read = direct.is_some_and(|file| read_pages(file, pages.start, bytes, filled.end).is_ok());
         if !is_read {
             let result = read_pages(&self.cached, pages.start, bytes, filled.end);
-            drop_cached_pages(&self.cached, range);
+            drop_cached_pages(&self.cached, &pages);
             result?;
         }
         buffer.filled = filled;
@@ -148,15 +159,16 @@ mod tests {
 
     #[test]
     fn range_beyond_the_file_or_the_buffer_is_an_error() {
+        let length = 4 * page_bytes() as u64 + 10;
         let file = tempfile::tempfile_in(".").expect("a file");
-        file.set_len(10_000).expect("longer");
+        file.set_len(length).expect("longer");
         let file = DirectFile::new(&file).expect("opened again");
         let mut buffer = PageBuffer::populated(PageBuffer::size_for_range(1001)).expect("memory");
-        file.read(&(8_999..10_000), &mut buffer).expect("bytes");
+        file.read(&(length - 1001..length), &mut buffer).expect("bytes");
         assert_eq!(buffer.len(), 1001);
-        let error = file.read(&(9_000..10_001), &mut buffer).expect_err("beyond the file");
+        let error = file.read(&(length - 1000..length + 1), &mut buffer).expect_err("beyond the file");
         assert_eq!((error.kind(), buffer.len()), (io::ErrorKind::UnexpectedEof, 0));
-        let error = file.read(&(0..10_000), &mut buffer).expect_err("beyond the buffer");
+        let error = file.read(&(0..length), &mut buffer).expect_err("beyond the buffer");
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 }

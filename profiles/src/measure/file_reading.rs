@@ -173,6 +173,10 @@ impl ColdFile {
         let opened = DirectFile::new(&self.file)
             .and_then(|file| Ok((file, PageBuffer::populated(PageBuffer::size_for_range(bytes as usize))?)));
         let (file, mut buffer) = opened.map_err(failed)?;
+        if !file.is_direct() {
+            let failed = MeasurementError::for_file("read", &self.path);
+            return Err(failed(io::ErrorKind::Unsupported.into()));
+        }
         let times = self.scattered_times(options, bytes, |_, range| file.read(&range, &mut buffer))?;
         Ok((Bytes(bytes), times))
     }

@@ -243,7 +243,7 @@ impl StageRunner {
         let start = monotonic_nanos();
         let refaults = refaulted_bytes().saturating_sub(self.refaults_before);
         self.recorder.record_counter(pass, Counter::Refaults, refaults);
-        // It gives this memory back when other programs need it.
+        // The residency policy frees its buffers when other programs need memory.
         let buffers = self.residency.buffer_bytes();
         let unreclaimable = MemoryWatch::shared().pressure_bytes().saturating_sub(buffers);
         self.recorder.record_counter(pass, Counter::Unreclaimable, unreclaimable);

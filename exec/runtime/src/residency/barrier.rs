@@ -2,7 +2,7 @@
 //!
 //! With managed residency, a computation waits at the barrier before it uses weights, instead of taking page
 //! faults, and reports when it has used them. With all other policies the barrier is open. The state behind
-//! the barrier ([`SharedResidency`]) records which weights are in memory; the helper thread updates it.
+//! the barrier ([`SharedResidency`]) records which weights are in memory; the threads of the policy update it.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -85,7 +85,7 @@ impl ResidencyBarrier {
     }
 }
 
-/// The state shared by the helper thread and the computation.
+/// The state shared by the threads of the policy and the computation.
 #[derive(Debug)]
 pub struct SharedResidency {
     pub(super) weights: Arc<Weights>,
@@ -93,7 +93,7 @@ pub struct SharedResidency {
     /// Whether the system reports which pages are in memory. If false, every piece is read.
     pub(super) is_residency_known: bool,
     pub(super) max_wait: Duration,
-    /// The model files, from which experts are read; none if the device has no experts.
+    /// The model files, from which experts are read; none if the device has no experts, or if they cannot be opened.
     pub(super) expert_files: Vec<DirectFile>,
     state: Mutex<State>,
     /// Signals that there may be work for the helper thread.
@@ -130,7 +130,7 @@ pub(super) struct State {
     pub(super) current_span: Option<ReadSpan>,
     /// Bytes of memory that the run is about to use.
     pub(super) reserved_bytes: u64,
-    /// Whether the policy has been dropped or the helper thread has ended.
+    /// Whether the policy has been dropped or one of its threads has ended.
     pub(super) ended: bool,
 }
 
@@ -200,6 +200,10 @@ impl SharedResidency {
         self.expert_work.notify_all();
         self.buffer_work.notify_all();
         self.arrived.notify_all();
+    }
+
+    pub(super) fn has_experts(&self) -> bool {
+        self.lock().experts.is_some()
     }
 
     pub(super) fn piece(&self, piece: PieceId) -> &Piece {

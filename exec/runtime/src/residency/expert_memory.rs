@@ -46,12 +46,15 @@ pub(super) struct ExpertMemory {
 }
 
 impl ExpertMemory {
-    /// Requests the `matrices` matrices of an expert, unless they are cached.
-    pub(super) fn request(&mut self, id: ExpertId, matrices: usize) {
-        self.cached.entry(id).or_insert_with(|| {
-            self.requests.extend((0..matrices).map(|index| (id, index)));
-            vec![CachedMatrix::Requested; matrices]
-        });
+    /// Requests those of the `count` matrices of an expert that are not cached, or that could not be read.
+    pub(super) fn request(&mut self, id: ExpertId, count: usize) {
+        let matrices = self.cached.entry(id).or_insert_with(|| vec![CachedMatrix::Unreadable; count]);
+        for (index, matrix) in matrices.iter_mut().enumerate() {
+            if matches!(matrix, CachedMatrix::Unreadable) {
+                *matrix = CachedMatrix::Requested;
+                self.requests.push_back((id, index));
+            }
+        }
     }
 
     /// Returns a matrix to read, if any.
@@ -82,9 +85,15 @@ impl ExpertMemory {
         spare
     }
 
-    /// Returns the size of a buffer to allocate before it is needed, which is counted as allocated, if all buffers have
-    /// less than `limit` bytes, and the unused ones less than `max_spare`.
-    pub(super) fn next_preparation(&mut self, limit: u64, max_spare: u64) -> Option<usize> {
+    /// Returns whether a buffer of `size` bytes must be allocated that `limit` bytes do not allow.
+    pub(super) fn is_full(&self, size: usize, limit: u64) -> bool {
+        let has_spare = self.spare.get(&size).is_some_and(|buffers| !buffers.is_empty());
+        !has_spare && self.allocated_bytes + size as u64 > limit
+    }
+
+    /// Returns the size of a buffer to allocate before it is needed, and counts it as allocated. There is none if all
+    /// buffers have `limit` bytes, or the unused ones `max_spare`.
+    pub(super) fn reserve_spare(&mut self, limit: u64, max_spare: u64) -> Option<usize> {
         let bytes = |(size, buffers): (&usize, &Vec<PageBuffer>)| (*size * buffers.len()) as u64;
         let (&size, _) = self.spare.iter().min_by_key(|entry| bytes(*entry))?;
         let is_wanted = self.spare.iter().map(bytes).sum::<u64>() < max_spare;
@@ -101,7 +110,7 @@ impl ExpertMemory {
     }
 
     /// Counts a buffer of `size` bytes as freed.
-    pub(super) fn forget_buffer(&mut self, size: usize) {
+    pub(super) fn count_freed(&mut self, size: usize) {
         self.allocated_bytes -= size as u64;
     }
 
@@ -126,7 +135,7 @@ impl ExpertMemory {
             match Arc::try_unwrap(bytes) {
                 Ok(buffer) => self.keep_buffer(buffer),
                 // A computation that did not wait for its release still uses it.
-                Err(_) => self.forget_buffer(size),
+                Err(_) => self.count_freed(size),
             }
         }
     }
@@ -216,13 +225,19 @@ mod tests {
         let mut reads = 0;
         read_all(&mut memory, &file, || std::mem::replace(&mut reads, 1) == 0);
         assert!(matches!(memory.place((0, 0)), ExpertPlace::Mapped));
-        // Evicted while it is read, and before.
+        memory.request((0, 0), MATRICES);
+        read_all(&mut memory, &file, || false);
+        assert!(matches!(memory.place((0, 0)), ExpertPlace::InMemory(_)), "tried again");
+        // Evicted while one matrix is read, and before the other.
         memory.request((1, 0), MATRICES);
         let (id, index) = memory.next_request().expect("requested");
+        let size = PageBuffer::size_for_range(BYTES[index]);
+        let buffer = memory.take_buffer(size).map_or_else(|| PageBuffer::new(size), Ok).expect("memory");
         memory.evict((1, 0));
         assert!(memory.next_request().is_none());
-        memory.finish_read(id, index, None);
+        memory.finish_read(id, index, Some(buffer));
         assert!(matches!(memory.place((1, 0)), ExpertPlace::Mapped));
+        assert!(memory.take_buffer(size).is_some(), "its buffer is used again");
     }
 
     proptest! {

@@ -1,12 +1,13 @@
 //! The experts of a device with managed residency: reads those that a batch uses, and evicts others.
 //!
-//! Experts are read into memory of their own ([`super::expert_memory`]), past the page cache. The computation requests all
+//! Experts are read past the page cache into buffers ([`super::expert_memory`]). The computation requests all
 //! missing experts of a group at once, so that the disk has several to read, computes those in memory, and then waits for
 //! the others. Threads that do nothing else read and evict.
 //!
 //! Not here: which experts stay ([`hearth_core::residency::ExpertResidency`]).
 
 use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use hearth_core::expert_cache::ExpertId;
 use hearth_core::residency::ExpertResidency;
@@ -44,7 +45,7 @@ pub(super) fn expert_residency(weights: &Weights, plan: &Plan, device: usize) ->
     bytes.iter().any(|bytes| *bytes > 0).then(|| ExpertResidency::new(bytes, &shape, options, cpu_count()))
 }
 
-/// Opens the model files for reading experts. Returns no files if that fails, so that no expert can be read.
+/// Opens the model files for reading experts. Returns no files if that fails: then the mapped files are used.
 pub(super) fn expert_files(weights: &Weights) -> Vec<DirectFile> {
     weights.files().map(DirectFile::new).collect::<Result<_, _>>().unwrap_or_default()
 }
@@ -56,9 +57,9 @@ pub struct ExpertGroup {
     /// Whether the group is the first one of a batch.
     is_first: bool,
     experts: Vec<u32>,
-    /// The experts that are being read.
+    /// The experts that were not in memory when they were requested.
     missing: Vec<u32>,
-    /// The experts in memory of their own. The others are used in the mapped files.
+    /// The experts in buffers. The others are used in the mapped files.
     in_memory: Vec<(u32, ExpertMatrices)>,
 }
 
@@ -71,18 +72,10 @@ impl ExpertGroup {
         self.missing.contains(&expert)
     }
 
-    /// Returns the matrices of an expert in memory of their own; `None` if those in the mapped files are used.
+    /// Returns the matrices of an expert in buffers; `None` if those in the mapped files are used.
     pub fn matrices(&self, expert: u32) -> Option<&[Arc<PageBuffer>]> {
         let own = self.in_memory.iter().find(|(other, _)| *other == expert);
         own.map(|(_, matrices)| matrices.as_slice())
-    }
-
-    fn set_place(&mut self, expert: u32, place: ExpertPlace) {
-        match place {
-            ExpertPlace::InMemory(matrices) => self.in_memory.push((expert, matrices)),
-            ExpertPlace::Requested => self.missing.push(expert),
-            ExpertPlace::Mapped => {}
-        }
     }
 }
 
@@ -100,11 +93,15 @@ impl ResidencyBarrier {
         let State { experts: Some(experts), expert_memory, .. } = &mut *state else { return };
         let layer = group.layer;
         let matrices = shared.weights.expert_extents(layer, 0).count();
-        for expert in experts.request(layer, &group.experts, group.is_first) {
+        experts.request(layer, &group.experts, group.is_first);
+        for at in 0..group.experts.len() {
+            let expert = group.experts[at];
             expert_memory.request((layer, expert), matrices);
-        }
-        for expert in group.experts.clone() {
-            group.set_place(expert, expert_memory.place((layer, expert)));
+            match expert_memory.place((layer, expert)) {
+                ExpertPlace::InMemory(matrices) => group.in_memory.push((expert, matrices)),
+                ExpertPlace::Requested => group.missing.push(expert),
+                ExpertPlace::Mapped => {}
+            }
         }
         if !group.missing.is_empty() {
             shared.expert_work.notify_all();
@@ -114,18 +111,18 @@ impl ResidencyBarrier {
     /// Waits, for a limited time, until an expert of a group is in memory.
     pub fn wait_for_expert(&self, group: &mut ExpertGroup, expert: u32) {
         let Some(shared) = self.shared.as_deref().filter(|_| group.is_missing(expert)) else { return };
+        let (id, start) = ((group.layer, expert), monotonic_nanos());
         let mut state = shared.lock();
-        let mut place = state.expert_memory.place((group.layer, expert));
+        let mut place = state.expert_memory.place(id);
         while matches!(place, ExpertPlace::Requested) && !state.ended {
-            let (next, wait) =
-                shared.arrived.wait_timeout(state, shared.max_wait).unwrap_or_else(PoisonError::into_inner);
-            state = next;
-            place = state.expert_memory.place((group.layer, expert));
-            if wait.timed_out() {
-                break;
-            }
+            let waited = Duration::from_nanos(monotonic_nanos() - start);
+            let Some(left) = shared.max_wait.checked_sub(waited) else { return };
+            state = shared.arrived.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            place = state.expert_memory.place(id);
         }
-        group.set_place(expert, place);
+        if let ExpertPlace::InMemory(matrices) = place {
+            group.in_memory.push((expert, matrices));
+        }
     }
 
     /// Releases the experts of a group after their use.
@@ -144,6 +141,9 @@ impl ResidencyBarrier {
 
 impl State {
     fn record_expert_read(&mut self, start_ns: u64, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
         self.awaited_bytes += bytes;
         self.expert_bytes_read += bytes;
         let Some(origin) = self.computed else { return };
@@ -151,16 +151,18 @@ impl State {
         self.completed_spans.extend(finished);
         let span = self.expert_span.get_or_insert(ReadSpan::starting(origin, start_ns));
         span.bytes += bytes;
+        span.start_ns = span.start_ns.min(start_ns);
         span.end_ns = monotonic_nanos();
     }
 
-    /// Evicts experts beyond the budget. Returns the buffers that are to be freed.
-    fn evict_experts(&mut self) -> Vec<PageBuffer> {
+    /// Evicts experts beyond the budget. Returns the buffers that are to be freed, so that another one of `needed` bytes
+    /// can be allocated.
+    fn evict_experts(&mut self, needed: usize) -> Vec<PageBuffer> {
         let Some(experts) = &mut self.experts else { return Vec::new() };
         while let Some(id) = experts.next_evictable() {
             self.expert_memory.evict(id);
         }
-        self.expert_memory.shrink(experts.max_bytes())
+        self.expert_memory.shrink(experts.max_bytes().saturating_sub(needed as u64))
     }
 }
 
@@ -172,10 +174,12 @@ impl SharedResidency {
         while !state.ended {
             if let Some((id, index)) = state.expert_memory.next_request() {
                 state = self.read_matrix(state, (id, index), &counter);
-                self.arrived.notify_all();
+                if !matches!(state.expert_memory.place(id), ExpertPlace::Requested) {
+                    self.arrived.notify_all();
+                }
                 continue;
             }
-            let unused = state.evict_experts();
+            let unused = state.evict_experts(0);
             if unused.is_empty() {
                 state = self.expert_work.wait(state).unwrap_or_else(PoisonError::into_inner);
             } else {
@@ -188,14 +192,14 @@ impl SharedResidency {
 
     /// Allocates buffers before they are needed, until the policy ends. To provide and clear memory takes longer than to
     /// read a fast disk, and there is time for it while the computation waits for the disk.
-    pub(super) fn prepare_buffers(&self) {
+    pub(super) fn preallocate_buffers(&self) {
         lower_priority();
         let mut state = self.lock();
         while !state.ended {
             let State { experts, expert_memory, .. } = &mut *state;
-            let size = experts.as_ref().and_then(|experts| {
-                expert_memory.next_preparation(experts.max_bytes(), experts.in_use_bytes())
-            });
+            let size = experts
+                .as_ref()
+                .and_then(|experts| expert_memory.reserve_spare(experts.max_bytes(), experts.in_use_bytes()));
             let Some(size) = size else {
                 state = self.buffer_work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
@@ -206,7 +210,7 @@ impl SharedResidency {
             if let Ok(buffer) = buffer {
                 state.expert_memory.keep_buffer(buffer);
             } else {
-                state.expert_memory.forget_buffer(size);
+                state.expert_memory.count_freed(size);
                 state = self.buffer_work.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
         }
@@ -219,12 +223,19 @@ impl SharedResidency {
         (id, index): (ExpertId, usize),
         counter: &ReadCounter,
     ) -> MutexGuard<'a, State> {
-        let Some(extent) = self.weights.expert_extents(id.0, id.1).nth(index) else { return state };
-        let length = extent.length as usize;
-        let size = PageBuffer::size_for_range(length);
+        let Some(extent) = self.weights.expert_extents(id.0, id.1).nth(index) else {
+            state.expert_memory.finish_read(id, index, None);
+            return state;
+        };
+        let size = PageBuffer::size_for_range(extent.length as usize);
+        let limit = state.experts.as_ref().map_or(0, ExpertResidency::max_bytes);
+        // While requests follow each other, nothing else evicts.
+        let is_full = state.expert_memory.is_full(size, limit);
+        let unused = if is_full { state.evict_experts(size) } else { Vec::new() };
         let spare = state.expert_memory.take_buffer(size);
         self.buffer_work.notify_one();
         drop(state);
+        drop(unused);
         let (start, before) = (monotonic_nanos(), counter.bytes_read());
         let mut buffer = spare.map_or_else(|| PageBuffer::new(size), Ok).ok();
         let range = extent.offset..extent.offset + extent.length;
@@ -236,7 +247,7 @@ impl SharedResidency {
         state.record_expert_read(start, bytes);
         let memory = &mut state.expert_memory;
         if buffer.is_none() {
-            memory.forget_buffer(size);
+            memory.count_freed(size);
         }
         if let Some(unused) = buffer.take_if(|_| !is_read) {
             memory.keep_buffer(unused);

@@ -22,7 +22,7 @@ use crate::memory::MemoryReading;
 use crate::pages::{populate, read_ahead, resident_bytes};
 use crate::read_counter::ReadCounter;
 
-/// The interval at which the available memory is measured while nothing is computed.
+/// The interval at which the available memory is measured besides the measurement of every pass, while there are experts.
 /// source: assumed; other programs need longer to fill the memory of a few hundred experts
 const MEASUREMENT_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -34,12 +34,21 @@ pub(super) struct Helper<'a, Memory> {
     counter: ReadCounter,
     /// Whether memory has been measured before.
     measured: bool,
+    /// The time of the last measurement, as a value of [`monotonic_nanos`].
+    last_measurement: u64,
 }
 
 impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
     pub(super) fn new(shared: &'a SharedResidency, memory: Memory) -> Self {
         let counter = ReadCounter::for_current_thread();
-        Self { shared, memory, refaulted_bytes: None, counter, measured: false }
+        Self {
+            shared,
+            memory,
+            refaulted_bytes: None,
+            counter,
+            measured: false,
+            last_measurement: monotonic_nanos(),
+        }
     }
 
     pub(super) fn run(mut self) {
@@ -49,6 +58,13 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         });
         let mut state = self.shared.lock();
         while !state.ended {
+            let has_experts = state.expert_memory.allocated_bytes() > 0;
+            let since = Duration::from_nanos(monotonic_nanos().saturating_sub(self.last_measurement));
+            if has_experts && since >= MEASUREMENT_INTERVAL {
+                drop(state);
+                self.yield_memory();
+                state = self.shared.lock();
+            }
             match state.residency.next_step() {
                 Step::Idle => {
                     state.end_span();
@@ -72,18 +88,26 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         });
     }
 
-    /// Waits until there may be work. The system cannot take the memory of experts back, so while there is some, the
-    /// available memory is measured also when nothing is computed.
+    /// Waits until there may be work. Nobody reports that experts have been read, so with experts the wait is limited.
     fn sleep<'s>(&self, state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
-        if state.expert_memory.allocated_bytes() == 0 {
+        if state.experts.is_none() {
             return self.shared.work_available.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let wait = self.shared.work_available.wait_timeout(state, MEASUREMENT_INTERVAL);
-        let (mut state, wait) = wait.unwrap_or_else(PoisonError::into_inner);
-        if wait.timed_out() {
-            state.residency.react(Event::MemoryChanged);
-        }
-        state
+        wait.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Measures the available memory, and shrinks the cache of experts to it. Unlike pages of files, the system cannot
+    /// reclaim its memory.
+    fn yield_memory(&mut self) {
+        let reading = (self.memory)();
+        self.last_measurement = monotonic_nanos();
+        let mut state = self.shared.lock();
+        let State { residency, experts, reserved_bytes, expert_memory, .. } = &mut *state;
+        let (Some(experts), Some(bytes)) = (experts, reading.page_cache_available_bytes) else { return };
+        let own = expert_memory.allocated_bytes().saturating_sub(reading.swapped_bytes);
+        experts.yield_memory((bytes + own).saturating_sub(*reserved_bytes), residency.weight_bytes());
+        self.shared.expert_work.notify_one();
     }
 
     /// Carries out a step that makes system calls. The caller does not hold the lock of the state.
@@ -137,7 +161,8 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
     }
 
     fn measure(&mut self) {
-        let MemoryReading { page_cache_available_bytes, refaulted_bytes } = (self.memory)();
+        let MemoryReading { page_cache_available_bytes, refaulted_bytes, swapped_bytes } = (self.memory)();
+        self.last_measurement = monotonic_nanos();
         let first = !std::mem::replace(&mut self.measured, true);
         if first {
             for &extent in &self.shared.pieces.vector_extents {
@@ -154,7 +179,7 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         // After the first measurement, the kernel has already allocated its memory for the share.
         let read = residency.weight_bytes() + experts.as_ref().map_or(0, |experts| experts.used_bytes().0);
         let allocated = if first { 0 } else { page_metadata_bytes(read) };
-        let own = allocated + expert_memory.allocated_bytes();
+        let own = allocated + expert_memory.allocated_bytes().saturating_sub(swapped_bytes);
         let page_cache =
             page_cache_available_bytes.map(|bytes| (bytes + own).saturating_sub(*reserved_bytes));
         match experts {

@@ -31,8 +31,8 @@ pub struct ManagedResidencyPolicy {
 }
 
 impl ManagedResidencyPolicy {
-    /// Starts the helper thread of the device with the index `device` in the plan. A computation waits at most
-    /// `max_wait` for the next piece.
+    /// Starts the threads of the device with the index `device` in the plan: the helper thread, and for a mixture those
+    /// that read experts. A computation waits at most `max_wait` for the next piece or expert.
     pub fn start(
         weights: Arc<Weights>,
         plan: &Plan,
@@ -43,13 +43,13 @@ impl ManagedResidencyPolicy {
         let shared = Arc::new(SharedResidency::new(weights, plan, device, max_wait));
         let guard = EndGuard(shared.clone());
         let mut threads = vec![std::thread::spawn(move || Helper::new(&guard.0, memory).run())];
-        if !shared.expert_files.is_empty() {
+        if shared.has_experts() {
             threads.extend((0..READING_THREADS).map(|_| {
                 let guard = EndGuard(shared.clone());
                 std::thread::spawn(move || guard.0.read_experts())
             }));
             let guard = EndGuard(shared.clone());
-            threads.push(std::thread::spawn(move || guard.0.prepare_buffers()));
+            threads.push(std::thread::spawn(move || guard.0.preallocate_buffers()));
         }
         Self { shared, threads }
     }

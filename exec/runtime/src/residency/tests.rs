@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use hearth_core::residency::in_use_bytes;
 use hearth_core::schedule::ModelPart;
+use hearth_profiles::measure::direct::PageBuffer;
 use hearth_profiles::measure::mapping::drop_cached_pages;
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
@@ -212,7 +214,11 @@ fn the_kept_set_follows_the_available_memory() {
     let measured = (page_cache.clone(), refaulted.clone());
     let memory = move || {
         let value = |bytes: &AtomicU64| Some(bytes.load(Ordering::SeqCst));
-        MemoryReading { page_cache_available_bytes: value(&measured.0), refaulted_bytes: value(&measured.1) }
+        MemoryReading {
+            page_cache_available_bytes: value(&measured.0),
+            refaulted_bytes: value(&measured.1),
+            ..MemoryReading::default()
+        }
     };
     let run = Run::start(8, 64 << 20, memory, MAX_WAIT);
     let whole = run.weights.part_bytes(&layers(0..8)) + run.weights.part_bytes(&ModelPart::Output);
@@ -244,6 +250,15 @@ fn the_kept_set_follows_the_available_memory() {
     assert!(is_three_quarters, "{after_refaults} of {whole} bytes");
 }
 
+/// Returns the size of the buffers of the largest expert.
+fn largest_expert(weights: &Weights) -> u64 {
+    let of_layer = |layer| {
+        let matrices = weights.expert_extents(layer, 0);
+        matrices.map(|matrix| PageBuffer::size_for_range(matrix.length as usize) as u64).sum()
+    };
+    (0..weights.shape().layers.0).map(of_layer).max().unwrap_or(0)
+}
+
 #[test]
 fn experts_give_memory_back_although_nothing_is_computed() {
     let weights = Arc::new(Weights::open(Path::new(MIXTURE)).expect("the trained mixture"));
@@ -251,14 +266,22 @@ fn experts_give_memory_back_although_nothing_is_computed() {
     let layer_count = weights.shape().layers.0;
     let page_cache = Arc::new(AtomicU64::new(1 << 30));
     let measured = page_cache.clone();
-    let memory = move || MemoryReading {
-        page_cache_available_bytes: Some(measured.load(Ordering::SeqCst)),
-        refaulted_bytes: None,
+    let memory = move || {
+        let available = measured.load(Ordering::SeqCst);
+        // Without memory, all buffers have been swapped out.
+        MemoryReading {
+            page_cache_available_bytes: Some(available),
+            swapped_bytes: if available == 0 { 1 << 30 } else { 0 },
+            ..MemoryReading::default()
+        }
     };
     let plan = plan(layer_count, layer_count, 1 << 30);
     let policy = ManagedResidencyPolicy::start(weights.clone(), &plan, 0, memory, MAX_WAIT);
     let barrier = policy.barrier();
     policy.begin(&layers(0..layer_count), AT);
+    while policy.shared.lock().residency.is_measurement_due() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     for layer in 0..layer_count {
         for expert in 0..shape.count {
             let mut group = ExpertGroup::new(layer, vec![expert], expert == 0);
@@ -275,11 +298,68 @@ fn experts_give_memory_back_although_nothing_is_computed() {
     let whole = policy.buffer_bytes();
     assert!(whole >= u64::from(layer_count * shape.count) * weights.expert_bytes(0), "{whole}");
     page_cache.store(0, Ordering::SeqCst);
-    for _ in 0..2000 {
-        if policy.buffer_bytes() < whole / 2 {
-            return;
-        }
+    let in_use = in_use_bytes(&shape, largest_expert(&weights));
+    let has_yielded = (0..2000).any(|_| {
         std::thread::sleep(Duration::from_millis(5));
+        policy.buffer_bytes() <= in_use
+    });
+    assert!(has_yielded && in_use < whole, "{} of {whole} bytes are still in memory", policy.buffer_bytes());
+}
+
+#[test]
+fn buffers_of_two_groups_are_enough() {
+    let weights = Arc::new(Weights::open(Path::new(MIXTURE)).expect("the trained mixture"));
+    let shape = weights.shape().experts.expect("a mixture");
+    let layer_count = weights.shape().layers.0;
+    let plan = plan(layer_count, layer_count, 0);
+    let policy = ManagedResidencyPolicy::start(weights.clone(), &plan, 0, MemoryReading::default, MAX_WAIT);
+    let barrier = policy.barrier();
+    policy.begin(&layers(0..layer_count), AT);
+    // As for a prompt, each group is requested while the one before is computed.
+    let largest = largest_expert(&weights);
+    let limit = in_use_bytes(&shape, largest) + largest;
+    for layer in 0..layer_count {
+        let experts: Vec<u32> = (0..shape.count).collect();
+        let mut groups = experts.chunks(shape.used as usize).enumerate().map(|(index, experts)| {
+            let mut group = ExpertGroup::new(layer, experts.to_vec(), index == 0);
+            barrier.request_experts(&mut group);
+            (group, experts)
+        });
+        let mut next = groups.next();
+        while let Some((mut group, experts)) = next {
+            next = groups.next();
+            for &expert in experts {
+                barrier.wait_for_expert(&mut group, expert);
+            }
+            let bytes = policy.buffer_bytes();
+            assert!(bytes <= limit, "{bytes} bytes of buffers, but at most two groups are in use: {limit}");
+            barrier.release_experts(group);
+        }
     }
-    panic!("{} of {whole} bytes are still in memory", policy.buffer_bytes());
+}
+
+#[test]
+fn experts_that_cannot_be_read_are_used_in_the_mapped_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let copy = folder.path().join("model.gguf");
+    std::fs::copy(MIXTURE, &copy).expect("the trained mixture is part of the repository");
+    let weights = Arc::new(Weights::open(&copy).expect("a model"));
+    let layer_count = weights.shape().layers.0;
+    let plan = plan(layer_count, layer_count, 1 << 30);
+    let policy = ManagedResidencyPolicy::start(weights.clone(), &plan, 0, MemoryReading::default, MAX_WAIT);
+    let barrier = policy.barrier();
+    let request = || {
+        let mut group = ExpertGroup::new(layer_count - 1, vec![1], true);
+        barrier.request_experts(&mut group);
+        barrier.wait_for_expert(&mut group, 1);
+        let is_read = group.matrices(1).is_some();
+        barrier.release_experts(group);
+        is_read
+    };
+    let file = File::options().write(true).open(&copy).expect("the copy");
+    let length = file.metadata().expect("a size").len();
+    file.set_len(1).expect("truncated");
+    assert!(!request(), "an expert that is no longer in the file");
+    file.set_len(length).expect("longer again");
+    assert!(request(), "the next token tries again");
 }

@@ -145,8 +145,8 @@ impl<M: Copy, V> ExpertParameters<M, V> {
 
 impl<'a> ExpertWeights<'a> {
     /// Returns the matrices of the gate, up and down projections of an expert, of `width` rows for the first two.
-    /// `in_memory` has them in memory of their own, in the order of [`Weights::expert_extents`]; with `None`, those in
-    /// the mapped files are returned.
+    /// `in_memory` has them in buffers, in the order of [`Weights::expert_extents`]; with `None`, those in the mapped
+    /// files are returned.
     pub(crate) fn of_expert(
         &self,
         expert: usize,

@@ -3,7 +3,8 @@
 //! The helper thread reads a piece with `WILLNEED` and confirms the read with `POPULATE_READ`. Kept chunks are in the
 //! page cache: if they do not all fit in memory, the kernel evicts some, which are read again at their next use.
 //!
-//! Deviation: a piece is a chunk of the file. A chunk with weights of two layers belongs to the first layer.
+//! Deviation: a piece is a chunk of the file. A chunk with weights of two layers belongs to the first layer. Experts are in
+//! the page cache, too, instead of buffers of the process.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
