@@ -21,6 +21,9 @@ const TOKENS: (u32, u32) = (24, 10);
 /// A kept set for half of the weights.
 const SIZE_OF_HALF: Bytes = Bytes::from_mib(30);
 
+/// Bytes by which the reads of equal runs differ at most. source: 9 KB were seen
+const SOME_PAGES: u64 = 64 << 10;
+
 /// Writes a mixture of 8 layers of 16 experts, of which a token uses 4.
 fn mixture(architecture: Architecture, folder: &tempfile::TempDir) -> Arc<LocalModel> {
     let mut options = SynthOptions::from_preset("tiny").expect("a preset");
@@ -99,7 +102,9 @@ async fn no_residency_changes_a_bit(architecture: Architecture) {
             eprintln!("SKIPPED experts_that_are_read_and_evicted_change_no_bit: the model is on a tmpfs");
             return;
         }
-        assert!(reads.is_sorted(), "a smaller cache reads more: {reads:?}");
+        // Page faults read some pages of the other weights twice or not, depending on which thread is first.
+        let is_not_less = reads[1] + SOME_PAGES > reads[0];
+        assert!(is_not_less && reads[2] > reads[1], "a smaller cache reads more: {reads:?}");
         assert!(reads[2] > model.profile.total_bytes().0, "every expert is read several times: {reads:?}");
     }
 }
