@@ -156,6 +156,10 @@ impl ExpertCache {
         self.budget = budget.0;
     }
 
+    pub fn budget(&self) -> Bytes {
+        Bytes(self.budget)
+    }
+
     /// Returns the bytes of the cached experts.
     pub fn bytes(&self) -> Bytes {
         Bytes(self.cached_bytes.iter().sum())

@@ -4,7 +4,6 @@ use hearth_core::Cluster;
 use hearth_core::memory::draft;
 use hearth_core::recovery::Replanner;
 use hearth_profiles::device::{DeviceProfile, PageCachePolicy};
-use hearth_profiles::model::DigestMatch;
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
 use hearth_schema::events::Change;
@@ -85,10 +84,7 @@ pub fn check_input<'a>(input: &Input<'a>) -> Result<Vec<&'a DeviceProfile>, SimE
     if !((128 << 10)..=(8 << 20)).contains(&input.options.chunk_size.0) {
         return Err(SimError::UnsupportedChunkSize { bytes: input.options.chunk_size.0 });
     }
-    let same_shape = cluster.model.shape_digest() == plan.model.shape_digest;
-    let digest = plan.model.file_digest.as_ref();
-    let same_file = digest.is_some_and(|it| cluster.model.match_digest(it) != DigestMatch::Different);
-    if plan.model.layers != cluster.model.shape.layers.0 || !(same_shape || same_file) {
+    if !plan.model.matches(&cluster.model) {
         let (planned, given) = (plan.model.name.clone(), cluster.model.name.clone());
         return Err(SimError::OtherModel { planned, given });
     }

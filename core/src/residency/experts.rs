@@ -29,8 +29,8 @@ pub struct ExpertResidency {
     options: ResidencyOptions,
     cpus: u32,
     cache: ExpertCache,
+    /// How the budget of the cache, which is zero until memory has been measured, follows the memory.
     budget: KeptBudget,
-    is_measured: bool,
     /// Total size of the experts of the device.
     all_bytes: u64,
     /// Memory for the experts that are in use.
@@ -56,7 +56,6 @@ impl ExpertResidency {
                 Bytes::ZERO,
             ),
             budget: KeptBudget::new(options.max_kept_bytes(all_bytes)),
-            is_measured: false,
             all_bytes,
             in_use_bytes: in_use_bytes(shape, largest),
             experts_per_group: shape.used as usize,
@@ -66,7 +65,7 @@ impl ExpertResidency {
 
     /// Returns the memory that experts may have, in use or cached.
     pub fn max_bytes(&self) -> u64 {
-        self.all_bytes.min(self.budget_bytes() + self.in_use_bytes)
+        self.all_bytes.min(self.cache.budget().0 + self.in_use_bytes)
     }
 
     /// Returns the memory for the experts that are in use.
@@ -97,7 +96,6 @@ impl ExpertResidency {
     fn follow_memory(&mut self, available: Option<u64>, other: u64, evicted: u64) {
         let limit = available.map(|bytes| self.limit(bytes, other));
         self.budget.update_after_token(evicted, limit);
-        self.is_measured = true;
         self.cache.set_budget(Bytes(self.budget.bytes));
     }
 
@@ -106,11 +104,6 @@ impl ExpertResidency {
         let limit = self.limit(available, other);
         self.budget.lower_to(limit);
         self.cache.set_budget(Bytes(self.budget.bytes));
-    }
-
-    /// Returns how many bytes of experts are kept.
-    fn budget_bytes(&self) -> u64 {
-        if self.is_measured { self.budget.bytes } else { 0 }
     }
 
     /// Returns how many bytes of experts fit.
@@ -138,13 +131,13 @@ impl ExpertResidency {
     /// Releases the experts of a group. Returns whether there are experts to evict.
     pub fn release(&mut self, layer: u32, experts: &[u32]) -> bool {
         self.cache.release(layer, experts);
-        self.cache.bytes().0 > self.budget_bytes() || !self.evictable.is_empty()
+        self.cache.bytes() > self.cache.budget() || !self.evictable.is_empty()
     }
 
     /// Removes and returns an expert that has to be evicted from memory. Choosing takes longer than the other calls, so
     /// it is for a thread that does not compute.
     pub fn next_evictable(&mut self) -> Option<ExpertId> {
-        if self.evictable.is_empty() && self.cache.bytes().0 > self.budget_bytes() {
+        if self.evictable.is_empty() && self.cache.bytes() > self.cache.budget() {
             self.evictable = self.cache.evict();
             if self.evictable.is_empty() {
                 // The cache of a layer has shrunk, although another layer is computed or none.
@@ -154,18 +147,9 @@ impl ExpertResidency {
         self.evictable.pop()
     }
 
-    pub fn is_cached(&self, id: ExpertId) -> bool {
-        self.cache.contains(id)
-    }
-
     /// Returns the bytes of the experts that have been used at least once.
     pub fn used_bytes(&self) -> Bytes {
         self.cache.used_bytes()
-    }
-
-    /// Returns the bytes of the cached experts.
-    pub fn cached_bytes(&self) -> Bytes {
-        self.cache.bytes()
     }
 }
 
@@ -234,9 +218,9 @@ mod tests {
                 while let Some(id) = residency.next_evictable() {
                     in_memory.remove(&id);
                 }
-                prop_assert!(residency.cached_bytes().0 <= residency.budget.bytes);
-                prop_assert_eq!(in_memory.len() as u64 * EXPERT, residency.cached_bytes().0);
-                prop_assert!(in_memory.iter().all(|id| residency.is_cached(*id)));
+                prop_assert!(residency.cache.bytes().0 <= residency.budget.bytes);
+                prop_assert_eq!(in_memory.len() as u64 * EXPERT, residency.cache.bytes().0);
+                prop_assert!(in_memory.iter().all(|id| residency.cache.contains(*id)));
             }
         }
     }

@@ -15,7 +15,6 @@ use hearth_core::Cluster;
 use hearth_core::memory::{DeviceMemory, draft};
 use hearth_profiles::DeviceProfile;
 use hearth_profiles::device::Gpu;
-use hearth_profiles::model::DigestMatch;
 use hearth_schema::address::split_host_port;
 use hearth_schema::plan::{Plan, PlannedDevice, Processor};
 use hearth_schema::scenario::Scenario;
@@ -132,11 +131,7 @@ impl<'a> Ring<'a> {
             return Err(ExportError::TensorPlan);
         }
         let (planned, model) = (&plan.model, &cluster.model);
-        let has_file = |digest: &String| model.match_digest(digest) != DigestMatch::Different;
-        if planned.layers != model.shape.layers.0
-            || planned.shape_digest != model.shape_digest()
-                && !planned.file_digest.as_ref().is_some_and(has_file)
-        {
+        if !planned.matches(model) {
             let (planned, given) = (planned.name.clone(), model.name.clone());
             return Err(ExportError::OtherModel { planned, given });
         }

@@ -2,7 +2,6 @@
 
 use hearth_core::Cluster;
 use hearth_core::memory::{MemoryBudget, draft};
-use hearth_profiles::model::DigestMatch;
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds};
 use hearth_schema::Plan;
 use hearth_schema::plan::{PlannedDevice, Role, ScenarioRecord};
@@ -82,10 +81,7 @@ fn origin(plan: &Plan, scenario: &ScenarioRecord, cluster: &Cluster) -> Vec<Find
     let again = "plan again from this scenario";
     let mut found = Vec::new();
     let (planned, model) = (&plan.model, &cluster.model);
-    let is_same = |digest: &str| model.match_digest(digest) != DigestMatch::Different;
-    let same_file = planned.file_digest.as_deref().is_some_and(is_same);
-    let same_shape = planned.shape_digest == model.shape_digest();
-    if planned.layers != model.shape.layers.0 || !(same_file || same_shape) {
+    if !planned.matches(model) {
         let what =
             format!("the plan is for `{}`, but the scenario's model is `{}`", planned.name, model.name);
         found.push(Finding::error("other-model", "plan model", what, again));
@@ -187,7 +183,7 @@ fn experts(checks: &[DeviceCheck], cluster: &Cluster, found: &mut Vec<Finding>) 
         let location = format!("plan devices[{index}] `{name}`");
         let layers = (0..check.plan.rounds).flat_map(|round| {
             let (window, gpu) = (check.plan.window(index, round), check.plan.gpu_window(index, round));
-            gpu.end.max(window.start)..window.end
+            gpu.end..window.end
         });
         let of_experts: Bytes = layers.map(|layer| cluster.model.layers[layer as usize].expert_bytes()).sum();
         let others = check.budget.weights.saturating_sub(of_experts);

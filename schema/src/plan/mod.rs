@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use hearth_profiles::Seconds;
 use hearth_profiles::document::{Document, DocumentError};
-use hearth_profiles::model::ModelProfile;
+use hearth_profiles::model::{DigestMatch, ModelProfile};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -254,6 +254,13 @@ impl PlannedModel {
             layers: model.shape.layers.0,
             weight_digests: None,
         }
+    }
+
+    /// Returns whether a plan for this model can be used for `model`: its file or its shape is the same.
+    pub fn matches(&self, model: &ModelProfile) -> bool {
+        let is_same = |digest: &String| model.match_digest(digest) != DigestMatch::Different;
+        self.layers == model.shape.layers.0
+            && (self.shape_digest == model.shape_digest() || self.file_digest.as_ref().is_some_and(is_same))
     }
 }
 

@@ -16,6 +16,7 @@ use super::expert_memory::ExpertMemory;
 use super::experts::{expert_files, expert_residency};
 use super::pieces::{Piece, PieceTable};
 use super::{ReadSpan, StepId, is_residency_known, origin_of};
+use crate::memory::MemoryReading;
 use crate::pages::cpu_count;
 use crate::weights::Weights;
 
@@ -135,6 +136,14 @@ pub(super) struct State {
 }
 
 impl State {
+    /// Returns the memory for weights and for the kernel's memory that they need, if it is known. `metadata` bytes of the
+    /// latter have been allocated.
+    pub(super) fn available_bytes(&self, reading: &MemoryReading, metadata: u64) -> Option<u64> {
+        let buffers = self.expert_memory.allocated_bytes().saturating_sub(reading.swapped_bytes);
+        let available = reading.page_cache_available_bytes? + metadata + buffers;
+        Some(available.saturating_sub(self.reserved_bytes))
+    }
+
     /// Completes the read span in progress, because the helper thread is idle or reads another part.
     pub(super) fn end_span(&mut self) {
         self.completed_spans.extend(self.current_span.take().filter(|span| span.bytes > 0));

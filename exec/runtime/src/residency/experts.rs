@@ -31,18 +31,20 @@ pub(super) const READING_THREADS: usize = 4;
 pub(super) fn expert_residency(weights: &Weights, plan: &Plan, device: usize) -> Option<ExpertResidency> {
     let shape = weights.shape().experts?;
     let mut bytes = vec![0; weights.shape().layers.0 as usize];
-    let buffer_bytes = |layer| {
-        let matrices = weights.expert_extents(layer, 0);
-        matrices.map(|matrix| PageBuffer::size_for_range(matrix.length as usize) as u64).sum()
-    };
     for part in parts_by_busy_period(plan, device).into_iter().flatten() {
         let ModelPart::Layers(layers) = part else { continue };
         for layer in layers {
-            bytes[layer as usize] = buffer_bytes(layer);
+            bytes[layer as usize] = buffer_bytes(weights, layer);
         }
     }
     let options = plan.devices[device].residency;
     bytes.iter().any(|bytes| *bytes > 0).then(|| ExpertResidency::new(bytes, &shape, options, cpu_count()))
+}
+
+/// Returns the size of the buffers of one expert of a layer.
+pub(super) fn buffer_bytes(weights: &Weights, layer: u32) -> u64 {
+    let matrices = weights.expert_extents(layer, 0);
+    matrices.map(|matrix| PageBuffer::size_for_range(matrix.length as usize) as u64).sum()
 }
 
 /// Opens the model files for reading experts. Returns no files if that fails: then the mapped files are used.

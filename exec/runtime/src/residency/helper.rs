@@ -103,10 +103,10 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
         let reading = (self.memory)();
         self.last_measurement = monotonic_nanos();
         let mut state = self.shared.lock();
-        let State { residency, experts, reserved_bytes, expert_memory, .. } = &mut *state;
-        let (Some(experts), Some(bytes)) = (experts, reading.page_cache_available_bytes) else { return };
-        let own = expert_memory.allocated_bytes().saturating_sub(reading.swapped_bytes);
-        experts.yield_memory((bytes + own).saturating_sub(*reserved_bytes), residency.weight_bytes());
+        let available = state.available_bytes(&reading, 0);
+        let State { residency, experts, .. } = &mut *state;
+        let (Some(experts), Some(bytes)) = (experts, available) else { return };
+        experts.yield_memory(bytes, residency.weight_bytes());
         self.shared.expert_work.notify_one();
     }
 
@@ -161,7 +161,8 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
     }
 
     fn measure(&mut self) {
-        let MemoryReading { page_cache_available_bytes, refaulted_bytes, swapped_bytes } = (self.memory)();
+        let reading = (self.memory)();
+        let refaulted_bytes = reading.refaulted_bytes;
         self.last_measurement = monotonic_nanos();
         let first = !std::mem::replace(&mut self.measured, true);
         if first {
@@ -175,13 +176,12 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
             refaulted_bytes.zip(self.refaulted_bytes).map_or(0, |(now, before)| now.saturating_sub(before));
         self.refaulted_bytes = refaulted_bytes;
         let mut state = self.shared.lock();
-        let State { residency, experts, reserved_bytes, expert_memory, .. } = &mut *state;
         // After the first measurement, the kernel has already allocated its memory for the share.
-        let read = residency.weight_bytes() + experts.as_ref().map_or(0, |experts| experts.used_bytes().0);
+        let used_experts = state.experts.as_ref().map_or(0, |experts| experts.used_bytes().0);
+        let read = state.residency.weight_bytes() + used_experts;
         let allocated = if first { 0 } else { page_metadata_bytes(read) };
-        let own = allocated + expert_memory.allocated_bytes().saturating_sub(swapped_bytes);
-        let page_cache =
-            page_cache_available_bytes.map(|bytes| (bytes + own).saturating_sub(*reserved_bytes));
+        let page_cache = state.available_bytes(&reading, allocated);
+        let State { residency, experts, .. } = &mut *state;
         match experts {
             Some(experts) => {
                 experts.divide_memory(residency, page_cache, evicted);

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use hearth_core::residency::in_use_bytes;
 use hearth_core::schedule::ModelPart;
-use hearth_profiles::measure::direct::PageBuffer;
 use hearth_profiles::measure::mapping::drop_cached_pages;
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
 
+use super::experts::buffer_bytes;
 use super::managed_policy::{MAX_WAIT, ManagedResidencyPolicy};
 use super::{ExpertGroup, ResidencyBarrier, ResidencyPolicy, StepId, resident_bytes};
 use crate::memory::MemoryReading;
@@ -252,11 +252,7 @@ fn the_kept_set_follows_the_available_memory() {
 
 /// Returns the size of the buffers of the largest expert.
 fn largest_expert(weights: &Weights) -> u64 {
-    let of_layer = |layer| {
-        let matrices = weights.expert_extents(layer, 0);
-        matrices.map(|matrix| PageBuffer::size_for_range(matrix.length as usize) as u64).sum()
-    };
-    (0..weights.shape().layers.0).map(of_layer).max().unwrap_or(0)
+    (0..weights.shape().layers.0).map(|layer| buffer_bytes(weights, layer)).max().unwrap_or(0)
 }
 
 #[test]
