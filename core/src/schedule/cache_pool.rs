@@ -80,7 +80,7 @@ impl CachePool {
     pub fn place(
         &mut self,
         generation: &mut Generation,
-        tokens: &[&[u32]],
+        tokens: &[Vec<u32>],
         prompt: &[u32],
     ) -> Option<Placement> {
         self.observe(generation);
@@ -226,8 +226,7 @@ mod tests {
 
         /// Admits a request. Returns its slot and the number of tokens that it need not compute.
         fn admit(&mut self, prompt: &[u32], wanted: u32) -> Option<(u32, u32)> {
-            let tokens: Vec<&[u32]> = self.tokens.iter().map(Vec::as_slice).collect();
-            let Placement { slot, cached } = self.pool.place(&mut self.generation, &tokens, prompt)?;
+            let Placement { slot, cached } = self.pool.place(&mut self.generation, &self.tokens, prompt)?;
             let reused = self.generation.admit_request(slot, prompt.len() as u32, cached, wanted);
             self.tokens[slot as usize] = prompt.to_vec();
             Some((slot, reused.expect("a vacant slot")))

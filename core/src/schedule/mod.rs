@@ -14,7 +14,9 @@
 //! Not here: which passes enter the ring next ([`Generation`]), and how a step is executed.
 
 pub mod batching;
-pub mod cache_pool;
+pub mod request_slots;
+
+mod cache_pool;
 mod generation;
 mod reconfigure;
 

@@ -1,5 +1,5 @@
 //! Integration tests: links of a cluster, slots of a server, and the model of a phone.
 
-mod cache_pool;
 mod links;
+mod request_slots;
 mod soc;

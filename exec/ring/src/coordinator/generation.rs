@@ -10,7 +10,7 @@ use hearth_schema::trace::{Header, Origin, Outcome, Trace, TracedDevice};
 use tokio::time::{Instant, timeout_at};
 
 use super::coordinator::Coordinator;
-use super::pipeline::{PassPipeline, Progress, SequenceTokens, event_or_timeout, parse_trace_lines};
+use super::pipeline::{PassPipeline, Progress, event_or_timeout, parse_trace_lines};
 use super::request::{GenerationRequest, SequenceRequest};
 use super::worker_connection::{HeadEvent, WorkerConnection};
 use crate::error::{Result, RingError};
@@ -62,10 +62,11 @@ pub(super) async fn generate<T: Transport>(
 ) -> Result<GenerationResult, FailedRequest> {
     let generation = request.to_generation(coordinator.plan())?;
     let GenerationRequest { sequences, stop_tokens, scenario, seed, .. } = request;
-    let split = |SequenceRequest { prompt, sampler }| (SequenceTokens::from_prompt(prompt), sampler);
-    let (sequences, samplers) = sequences.into_iter().map(split).unzip();
+    let split = |SequenceRequest { prompt, sampler }| (prompt, sampler);
+    let (texts, samplers): (Vec<Vec<u32>>, _) = sequences.into_iter().map(split).unzip();
+    let prompt_lengths: Vec<usize> = texts.iter().map(Vec::len).collect();
     let samplers = Samplers::new(samplers, stop_tokens.clone());
-    let mut pipeline = PassPipeline::new(generation, sequences, stop_tokens);
+    let mut pipeline = PassPipeline::new(generation, texts, stop_tokens);
     let started = coordinator.start_request(samplers).await;
     let first_plan = coordinator.plan().digest();
     let ended = match started {
@@ -79,9 +80,9 @@ pub(super) async fn generate<T: Transport>(
     let plans = std::mem::take(&mut log.later_plans);
     let header = header(coordinator, &log.device_names, (first_plan, scenario, seed));
     let trace = log.into_trace(header, pipeline.passes, outcome);
-    let new_tokens = |sequence: SequenceTokens| sequence.tokens[sequence.prompt_len..].to_vec();
-    let sequences = pipeline.sequences.into_iter().map(new_tokens).collect();
-    let generated = GenerationResult { tokens_by_sequence: sequences, trace, later_plans: plans };
+    let texts = pipeline.texts.iter().zip(prompt_lengths);
+    let tokens_by_sequence = texts.map(|(text, prompt)| text[prompt..].to_vec()).collect();
+    let generated = GenerationResult { tokens_by_sequence, trace, later_plans: plans };
     match ended {
         Ok(()) => Ok(generated),
         Err(error) => Err(FailedRequest { error, partial_result: Some(Box::new(generated)) }),

@@ -40,22 +40,10 @@ const MAX_RECENT_BATCHES: usize = 1024;
 /// Maximum wait, used if a time limit would overflow the clock. source: assumed, longer than any pass
 pub(super) const MAX_WAIT: Duration = Duration::from_hours(24 * 365);
 
-#[derive(Debug, Clone, Default)]
-pub(super) struct SequenceTokens {
-    /// The prompt, followed by the tokens generated so far.
-    pub(super) tokens: Vec<u32>,
-    pub(super) prompt_len: usize,
-}
-
-impl SequenceTokens {
-    pub(super) fn from_prompt(prompt: Vec<u32>) -> Self {
-        Self { prompt_len: prompt.len(), tokens: prompt }
-    }
-}
-
 pub(super) struct PassPipeline {
     pub(super) generation: Generation,
-    pub(super) sequences: Vec<SequenceTokens>,
+    /// The prompt of each sequence, followed by the tokens generated so far.
+    pub(super) texts: Vec<Vec<u32>>,
     stop_tokens: Vec<u32>,
     pub(super) passes: Vec<Pass>,
     /// The last batches, by the index of their first pass, for measurements that arrive later.
@@ -91,12 +79,12 @@ pub(super) enum Progress {
 }
 
 impl PassPipeline {
-    pub(super) fn new(generation: Generation, sequences: Vec<SequenceTokens>, stop_tokens: Vec<u32>) -> Self {
+    pub(super) fn new(generation: Generation, texts: Vec<Vec<u32>>, stop_tokens: Vec<u32>) -> Self {
         let (passes, in_flight, slowest) = (Vec::new(), BTreeMap::new(), SlowestPass::default());
         let (trace_lines, last_pass_end) = (None, None);
         Self {
             generation,
-            sequences,
+            texts,
             stop_tokens,
             passes,
             recent_batches: BTreeMap::new(),
@@ -169,8 +157,8 @@ impl PassPipeline {
         }
         self.in_flight.insert(batch.index(), (Instant::now(), batch.tokens()));
         let text = |pass: &Pass| {
-            let sequence = self.sequences.get(pass.sequence_index as usize)?;
-            Some((pass.sequence_index, &sequence.tokens[..]))
+            let text = self.texts.get(pass.sequence_index as usize)?;
+            Some((pass.sequence_index, &text[..]))
         };
         let texts = batch.passes().iter().filter_map(text).collect();
         let output = coordinator.runner()?.begin_batch(&batch, &texts)?;
@@ -264,10 +252,10 @@ impl PassPipeline {
             if self.stop_tokens.contains(&last) {
                 self.generation.cancel(pass.sequence_index);
             }
-            let sequence = self.sequences.get_mut(pass.sequence_index as usize);
-            let sequence = sequence
-                .ok_or_else(|| protocol_error("the ring", "a token belongs to an unknown sequence"))?;
-            sequence.tokens.extend_from_slice(&tokens);
+            let text = self.texts.get_mut(pass.sequence_index as usize);
+            let text =
+                text.ok_or_else(|| protocol_error("the ring", "a token belongs to an unknown sequence"))?;
+            text.extend_from_slice(&tokens);
             // Devices rejoin at intervals, not after a token, so no step follows.
             coordinator.react(Event::Token);
             coordinator.log.record_token();

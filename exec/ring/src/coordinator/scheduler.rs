@@ -6,23 +6,19 @@
 //! closed), the slot becomes vacant after the pass in flight. When a device is lost, all active sequences are computed
 //! again, and the caches of vacant slots are lost.
 //!
-//! The slots share the memory of the caches ([`CachePool`]). A request that leaves its slot because there is no memory
-//! for its next tokens waits at the front of the queue with its tokens so far.
-//!
-//! Not here: which passes start next ([`hearth_core::schedule::Generation`]).
+//! Not here: which slot a request enters and when ([`RequestSlots`]), and which passes start next ([`Generation`]).
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_core::adaptation;
-use hearth_core::schedule::Generation;
-use hearth_core::schedule::cache_pool::{CachePool, Placement};
+use hearth_core::schedule::request_slots::{Admission, RequestProgress, RequestSlots};
+use hearth_core::schedule::{Generation, GenerationError};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
 use super::coordinator::Coordinator;
-use super::pipeline::{MAX_WAIT, PassPipeline, Progress, SequenceTokens, event_or_timeout};
+use super::pipeline::{MAX_WAIT, PassPipeline, Progress, event_or_timeout};
 use crate::error::{Result, RingError, protocol_error};
 use crate::execution::{SampleFn, Samplers, TraceLines};
 use crate::wire::{Message, Transport};
@@ -84,8 +80,8 @@ impl ServeOptions {
     fn empty_pipeline(&self, slots: u32, can_truncate: bool) -> PassPipeline {
         let generation =
             Generation::with_vacant_slots(slots, self.micro_batch, self.draft_tokens, can_truncate);
-        let sequences = vec![SequenceTokens::default(); slots as usize];
-        let mut pipeline = PassPipeline::new(generation, sequences, self.stop_tokens.clone());
+        let texts = vec![Vec::new(); slots as usize];
+        let mut pipeline = PassPipeline::new(generation, texts, self.stop_tokens.clone());
         pipeline.trace_lines = Some(Vec::new());
         pipeline
     }
@@ -95,24 +91,29 @@ impl ServeOptions {
     }
 }
 
-/// A request in a slot.
-struct ActiveRequest {
+/// A request that waits or is in a slot.
+struct ServedRequest {
+    /// The sampler while the request waits; the head has that of a request in a slot.
+    sampler: Option<SampleFn>,
     response_tx: mpsc::UnboundedSender<ResponseEvent>,
-    /// The number of tokens that it may still generate.
-    left: u32,
-    /// Whether it leaves its slot after the pass in flight, to continue later.
-    is_leaving: bool,
 }
 
-/// The slots of a ring, their active requests, and the queue of requests that wait for a slot.
+impl ServedRequest {
+    /// Takes the sampler of a slot that the request has left.
+    fn keep_sampler<T: Transport>(&mut self, coordinator: &mut Coordinator<T>, slot: u32) -> Result<()> {
+        let sampler = coordinator.runner()?.take_sampler(slot);
+        self.sampler =
+            Some(sampler.ok_or_else(|| protocol_error("the head", "this sequence has no sampler"))?);
+        Ok(())
+    }
+}
+
+/// The pipeline of a ring, and its requests.
 struct Scheduler<'a, T: Transport> {
     coordinator: &'a mut Coordinator<T>,
     options: ServeOptions,
     pipeline: PassPipeline,
-    active: Vec<Option<ActiveRequest>>,
-    caches: CachePool,
-    /// The waiting requests, each with whether its response has started.
-    queue: VecDeque<(Request, bool)>,
+    slots: RequestSlots<ServedRequest>,
     /// Whether more requests can arrive.
     is_open: bool,
     rejoin_at: Instant,
@@ -133,14 +134,12 @@ pub(super) async fn serve<T: Transport>(
     let now = Instant::now();
     let pipeline = options.empty_pipeline(slots, coordinator.can_truncate_caches());
     let capacity = coordinator.plan().total_cache_tokens();
-    let caches = CachePool::new(slots, capacity, coordinator.can_share_caches());
+    let slots = RequestSlots::new(slots, capacity, coordinator.can_share_caches());
     let mut scheduler = Scheduler {
         coordinator,
         pipeline,
         options,
-        active: (0..slots).map(|_| None).collect(),
-        caches,
-        queue: VecDeque::new(),
+        slots,
         is_open: true,
         rejoin_at: now,
         rejoin_interval: REJOIN_INTERVAL,
@@ -171,14 +170,14 @@ impl<T: Transport> Scheduler<'_, T> {
             };
             if let Progress::Tokens(slots) = progress {
                 for (slot, tokens) in slots {
-                    self.send_tokens(slot, tokens)?;
+                    self.send_tokens(slot, &tokens)?;
                 }
                 let cached_tokens = self.active_tokens();
                 let in_flight = self.pipeline.batches_in_flight() + 1;
                 self.adapt_plan(adaptation::Event::BatchCompleted { cached_tokens, in_flight }).await?;
             }
             self.report()?;
-            if self.is_idle() && self.queue.is_empty() {
+            if self.is_idle() && !self.slots.is_any_waiting() {
                 self.adapt_plan(adaptation::Event::Idle).await?;
             }
         }
@@ -193,8 +192,8 @@ impl<T: Transport> Scheduler<'_, T> {
 
     /// Returns the number of tokens of active requests in the caches.
     fn active_tokens(&self) -> u64 {
-        let active = (0..).zip(&self.active).filter(|(_, request)| request.is_some());
-        active.map(|(slot, _)| u64::from(self.pipeline.generation.cached_tokens(slot))).sum()
+        let cached = |slot| u64::from(self.pipeline.generation.cached_tokens(slot));
+        self.slots.active_slots().map(cached).sum()
     }
 
     /// Whether no request is in a slot and no pass in flight.
@@ -204,115 +203,76 @@ impl<T: Transport> Scheduler<'_, T> {
 
     fn enqueue_new(&mut self, request_rx: &mut mpsc::UnboundedReceiver<Request>) {
         while let Ok(request) = request_rx.try_recv() {
-            self.queue.push_back((request, false));
+            self.enqueue(request);
         }
         self.is_open &= !(request_rx.is_closed() && request_rx.is_empty());
     }
 
+    fn enqueue(&mut self, request: Request) {
+        let Request { prompt, max_new_tokens, sampler, response_tx } = request;
+        let (tokens, context) = (prompt.len(), self.coordinator.plan().context_length);
+        let fits = tokens as u64 + u64::from(max_new_tokens) <= u64::from(context);
+        if tokens > 0 && max_new_tokens > 0 && fits {
+            let request = ServedRequest { sampler: Some(sampler), response_tx };
+            self.slots.enqueue(request, prompt, max_new_tokens);
+            return;
+        }
+        let what = format!("{tokens} prompt tokens and {max_new_tokens} new tokens");
+        let reason = format!("{what} do not fit the context of {context} positions");
+        let _ = response_tx.send(ResponseEvent::Failed(reason));
+    }
+
     fn cancel_abandoned(&mut self) {
-        self.queue.retain(|(request, _)| !request.response_tx.is_closed());
-        for (sequence, active) in (0..).zip(&mut self.active) {
-            if active.as_ref().is_some_and(|request| request.response_tx.is_closed()) {
-                *active = None;
-                self.pipeline.generation.cancel(sequence);
+        self.slots.cancel(&mut self.pipeline.generation, |request| request.response_tx.is_closed());
+    }
+
+    /// Sends tokens to the request in a slot.
+    fn send_tokens(&mut self, slot: u32, tokens: &[u32]) -> Result<()> {
+        if let Some(request) = self.slots.request(slot) {
+            for &token in tokens {
+                // `cancel_abandoned` notices a closed receiver.
+                let _ = request.response_tx.send(ResponseEvent::Token(token));
             }
         }
-    }
-
-    /// Sends tokens to the request in a slot. Frees the slot after the last token.
-    fn send_tokens(&mut self, slot: u32, tokens: Vec<u32>) -> Result<()> {
-        let Some(active) = self.active.get_mut(slot as usize) else { return Ok(()) };
-        let Some(request) = active else { return Ok(()) };
-        let is_over = tokens.last().is_some_and(|last| self.options.stop_tokens.contains(last));
-        for token in tokens {
-            request.left = request.left.saturating_sub(1);
-            // `cancel_abandoned` notices a closed receiver.
-            let _ = request.response_tx.send(ResponseEvent::Token(token));
+        let is_stopped = tokens.last().is_some_and(|last| self.options.stop_tokens.contains(last));
+        let PassPipeline { generation, texts, .. } = &self.pipeline;
+        let progress = self.slots.add_tokens(slot, tokens.len() as u32, is_stopped, generation, texts);
+        match progress {
+            RequestProgress::Left(request) => request.keep_sampler(self.coordinator, slot),
+            RequestProgress::Continues | RequestProgress::Ended(_) => Ok(()),
         }
-        if !self.pipeline.generation.is_vacant(slot) {
-            return Ok(());
-        }
-        let Some(request) = active.take() else { return Ok(()) };
-        if request.is_leaving && request.left > 0 && !is_over { self.requeue(slot, request) } else { Ok(()) }
-    }
-
-    /// Adds a request that has left its slot to the front of the queue.
-    fn requeue(&mut self, slot: u32, request: ActiveRequest) -> Result<()> {
-        let ActiveRequest { response_tx, left: max_new_tokens, .. } = request;
-        let sampler = self.coordinator.runner()?.take_sampler(slot);
-        let sampler = sampler.ok_or_else(|| protocol_error("the head", "this sequence has no sampler"))?;
-        // The slot keeps its tokens: its cache is used if its memory is not needed before.
-        let prompt = self.pipeline.sequences[slot as usize].tokens.clone();
-        self.queue.push_front((Request { prompt, max_new_tokens, sampler, response_tx }, true));
-        Ok(())
     }
 
     /// Releases caches of earlier requests, or lets the youngest request leave, if the next tokens need the memory.
     fn make_room_for_tokens(&mut self) -> Result<()> {
         if std::mem::take(&mut self.pipeline.has_lost_caches) {
-            self.caches.clear();
+            self.slots.lose_caches();
         }
-        let is_leaving = |active: &Option<ActiveRequest>| active.as_ref().is_some_and(|it| it.is_leaving);
-        if !self.active.iter().any(is_leaving)
-            && let Some(slot) = self.caches.make_room_for_tokens(&mut self.pipeline.generation)
-        {
-            self.pipeline.generation.cancel(slot);
-            let is_vacant = self.pipeline.generation.is_vacant(slot);
-            if let Some(mut request) = self.active[slot as usize].take() {
-                if is_vacant {
-                    self.requeue(slot, request)?;
-                } else {
-                    request.is_leaving = true;
-                    self.active[slot as usize] = Some(request);
-                }
-            }
+        let PassPipeline { generation, texts, .. } = &mut self.pipeline;
+        if let Some((slot, request)) = self.slots.make_room_for_tokens(generation, texts) {
+            request.keep_sampler(self.coordinator, slot)?;
         }
-        self.pipeline.cache_changes.extend(self.caches.take_changes());
+        self.pipeline.cache_changes.extend(self.slots.take_cache_changes());
         Ok(())
     }
 
     fn fail_all(&mut self, error: &RingError) {
-        let active = self.active.iter_mut().filter_map(Option::take);
-        let queued = self.queue.drain(..).map(|(request, _)| request.response_tx);
-        for response_tx in active.map(|request| request.response_tx).chain(queued) {
-            let _ = response_tx.send(ResponseEvent::Failed(error.to_string()));
+        for request in self.slots.drain() {
+            let _ = request.response_tx.send(ResponseEvent::Failed(error.to_string()));
         }
     }
 
     fn admit_queued(&mut self) -> Result<()> {
-        let context = self.coordinator.plan().context_length;
-        while let Some((request, _)) = self.queue.front() {
-            let (tokens, max_new_tokens) = (request.prompt.len(), request.max_new_tokens);
-            let fits = tokens as u64 + u64::from(max_new_tokens) <= u64::from(context);
-            let placement = if tokens == 0 || max_new_tokens == 0 || !fits {
-                None
-            } else {
-                let own: Vec<&[u32]> =
-                    self.pipeline.sequences.iter().map(|it| it.tokens.as_slice()).collect();
-                let placed = self.caches.place(&mut self.pipeline.generation, &own, &request.prompt);
-                if placed.is_none() {
-                    return Ok(());
-                }
-                placed
-            };
-            let Some((request, has_started)) = self.queue.pop_front() else { return Ok(()) };
-            let Request { prompt, max_new_tokens, sampler, response_tx } = request;
-            let Some(Placement { slot, cached }) = placement else {
-                let what = format!("{tokens} prompt tokens and {max_new_tokens} new tokens");
-                let reason = format!("{what} do not fit the context of {context} positions");
-                let _ = response_tx.send(ResponseEvent::Failed(reason));
-                continue;
-            };
-            let entered =
-                self.pipeline.generation.admit_request(slot, prompt.len() as u32, cached, max_new_tokens);
-            let cached_tokens = entered.map_err(|error| protocol_error("the head", error.to_string()))?;
-            self.coordinator.runner()?.set_sampler(slot, sampler);
-            self.pipeline.sequences[slot as usize] = SequenceTokens::from_prompt(prompt);
-            if !has_started {
-                let _ = response_tx.send(ResponseEvent::Started { cached_tokens });
+        let PassPipeline { generation, texts, .. } = &mut self.pipeline;
+        let broken = |error: GenerationError| protocol_error("the head", error.to_string());
+        while let Some(admission) = self.slots.admit(generation, texts).map_err(broken)? {
+            let Admission { request, slot, cached_tokens, is_resumed } = admission;
+            if let Some(sampler) = request.sampler.take() {
+                self.coordinator.runner()?.set_sampler(slot, sampler);
             }
-            let request = ActiveRequest { response_tx, left: max_new_tokens, is_leaving: false };
-            self.active[slot as usize] = Some(request);
+            if !is_resumed {
+                let _ = request.response_tx.send(ResponseEvent::Started { cached_tokens });
+            }
         }
         Ok(())
     }
@@ -331,7 +291,9 @@ impl<T: Transport> Scheduler<'_, T> {
             }
             request = request_rx.recv(), if self.is_open => {
                 self.is_open = request.is_some();
-                self.queue.extend(request.map(|request| (request, false)));
+                if let Some(request) = request {
+                    self.enqueue(request);
+                }
                 Ok(Progress::Work)
             }
         }
@@ -340,7 +302,7 @@ impl<T: Transport> Scheduler<'_, T> {
     /// Reconnects lost devices while there are requests. The caches of the new ring are empty: the tokens of active
     /// requests are computed again.
     async fn rejoin_lost_devices(&mut self) -> Result<()> {
-        let has_requests = !self.queue.is_empty() || self.active.iter().any(Option::is_some);
+        let has_requests = self.slots.is_any_waiting() || self.slots.active_slots().next().is_some();
         let is_due = has_requests && Instant::now() >= self.rejoin_at;
         if !is_due || self.coordinator.reconfiguration.recovery.unavailable_devices().is_empty() {
             return Ok(());
@@ -366,7 +328,7 @@ impl<T: Transport> Scheduler<'_, T> {
         let (slots, can_truncate) =
             (self.coordinator.plan().sequences, self.coordinator.can_truncate_caches());
         self.pipeline = self.options.empty_pipeline(slots, can_truncate);
-        self.caches.clear();
+        self.slots.lose_caches();
         self.coordinator.start_request(self.options.no_samplers()).await
     }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use hearth_core::schedule::Generation;
 use hearth_core::schedule::batching::BatchLimits;
-use hearth_core::schedule::cache_pool::CachePool;
+use hearth_core::schedule::request_slots::RequestSlots;
 use hearth_schema::pass::{Batch, CacheChange};
 use proptest::prelude::*;
 
@@ -36,12 +36,6 @@ fn arrival() -> impl Strategy<Value = Arrival> {
     )
 }
 
-struct Active {
-    request: usize,
-    left: u32,
-    is_leaving: bool,
-}
-
 /// A batch in flight, with the tokens of its passes.
 struct InFlight {
     batch: Batch,
@@ -52,10 +46,9 @@ struct InFlight {
 /// begins, and a second one when it ends, as a device with two windows does.
 struct Server {
     generation: Generation,
-    pool: CachePool,
+    /// The requests by their number.
+    slots: RequestSlots<usize>,
     texts: Vec<Vec<u32>>,
-    active: Vec<Option<Active>>,
-    queue: VecDeque<(usize, Vec<u32>, u32)>,
     in_flight: VecDeque<InFlight>,
     /// The caches of each layer and slot.
     caches: [Vec<Vec<u32>>; 2],
@@ -68,10 +61,8 @@ impl Server {
     fn new(slots: usize, capacity: u64, requests: usize) -> Server {
         Server {
             generation: Generation::with_vacant_slots(slots as u32, 5, 0, true),
-            pool: CachePool::new(slots as u32, capacity, true),
+            slots: RequestSlots::new(slots as u32, capacity, true),
             texts: vec![Vec::new(); slots],
-            active: (0..slots).map(|_| None).collect(),
-            queue: VecDeque::new(),
             in_flight: VecDeque::new(),
             caches: [vec![Vec::new(); slots], vec![Vec::new(); slots]],
             backed: vec![0; slots],
@@ -80,40 +71,14 @@ impl Server {
     }
 
     fn admit(&mut self) {
-        while let Some((request, prompt, wanted)) = self.queue.front() {
-            let texts: Vec<&[u32]> = self.texts.iter().map(Vec::as_slice).collect();
-            let Some(placed) = self.pool.place(&mut self.generation, &texts, prompt) else { return };
-            let length = prompt.len() as u32;
-            let entered = self.generation.admit_request(placed.slot, length, placed.cached, *wanted);
-            assert_eq!(entered, Ok(placed.cached));
-            self.active[placed.slot as usize] =
-                Some(Active { request: *request, left: *wanted, is_leaving: false });
-            self.texts[placed.slot as usize].clone_from(prompt);
-            self.queue.pop_front();
-        }
-    }
-
-    fn requeue(&mut self, slot: usize, request: &Active) {
-        self.queue.push_front((request.request, self.texts[slot].clone(), request.left));
-    }
-
-    fn make_room(&mut self) {
-        if self.active.iter().flatten().any(|request| request.is_leaving) {
-            return;
-        }
-        let Some(slot) = self.pool.make_room_for_tokens(&mut self.generation) else { return };
-        self.generation.cancel(slot);
-        if !self.generation.is_vacant(slot) {
-            self.active[slot as usize].as_mut().expect("an active slot").is_leaving = true;
-        } else if let Some(request) = self.active[slot as usize].take() {
-            self.requeue(slot as usize, &request);
-        }
+        while self.slots.admit(&mut self.generation, &mut self.texts).expect("a vacant slot").is_some() {}
+        self.slots.make_room_for_tokens(&mut self.generation, &self.texts);
     }
 
     /// Begins a batch, as the device computes it.
     fn begin(&mut self, limits: BatchLimits, capacity: u64) -> bool {
         let Some(batch) = self.generation.begin_batch(limits) else { return false };
-        let batch = batch.with_cache_changes(self.pool.take_changes());
+        let batch = batch.with_cache_changes(self.slots.take_cache_changes());
         let tokens = batch.passes().iter().map(|pass| {
             let (slot, first) = (pass.sequence_index as usize, pass.first_position as usize);
             self.texts[slot][first..first + pass.tokens as usize].to_vec()
@@ -129,7 +94,7 @@ impl Server {
             *backed = cache.len().max(*backed);
         }
         // Requests that leave may have two more passes in flight.
-        let slack = 2 * self.active.len();
+        let slack = 2 * self.texts.len();
         assert!(self.backed.iter().sum::<usize>() <= capacity as usize + slack, "{:?}", self.backed);
         self.in_flight.push_back(begun);
         true
@@ -172,22 +137,14 @@ impl Server {
             let token = next_token(&self.texts[slot]);
             self.generation.complete_pass(pass.index, 0).expect("awaited");
             self.texts[slot].push(token);
-            let Some(active) = &mut self.active[slot] else { continue };
-            let generated = &mut self.generated[active.request];
+            let Some(&request) = self.slots.request(pass.sequence_index) else { continue };
+            let generated = &mut self.generated[request];
             generated.push(token);
-            active.left -= 1;
-            let is_cancelled =
-                arrivals[active.request].cancelled_after.is_some_and(|after| generated.len() as u32 >= after);
-            if is_cancelled {
-                self.generation.cancel(pass.sequence_index);
-                self.active[slot] = None;
-            } else if self.generation.is_vacant(pass.sequence_index) {
-                let active = self.active[slot].take().expect("it is active");
-                if active.left > 0 {
-                    assert!(active.is_leaving);
-                    self.requeue(slot, &active);
-                }
+            let cancelled_after = arrivals[request].cancelled_after;
+            if cancelled_after.is_some_and(|after| generated.len() as u32 >= after) {
+                self.slots.cancel(&mut self.generation, |&it| it == request);
             }
+            self.slots.add_tokens(pass.sequence_index, 1, false, &self.generation, &self.texts);
         }
     }
 
@@ -195,7 +152,7 @@ impl Server {
     fn restart(&mut self) {
         self.generation.restart();
         self.in_flight.clear();
-        self.pool.clear();
+        self.slots.lose_caches();
         self.caches.iter_mut().flatten().for_each(Vec::clear);
         self.backed.fill(0);
     }
@@ -220,7 +177,7 @@ proptest! {
                 let arrival = &arrivals[request];
                 let arrives = arrival.after <= step;
                 if arrives {
-                    server.queue.push_back((request, arrival.prompt.clone(), arrival.wanted));
+                    server.slots.enqueue(request, arrival.prompt.clone(), arrival.wanted);
                 }
                 !arrives
             });
@@ -228,13 +185,12 @@ proptest! {
                 server.restart();
             }
             server.admit();
-            server.make_room();
             let has_begun = server.in_flight.len() < 4 && server.begin(limits, capacity);
             if !has_begun || choices[step as usize % choices.len()] {
                 server.complete(&arrivals);
             }
-            let is_idle = server.active.iter().all(Option::is_none) && server.in_flight.is_empty();
-            if is_idle && server.queue.is_empty() && waiting.is_empty() {
+            let is_idle = server.slots.active_slots().next().is_none() && server.in_flight.is_empty();
+            if is_idle && !server.slots.is_any_waiting() && waiting.is_empty() {
                 break;
             }
             prop_assert!(step < 19_999, "the requests do not end");
