@@ -64,7 +64,7 @@ pub fn stream_rate(disk: &Disk) -> BytesPerSecond {
 
 /// Number of tokens from which on kernels compute a batch in panels, whose speed is `matmul` in a profile.
 /// source: `hearth_kernels::panel`, measured there
-const MIN_PANEL_TOKENS: u32 = 12;
+const MIN_PANEL_TOKENS: u32 = 8;
 
 type Rates = FormatMap<Sourced<FlopsPerSecond>>;
 
@@ -287,7 +287,7 @@ mod tests {
             assert!((time / expected - 1.0).abs() < 1e-9, "{tokens} tokens: {time} and {expected}");
         }
         let time = cost.matmul_time(group, MIN_PANEL_TOKENS).0;
-        assert!((time / (one * 12.0 * 0.4) - 1.0).abs() < 1e-9, "{time}");
+        assert!((time / (one * 8.0 * 0.4) - 1.0).abs() < 1e-9, "{time}");
         // 16 tokens take 16 times as long as one, 128 tokens 51.2 times.
         device.cpu.matmul_medium = rate(40.0);
         let cost = ComputeCost::for_cpu(&device.cpu, &model, Format::F16);

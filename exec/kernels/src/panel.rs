@@ -28,10 +28,10 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 use hearth_profiles::Format;
 
-use unpack::{Block32, Block256};
+use unpack::{Block32, Block256, UnpackBytes, Words};
 
 use super::activations::QuantisedRow;
-use super::blocks;
+use super::blocks::{self, ScaledBlock};
 use super::matmul::{MatmulOutput, MatmulTask};
 
 /// Number of weight rows in a panel.
@@ -42,13 +42,17 @@ const MAX_COLUMNS: usize = 1024;
 
 /// Minimum number of tokens for which weights are packed into panels.
 ///
-/// source: measured with `matmul_speed`, see `docs/studies/kernels/batches.md`; chosen well above break-even
-const MIN_TOKENS: usize = 12;
+/// source: measured with `matmul_speed`, see `docs/studies/kernels/batches.md`; on aarch64, where blocks are unpacked
+/// alone, chosen well above break-even
+const MIN_TOKENS: usize = if cfg!(target_arch = "x86_64") { 8 } else { 12 };
 
 /// A cache line of a panel, 64 bytes: for each of the sixteen rows, four bytes, two 16-bit integers or one float.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([[u8; 4]; PANEL_ROWS]);
+
+/// The quants of each row of a panel, one per byte, or copies of their stored bytes.
+type UnpackedRows = [[u8; MAX_COLUMNS]; PANEL_ROWS];
 
 /// Maximum number of blocks of 256 weights in a row of a panel.
 const BLOCKS256: usize = MAX_COLUMNS / 256;
@@ -59,10 +63,11 @@ const BLOCKS32: usize = MAX_COLUMNS / 32;
 #[derive(Debug, Clone, Copy, Zeroable)]
 #[repr(C)]
 struct Panel {
-    /// The quants of each row, one per byte.
-    unpacked: [[u8; MAX_COLUMNS]; PANEL_ROWS],
+    unpacked: UnpackedRows,
     /// For each block of 256 weights and each row: the scales of its 16 groups, then the minima of these groups.
     unpacked_scales: [[[i8; 32]; PANEL_ROWS]; BLOCKS256],
+    /// The interleaved stored bytes of formats that are unpacked word by word.
+    stored: [Line; MAX_COLUMNS / 4],
     /// The interleaved quants: a line has four columns of all rows.
     quants: [Line; MAX_COLUMNS / 4],
     /// The interleaved scales and minima of groups. For each block of 256 weights: eight lines with two scales of each
@@ -78,44 +83,121 @@ pub fn is_profitable(format: Format, tokens: usize) -> bool {
 }
 
 impl Panel {
-    /// Unpacks blocks of 256 weights of each row; `blocks` are their indices. An empty row leaves the panel unchanged.
+    /// Unpacks the interleaved stored bytes of the first `count` blocks of all rows. `W` is a line in registers.
     #[inline(always)]
-    fn unpack256<B: Block256>(&mut self, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
+    fn unpack_stored<B: UnpackBytes<N>, W: Words + Pod, const N: usize>(&mut self, count: usize) {
+        let stored: &[W] = bytemuck::cast_slice(&self.stored);
+        let quants: &mut [W] = bytemuck::cast_slice_mut(&mut self.quants);
+        let blocks = stored.chunks_exact(B::STORED_BYTES / 4);
+        for (stored, quants) in blocks.zip(quants.chunks_exact_mut(N / 4)).take(count) {
+            B::unpack_words(stored, quants);
+        }
+    }
+
+    /// Unpacks the interleaved scales and minima of groups of the first `count` blocks of all rows. `W` is a line in
+    /// registers.
+    #[inline(always)]
+    fn unpack_stored_scales<B: Block256, W: Words + Pod>(&mut self, count: usize) {
+        let stored: &[W] = bytemuck::cast_slice(&self.stored);
+        let blocks = stored.chunks_exact(B::STORED_BYTES / 4);
+        for (stored, scales) in blocks.zip(&mut self.group_scales).take(count) {
+            B::unpack_scale_words::<W>(stored, bytemuck::cast_slice_mut(scales));
+        }
+    }
+
+    /// Reads the scales and minima of blocks of each row: both to `scales` if they are f16 numbers.
+    #[inline(always)]
+    fn read_scales<B: ScaledBlock>(&mut self, rows: &[&[B]; PANEL_ROWS], blocks: &Range<usize>) {
         for (row, all) in rows.iter().enumerate() {
             let Some(blocks) = all.get(blocks.clone()) else { continue };
-            let quants = self.unpacked[row].as_chunks_mut::<256>().0;
-            for (at, (block, quants)) in blocks.iter().zip(quants).enumerate() {
-                let [scales, minima] = self.unpacked_scales[at][row].as_chunks_mut::<16>().0 else {
-                    unreachable!("32 are twice 16")
-                };
-                block.unpack(quants);
-                *scales = block.scales();
-                *minima = block.minima();
-                self.scales[at].0[row] = (B::SCALE_FACTOR * block.scale()).to_le_bytes();
-                self.minima[at].0[row] = block.minimum().to_le_bytes();
+            for (at, block) in blocks.iter().enumerate() {
+                if let Some(halves) = block.halves() {
+                    self.scales[at].0[row] = bytemuck::must_cast(halves.map(u16::to_le_bytes));
+                } else {
+                    self.scales[at].0[row] = block.scale().to_le_bytes();
+                    self.minima[at].0[row] = block.minimum().to_le_bytes();
+                }
             }
         }
     }
 
-    /// Unpacks blocks of 32 weights of each row; `blocks` are their indices. An empty row leaves the panel unchanged.
+    /// Reads the scales and minima of the groups of blocks of each row.
     #[inline(always)]
-    fn unpack32<B: Block32>(&mut self, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
+    fn read_group_scales<B: Block256>(&mut self, rows: &[&[B]; PANEL_ROWS], blocks: &Range<usize>) {
         for (row, all) in rows.iter().enumerate() {
             let Some(blocks) = all.get(blocks.clone()) else { continue };
-            let quants = self.unpacked[row].as_chunks_mut::<32>().0;
-            for (at, (block, quants)) in blocks.iter().zip(quants).enumerate() {
-                block.unpack(quants);
-                self.scales[at].0[row] = block.scale().to_le_bytes();
-                self.minima[at].0[row] = block.minimum().to_le_bytes();
+            for (block, unpacked) in blocks.iter().zip(&mut self.unpacked_scales) {
+                unpacked[row] = bytemuck::must_cast([block.scales(), block.minima()]);
             }
         }
     }
+}
+
+/// Unpacks the quants of blocks of each row; `blocks` are their indices. An empty row leaves `unpacked` unchanged.
+#[inline(always)]
+fn unpack<B: UnpackBytes<N>, const N: usize>(
+    unpacked: &mut UnpackedRows,
+    rows: &[&[B]; PANEL_ROWS],
+    blocks: &Range<usize>,
+) {
+    for (row, unpacked) in rows.iter().zip(unpacked) {
+        let Some(blocks) = row.get(blocks.clone()) else { continue };
+        for (block, quants) in blocks.iter().zip(unpacked.as_chunks_mut::<N>().0) {
+            block.unpack(quants);
+        }
+    }
+}
+
+/// Copies the stored bytes of blocks of each row. An empty row leaves `copies` unchanged.
+#[inline(always)]
+fn copy_stored<B: UnpackBytes<N>, const N: usize>(
+    copies: &mut UnpackedRows,
+    rows: &[&[B]; PANEL_ROWS],
+    blocks: &Range<usize>,
+) {
+    for (row, copies) in rows.iter().zip(copies) {
+        let Some(blocks) = row.get(blocks.clone()) else { continue };
+        for (block, copy) in blocks.iter().zip(copies.chunks_exact_mut(B::STORED_BYTES)) {
+            copy.copy_from_slice(block.stored());
+        }
+    }
+}
+
+/// Returns the stored bytes of blocks of each row if they are adjacent, and whole lines for [`PanelKernel`]s.
+#[inline(always)]
+fn adjacent_stored<'a, B: UnpackBytes<N> + Pod, const N: usize>(
+    rows: &[&'a [B]; PANEL_ROWS],
+    blocks: &Range<usize>,
+) -> Option<[&'a [u8]; PANEL_ROWS]> {
+    let bytes = blocks.len() * B::STORED_BYTES;
+    if B::STORED_BYTES != size_of::<B>() || !bytes.is_multiple_of(64) {
+        return None;
+    }
+    let mut adjacent = [&[][..]; PANEL_ROWS];
+    for (adjacent, row) in adjacent.iter_mut().zip(rows) {
+        *adjacent = bytemuck::cast_slice(row.get(blocks.clone())?);
+    }
+    Some(adjacent)
 }
 
 /// Returns the blocks of sixteen weight rows, starting at row `first`. Rows after the last row of the task are empty.
 fn rows_of<'a, B: Pod>(task: &MatmulTask<'a, '_>, first: usize) -> [&'a [B]; PANEL_ROWS] {
     let end = task.out.rows().end;
     std::array::from_fn(|at| if first + at < end { blocks::blocks(task.matrix.row(first + at)) } else { &[] })
+}
+
+/// Prefetches `count` blocks of each of sixteen weight rows, from the block with the index `block` of row `row` on.
+/// Hardware does not, because the rows are far apart.
+#[inline(always)]
+fn prefetch_blocks<B: Pod>(task: &MatmulTask<'_, '_>, (row, block): (usize, usize), count: usize) {
+    for row in row..task.out.rows().end.min(row + PANEL_ROWS) {
+        let blocks: &[B] = blocks::blocks(task.matrix.row(row));
+        let blocks = &blocks[block..blocks.len().min(block + count)];
+        #[cfg(target_arch = "x86_64")]
+        for line in bytemuck::cast_slice::<_, u8>(blocks).chunks(64) {
+            crate::x86_64::prefetch(line);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -134,7 +216,7 @@ thread_local! {
 struct Tile<'a, const T: usize> {
     panel: &'a Panel,
     blocks: Range<usize>,
-    input: [QuantisedRow<'a>; T],
+    input: &'a [QuantisedRow<'a>; T],
 }
 
 /// The partial sums of the sixteen rows of a panel for T tokens.
@@ -156,26 +238,75 @@ trait PanelKernel: Copy {
     fn multiply32<B: Block32, const T: usize>(self, tile: &Tile<'_, T>, sums: &mut Sums<T>);
 }
 
-/// Implements [`PanelKernel`] for the proof type `$instructions` with the functions `interleave`, `interleave_scales`,
-/// `multiply256` and `multiply32` of the invoking module.
+/// Implements [`PanelKernel`] for the proof type `$instructions` with the functions `interleave`, `look_up`,
+/// `interleave_scales`, `from_halves`, `multiply256` and `multiply32` of the invoking module. A value of `$words` is a
+/// line in registers.
 #[cfg(target_arch = "x86_64")]
 macro_rules! panel_kernel {
-    ($instructions:ident) => {
+    ($instructions:ident, $words:ty, $features:literal) => {
+        /// Unpacks the quants of blocks of each row and interleaves the rows: first the stored bytes, if possible, as
+        /// they are fewer.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn pack_quants<B: UnpackBytes<N> + Pod, const N: usize>(
+            panel: &mut Panel,
+            rows: &[&[B]; PANEL_ROWS],
+            blocks: &Range<usize>,
+        ) {
+            let Panel { unpacked, quants, stored, .. } = panel;
+            let (count, bytes) = (blocks.len(), blocks.len() * B::STORED_BYTES);
+            if B::STORED_BYTES == 0 {
+                unpack(unpacked, rows, blocks);
+                interleave(&unpacked.each_ref().map(|row| &row[..]), quants, count * N);
+                return;
+            }
+            if let Some(rows) = adjacent_stored(rows, blocks) {
+                interleave(&rows, stored, bytes);
+            } else {
+                copy_stored(unpacked, rows, blocks);
+                interleave(&unpacked.each_ref().map(|row| &row[..]), stored, bytes);
+            }
+            panel.unpack_stored::<B, $words, N>(count);
+            if let Some(codebook) = B::CODEBOOK {
+                look_up(&codebook, &mut panel.quants[..count * N / 4]);
+            }
+        }
+
+        /// Reads the scales and minima of blocks of each row, and multiplies the scales by `factor`.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn pack_scales<B: ScaledBlock>(
+            panel: &mut Panel,
+            rows: &[&[B]; PANEL_ROWS],
+            blocks: &Range<usize>,
+            factor: f32,
+        ) {
+            panel.read_scales(rows, blocks);
+            if B::zeroed().halves().is_some() {
+                for (scales, minima) in panel.scales.iter_mut().zip(&mut panel.minima).take(blocks.len()) {
+                    [*scales, *minima] = from_halves(scales, factor);
+                }
+            }
+        }
+
         impl PanelKernel for $instructions {
             $crate::x86_64::methods_with! { $instructions:
                 fn pack256<B: Block256>(panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
                     let count = blocks.len();
-                    panel.unpack256(rows, blocks);
-                    interleave(panel, B::CODEBOOK, count * 256);
-                    for (unpacked, lines) in panel.unpacked_scales.iter().zip(&mut panel.group_scales).take(count) {
-                        interleave_scales(unpacked, lines);
+                    pack_scales(panel, rows, &blocks, B::SCALE_FACTOR);
+                    pack_quants::<B, 256>(panel, rows, &blocks);
+                    if B::STORES_SCALES {
+                        panel.unpack_stored_scales::<B, $words>(count);
+                    } else {
+                        panel.read_group_scales(rows, &blocks);
+                        let scales = panel.unpacked_scales.iter().zip(&mut panel.group_scales);
+                        scales.take(count).for_each(|(unpacked, lines)| interleave_scales(unpacked, lines));
                     }
                 }
 
                 fn pack32<B: Block32>(panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
-                    let count = blocks.len();
-                    panel.unpack32(rows, blocks);
-                    interleave(panel, B::CODEBOOK, count * 32);
+                    pack_scales(panel, rows, &blocks, 1.0);
+                    pack_quants::<B, 32>(panel, rows, &blocks);
                 }
 
                 fn multiply256<B: Block256, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
@@ -192,7 +323,8 @@ macro_rules! panel_kernel {
 #[cfg(target_arch = "x86_64")]
 use panel_kernel;
 
-/// Computes a part of a matmul for which [`is_profitable`] holds, in tiles of T tokens that share loads of weights.
+/// Computes a part of a matmul for which [`is_profitable`] holds, in tiles of tokens that share loads of weights: of T
+/// tokens, and then of fewer.
 fn multiply<M: PanelKernel, const T: usize>(kernel: M, task: MatmulTask<'_, '_>) {
     WORKSPACE.with_borrow_mut(|workspace| {
         macro_rules! plain {
@@ -221,26 +353,32 @@ macro_rules! multiply_rows {
             workspace: &mut Workspace,
         ) {
             let Workspace { panel, sums } = workspace;
-            let blocks = task.matrix.row_length / $length;
+            let count = task.matrix.row_length / $length;
+            let inputs: Vec<_> = (0..task.input.tokens()).map(|token| task.input.$row(token)).collect();
             for first in task.out.rows().step_by(PANEL_ROWS) {
                 let rows = rows_of::<B>(&task, first);
                 sums.clear();
-                sums.resize(task.input.tokens(), [0.0; PANEL_ROWS]);
-                for from in (0..blocks).step_by(MAX_COLUMNS / $length) {
-                    let blocks = from..blocks.min(from + MAX_COLUMNS / $length);
+                sums.resize(inputs.len(), [0.0; PANEL_ROWS]);
+                for from in (0..count).step_by(MAX_COLUMNS / $length) {
+                    let blocks = from..count.min(from + MAX_COLUMNS / $length);
                     kernel.$pack(panel, &rows, blocks.clone());
-                    let (tiles, rest) = sums.as_chunks_mut::<T>();
-                    let singles = tiles.len() * T;
-                    for (at, sums) in tiles.iter_mut().enumerate() {
-                        let input = std::array::from_fn(|t| task.input.$row(at * T + t));
-                        let tile = Tile { panel, blocks: blocks.clone(), input };
-                        kernel.$multiply::<B, T>(&tile, sums);
+                    let next = if blocks.end < count { (first, blocks.end) } else { (first + PANEL_ROWS, 0) };
+                    prefetch_blocks::<B>(&task, next, MAX_COLUMNS / $length);
+                    let mut at = 0;
+                    macro_rules! tiles {
+                        ($tokens:expr) => {
+                            while let Some(input) = inputs[at..].first_chunk::<{ $tokens }>() {
+                                let tile = Tile { panel, blocks: blocks.clone(), input };
+                                let sums = sums[at..].first_chunk_mut().expect("as many sums as inputs");
+                                kernel.$multiply::<B, { $tokens }>(&tile, sums);
+                                at += $tokens;
+                            }
+                        };
                     }
-                    for (at, sums) in rest.iter_mut().enumerate() {
-                        let input = [task.input.$row(singles + at)];
-                        let tile = Tile { panel, blocks: blocks.clone(), input };
-                        kernel.$multiply::<B, 1>(&tile, std::array::from_mut(sums));
-                    }
+                    tiles!(T);
+                    tiles!(4);
+                    tiles!(2);
+                    tiles!(1);
                 }
                 write_sums(task.out, first, sums);
             }

@@ -5,6 +5,8 @@
 //!
 //! Not here: the kernels, see [`super::avx2`] and [`super::panel`].
 
+use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+
 use half::f16;
 
 use super::matmul::{MatmulTask, dot_tiles};
@@ -70,6 +72,13 @@ impl From<NativeKernels> for Avx2 {
             | NativeKernels::Avx512(Avx512 { avx2 }) => avx2,
         }
     }
+}
+
+/// Prefetches the cache line with the first byte into the L2 cache.
+#[inline(always)]
+pub(super) fn prefetch(bytes: &[u8]) {
+    // SAFETY: a prefetch of any address is harmless: it cannot fault.
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(bytes.as_ptr().cast()) };
 }
 
 /// Defines methods without results that are compiled with the instructions of `Avx2`, `AvxVnni` or `Avx512`. The type of

@@ -67,7 +67,7 @@ fn sums_of_fours(weights: __m512i, activations: __m512i) -> __m512i {
 /// because LLVM replaces the intrinsic by two instructions.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
-fn add_pairs(mut total: __m512i, a: __m512i, b: __m512i) -> __m512i {
+pub(super) fn add_pairs(mut total: __m512i, a: __m512i, b: __m512i) -> __m512i {
     // SAFETY: the function requires the instruction, which changes only the register `total`.
     unsafe {
         asm!(

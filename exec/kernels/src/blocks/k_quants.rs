@@ -35,7 +35,7 @@ pub(crate) struct BlockQ3K {
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct BlockQ4K {
-    scale: [u8; 2],
+    pub(crate) scale: [u8; 2],
     minimum: [u8; 2],
     #[allow(dead_code)] // see `SixBitScales`
     packed: [u8; 12],
@@ -47,7 +47,7 @@ pub(crate) struct BlockQ4K {
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct BlockQ5K {
-    scale: [u8; 2],
+    pub(crate) scale: [u8; 2],
     minimum: [u8; 2],
     #[allow(dead_code)] // see `SixBitScales`
     packed: [u8; 12],

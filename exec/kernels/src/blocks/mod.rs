@@ -35,6 +35,12 @@ macro_rules! scaled_by_half {
             fn scale(&self) -> f32 {
                 half::f16::from_bits($crate::blocks::HalfScaledBlock::scale_bits(self)).to_f32()
             }
+
+            #[inline(always)]
+            fn halves(&self) -> Option<[u16; 2]> {
+                use $crate::blocks::HalfScaledBlock;
+                Some([self.scale_bits(), self.minimum_bits()])
+            }
             $(
                 const HAS_MINIMUM: bool = true;
                 #[inline(always)]
@@ -88,6 +94,12 @@ pub(crate) trait ScaledBlock: Pod {
     #[inline(always)]
     fn minimum(&self) -> f32 {
         0.0
+    }
+
+    /// Returns the bits of the scale and of the minimum if the block has them as f16 numbers.
+    #[inline(always)]
+    fn halves(&self) -> Option<[u16; 2]> {
+        None
     }
 }
 

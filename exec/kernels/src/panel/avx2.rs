@@ -19,9 +19,13 @@ use std::ops::Range;
 
 use bytemuck::{Pod, must_cast};
 
-use super::unpack::{Block32, Block256, Codebook};
-use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply, panel_kernel};
+use super::unpack::{Block32, Block256, Codebook, UnpackBytes, Words, register_words};
+use super::{
+    Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, adjacent_stored, copy_stored, multiply, panel_kernel,
+    unpack,
+};
 use crate::avx2::{load as load_one, load_half};
+use crate::blocks::ScaledBlock;
 use crate::matmul::MatmulTask;
 use crate::x86_64::Avx2;
 
@@ -30,7 +34,7 @@ pub(crate) fn matmul(avx2: Avx2, task: MatmulTask<'_, '_>) {
     multiply::<_, 4>(avx2, task);
 }
 
-panel_kernel! { Avx2 }
+panel_kernel! { Avx2, Pair, "avx2,fma,f16c" }
 
 /// Implements [`PanelKernel::multiply256`].
 #[inline]
@@ -86,23 +90,48 @@ fn broadcast<N: Pod>(values: &N) -> __m256i {
     _mm256_set1_epi32(must_cast(*values))
 }
 
-/// Interleaves the unpacked quants of the panel, so that each line has four columns of all rows.
+register_words! { Pair:
+    fn and(self, mask: u32) => {
+        let mask = _mm256_set1_epi32(mask.cast_signed());
+        [_mm256_and_si256(self[0], mask), _mm256_and_si256(self[1], mask)]
+    }
+    fn or(self, other: Self) => [_mm256_or_si256(self[0], other[0]), _mm256_or_si256(self[1], other[1])]
+    fn xor(self, mask: u32) => {
+        let mask = _mm256_set1_epi32(mask.cast_signed());
+        [_mm256_xor_si256(self[0], mask), _mm256_xor_si256(self[1], mask)]
+    }
+    fn up(self, bits: u32) => {
+        let bits = _mm_cvtsi32_si128(bits.cast_signed());
+        [_mm256_sll_epi32(self[0], bits), _mm256_sll_epi32(self[1], bits)]
+    }
+    fn down(self, bits: u32) => {
+        let bits = _mm_cvtsi32_si128(bits.cast_signed());
+        [_mm256_srl_epi32(self[0], bits), _mm256_srl_epi32(self[1], bits)]
+    }
+}
+
+/// Interleaves the first `count` bytes of the rows, so that each line has four bytes of all rows.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn interleave(panel: &mut Panel, codebook: Option<Codebook>, columns: usize) {
-    let Panel { unpacked, quants, .. } = panel;
-    let table = _mm256_broadcastsi128_si256(load_half(&codebook.unwrap_or_default()));
-    for (at, lines) in quants.as_chunks_mut::<8>().0.iter_mut().enumerate().take(columns / 32) {
-        for (half, eight) in unpacked.as_chunks::<8>().0.iter().enumerate() {
-            let mut rows = [_mm256_setzero_si256(); 8];
-            for (row, bytes) in rows.iter_mut().zip(eight) {
-                *row = load_one(&bytes.as_chunks::<32>().0[at]);
-                if codebook.is_some() {
-                    *row = _mm256_shuffle_epi8(table, *row);
-                }
+fn interleave(rows: &[&[u8]; PANEL_ROWS], lines: &mut [Line], count: usize) {
+    for (at, lines) in lines.as_chunks_mut::<8>().0.iter_mut().enumerate().take(count.div_ceil(32)) {
+        for (half, eight) in rows.as_chunks::<8>().0.iter().enumerate() {
+            let mut parts = [_mm256_setzero_si256(); 8];
+            for (part, row) in parts.iter_mut().zip(eight) {
+                *part = load_one(&row.as_chunks::<32>().0[at]);
             }
-            store_all(&transpose(&rows), lines, half);
+            store_all(&transpose(&parts), lines, half);
         }
+    }
+}
+
+/// Replaces codebook indices by the entries of the codebook.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn look_up(codebook: &Codebook, quants: &mut [Line]) {
+    let table = _mm256_broadcastsi128_si256(load_half(codebook));
+    for half in quants.iter_mut().flat_map(|line| line.0.as_chunks_mut::<8>().0) {
+        *half = must_cast(_mm256_shuffle_epi8(table, load_one(half)));
     }
 }
 
@@ -119,6 +148,25 @@ fn interleave_scales(unpacked: &[[i8; 32]; PANEL_ROWS], lines: &mut [Line; 16]) 
             store_all(&transpose(&rows), lines, half);
         }
     }
+}
+
+/// Converts the f16 numbers in the lower halves of the lanes to floats times `factor`, those in the upper halves to
+/// floats.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn from_halves(line: &Line, factor: f32) -> [Line; 2] {
+    let [first, last] = load(line);
+    let lower = _mm256_set1_epi32(0xffff);
+    let floats = |first, last| {
+        // Packing works on each half of the registers.
+        let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(first, last));
+        let last = _mm256_extracti128_si256::<1>(packed);
+        [_mm256_cvtph_ps(_mm256_castsi256_si128(packed)), _mm256_cvtph_ps(last)]
+    };
+    let scales = floats(_mm256_and_si256(first, lower), _mm256_and_si256(last, lower));
+    let minima = floats(_mm256_srli_epi32::<16>(first), _mm256_srli_epi32::<16>(last));
+    let factor = _mm256_set1_ps(factor);
+    [must_cast(scales.map(|scales| _mm256_mul_ps(scales, factor))), must_cast(minima)]
 }
 
 /// Stores one register in the lower (0) or upper (1) half of each of eight lines.

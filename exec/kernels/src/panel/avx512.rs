@@ -12,9 +12,14 @@ use std::ops::Range;
 
 use bytemuck::{Pod, must_cast};
 
-use super::unpack::{Block32, Block256, Codebook};
-use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply, panel_kernel};
+use super::unpack::{Block32, Block256, Codebook, UnpackBytes, Words, register_words};
+use super::{
+    Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, adjacent_stored, copy_stored, multiply, panel_kernel,
+    unpack,
+};
 use crate::avx2;
+use crate::avx512::add_pairs;
+use crate::blocks::ScaledBlock;
 use crate::matmul::MatmulTask;
 use crate::x86_64::Avx512;
 
@@ -23,7 +28,7 @@ pub(crate) fn matmul(avx512: Avx512, task: MatmulTask<'_, '_>) {
     multiply::<_, 8>(avx512, task);
 }
 
-panel_kernel! { Avx512 }
+panel_kernel! { Avx512, __m512i, "avx512f,avx512bw,avx512vl,avx512vnni,f16c" }
 
 /// Implements [`PanelKernel::multiply256`].
 #[inline]
@@ -33,28 +38,36 @@ fn multiply256<B: Block256, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<
     let mut floats: [__m512; T] = sums.map(must_cast);
     for (at, block) in blocks.clone().enumerate() {
         let quants: &[Line; 64] = &panel.quants.as_chunks().0[at];
-        let (pairs_of_scales, minima) = panel.group_scales[at].split_at(8);
-        let mut activations = [&input[0].quants.as_chunks::<4>().0[..64]; T];
-        let mut sums_of = [&input[0].sums.as_chunks::<2>().0[..8]; T];
+        let [pairs_of_scales, minima] = panel.group_scales[at].as_chunks::<8>().0 else {
+            unreachable!("16 are twice 8")
+        };
+        let mut activations = [&input[0].quants.as_chunks::<4>().0.as_chunks::<64>().0[0]; T];
+        let mut sums_of = [&input[0].sums.as_chunks::<2>().0.as_chunks::<8>().0[0]; T];
+        let mut factors = [0.0; T];
         for t in 0..T {
-            activations[t] = &input[t].quants.as_chunks::<4>().0[block * 64..][..64];
-            sums_of[t] = &input[t].sums.as_chunks::<2>().0[block * 8..][..8];
+            activations[t] = &input[t].quants.as_chunks().0.as_chunks().0[block];
+            sums_of[t] = &input[t].sums.as_chunks().0.as_chunks().0[block];
+            factors[t] = input[t].scales[block];
         }
         let mut totals = products::<B, T>(quants, pairs_of_scales, &activations);
-        let block_scale = must_cast(panel.scales[at]);
-        let block_minimum = must_cast(panel.minima[at]);
-        for t in 0..T {
-            let factor = _mm512_set1_ps(input[t].scales[block]);
-            if B::OFFSET != 0 {
-                let off = weighted_sums(pairs_of_scales, sums_of[t]);
-                let off = _mm512_mullo_epi32(off, _mm512_set1_epi32(B::OFFSET));
+        if B::OFFSET != 0 {
+            let off = weighted_sums(pairs_of_scales, &sums_of);
+            for t in 0..T {
+                let off = _mm512_mullo_epi32(off[t], _mm512_set1_epi32(B::OFFSET));
                 totals[t] = _mm512_sub_epi32(totals[t], off);
             }
-            let total = _mm512_cvtepi32_ps(totals[t]);
-            floats[t] = _mm512_fmadd_ps(_mm512_mul_ps(block_scale, factor), total, floats[t]);
-            if B::HAS_MINIMUM {
-                let off = _mm512_cvtepi32_ps(weighted_sums(minima, sums_of[t]));
-                floats[t] = _mm512_fnmadd_ps(_mm512_mul_ps(block_minimum, factor), off, floats[t]);
+        }
+        let block_scale = must_cast(panel.scales[at]);
+        for t in 0..T {
+            let scale = _mm512_mul_ps(block_scale, _mm512_set1_ps(factors[t]));
+            floats[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(totals[t]), floats[t]);
+        }
+        if B::HAS_MINIMUM {
+            let block_minimum = must_cast(panel.minima[at]);
+            let off = weighted_sums(minima, &sums_of);
+            for t in 0..T {
+                let minimum = _mm512_mul_ps(block_minimum, _mm512_set1_ps(factors[t]));
+                floats[t] = _mm512_fnmadd_ps(minimum, _mm512_cvtepi32_ps(off[t]), floats[t]);
             }
         }
     }
@@ -110,21 +123,34 @@ fn broadcast<N: Pod>(values: &N) -> __m512i {
     _mm512_set1_epi32(must_cast(*values))
 }
 
-/// Interleaves the unpacked quants of the panel, so that each line has four columns of all rows.
+register_words! { __m512i:
+    fn and(self, mask: u32) => _mm512_and_si512(self, _mm512_set1_epi32(mask.cast_signed()))
+    fn or(self, other: Self) => _mm512_or_si512(self, other)
+    fn xor(self, mask: u32) => _mm512_xor_si512(self, _mm512_set1_epi32(mask.cast_signed()))
+    fn up(self, bits: u32) => _mm512_sll_epi32(self, _mm_cvtsi32_si128(bits.cast_signed()))
+    fn down(self, bits: u32) => _mm512_srl_epi32(self, _mm_cvtsi32_si128(bits.cast_signed()))
+}
+
+/// Interleaves the first `count` bytes of the rows, so that each line has four bytes of all rows.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn interleave(panel: &mut Panel, codebook: Option<Codebook>, columns: usize) {
-    let Panel { unpacked, quants, .. } = panel;
-    let table = _mm512_broadcast_i32x4(avx2::load_half(&codebook.unwrap_or_default()));
-    for (at, lines) in quants.as_chunks_mut::<16>().0.iter_mut().enumerate().take(columns.div_ceil(64)) {
-        let mut rows = [_mm512_setzero_si512(); PANEL_ROWS];
-        for (row, bytes) in rows.iter_mut().zip(&*unpacked) {
-            *row = must_cast(bytes.as_chunks::<64>().0[at]);
-            if codebook.is_some() {
-                *row = _mm512_shuffle_epi8(table, *row);
-            }
+fn interleave(rows: &[&[u8]; PANEL_ROWS], lines: &mut [Line], count: usize) {
+    for (at, lines) in lines.as_chunks_mut::<16>().0.iter_mut().enumerate().take(count.div_ceil(64)) {
+        let mut parts = [_mm512_setzero_si512(); PANEL_ROWS];
+        for (part, row) in parts.iter_mut().zip(rows) {
+            *part = must_cast(row.as_chunks::<64>().0[at]);
         }
-        *lines = must_cast(transpose(&rows));
+        *lines = must_cast(transpose(&parts));
+    }
+}
+
+/// Replaces codebook indices by the entries of the codebook.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn look_up(codebook: &Codebook, quants: &mut [Line]) {
+    let table = _mm512_broadcast_i32x4(avx2::load_half(codebook));
+    for line in quants {
+        *line = must_cast(_mm512_shuffle_epi8(table, must_cast(*line)));
     }
 }
 
@@ -137,6 +163,17 @@ fn interleave_scales(unpacked: &[[i8; 32]; PANEL_ROWS], lines: &mut [Line; 16]) 
         *row = _mm512_cvtepi8_epi16(avx2::load(numbers));
     }
     *lines = must_cast(transpose(&rows));
+}
+
+/// Converts the f16 numbers in the lower halves of the lanes to floats times `factor`, those in the upper halves to
+/// floats.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn from_halves(line: &Line, factor: f32) -> [Line; 2] {
+    let line = must_cast(*line);
+    let [lower, upper] =
+        [line, _mm512_srli_epi32::<16>(line)].map(|halves| _mm512_cvtph_ps(_mm512_cvtepi32_epi16(halves)));
+    [must_cast(_mm512_mul_ps(lower, _mm512_set1_ps(factor))), must_cast(upper)]
 }
 
 #[inline]
@@ -176,15 +213,18 @@ fn transpose(rows: &[__m512i; 16]) -> [__m512i; 16] {
     columns
 }
 
-/// Returns the dot product of the scales or minima of each row (`factors`) and the activation sums of a token.
+/// Returns, for sixteen rows and T tokens, the dot product of the scales or minima of each row (`factors`) and the
+/// activation sums of each token.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
-fn weighted_sums(factors: &[Line], sums: &[[i16; 2]]) -> __m512i {
-    let mut total = _mm512_setzero_si512();
-    for (pair, sums) in factors.iter().zip(sums) {
-        total = _mm512_dpwssd_epi32(total, must_cast(*pair), broadcast(sums));
+fn weighted_sums<const T: usize>(factors: &[Line; 8], sums: &[&[[i16; 2]; 8]; T]) -> [__m512i; T] {
+    let mut totals = [_mm512_setzero_si512(); T];
+    for (pair, factors) in factors.iter().enumerate() {
+        for t in 0..T {
+            totals[t] = add_pairs(totals[t], must_cast(*factors), broadcast(&sums[t][pair]));
+        }
     }
-    total
+    totals
 }
 
 /// Returns, for sixteen rows and T tokens, the sum over a block of weight times integer scale times activation.
@@ -192,36 +232,34 @@ fn weighted_sums(factors: &[Line], sums: &[[i16; 2]]) -> __m512i {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
 fn products<B: Block256, const T: usize>(
     quants: &[Line; 64],
-    pairs_of_scales: &[Line],
-    activations: &[&[[i8; 4]]; T],
+    pairs_of_scales: &[Line; 8],
+    activations: &[&[[i8; 4]; 64]; T],
 ) -> [__m512i; T] {
     let mut totals = [_mm512_setzero_si512(); T];
-    for (pair, pairs_of_sixteen) in pairs_of_scales.iter().zip(quants.as_chunks::<8>().0).enumerate() {
-        let (pair_of_scales, lines) = pairs_of_sixteen;
-        for half in 0..2 {
-            let mut dots = [_mm512_setzero_si512(); T];
-            for four in 4 * half..4 * half + 4 {
-                let weights = must_cast(lines[four]);
-                for t in 0..T {
-                    let values = broadcast(&activations[t][8 * pair + four]);
-                    dots[t] = _mm512_dpbusd_epi32(dots[t], weights, values);
-                }
-            }
-            let scales = must_cast(*pair_of_scales);
-            // Each lane has the scales of two groups. For a 16-bit product, select the scale of this half, with zero
-            // in the upper 16 bits. For a 32-bit product, sign-extend it.
-            let scales = match (fits_in_16_bits(B::MAX_QUANT), half) {
-                (true, 0) => _mm512_and_si512(scales, _mm512_set1_epi32(0xffff)),
-                (true, _) => _mm512_srli_epi32::<16>(scales),
-                (false, 0) => _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(scales)),
-                (false, _) => _mm512_srai_epi32::<16>(scales),
-            };
+    for (pair, lines) in quants.as_chunks::<8>().0.iter().enumerate() {
+        let scales: __m512i = must_cast(pairs_of_scales[pair]);
+        // Each lane has the scales of two groups of 16 weights. For a 16-bit product, the other one is zero.
+        let scales = if fits_in_16_bits(B::MAX_QUANT) && B::GROUP_LENGTH == 16 {
+            [_mm512_and_si512(scales, _mm512_set1_epi32(0xffff)), _mm512_srli_epi32::<16>(scales)]
+        } else {
+            [_mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(scales)), _mm512_srai_epi32::<16>(scales)]
+        };
+        let mut dots = [_mm512_setzero_si512(); T];
+        for (four, line) in lines.iter().enumerate() {
             for t in 0..T {
-                totals[t] = if fits_in_16_bits(B::MAX_QUANT) {
-                    _mm512_dpwssd_epi32(totals[t], dots[t], scales)
-                } else {
-                    _mm512_add_epi32(totals[t], _mm512_mullo_epi32(dots[t], scales))
-                };
+                let values = broadcast(&activations[t][8 * pair + four]);
+                dots[t] = _mm512_dpbusd_epi32(dots[t], must_cast(*line), values);
+            }
+            if four == 7 || (four == 3 && B::GROUP_LENGTH == 16) {
+                let scales = scales[four / 4];
+                for t in 0..T {
+                    totals[t] = if fits_in_16_bits(B::MAX_QUANT) && B::GROUP_LENGTH == 16 {
+                        add_pairs(totals[t], dots[t], scales)
+                    } else {
+                        _mm512_add_epi32(totals[t], _mm512_mullo_epi32(dots[t], scales))
+                    };
+                    dots[t] = _mm512_setzero_si512();
+                }
             }
         }
     }

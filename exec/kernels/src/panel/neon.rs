@@ -12,9 +12,12 @@
 use std::array;
 use std::ops::Range;
 
+use half::f16;
+
 use super::unpack::{Block32, Block256, Codebook};
-use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply};
+use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply, unpack};
 use crate::activations::QuantisedRow;
+use crate::blocks::ScaledBlock;
 use crate::matmul::MatmulTask;
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use crate::neon::intrinsics::*;
@@ -184,17 +187,19 @@ fn rows_of_four(columns: [int8x16_t; 4]) -> [int8x16_t; 4] {
 impl<L: ByteMatmul> PanelKernel for L {
     fn pack256<B: Block256>(self, panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
         let count = blocks.len();
-        panel.unpack256(rows, blocks);
+        pack_scales(panel, rows, &blocks, B::SCALE_FACTOR);
+        unpack(&mut panel.unpacked, rows, &blocks);
         interleave::<L>(panel, B::CODEBOOK, count * 256, B::OFFSET as u8);
+        panel.read_group_scales(rows, &blocks);
         for (unpacked, lines) in panel.unpacked_scales.iter().zip(&mut panel.group_scales).take(count) {
             interleave_scales(unpacked, lines);
         }
     }
 
     fn pack32<B: Block32>(self, panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>) {
-        let count = blocks.len();
-        panel.unpack32(rows, blocks);
-        interleave::<L>(panel, B::CODEBOOK, count * 32, B::OFFSET as u8);
+        pack_scales(panel, rows, &blocks, 1.0);
+        unpack(&mut panel.unpacked, rows, &blocks);
+        interleave::<L>(panel, B::CODEBOOK, blocks.len() * 32, B::OFFSET as u8);
     }
 
     fn multiply256<B: Block256, const T: usize>(self, tile: &Tile<'_, T>, sums: &mut Sums<T>) {
@@ -213,6 +218,26 @@ impl<L: ByteMatmul> PanelKernel for L {
             for rows in 0..PANEL_ROWS / 4 {
                 block32::<L, B, T>(self, panel, at, rows, block, input, sums);
             }
+        }
+    }
+}
+
+/// Reads the scales and minima of blocks of each row, and multiplies the scales by `factor`.
+fn pack_scales<B: ScaledBlock>(
+    panel: &mut Panel,
+    rows: &[&[B]; PANEL_ROWS],
+    blocks: &Range<usize>,
+    factor: f32,
+) {
+    panel.read_scales(rows, blocks);
+    if B::zeroed().halves().is_none() {
+        return;
+    }
+    for (scales, minima) in panel.scales.iter_mut().zip(&mut panel.minima).take(blocks.len()) {
+        for (scale, minimum) in scales.0.iter_mut().zip(&mut minima.0) {
+            let [a, b, c, d] = *scale;
+            *scale = (f16::from_le_bytes([a, b]).to_f32() * factor).to_le_bytes();
+            *minimum = f16::from_le_bytes([c, d]).to_f32().to_le_bytes();
         }
     }
 }
