@@ -24,7 +24,7 @@ use tokio::time::{Instant, timeout_at};
 use super::coordinator::Coordinator;
 use super::pipeline::{MAX_WAIT, PassPipeline, Progress, SequenceTokens, event_or_timeout};
 use crate::error::{Result, RingError, protocol_error};
-use crate::execution::{SampleFn, Samplers, TraceLines};
+use crate::execution::{Samplers, SequenceOutput, TraceLines};
 use crate::wire::{Message, Transport};
 
 /// Number of passes after which traces are collected, to bound their size. source: assumed, seconds on a fast ring
@@ -36,13 +36,13 @@ const REJOIN_INTERVAL: Duration = Duration::from_secs(30);
 /// The maximum interval for devices that are lost soon after they have rejoined active requests. source: assumed
 const MAX_REJOIN_INTERVAL: Duration = Duration::from_mins(16);
 
-/// A generation request to a ring that serves several requests at the same time.
+/// A request for tokens or an embedding to a ring that serves several requests at the same time.
 pub struct Request {
     /// The tokens of the prompt; at least one token.
     pub prompt: Vec<u32>,
-    /// The maximum number of generated tokens; at least one.
+    /// The maximum number of generated tokens; at least one, also for an embedding, which has no tokens.
     pub max_new_tokens: u32,
-    pub sampler: SampleFn,
+    pub output: SequenceOutput,
     /// Sends the events of the response. The request is cancelled when the receiver is closed.
     pub response_tx: mpsc::UnboundedSender<ResponseEvent>,
 }
@@ -223,7 +223,8 @@ impl<T: Transport> Scheduler<'_, T> {
     fn send_tokens(&mut self, slot: u32, tokens: Vec<u32>) -> Result<()> {
         let Some(active) = self.active.get_mut(slot as usize) else { return Ok(()) };
         let Some(request) = active else { return Ok(()) };
-        let is_over = tokens.last().is_some_and(|last| self.options.stop_tokens.contains(last));
+        // An embedding has no token.
+        let is_over = tokens.last().is_none_or(|last| self.options.stop_tokens.contains(last));
         for token in tokens {
             request.left = request.left.saturating_sub(1);
             // `cancel_abandoned` notices a closed receiver.
@@ -239,11 +240,11 @@ impl<T: Transport> Scheduler<'_, T> {
     /// Adds a request that has left its slot to the front of the queue.
     fn requeue(&mut self, slot: u32, request: ActiveRequest) -> Result<()> {
         let ActiveRequest { response_tx, left: max_new_tokens, .. } = request;
-        let sampler = self.coordinator.runner()?.take_sampler(slot);
-        let sampler = sampler.ok_or_else(|| protocol_error("the head", "this sequence has no sampler"))?;
+        let output = self.coordinator.runner()?.take_output(slot);
+        let output = output.ok_or_else(|| protocol_error("the head", "this sequence has no sampler"))?;
         // The slot keeps its tokens: its cache is used if its memory is not needed before.
         let prompt = self.pipeline.sequences[slot as usize].tokens.clone();
-        self.queue.push_front((Request { prompt, max_new_tokens, sampler, response_tx }, true));
+        self.queue.push_front((Request { prompt, max_new_tokens, output, response_tx }, true));
         Ok(())
     }
 
@@ -296,7 +297,7 @@ impl<T: Transport> Scheduler<'_, T> {
                 placed
             };
             let Some((request, has_started)) = self.queue.pop_front() else { return Ok(()) };
-            let Request { prompt, max_new_tokens, sampler, response_tx } = request;
+            let Request { prompt, max_new_tokens, output, response_tx } = request;
             let Some(Placement { slot, cached }) = placement else {
                 let what = format!("{tokens} prompt tokens and {max_new_tokens} new tokens");
                 let reason = format!("{what} do not fit the context of {context} positions");
@@ -306,7 +307,7 @@ impl<T: Transport> Scheduler<'_, T> {
             let entered =
                 self.pipeline.generation.admit_request(slot, prompt.len() as u32, cached, max_new_tokens);
             let cached_tokens = entered.map_err(|error| protocol_error("the head", error.to_string()))?;
-            self.coordinator.runner()?.set_sampler(slot, sampler);
+            self.coordinator.runner()?.set_output(slot, output);
             self.pipeline.sequences[slot as usize] = SequenceTokens::from_prompt(prompt);
             if !has_started {
                 let _ = response_tx.send(ResponseEvent::Started { cached_tokens });
