@@ -4,9 +4,9 @@
     python3 -m venv client && client/bin/pip install openai
     client/bin/python scripts/peers/openai_client.py http://127.0.0.1:8080/v1 [TOKEN] [--kill PID]
 
-Checks chat, streaming, tools, JSON Schemas, log-probabilities, cancellation, stop strings, errors, and eight requests
-at once. With --kill it kills a worker during these eight. Greedy answers must be the same each time. Prints a line for
-each check, and exits with 1 if one fails.
+Checks chat, streaming, tools, JSON Schemas, log-probabilities, embeddings (of a server with `--pooling last`),
+cancellation, stop strings, errors, and eight requests at once. With --kill it kills a worker during these eight. Greedy
+answers must be the same each time. Prints a line for each check, and exits with 1 if one fails.
 """
 
 import argparse
@@ -175,10 +175,16 @@ for what, error, request in [
         check(what, True, refused.body["message"])
 
 try:
-    client.embeddings.create(model=model, input="x")
-    check("embeddings", False, "they were accepted")
-except openai.NotFoundError as refused:
-    check("embeddings are refused", True, refused.body["message"])
+    texts = ["Who art thou?", "And whence?"]
+    whole = client.embeddings.create(model=model, input=texts)
+    check("embeddings", [it.index for it in whole.data] == [0, 1], f"{len(whole.data[0].embedding)} dimensions")
+    # Without a format, the client asks for base64 and decodes it.
+    floats = client.embeddings.create(model=model, input=texts[0], encoding_format="float").data[0].embedding
+    check("embeddings as numbers", max(abs(a - b) for a, b in zip(floats, whole.data[0].embedding)) < 1e-7)
+    short = client.embeddings.create(model=model, input=texts, dimensions=8).data[1].embedding
+    check("dimensions", len(short) == 8 and abs(sum(it * it for it in short) - 1) < 1e-5)
+except openai.BadRequestError as refused:
+    check("a model without embeddings", refused.body["code"] == "no_embeddings", refused.body["message"])
 
 answers, begun = [None] * 8, time.time()
 prompts = ["Who art thou?", "What is thy name?", "Whither goest thou?", "Why weepest thou?"]

@@ -7,10 +7,12 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use hearth_ring::{Request as RingRequest, ResponseEvent};
+use hearth_ring::{Request as RingRequest, SequenceOutput};
 use hearth_runtime::chat::{JsonValue, THOUGHT_END, THOUGHT_START};
 use hearth_runtime::tokenizer::Fragment;
-use hearth_runtime::{ChatMessage, ExecError, GrammarCompiler, GrammarMatcher, Sampler, ToolSyntax};
+use hearth_runtime::{
+    ChatMessage, ExecError, GrammarCompiler, GrammarMatcher, Sampler, Tokenizer, ToolSyntax,
+};
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -24,12 +26,10 @@ use crate::error::ApiError;
 use crate::generation::{AnswerFormat, Chunk, FinishReason, Generation, PromptTokens};
 use crate::logprobs::TokenLogprobs;
 use crate::metrics::Usage;
-use crate::request::{CompletionRequest, GenerationParams, Prompt};
+use crate::request::{CompletionRequest, GenerationParams};
 use crate::response::{self, FinishedAnswer, ResponseKind, ResponseMetadata};
 use crate::{AppState, unix_time};
-/// Maximum number of running and waiting requests; further requests are rejected.
-/// source: assumed, far more than a home needs
-const MAX_ACTIVE_REQUESTS: u64 = 512;
+
 /// Default of `max_tokens` for text completions. source: OpenAI's API reference
 const DEFAULT_COMPLETION_TOKENS: u32 = 16;
 
@@ -67,7 +67,9 @@ pub async fn create_completion(
             let message = "`tools` is not supported for text completions: use /v1/chat/completions";
             return Err(ApiError::invalid("tools", message));
         }
-        let prompts = request.take_prompts()?.into_iter().map(|prompt| state.prompt_tokens(prompt));
+        let encode = |tokenizer: &Tokenizer, text: &str| tokenizer.encode(text, false);
+        let prompts = request.take_prompts()?.into_iter();
+        let prompts = prompts.map(|prompt| state.prompt_tokens("prompt", prompt, encode));
         let prompts = prompts.collect::<Result<_, _>>()?;
         let grammar = state.compile_grammar(&params, &ToolSyntax::common(), Thinking::Never)?;
         let max_tokens = params.max_tokens.or(Some(DEFAULT_COMPLETION_TOKENS));
@@ -134,9 +136,19 @@ async fn collect_all(
     header: &ResponseMetadata,
     generations: Vec<Generation>,
 ) -> Result<Json<Value>, ApiError> {
+    let finished = join_all(generations.into_iter().map(collect)).await?;
+    let (answers, usages): (Vec<_>, Vec<Usage>) = finished.into_iter().unzip();
+    Ok(Json(header.response_json(answers, usages.into_iter().sum())))
+}
+
+/// Runs all futures concurrently. Returns their results in order, or the first error. Dropping the returned future
+/// cancels them.
+pub async fn join_all<T: Send + 'static>(
+    futures: impl Iterator<Item: Future<Output = Result<T, ApiError>> + Send + 'static>,
+) -> Result<Vec<T>, ApiError> {
     let mut tasks = JoinSet::new();
-    for (index, generation) in generations.into_iter().enumerate() {
-        tasks.spawn(async move { (index, collect(generation).await) });
+    for (index, future) in futures.enumerate() {
+        tasks.spawn(async move { (index, future.await) });
     }
     let failed = |error: tokio::task::JoinError| {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", error.to_string())
@@ -146,8 +158,7 @@ async fn collect_all(
         let (index, result) = joined.map_err(failed)?;
         finished.insert(index, result?);
     }
-    let (answers, usages): (Vec<_>, Vec<Usage>) = finished.into_values().unzip();
-    Ok(Json(header.response_json(answers, usages.into_iter().sum())))
+    Ok(finished.into_values().collect())
 }
 
 /// Waits until a generation ends. Returns its answer and token usage.
@@ -224,49 +235,11 @@ impl AppState {
         tokens.filter(|&token| !self.tokenizer.is_harmony_token(token)).collect()
     }
 
-    fn prompt_tokens(&self, prompt: Prompt) -> Result<Vec<u32>, ApiError> {
-        let tokens = match prompt {
-            Prompt::Text(text) => {
-                self.check_length("prompt", text.len())?;
-                let tokens = self.tokenizer.encode(&text, false);
-                tokens.map_err(|error| ApiError::invalid("prompt", error.to_string()))?
-            }
-            Prompt::Tokens(tokens) => tokens,
-        };
-        if tokens.is_empty() {
-            return Err(ApiError::invalid("prompt", "the prompt has no tokens: send some text"));
-        }
-        self.check_tokens("prompt", &tokens)?;
-        Ok(tokens)
-    }
-
-    /// Rejects a text that cannot fit in the context, before it is tokenized, which takes long for a long text.
-    fn check_length(&self, param: &'static str, bytes: usize) -> Result<(), ApiError> {
-        let (min_tokens, context) = (self.tokenizer.min_tokens(bytes), self.context_length);
-        if min_tokens < context as usize {
-            return Ok(());
-        }
-        let message = format!(
-            "{bytes} bytes of text have at least {min_tokens} tokens and do not fit in the context of {context} \
-             tokens: shorten the prompt"
-        );
-        Err(context_length_exceeded(param, message))
-    }
-
     /// Starts the generations of `params.choices` answers to each prompt.
     fn start(&self, request: ParsedRequest) -> Result<Vec<Generation>, ApiError> {
         let ParsedRequest { id, prompts, params, grammar, syntax } = request;
-        let unavailable =
-            |code, message: &str| Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message));
-        if !self.metrics.is_ring_up() {
-            let message = "the ring of devices is down: try again when all devices are reachable";
-            return unavailable("ring_down", message);
-        }
-        let (choices, answers) = (params.choices, prompts.len() as u64 * u64::from(params.choices));
-        if self.metrics.active_requests() + answers > MAX_ACTIVE_REQUESTS {
-            let message = format!("at most {MAX_ACTIVE_REQUESTS} requests can run or wait: try again later");
-            return unavailable("overloaded", &message);
-        }
+        let choices = params.choices;
+        self.check_capacity(prompts.len() as u64 * u64::from(choices))?;
         let sampler = Sampler::new(params.sampler).map_err(|error| {
             let param = if let ExecError::Sampling { name, .. } = &error { *name } else { "temperature" };
             ApiError::invalid(param, error.to_string())
@@ -294,7 +267,7 @@ impl AppState {
             let (logprobs_tx, logprobs) = mpsc::unbounded_channel();
             let count = params.logprobs;
             let mut clock = self.metrics.start_token_clock();
-            let sampler = Box::new(move |logits: &[f32]| {
+            let output = SequenceOutput::Tokens(Box::new(move |logits: &[f32]| {
                 let token = sampler.sample(logits);
                 clock.tick();
                 if let Some(count) = count {
@@ -302,12 +275,8 @@ impl AppState {
                     let _ = logprobs_tx.send(TokenLogprobs::new(logits, token, count as usize));
                 }
                 token
-            });
-            let request = RingRequest { prompt, max_new_tokens, sampler, response_tx };
-            // The ring's side is closed only while the server shuts down.
-            if let Err(mpsc::error::SendError(request)) = self.request_tx.send(request) {
-                let _ = request.response_tx.send(ResponseEvent::Failed("the server is shutting down".into()));
-            }
+            }));
+            self.send_to_ring(RingRequest { prompt, max_new_tokens, output, response_tx });
             let format = AnswerFormat {
                 parser: syntax.as_ref().map(|syntax| {
                     // The calls of different answers have different ids.
@@ -336,13 +305,8 @@ impl AppState {
                 "{prompt_tokens} prompt tokens and {wanted} generated tokens do not fit in the context of {context} \
                  tokens: shorten the prompt or lower `max_tokens`"
             );
-            return Err(context_length_exceeded("max_tokens", message));
+            return Err(ApiError::context_length_exceeded("max_tokens", message));
         }
         Ok(wanted as u32)
     }
-}
-
-fn context_length_exceeded(param: &'static str, message: String) -> ApiError {
-    let error = ApiError::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message);
-    ApiError { param: Some(param.into()), ..error }
 }

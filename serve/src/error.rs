@@ -35,6 +35,17 @@ impl ApiError {
         Self { param: Some(param.into()), ..Self::new(StatusCode::BAD_REQUEST, "invalid_value", message) }
     }
 
+    /// Creates the error for a text in the field `param` that does not fit in the context.
+    pub fn context_length_exceeded(param: &'static str, message: String) -> Self {
+        let error = Self::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message);
+        Self { param: Some(param.into()), ..error }
+    }
+
+    /// Creates the error for a request that the ring did not complete.
+    pub fn ring_failed(message: String) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "ring_failed", message)
+    }
+
     /// Returns the JSON body of the error response.
     pub fn to_json(&self) -> Value {
         let kind = if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };

@@ -2,8 +2,12 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
 
-use serde::Deserialize;
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use crate::error::{ApiError, excerpt};
@@ -50,6 +54,35 @@ impl<'a> Fields<'a> {
         let name = excerpt(&name);
         let message = format!("`{name}` is not supported: leave it out");
         Err(ApiError::invalid(name, message))
+    }
+}
+
+/// A string, or a list of other values. Unlike an untagged enum, it is parsed without storing all values twice.
+#[derive(Debug, PartialEq, Eq)]
+pub enum StringOr<T> {
+    String(String),
+    List(Vec<T>),
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for StringOr<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct StringOrVisitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for StringOrVisitor<T> {
+            type Value = StringOr<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a string or a list")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(StringOr::String(text.to_owned()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(seq)).map(StringOr::List)
+            }
+        }
+        deserializer.deserialize_any(StringOrVisitor(PhantomData))
     }
 }
 

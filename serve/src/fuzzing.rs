@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use hearth_profiles::Document;
 use hearth_profiles::gguf::{Array, Metadata, Value};
-use hearth_ring::ResponseEvent;
+use hearth_ring::{ResponseEvent, SequenceOutput};
 use hearth_runtime::{ChatTemplate, Tokenizer};
 use hearth_schema::Plan;
 use hyper_util::rt::TokioIo;
@@ -29,6 +29,7 @@ pub fn allowed_memory(input_bytes: usize) -> usize {
 
 const PIPE_BYTES: usize = 1 << 20;
 const VOCAB_SIZE: u32 = 258;
+const EMBEDDING_LENGTH: u32 = 4;
 
 const PLAN: &str = "schema: plan/1
 scenario: {name: t, digest: 'sha256:0'}
@@ -58,6 +59,10 @@ pub fn http(input: &[u8]) {
         let ring = tokio::spawn(async move {
             while let Some(request) = requests.recv().await {
                 let _ = request.response_tx.send(ResponseEvent::Started { cached_tokens: 0 });
+                if let SequenceOutput::Embedding(embedding_tx) = request.output {
+                    let _ = embedding_tx.send(vec![1.0; EMBEDDING_LENGTH as usize]);
+                    continue;
+                }
                 for token in (0..request.max_new_tokens).chain([VOCAB_SIZE - 1]) {
                     let _ = request.response_tx.send(ResponseEvent::Token(token % VOCAB_SIZE));
                 }
@@ -99,6 +104,7 @@ fn state(request_tx: mpsc::UnboundedSender<hearth_ring::Request>) -> AppState {
         chat_format: ChatTemplate::new(metadata, tokenizer)
             .map(|template| ChatFormat::new(template, tokenizer))
             .map_err(|error| error.to_string()),
+        embedding_length: Ok(EMBEDDING_LENGTH),
         grammars: OnceLock::new(),
         model_name: "m".into(),
         context_length: 64,

@@ -123,8 +123,7 @@ impl Generation {
                 }
                 Some(ResponseEvent::Token(token)) => self.decode(token),
                 Some(ResponseEvent::Failed(message)) => {
-                    let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "ring_failed", message);
-                    return Some(self.fail(error));
+                    return Some(self.fail(ApiError::ring_failed(message)));
                 }
                 None => {
                     self.reason = Some(FinishReason::Length);

@@ -1,8 +1,8 @@
 //! An OpenAI-compatible HTTP server for a ring of devices that run one model together.
 //!
-//! The server offers chat and text completions, the model list, health, metrics and a chat page. A handler turns an
-//! HTTP request into a request to the ring ([`hearth_ring::Request`]), and the events from the ring into the HTTP
-//! response. When a client disconnects, its response is dropped, and the ring frees the slot of the request.
+//! The server offers chat and text completions, embeddings, the model list, health, metrics and a chat page. A handler
+//! turns an HTTP request into a request to the ring ([`hearth_ring::Request`]), and the events from the ring into the
+//! HTTP response. When a client disconnects, its response is dropped, and the ring frees the slot of the request.
 //!
 //! The command `hearth serve` connects the ring, and reconnects it after failures.
 
@@ -15,6 +15,7 @@ mod chat;
 mod completions;
 mod connections;
 mod constraint;
+mod embeddings;
 mod error;
 mod fields;
 #[cfg(any(test, fuzzing))]
@@ -22,6 +23,7 @@ pub mod fuzzing;
 mod generation;
 mod logprobs;
 mod metrics;
+mod prompt;
 mod request;
 mod response;
 mod tls;
@@ -37,7 +39,7 @@ use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router, middleware};
-use hearth_ring::Request as RingRequest;
+use hearth_ring::{Request as RingRequest, ResponseEvent};
 use hearth_runtime::{GrammarCompiler, Tokenizer};
 use hearth_schema::Plan;
 use serde_json::{Value, json};
@@ -50,9 +52,14 @@ use self::body::RequestBody;
 pub use self::chat::ChatFormat;
 use self::completions::{create_chat_completion, create_completion};
 pub use self::connections::serve;
+use self::embeddings::create_embeddings;
 use self::error::{ApiError, excerpt};
 pub use self::metrics::Metrics;
 pub use self::tls::tls_acceptor;
+
+/// Maximum number of running and waiting requests; further requests are rejected.
+/// source: assumed, far more than a home needs
+const MAX_ACTIVE_REQUESTS: u64 = 512;
 
 /// What the chat page may load and do: its own script, style and requests, and nothing else. So a page that shows text
 /// from a model or a user cannot be made to run it, and no other site can embed the page.
@@ -65,6 +72,8 @@ pub struct AppState {
     pub tokenizer: Arc<Tokenizer>,
     /// The model's chat format, or the reason why it cannot chat.
     pub chat_format: Result<ChatFormat, String>,
+    /// The number of elements of an embedding, or the reason why the model has no embeddings.
+    pub embedding_length: Result<u32, String>,
     /// Compiles grammars; created when a request needs it first.
     pub grammars: OnceLock<Result<GrammarCompiler, String>>,
     /// The model's name in the API.
@@ -95,6 +104,7 @@ pub fn router(state: Arc<AppState>) -> Router {
     let protected = Router::new()
         .route("/v1/chat/completions", post(create_chat_completion))
         .route("/v1/completions", post(create_completion))
+        .route("/v1/embeddings", post(create_embeddings))
         .route("/v1/models", get(list_models))
         .route("/v1/models/{*name}", get(retrieve_model))
         .route("/tokenize", post(create_tokens))
@@ -156,8 +166,8 @@ async fn forbid_sniffing(request: Request, next: middleware::Next) -> Response {
 
 async fn unknown_path(request: Request) -> ApiError {
     let message = format!(
-        "there is no endpoint `{} {}`: use /v1/chat/completions, /v1/completions, /v1/models, /tokenize, \
-         /detokenize, /health, /metrics, or / for the chat page",
+        "there is no endpoint `{} {}`: use /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, \
+         /tokenize, /detokenize, /health, /metrics, or / for the chat page",
         request.method(),
         excerpt(request.uri().path())
     );
@@ -238,6 +248,28 @@ impl AppState {
 
     fn next_request_id(&self) -> u64 {
         self.request_count.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Rejects `count` more requests if the ring is down, or if too many are running and waiting.
+    fn check_capacity(&self, count: u64) -> Result<(), ApiError> {
+        let unavailable =
+            |code, message: &str| Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message));
+        if !self.metrics.is_ring_up() {
+            let message = "the ring of devices is down: try again when all devices are reachable";
+            return unavailable("ring_down", message);
+        }
+        if self.metrics.active_requests() + count > MAX_ACTIVE_REQUESTS {
+            let message = format!("at most {MAX_ACTIVE_REQUESTS} requests can run or wait: try again later");
+            return unavailable("overloaded", &message);
+        }
+        Ok(())
+    }
+
+    fn send_to_ring(&self, request: RingRequest) {
+        // The ring's side is closed only while the server shuts down.
+        if let Err(mpsc::error::SendError(request)) = self.request_tx.send(request) {
+            let _ = request.response_tx.send(ResponseEvent::Failed("the server is shutting down".into()));
+        }
     }
 
     fn model_object(&self) -> Value {

@@ -4,18 +4,15 @@
 //! do not change the result, such as `user` and `metadata`, are ignored.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::marker::PhantomData;
 
 use hearth_runtime::{ChatMessage, JsonValue, SamplerOptions};
 use serde::Deserialize;
-use serde::de::value::SeqAccessDeserializer;
-use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::Value;
 
 use crate::constraint::{Constraint, TextFormat};
 use crate::error::{ApiError, excerpt};
-use crate::fields::Fields;
+use crate::fields::{Fields, StringOr};
+use crate::prompt::{Prompt, PromptItem, prompts};
 use crate::tools::{ToolChoice, ToolFields};
 
 /// Maximum number of stop strings in a request. source: assumed; OpenAI's API allows 4
@@ -95,76 +92,6 @@ struct Part {
     #[serde(rename = "type")]
     kind: String,
     text: Option<String>,
-}
-
-/// An element of a list of prompts, or of a prompt that is a list of tokens.
-#[derive(Debug, PartialEq, Eq)]
-enum PromptItem {
-    Text(String),
-    Token(u32),
-    Tokens(Vec<u32>),
-}
-
-/// A string, or a list of other values. Unlike an untagged enum, it is parsed without storing all values twice.
-#[derive(Debug, PartialEq, Eq)]
-enum StringOr<T> {
-    String(String),
-    List(Vec<T>),
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for StringOr<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct StringOrVisitor<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for StringOrVisitor<T> {
-            type Value = StringOr<T>;
-
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("a string or a list")
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-                Ok(StringOr::String(text.to_owned()))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
-                Vec::deserialize(SeqAccessDeserializer::new(seq)).map(StringOr::List)
-            }
-        }
-        deserializer.deserialize_any(StringOrVisitor(PhantomData))
-    }
-}
-
-impl<'de> Deserialize<'de> for PromptItem {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ItemVisitor;
-        impl<'de> Visitor<'de> for ItemVisitor {
-            type Value = PromptItem;
-
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("a string, a token id or a list of token ids")
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<PromptItem, E> {
-                Ok(PromptItem::Text(text.to_owned()))
-            }
-
-            fn visit_u64<E: de::Error>(self, token: u64) -> Result<PromptItem, E> {
-                u32::try_from(token).map(PromptItem::Token).map_err(E::custom)
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<PromptItem, A::Error> {
-                Vec::deserialize(SeqAccessDeserializer::new(seq)).map(PromptItem::Tokens)
-            }
-        }
-        deserializer.deserialize_any(ItemVisitor)
-    }
-}
-
-/// The prompt of a text completion.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Prompt {
-    Text(String),
-    Tokens(Vec<u32>),
 }
 
 /// The validated parameters of a generation.
@@ -262,34 +189,7 @@ impl CompletionRequest {
 
     /// Removes and returns the prompts of a text completion.
     pub fn take_prompts(&mut self) -> Result<Vec<Prompt>, ApiError> {
-        let items = match self.prompt.take() {
-            None => vec![],
-            Some(StringOr::String(text)) => vec![PromptItem::Text(text)],
-            Some(StringOr::List(items)) => items,
-        };
-        let (mut prompts, mut tokens) = (Vec::new(), Vec::new());
-        for item in items {
-            match item {
-                PromptItem::Token(token) => tokens.push(token),
-                PromptItem::Text(text) => prompts.push(Prompt::Text(text)),
-                PromptItem::Tokens(tokens) => prompts.push(Prompt::Tokens(tokens)),
-            }
-        }
-        if !tokens.is_empty() {
-            if !prompts.is_empty() {
-                let message = "`prompt` has token ids beside other values: send one kind of values";
-                return Err(ApiError::invalid("prompt", message));
-            }
-            prompts.push(Prompt::Tokens(tokens));
-        }
-        match prompts.len() {
-            0 => Err(ApiError::invalid("prompt", "`prompt` is missing: send a string or a list of strings")),
-            1..=MAX_PROMPTS => Ok(prompts),
-            count => {
-                let message = format!("the request has {count} prompts: send at most {MAX_PROMPTS}");
-                Err(ApiError::invalid("prompt", message))
-            }
-        }
+        prompts("prompt", self.prompt.take(), MAX_PROMPTS)
     }
 
     /// Validates the fields and returns the generation parameters. A request without a seed gets `default_seed`.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args, ValueEnum};
 use hearth_profiles::Seconds;
+use hearth_runtime::Pooling;
 use hearth_schema::address;
 
 use super::GpuWeightFormat;
@@ -112,6 +113,10 @@ pub struct ServeArgs {
     /// Set the name of the model in the API [default: the name in the model file].
     #[arg(long)]
     pub name: Option<String>,
+    /// Compute the embedding of a text from these hidden states, whatever the model file says; `last` is the hidden
+    /// state of the last token [default: the pooling type in the model file; without one, there are no embeddings].
+    #[arg(long, value_name = "TYPE")]
+    pub pooling: Option<Pooling>,
     /// Keep the plan when devices become slower or have less memory. With --scenario, the ring otherwise plans again, as
     /// soon as it has lost as much time as the change costs. Always set for a plan of the strategy `manual`.
     #[arg(long)]

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::sync::Arc;
 
-use hearth_ring::{Request, ResponseEvent, ServeOptions, Transport};
+use hearth_ring::{Request, ResponseEvent, SequenceOutput, ServeOptions, Transport};
 use hearth_runtime::{IncrementalDetokenizer, Sampler, SamplerOptions, Tokenizer};
 use hearth_workflow::files::read_text_from;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
@@ -280,9 +280,9 @@ impl Generator {
         self.count += 1;
         let (response_tx, mut response_rx) = mpsc::unbounded_channel();
         let mut answer = Answer { prompt_tokens: prompt.len(), ..Answer::default() };
-        let sampler = Box::new(move |logits: &[f32]| sampler.sample(logits));
+        let output = SequenceOutput::Tokens(Box::new(move |logits: &[f32]| sampler.sample(logits)));
         // If the ring has failed, the channel of the response is closed without an event.
-        let _ = self.request_tx.send(Request { prompt, max_new_tokens, sampler, response_tx });
+        let _ = self.request_tx.send(Request { prompt, max_new_tokens, output, response_tx });
         let start = Instant::now();
         // The prompt gives the first token, and each pass one more.
         let mut passes = 0;

@@ -14,7 +14,7 @@ use hearth_ring::{
     CancelHandle, DeviceReport, Key, RecoveryPolicy, Request, ResponseEvent, Ring, ServeOptions, Transport,
     read_secret_file,
 };
-use hearth_runtime::{ChatTemplate, Tokenizer};
+use hearth_runtime::{ChatTemplate, Pooling, Tokenizer};
 use hearth_schema::Plan;
 use hearth_schema::run_events::{RunEvent, RunEventKind};
 use hearth_serve::{
@@ -66,8 +66,11 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let chat_format = ChatTemplate::new(metadata, &tokenizer)
         .map(|template| ChatFormat::new(template, &tokenizer))
         .map_err(|error| error.to_string());
+    let shape = model.weights.shape();
+    let embedding_length = Pooling::for_model(metadata, shape.architecture, args.pooling)
+        .map(|Pooling::Last| shape.embedding_length);
     let name = args.name.clone().unwrap_or_else(|| model.profile.name.clone());
-    let vocab_size = model.weights.shape().vocab_size;
+    let vocab_size = shape.vocab_size;
     let mut builder = RingBuilder::new(ring, (plan, sequences), (model, &path))?;
     if args.keep_plan
         && let RecoveryPolicy::Replan { adapts, .. } = &mut builder.options.recovery
@@ -79,6 +82,7 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
         request_tx,
         tokenizer,
         chat_format,
+        embedding_length,
         grammars: OnceLock::new(),
         model_name: name.into(),
         context_length: builder.plan.context_length,

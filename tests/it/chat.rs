@@ -13,6 +13,11 @@ const TEMPLATE: &str = "{% for message in messages %}{{ message.role | upper }}:
 
 /// Writes a copy of the trained test model with a chat template.
 pub fn write_model_with_template(path: &Path) {
+    write_model_with_keys(path, &[]);
+}
+
+/// Writes a copy of the trained test model with a chat template and the metadata keys `keys`.
+pub fn write_model_with_keys(path: &Path, keys: &[(&str, Value)]) {
     let source = model_path("q4_k");
     let (model, bytes) = (GgufModel::open(&source).expect("a model"), fs::read(&source).expect("a model"));
     let mut writer = HeaderWriter::default();
@@ -20,6 +25,9 @@ pub fn write_model_with_template(path: &Path) {
         writer.add_key(key, value.clone()).expect("a key");
     }
     writer.add_key("tokenizer.chat_template", Value::Str(TEMPLATE.into())).expect("a key");
+    for (key, value) in keys {
+        writer.add_key(key, value.clone()).expect("a key");
+    }
     for tensor in &model.tensors {
         writer.add_tensor(&tensor.name, &tensor.dims, tensor.format).expect("a tensor");
     }

@@ -59,6 +59,11 @@ const DOCUMENTS: [Document; 6] = [
             ),
             ("127.0.0.1:8080", "127.0.0.1:PORT1"),
             (
+                "hearth serve embedding.gguf --listen 127.0.0.1:8081",
+                "hearth serve model.gguf --pooling last --listen 127.0.0.1:PORT3 & wait_for_port PORT3",
+            ),
+            ("127.0.0.1:8081", "127.0.0.1:PORT3"),
+            (
                 "--listen 0.0.0.0:8080 --token token",
                 "--listen 127.0.0.1:PORT2 --token token & wait_for_port PORT2",
             ),

@@ -44,6 +44,7 @@ mod scenario_reference;
 mod scenarios;
 mod serve;
 mod serve_answers;
+mod serve_embeddings;
 mod soc;
 mod sweep;
 mod systems;

@@ -6,9 +6,10 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use hearth_profiles::gguf;
 use serde_json::{Value, json};
 
-use crate::chat::write_model_with_template;
+use crate::chat::write_model_with_keys;
 use crate::folder::{Folder, scenario_yaml};
 use crate::processes::{
     Process, Worker, assert_rejected, hearth_command, integer_values, model_path, parse_json,
@@ -33,14 +34,19 @@ pub struct Server {
 impl Server {
     /// Starts a server with the given number of workers and additional flags.
     pub fn start(workers: usize, more: &[&str]) -> Server {
-        Server::start_with_plan(workers, |plan| plan, more)
+        Server::start_with_plan(workers, |plan| plan, &[], more)
     }
 
-    /// Starts a server with a plan that `edit` has changed.
-    fn start_with_plan(workers: usize, edit: impl FnOnce(String) -> String, more: &[&str]) -> Server {
+    /// Starts a server whose model has the metadata keys `keys`, and whose plan `edit` has changed.
+    pub fn start_with_plan(
+        workers: usize,
+        edit: impl FnOnce(String) -> String,
+        keys: &[(&str, gguf::Value)],
+        more: &[&str],
+    ) -> Server {
         let folder = Folder::new();
         let chat_model = folder.path_of("chat.gguf");
-        write_model_with_template(Path::new(&chat_model));
+        write_model_with_keys(Path::new(&chat_model), keys);
         let workers: Vec<Worker> = (0..workers).map(|_| Worker::start(&chat_model)).collect();
         let proxies: Vec<Proxy> = workers.iter().map(|worker| Proxy::new(&worker.address)).collect();
         let addresses: Vec<&str> = proxies.iter().map(|proxy| proxy.address.as_str()).collect();
@@ -55,22 +61,22 @@ impl Server {
         Server { process, address, workers, proxies, _folder: folder }
     }
 
-    fn open(&self, request: &str) -> TcpStream {
+    fn open(&self, request: impl AsRef<[u8]>) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).expect("it listens");
         stream.set_read_timeout(Some(TIMEOUT)).expect("a time limit");
         // The server may respond to a request that is too long before it is sent completely.
-        let _ = stream.write_all(request.as_bytes());
+        let _ = stream.write_all(request.as_ref());
         stream
     }
 
-    pub fn send(&self, request: &str) -> String {
+    pub fn send(&self, request: impl AsRef<[u8]>) -> String {
         let mut response = String::new();
         let _ = self.open(request).read_to_string(&mut response);
         response
     }
 
     fn request(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
-        let response = self.send(&with_headers(method, path, headers, body));
+        let response = self.send(with_headers(method, path, headers, body));
         let (head, body) = response.split_once("\r\n\r\n").expect("a head and a body");
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
         (status.unwrap_or_else(|| panic!("no status in {head}")), body.to_owned())
@@ -256,7 +262,7 @@ fn ring_changes_its_plan_for_what_the_devices_measure() {
     let flags = ["--scenario", &scenario, "--sequences", "2"];
     let expected = alone(PROMPTS[0], 200);
     for (more, adapts) in [(&[][..], true), (&["--keep-plan"][..], false)] {
-        let server = Server::start_with_plan(2, edit, &[&flags[..], more].concat());
+        let server = Server::start_with_plan(2, edit, &[], &[&flags[..], more].concat());
         let asks_until = |is_over: &dyn Fn() -> bool| {
             let is_over = wait_until(Duration::from_mins(1), || {
                 assert_eq!(server.text(PROMPTS[0], 200), expected);
@@ -440,7 +446,8 @@ fn invalid_requests_get_an_error_that_says_why() {
         ("/v1/completions", json!({"prompt": {"a": 1}}), 400, "a string or a list"),
         ("/v1/chat/completions", json!({"messages": []}), 400, "there are no messages"),
         ("/v1/chat/completions", json!({"messages": "hello"}), 400, "invalid_request"),
-        ("/v1/embeddings", json!({"input": "a"}), 404, "unknown_url"),
+        ("/v1/embeddings", json!({"input": "a"}), 400, "set `--pooling last`"),
+        ("/v1/responses", json!({"input": "a"}), 404, "unknown_url"),
     ];
     for (path, body, status, what) in cases {
         let (own, response) = server.post(path, &body);
@@ -456,7 +463,7 @@ fn invalid_requests_get_an_error_that_says_why() {
     // A body that exceeds the limit is rejected by its declared length, before it is sent.
     let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
     for length in ["5000000", "9223372036854775807"] {
-        let response = server.send(&format!("{head}Connection: close\r\nContent-Length: {length}\r\n\r\n"));
+        let response = server.send(format!("{head}Connection: close\r\nContent-Length: {length}\r\n\r\n"));
         assert!(response.starts_with("HTTP/1.1 413"), "{length}: {response}");
     }
     // A chunked body takes precedence over a length, and the connection is closed (RFC 9112, section 6.1), so that the
@@ -492,7 +499,7 @@ fn chat_page_runs_no_other_scripts() {
     assert!(!page.contains("<style") && !page.contains("style=") && !page.contains("<script>"), "{page}");
     for (path, kind) in [("page.js", "text/javascript"), ("page.css", "text/css")] {
         assert!(page.contains(&format!("\"{path}\"")), "{page}");
-        let file = server.send(&format!("GET /{path} HTTP/1.0\r\nHost: localhost\r\n\r\n"));
+        let file = server.send(format!("GET /{path} HTTP/1.0\r\nHost: localhost\r\n\r\n"));
         assert!(file.starts_with("HTTP/1.0 200") && file.contains(kind), "{file}");
     }
 }

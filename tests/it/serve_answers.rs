@@ -144,7 +144,7 @@ fn texts_become_tokens_and_text_again() {
     // A page of another origin may ask what it may do, without the token.
     let preflight = |origin: &str| {
         let headers = format!("Origin: {origin}\r\nAccess-Control-Request-Method: POST\r\n");
-        server.send(&crate::serve::with_headers("OPTIONS", CHAT, &headers, ""))
+        server.send(crate::serve::with_headers("OPTIONS", CHAT, &headers, ""))
     };
     let allowed = "access-control-allow-origin: https://chat.example";
     assert!(preflight("https://chat.example").contains(allowed));

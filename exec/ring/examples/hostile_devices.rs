@@ -32,8 +32,8 @@ use hearth_ring::wire::{
     PeerAddress, open_connection, read_hello, send_welcome,
 };
 use hearth_ring::{
-    GenerationRequest, LocalModel, ModelSource, Request, ResponseEvent, Ring, ServeOptions, TcpTransport,
-    bind, plan_for_sequences,
+    GenerationRequest, LocalModel, ModelSource, Request, ResponseEvent, Ring, SequenceOutput, ServeOptions,
+    TcpTransport, bind, plan_for_sequences,
 };
 use hearth_runtime::sampler::greedy_token;
 use hearth_schema::Plan;
@@ -203,8 +203,8 @@ async fn resist_worker(attack: &Attack, mut random: ChaCha8Rng) -> Result<(), Bo
 /// Sends a request and returns its tokens, or `None` if it fails or hangs.
 async fn request_tokens(request_tx: &mpsc::UnboundedSender<Request>, prompt: Vec<u32>) -> Option<Vec<u32>> {
     let (response_tx, mut events) = mpsc::unbounded_channel();
-    let sampler = Box::new(greedy_token);
-    request_tx.send(Request { prompt, max_new_tokens: NEW_TOKENS, sampler, response_tx }).ok()?;
+    let output = SequenceOutput::Tokens(Box::new(greedy_token));
+    request_tx.send(Request { prompt, max_new_tokens: NEW_TOKENS, output, response_tx }).ok()?;
     let mut tokens = Vec::new();
     loop {
         match timeout(HANG, events.recv()).await.ok()? {

@@ -28,7 +28,8 @@ pub use discovery::{Announcement, AnnouncementError, DiscoveryError, MdnsScope};
 pub use emulation::{DelayedTransport, EmulatedPath, EmulatedTransport, PathLookup};
 pub use error::{Result, RingError};
 pub use execution::{
-    ComputeMode, LocalModel, OnVerificationProgress, SampleFn, Verification, plan_with_draft_model,
+    ComputeMode, LocalModel, OnVerificationProgress, SampleFn, SequenceOutput, Verification,
+    plan_with_draft_model,
 };
 pub use security::{EncryptedTransport, KEY_VARIABLE, Key, KeyError, create_secret_file, read_secret_file};
 pub use wire::{Listener, MemoryTransport, TcpTransport, Transport, bind};

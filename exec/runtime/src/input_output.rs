@@ -4,7 +4,7 @@
 //! embedding table for each token. The output layer is RMSNorm and the matmul with the output matrix, which is the
 //! embedding table if embeddings are tied. Gemma and Granite models scale the embedding rows, Granite models scale the
 //! logits, and Gemma 2 applies a soft cap to them. Logits that are not finite are an error, whichever layer caused
-//! them.
+//! them. The embedding of a text is a hidden state after RMSNorm, without the matmul.
 
 use std::sync::Arc;
 
@@ -91,12 +91,8 @@ impl InputOutputLayers {
     /// Returns the logits `[tokens, vocabulary]` of final hidden states `[tokens, embedding]`. Fails if a logit is not
     /// finite.
     pub fn logits(&mut self, hidden: &[f32]) -> Result<Vec<f32>, ExecError> {
+        let tokens = self.count_rows(hidden)?;
         let (norm, matrix, bias) = self.weights.output_weights();
-        let tokens = hidden.len() / matrix.row_length;
-        if hidden.len() != tokens * matrix.row_length {
-            let (found, width) = (hidden.len(), matrix.row_length);
-            return Err(ExecError::Hidden { found, tokens, width });
-        }
         let mut logits = vec![0.0; tokens * matrix.rows];
         let (cpu, input) = (&self.cpu, &mut self.input);
         let parameters = self.weights.hyperparameters();
@@ -119,14 +115,35 @@ impl InputOutputLayers {
         self.check_finite(logits)
     }
 
+    /// Returns final hidden states `[tokens, embedding]` after the norm of the output layer. Fails if a value is not
+    /// finite.
+    pub fn norm(&mut self, hidden: &[f32]) -> Result<Vec<f32>, ExecError> {
+        self.count_rows(hidden)?;
+        let (norm, ..) = self.weights.output_weights();
+        let epsilon = self.weights.hyperparameters().rms_norm_epsilon;
+        self.cpu.rms_norm_rows(hidden, norm, epsilon, &mut self.input);
+        self.check_rows(self.input.rows().to_vec(), norm.len(), "the final hidden state")
+    }
+
     /// Returns `logits`, `[tokens, vocabulary]`, unchanged. Fails if a logit is not finite, or if a model file was
     /// changed.
     pub fn check_finite(&self, logits: Vec<f32>) -> Result<Vec<f32>, ExecError> {
+        self.check_rows(logits, self.weights.shape().vocab_size as usize, "the logits")
+    }
+
+    /// Returns `values`, `[tokens, width]`, unchanged. Fails if a value is not finite, or if a model file was changed.
+    fn check_rows(&self, values: Vec<f32>, width: usize, name: &str) -> Result<Vec<f32>, ExecError> {
         self.weights.check_unchanged()?;
-        let Some(at) = logits.iter().position(|logit| !logit.is_finite()) else { return Ok(logits) };
-        let row = at / self.weights.shape().vocab_size as usize;
-        let what = format!("the logits of token {row} of the pass (counted from 0)");
-        Err(ExecError::NotFinite { what, found: logits[at] })
+        let Some(at) = values.iter().position(|value| !value.is_finite()) else { return Ok(values) };
+        let what = format!("{name} of token {} of the pass (counted from 0)", at / width);
+        Err(ExecError::NotFinite { what, found: values[at] })
+    }
+
+    /// Returns the number of tokens of final hidden states `[tokens, embedding]`.
+    fn count_rows(&self, hidden: &[f32]) -> Result<usize, ExecError> {
+        let (width, found) = (self.weights.shape().embedding_length as usize, hidden.len());
+        let tokens = found / width;
+        if found == tokens * width { Ok(tokens) } else { Err(ExecError::Hidden { found, tokens, width }) }
     }
 
     /// Returns the hidden states, `[tokens, embedding]`, of `activations`.

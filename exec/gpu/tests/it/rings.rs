@@ -8,8 +8,8 @@ use hearth_gpu::backend::GpuBackend;
 use hearth_gpu::kernels::matmul::Tiling;
 use hearth_gpu::{CapabilityMask, Gpu};
 use hearth_profiles::Document;
-use hearth_ring::LocalModel;
 use hearth_ring::execution::{Outbox, StageRunner};
+use hearth_ring::{LocalModel, SequenceOutput};
 use hearth_runtime::sampler::greedy_token;
 use hearth_runtime::{BackendFactory, UploadProgressReporter};
 use hearth_schema::Plan;
@@ -48,7 +48,7 @@ impl Ring {
         let plan = plan(&model, 8);
         let progress = UploadProgressReporter::default();
         let mut runner = StageRunner::new(&plan, 0, &model, 2, Outbox::new(), 1, &progress).unwrap();
-        runner.set_sampler(0, Box::new(greedy_token));
+        runner.set_output(0, SequenceOutput::Tokens(Box::new(greedy_token)));
         Ring { model, runner: Some(runner), warnings, all_tokens, prompt: prompt.len() }
     }
 

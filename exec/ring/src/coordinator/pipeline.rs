@@ -245,11 +245,12 @@ impl PassPipeline {
         }
         self.last_pass_end = Some(now);
         let mut new_tokens = Vec::new();
-        for (pass, tokens) in batch.passes().iter().zip(tokens) {
-            let Some(&last) = tokens.last() else { continue };
+        for (pass, tokens) in batch.passes().iter().zip(tokens).filter(|(pass, _)| pass.has_output) {
             let broken = |error: GenerationError| protocol_error("the ring", error.to_string());
-            self.generation.complete_pass(pass.index, tokens.len() as u32 - 1).map_err(broken)?;
-            if self.stop_tokens.contains(&last) {
+            let accepted = tokens.len().saturating_sub(1) as u32;
+            self.generation.complete_pass(pass.index, accepted).map_err(broken)?;
+            // A sequence without a token ends with its embedding.
+            if tokens.last().is_none_or(|last| self.stop_tokens.contains(last)) {
                 self.generation.cancel(pass.sequence_index);
             }
             let text = self.texts.get_mut(pass.sequence_index as usize);

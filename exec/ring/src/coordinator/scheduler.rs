@@ -20,7 +20,7 @@ use tokio::time::{Instant, timeout_at};
 use super::coordinator::Coordinator;
 use super::pipeline::{MAX_WAIT, PassPipeline, Progress, event_or_timeout};
 use crate::error::{Result, RingError, protocol_error};
-use crate::execution::{SampleFn, Samplers, TraceLines};
+use crate::execution::{Samplers, SequenceOutput, TraceLines};
 use crate::wire::{Message, Transport};
 
 /// Number of passes after which traces are collected, to bound their size. source: assumed, seconds on a fast ring
@@ -32,13 +32,13 @@ const REJOIN_INTERVAL: Duration = Duration::from_secs(30);
 /// The maximum interval for devices that are lost soon after they have rejoined active requests. source: assumed
 const MAX_REJOIN_INTERVAL: Duration = Duration::from_mins(16);
 
-/// A generation request to a ring that serves several requests at the same time.
+/// A request for tokens or an embedding to a ring that serves several requests at the same time.
 pub struct Request {
     /// The tokens of the prompt; at least one token.
     pub prompt: Vec<u32>,
-    /// The maximum number of generated tokens; at least one.
+    /// The maximum number of generated tokens; at least one, also for an embedding, which has no tokens.
     pub max_new_tokens: u32,
-    pub sampler: SampleFn,
+    pub output: SequenceOutput,
     /// Sends the events of the response. The request is cancelled when the receiver is closed.
     pub response_tx: mpsc::UnboundedSender<ResponseEvent>,
 }
@@ -93,17 +93,16 @@ impl ServeOptions {
 
 /// A request that waits or is in a slot.
 struct ServedRequest {
-    /// The sampler while the request waits; the head has that of a request in a slot.
-    sampler: Option<SampleFn>,
+    /// Its output while the request waits; the head has that of a request in a slot.
+    output: Option<SequenceOutput>,
     response_tx: mpsc::UnboundedSender<ResponseEvent>,
 }
 
 impl ServedRequest {
-    /// Takes the sampler of a slot that the request has left.
-    fn keep_sampler<T: Transport>(&mut self, coordinator: &mut Coordinator<T>, slot: u32) -> Result<()> {
-        let sampler = coordinator.runner()?.take_sampler(slot);
-        self.sampler =
-            Some(sampler.ok_or_else(|| protocol_error("the head", "this sequence has no sampler"))?);
+    /// Takes the output of a slot that the request has left.
+    fn keep_output<T: Transport>(&mut self, coordinator: &mut Coordinator<T>, slot: u32) -> Result<()> {
+        let output = coordinator.runner()?.take_output(slot);
+        self.output = Some(output.ok_or_else(|| protocol_error("the head", "this sequence has no sampler"))?);
         Ok(())
     }
 }
@@ -209,11 +208,11 @@ impl<T: Transport> Scheduler<'_, T> {
     }
 
     fn enqueue(&mut self, request: Request) {
-        let Request { prompt, max_new_tokens, sampler, response_tx } = request;
+        let Request { prompt, max_new_tokens, output, response_tx } = request;
         let (tokens, context) = (prompt.len(), self.coordinator.plan().context_length);
         let fits = tokens as u64 + u64::from(max_new_tokens) <= u64::from(context);
         if tokens > 0 && max_new_tokens > 0 && fits {
-            let request = ServedRequest { sampler: Some(sampler), response_tx };
+            let request = ServedRequest { output: Some(output), response_tx };
             self.slots.enqueue(request, prompt, max_new_tokens);
             return;
         }
@@ -234,11 +233,12 @@ impl<T: Transport> Scheduler<'_, T> {
                 let _ = request.response_tx.send(ResponseEvent::Token(token));
             }
         }
-        let is_stopped = tokens.last().is_some_and(|last| self.options.stop_tokens.contains(last));
+        // An embedding has no token.
+        let is_stopped = tokens.last().is_none_or(|last| self.options.stop_tokens.contains(last));
         let PassPipeline { generation, texts, .. } = &self.pipeline;
         let progress = self.slots.add_tokens(slot, tokens.len() as u32, is_stopped, generation, texts);
         match progress {
-            RequestProgress::Left(request) => request.keep_sampler(self.coordinator, slot),
+            RequestProgress::Left(request) => request.keep_output(self.coordinator, slot),
             RequestProgress::Continues | RequestProgress::Ended(_) => Ok(()),
         }
     }
@@ -250,7 +250,7 @@ impl<T: Transport> Scheduler<'_, T> {
         }
         let PassPipeline { generation, texts, .. } = &mut self.pipeline;
         if let Some((slot, request)) = self.slots.make_room_for_tokens(generation, texts) {
-            request.keep_sampler(self.coordinator, slot)?;
+            request.keep_output(self.coordinator, slot)?;
         }
         self.pipeline.cache_changes.extend(self.slots.take_cache_changes());
         Ok(())
@@ -267,8 +267,8 @@ impl<T: Transport> Scheduler<'_, T> {
         let broken = |error: GenerationError| protocol_error("the head", error.to_string());
         while let Some(admission) = self.slots.admit(generation, texts).map_err(broken)? {
             let Admission { request, slot, cached_tokens, is_resumed } = admission;
-            if let Some(sampler) = request.sampler.take() {
-                self.coordinator.runner()?.set_sampler(slot, sampler);
+            if let Some(output) = request.output.take() {
+                self.coordinator.runner()?.set_output(slot, output);
             }
             if !is_resumed {
                 let _ = request.response_tx.send(ResponseEvent::Started { cached_tokens });

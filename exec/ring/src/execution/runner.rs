@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 use super::drafter::Drafter;
 use super::model::{GpuOptions, LocalModel, create_thread_pool};
 use super::recorder::{StepId, TraceLines, TraceRecorder};
-use super::sampling::{SampleFn, Samplers};
+use super::sampling::{Samplers, SequenceOutput};
 use crate::error::{Result, RingError, protocol_error};
 use crate::wire::{ActivationsHeader, Frame, Message, ReceivedActivations, activations};
 use hearth_runtime::clock::{ThreadTimes, monotonic_nanos};
@@ -39,7 +39,8 @@ use hearth_runtime::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchOutput {
     pub batch: Batch,
-    /// For each pass of the batch, the accepted drafts and one more token; empty if the pass has no output.
+    /// For each pass of the batch, the accepted drafts and one more token; empty if the pass has no output, or an
+    /// embedding as its output.
     pub tokens: Vec<Vec<u32>>,
 }
 
@@ -215,13 +216,13 @@ impl StageRunner {
         self.idle_since = monotonic_nanos();
     }
 
-    /// Removes and returns the sampler of a sequence.
-    pub fn take_sampler(&mut self, sequence: u32) -> Option<SampleFn> {
+    /// Removes and returns the output of a sequence.
+    pub fn take_output(&mut self, sequence: u32) -> Option<SequenceOutput> {
         self.samplers.as_mut()?.take(sequence)
     }
 
-    pub fn set_sampler(&mut self, sequence: u32, sampler: SampleFn) {
-        self.samplers.get_or_insert_with(|| Samplers::new(Vec::new(), Vec::new())).set(sequence, sampler);
+    pub fn set_output(&mut self, sequence: u32, output: SequenceOutput) {
+        self.samplers.get_or_insert_with(|| Samplers::new(Vec::new(), Vec::new())).set(sequence, output);
     }
 
     /// Removes and returns the trace lines since the last reset, by epoch.

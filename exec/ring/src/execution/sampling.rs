@@ -4,38 +4,66 @@
 //! receives the same logits and draws the same number of random values. A draft is accepted if it is equal to the
 //! sampled token. So drafts change neither greedy nor sampled text. (The method of Leviathan et al., 2023, accepts
 //! more drafts, but preserves only the distribution of the text.)
+//!
+//! The sequence of a text whose embedding is wanted has no sampler: its output is a hidden state.
 
 use std::collections::BTreeMap;
+
+use tokio::sync::oneshot;
 
 /// Samples the next token from the logits.
 pub type SampleFn = Box<dyn FnMut(&[f32]) -> u32 + Send>;
 
+/// What is computed from the final hidden states of a sequence.
+pub enum SequenceOutput {
+    /// Tokens, which are sampled from the logits.
+    Tokens(SampleFn),
+    /// The hidden state `[embedding]` of the last token of the prompt, after the norm of the output layer. The sequence
+    /// ends with it, without a token.
+    Embedding(oneshot::Sender<Vec<f32>>),
+}
+
 /// The samplers of the sequences of a request, or of a server's active requests.
 pub struct Samplers {
-    samplers: BTreeMap<u32, SampleFn>,
+    outputs: BTreeMap<u32, SequenceOutput>,
     stop_tokens: Vec<u32>,
 }
 
 impl Samplers {
     /// Assigns one sampler to each sequence, in order. A token in `stop_tokens` ends a sequence.
     pub fn new(samplers: Vec<SampleFn>, stop_tokens: Vec<u32>) -> Self {
-        Self { samplers: (0..).zip(samplers).collect(), stop_tokens }
+        let outputs = samplers.into_iter().map(SequenceOutput::Tokens);
+        Self { outputs: (0..).zip(outputs).collect(), stop_tokens }
     }
 
-    /// Removes and returns the sampler of a sequence.
-    pub fn take(&mut self, sequence: u32) -> Option<SampleFn> {
-        self.samplers.remove(&sequence)
+    /// Removes and returns the output of a sequence.
+    pub fn take(&mut self, sequence: u32) -> Option<SequenceOutput> {
+        self.outputs.remove(&sequence)
     }
 
-    pub fn set(&mut self, sequence: u32, sampler: SampleFn) {
-        self.samplers.insert(sequence, sampler);
+    pub fn set(&mut self, sequence: u32, output: SequenceOutput) {
+        self.outputs.insert(sequence, output);
+    }
+
+    /// Returns whether the output of a sequence is an embedding, for which no logits are needed.
+    pub fn is_embedding(&self, sequence: u32) -> bool {
+        matches!(self.outputs.get(&sequence), Some(SequenceOutput::Embedding(_)))
+    }
+
+    /// Sends the embedding of a sequence, which then has no output any more.
+    pub fn send_embedding(&mut self, sequence: u32, hidden: &[f32]) {
+        if let Some(SequenceOutput::Embedding(embedding_tx)) = self.outputs.remove(&sequence) {
+            // The client may have gone.
+            let _ = embedding_tx.send(hidden.to_vec());
+        }
     }
 
     /// Returns the generated tokens: the accepted drafts, and one more token. `logits` has the shape `[drafts + 1,
-    /// vocabulary]`: a row before the first draft and a row after each draft. Returns `None` for an unknown sequence.
+    /// vocabulary]`: a row before the first draft and a row after each draft. Returns `None` for a sequence without a
+    /// sampler.
     pub fn sample(&mut self, sequence: u32, logits: &[f32], drafts: &[u32]) -> Option<Vec<u32>> {
-        let Self { samplers, stop_tokens } = self;
-        let sample = samplers.get_mut(&sequence)?;
+        let Self { outputs, stop_tokens } = self;
+        let Some(SequenceOutput::Tokens(sample)) = outputs.get_mut(&sequence) else { return None };
         let vocabulary = (logits.len() / (drafts.len() + 1)).max(1);
         let mut tokens = Vec::new();
         for (at, row) in logits.chunks_exact(vocabulary).enumerate() {
@@ -83,5 +111,17 @@ mod tests {
         let mut samplers = Samplers::new(vec![Box::new(sample)], vec![]);
         let out = samplers.sample(0, &rows(&[1, 2, 3, 4]), &[1, 2, 7]).unwrap();
         assert_eq!((out, calls.load(std::sync::atomic::Ordering::Relaxed)), (vec![1, 2, 3], 3));
+    }
+
+    #[test]
+    fn embedding_is_sent_once_and_not_sampled() {
+        let (embedding_tx, mut embedding_rx) = oneshot::channel();
+        let mut samplers = Samplers::new(vec![Box::new(greedy_token)], vec![]);
+        samplers.set(1, SequenceOutput::Embedding(embedding_tx));
+        assert_eq!([0, 1, 2].map(|sequence| samplers.is_embedding(sequence)), [false, true, false]);
+        assert_eq!(samplers.sample(1, &rows(&[3]), &[]), None);
+        samplers.send_embedding(1, &[0.5, -1.0]);
+        assert_eq!(embedding_rx.try_recv(), Ok(vec![0.5, -1.0]));
+        assert!(samplers.take(1).is_none() && samplers.take(0).is_some());
     }
 }

@@ -247,6 +247,15 @@ impl Tokenizer {
         Ok(bos.into_iter().chain(ids).chain(eos).collect())
     }
 
+    /// Encodes a text of a user, as a document of its own, with BOS and EOS if the model requires them. A text that
+    /// begins with BOS or ends with EOS gets no second one. Other control tokens in it are not recognised.
+    pub fn encode_document(&self, text: &str) -> Result<Vec<u32>, ExecError> {
+        let added = |id: Option<u32>, is_added| id.filter(|_| is_added).and_then(|id| self.control_text(id));
+        let text = added(self.bos, self.add_bos).and_then(|bos| text.strip_prefix(bos)).unwrap_or(text);
+        let text = added(self.eos, self.add_eos).and_then(|eos| text.strip_suffix(eos)).unwrap_or(text);
+        self.encode(text, false)
+    }
+
     /// Encodes a text as [`Self::encode`], without BOS and EOS.
     pub fn encode_without_bos(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, ExecError> {
         let mut ids = Vec::new();

@@ -76,6 +76,21 @@ fn special_tokens_are_recognised_only_on_request() {
 }
 
 #[test]
+fn document_has_bos_and_eos_once() {
+    let keys = [&SPECIAL_IDS[..], &[("add_eos_token", Value::Bool(true))]].concat();
+    let kind = |id| [2, 3, 3].get(id).copied().unwrap_or(if id < 259 { 6 } else { 1 });
+    let tokenizer = Tokenizer::new(&metadata("llama", with_bytes(["▁a"]), kind, &keys)).unwrap();
+    for text in ["a", "<s>a", "a</s>", "<s>a</s>"] {
+        assert_eq!(tokenizer.encode_document(text).unwrap(), [1, 259, 2], "{text}");
+    }
+    let inside = tokenizer.encode_document("a</s>a").unwrap();
+    assert_eq!((inside.iter().filter(|&&id| id == 2).count(), inside.last()), (1, Some(&2)));
+    // A model that adds no EOS token has none in the text.
+    let ids = sentence_pieces().encode_document("a</s>").unwrap();
+    assert!(ids[0] == 1 && !ids.contains(&2), "{ids:?}");
+}
+
+#[test]
 fn text_of_a_user_cannot_be_a_control_token() {
     let tokenizer = sentence_pieces();
     // The text of the user is escaped; the text of the template is not.

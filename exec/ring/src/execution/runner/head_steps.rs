@@ -76,23 +76,26 @@ impl StageRunner {
         if processor == Processor::Cpu {
             self.residency.begin(&ModelPart::Output, at);
         }
-        let (tokens, measured) = self.measure(|runner| {
+        let ((tokens, has_logits), measured) = self.measure(|runner| {
             let activations = std::mem::take(&mut runner.hidden);
             let (hidden, width) = (runner.input_output()?.hidden_states(&activations), runner.embedding());
-            let (mut wanted, mut end) = (Vec::new(), 0);
+            let (mut sampled, mut embedded, mut end) = (Vec::new(), Vec::new(), 0);
             for pass in batch.passes() {
                 end += pass.tokens as usize * width;
                 let own = end - pass.output_count() as usize * width..end;
-                wanted.extend_from_slice(&hidden[own]);
+                let rows = if runner.is_embedding(pass) { &mut embedded } else { &mut sampled };
+                rows.extend_from_slice(&hidden[own]);
             }
-            let (logits, mut cost) = runner.logits(&wanted, processor)?;
+            let (logits, mut cost) = runner.logits(&sampled, processor)?;
             let mut watch = Stopwatch::start();
-            let tokens = runner.sample(batch, &logits);
+            let embeddings = runner.embeddings(&embedded)?;
+            let tokens = runner.sample(batch, &logits, &embeddings);
             cost += cost_of(watch.lap());
-            Ok((tokens, cost))
+            Ok(((tokens, !sampled.is_empty()), cost))
         })?;
         let tokens = tokens.ok_or_else(|| protocol_error("the head", "this sequence has no sampler"))?;
-        let touched = self.weights.part_bytes(&ModelPart::Output);
+        // Embeddings do not need the output matrix.
+        let touched = if has_logits { self.weights.part_bytes(&ModelPart::Output) } else { 0 };
         self.record_step(at, StepKind::Output, processor, measured, touched);
         for (pass, tokens) in batch.passes().iter().zip(&tokens).filter(|(pass, _)| pass.drafted > 0) {
             let accepted = tokens.len().saturating_sub(1) as u64;
@@ -102,26 +105,40 @@ impl StageRunner {
         Ok(tokens)
     }
 
-    /// Samples the tokens of each pass from the logits of all outputs, `[outputs, vocabulary]`.
-    fn sample(&mut self, batch: &Batch, logits: &[f32]) -> Option<Vec<Vec<u32>>> {
+    /// Returns whether the output of a pass is an embedding.
+    fn is_embedding(&self, pass: &Pass) -> bool {
+        self.samplers.as_ref().is_some_and(|samplers| samplers.is_embedding(pass.sequence_index))
+    }
+
+    /// Samples the tokens of each pass from the logits of all sampled outputs, `[outputs, vocabulary]`, and sends the
+    /// embeddings of the other passes, `[outputs, embedding]`.
+    fn sample(&mut self, batch: &Batch, logits: &[f32], embeddings: &[f32]) -> Option<Vec<Vec<u32>>> {
+        let (row, width) = (self.weights.shape().vocab_size as usize, self.embedding());
         let samplers = self.samplers.as_mut()?;
-        let row = logits.len() / batch.output_count().max(1) as usize;
-        let mut rest = logits;
+        let (mut logits, mut embeddings) = (logits, embeddings.chunks_exact(width));
         let mut tokens = Vec::with_capacity(batch.passes().len());
         for pass in batch.passes() {
-            let (own, after) = rest.split_at(pass.output_count() as usize * row);
-            rest = after;
+            let (sequence, outputs) = (pass.sequence_index, pass.output_count() as usize);
             let drafts = self.drafts.remove(&pass.index).unwrap_or_default();
-            tokens.push(match own {
-                [] => Vec::new(),
-                own => samplers.sample(pass.sequence_index, own, &drafts)?,
-            });
+            if outputs == 0 {
+                tokens.push(Vec::new());
+            } else if samplers.is_embedding(sequence) {
+                samplers.send_embedding(sequence, embeddings.next()?);
+                tokens.push(Vec::new());
+            } else {
+                let (own, after) = logits.split_at(outputs * row);
+                logits = after;
+                tokens.push(samplers.sample(sequence, own, &drafts)?);
+            }
         }
         Some(tokens)
     }
 
     /// Computes logits on the planned processor, or on the CPU if the GPU no longer works.
     fn logits(&mut self, hidden: &[f32], processor: Processor) -> Result<(Vec<f32>, CriticalPathCost)> {
+        if hidden.is_empty() {
+            return Ok((Vec::new(), CriticalPathCost::default()));
+        }
         if processor == Processor::Gpu
             && let Some((logits, cost)) = self.stage.logits(hidden)
         {
@@ -130,6 +147,10 @@ impl StageRunner {
         let input_output = self.input_output()?;
         let logits = input_output.logits(hidden)?;
         Ok((logits, input_output.last_logits_cost()))
+    }
+
+    fn embeddings(&mut self, hidden: &[f32]) -> Result<Vec<f32>> {
+        if hidden.is_empty() { Ok(Vec::new()) } else { Ok(self.input_output()?.norm(hidden)?) }
     }
 
     pub(super) fn input_output(&mut self) -> Result<&mut InputOutputLayers> {

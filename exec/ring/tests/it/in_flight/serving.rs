@@ -6,10 +6,10 @@ use std::time::Duration;
 use hearth_profiles::model::Architecture;
 use hearth_ring::{
     LocalModel, MemoryTransport, ModelSource, Request, ResponseEvent, Ring, RingError, RingOptions,
-    ServeOptions, plan_for_sequences, plan_with_draft_model,
+    SequenceOutput, ServeOptions, plan_for_sequences, plan_with_draft_model,
 };
 use hearth_runtime::synth::{SynthOptions, synthesise};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::{DRAFT, GENERATE, alone, plan, sampler};
@@ -86,12 +86,29 @@ impl Server {
         temperature: f32,
         number: u32,
     ) -> mpsc::UnboundedReceiver<ResponseEvent> {
-        let (response_tx, response_rx) = mpsc::unbounded_channel();
         let mut sampler = sampler(temperature, number);
-        let sampler = Box::new(move |logits: &[f32]| sampler.sample(logits));
-        let request = Request { prompt: prompt.to_vec(), max_new_tokens, sampler, response_tx };
+        let output = SequenceOutput::Tokens(Box::new(move |logits: &[f32]| sampler.sample(logits)));
+        self.send_for(prompt, max_new_tokens, output)
+    }
+
+    fn send_for(
+        &self,
+        prompt: &[u32],
+        max_new_tokens: u32,
+        output: SequenceOutput,
+    ) -> mpsc::UnboundedReceiver<ResponseEvent> {
+        let (response_tx, response_rx) = mpsc::unbounded_channel();
+        let request = Request { prompt: prompt.to_vec(), max_new_tokens, output, response_tx };
         assert!(self.request_tx.send(request).is_ok());
         response_rx
+    }
+
+    /// Requests the embedding of a prompt, and checks that the response has no token.
+    async fn embedding(&self, prompt: &[u32]) -> Vec<f32> {
+        let (embedding_tx, embedding_rx) = oneshot::channel();
+        let response = collect(self.send_for(prompt, 1, SequenceOutput::Embedding(embedding_tx))).await;
+        assert_eq!((response.tokens, response.failed), (vec![], None));
+        embedding_rx.await.expect("an embedding")
     }
 
     /// Closes the request channel, and waits until the ring has ended without an error.
@@ -251,18 +268,61 @@ async fn requests_survive_the_loss_of_a_worker() {
         starting.await.expect("no panic");
         runtimes.push(runtime);
     }
-    let server = Server::start(&transport, &model, &[3, 3, 2], 3, None).await;
     let all = prompts();
+    let one = Server::start(&MemoryTransport::default(), &model, &[8], 1, None).await;
+    let embedding = one.embedding(&all[0]).await;
+    one.close().await;
+    let server = Server::start(&transport, &model, &[3, 3, 2], 3, None).await;
     let send = |number: u32| server.send(&all[number as usize], GENERATE, 0.0, number);
     let [first, second, mut third] = [0, 1, 2].map(send);
     assert_eq!(third.recv().await, Some(ResponseEvent::Started { cached_tokens: 0 }));
     assert!(matches!(third.recv().await, Some(ResponseEvent::Token(token)) if token == expected[2][0]));
     // All tasks and connections of a worker end.
     runtimes.pop().expect("two").shutdown_background();
+    // It waits for a slot until after the loss.
+    assert!(server.embedding(&all[0]).await == embedding);
     assert_eq!(collect(third).await.tokens, expected[2][1..]);
     for (response_rx, expected) in [first, second].into_iter().zip(&expected) {
         assert_eq!(collect(response_rx).await.tokens, *expected);
     }
     server.close().await;
     runtimes.into_iter().for_each(tokio::runtime::Runtime::shutdown_background);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn embeddings_are_the_same_alone_and_beside_others() {
+    let model = open_model(Q4_MODEL);
+    let all = prompts();
+    let one = Server::start(&MemoryTransport::default(), &model, &[8], 1, None).await;
+    let mut expected = Vec::new();
+    for prompt in &all {
+        expected.push(one.embedding(prompt).await);
+    }
+    assert!(expected.iter().all(|hidden| hidden.len() == model.profile.shape.embedding_length as usize));
+    assert!(expected[0] != expected[1]);
+    // All but the last token are cached.
+    assert_eq!(one.embedding(&all[0]).await, expected[0]);
+    one.close().await;
+    let numbers: Vec<u32> = (0..6).collect();
+    let tokens = alone(&model, &numbers, 0.8).await;
+    for (draft, context) in [(None, 6 * 128), (None, 128), (Some(open_model(DRAFT)), 6 * 128)] {
+        let transport = workers(&model, 3).await;
+        let server = Server::with_context(&transport, &model, &[3, 3, 2], 6, context, draft).await;
+        let server = Arc::new(server);
+        let mut responses = Vec::new();
+        let mut embeddings = Vec::new();
+        for &number in &numbers {
+            let index = number as usize % all.len();
+            responses.push(tokio::spawn(collect(server.send(&all[index], GENERATE, 0.8, number))));
+            let (server, prompt) = (server.clone(), all[index].clone());
+            embeddings.push((index, tokio::spawn(async move { server.embedding(&prompt).await })));
+        }
+        for (index, embedding) in embeddings {
+            assert!(embedding.await.expect("no panic") == expected[index], "prompt {index}, {context}");
+        }
+        for (number, response) in responses.into_iter().enumerate() {
+            assert_eq!(response.await.expect("no panic").tokens, tokens[number], "request {number}");
+        }
+        Arc::into_inner(server).expect("no other user").close().await;
+    }
 }
