@@ -15,6 +15,7 @@ pub mod hub_model;
 pub mod model;
 pub mod pass;
 pub mod plan;
+pub mod request_trace;
 pub mod residency;
 pub mod route_trace;
 pub mod run_events;

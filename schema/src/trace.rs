@@ -296,11 +296,28 @@ impl Outcome {
     }
 }
 
+/// A request that enters a slot of a server. Passes of the slot from `first_pass` on belong to it, until the next request
+/// enters the slot. A request that left its slot enters again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Admission {
+    /// The index of the request, from 0, in the order of arrival.
+    pub request: u32,
+    /// The slot, which is the sequence of its passes.
+    pub sequence: u32,
+    pub first_pass: u32,
+    /// When the request arrived, in nanoseconds from the start of the run.
+    pub arrival_ns: u64,
+    /// When it entered the slot.
+    pub entry_ns: u64,
+}
+
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
     Header(Header),
     Pass(Pass),
+    Admission(Admission),
     Step(StepRecord),
     Counter(CounterReading),
     Shortage(ShortageRecord),
@@ -323,6 +340,8 @@ impl Line {
 pub struct Trace {
     pub header: Header,
     pub passes: Vec<Pass>,
+    /// The requests that entered slots, in the order of entry; empty if all requests start when the run begins.
+    pub admissions: Vec<Admission>,
     /// The steps, ordered by start time within each device.
     pub records: Vec<StepRecord>,
     pub readings: Vec<CounterReading>,
@@ -358,6 +377,7 @@ impl Trace {
         let lines = [Line::Header(self.header.clone())]
             .into_iter()
             .chain(self.passes.iter().copied().map(Line::Pass))
+            .chain(self.admissions.iter().copied().map(Line::Admission))
             .chain(self.records.iter().cloned().map(Line::Step))
             .chain(self.readings.iter().cloned().map(Line::Counter))
             .chain(self.shortages.iter().cloned().map(Line::Shortage))
@@ -375,6 +395,7 @@ impl Trace {
         let (mut header, mut outcome) = (None::<Header>, None);
         let (mut passes, mut records, mut readings) = (Vec::new(), Vec::new(), Vec::new());
         let (mut shortages, mut run_events, mut text) = (Vec::new(), Vec::new(), Vec::new());
+        let mut admissions = Vec::new();
         for number in 1..=MAX_LINES {
             text.clear();
             let read = std::io::Read::take(&mut *input, MAX_LINE_BYTES).read_until(b'\n', &mut text)?;
@@ -402,6 +423,7 @@ impl Trace {
                 (Line::Header(_), Some(_)) => return Err(fail("this is a second header".into())),
                 (_, None) => return Err(fail("the first line must be the header".into())),
                 (Line::Pass(pass), _) => passes.push(pass),
+                (Line::Admission(admission), _) => admissions.push(admission),
                 (Line::Step(StepRecord { start_ns: start, end_ns: end, .. }), _) if end < start => {
                     return Err(fail(format!("a step ends at {end} ns, before its start at {start} ns")));
                 }
@@ -421,6 +443,6 @@ impl Trace {
             }
         }
         let (Some(header), Some(outcome)) = (header, outcome) else { return Err(TraceError::Truncated) };
-        Ok(Trace { header, passes, records, readings, shortages, run_events, outcome })
+        Ok(Trace { header, passes, admissions, records, readings, shortages, run_events, outcome })
     }
 }

@@ -1,13 +1,17 @@
 //! Workload: the requests of a run, with their prompt lengths, batches and numbers of generated tokens.
 //!
+//! The requests arrive when the run begins, or one after the other ([`Arrivals`]), as at a server.
+//!
 //! With `speculation` a small model drafts tokens that the target model verifies in one batch (Leviathan et al., 2023;
 //! prima.cpp paper, appendix A.9).
 //!
-//! Not here: the profile of the draft model (`hearth_core::Cluster::draft_model`), and the passes of a workload
-//! (`hearth_core::schedule::Generation`).
+//! Not here: the profile of the draft model (`hearth_core::Cluster::draft_model`), the time of each request
+//! (`hearth_core::schedule::arrivals`), and the passes of a workload (`hearth_core::schedule::Generation`).
+
+use std::path::PathBuf;
 
 use hearth_profiles::document::DocumentError;
-use hearth_profiles::{Fraction, Sourced};
+use hearth_profiles::{Fraction, PerSecond, Sourced};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -28,9 +32,13 @@ pub struct Workload {
     /// The number of tokens to generate per request.
     #[serde(rename = "generate")]
     pub generated_tokens: u32,
-    /// The number of requests. All have the same numbers of tokens and start when the run begins.
+    /// The number of requests, which start when the run begins. With `arrivals`, the maximum number of requests that are
+    /// computed at the same time; others wait.
     #[serde(default = "default_number::<1>", skip_serializing_if = "is_default_number::<1>")]
     pub sequences: u32,
+    /// When requests arrive. If absent, all start when the run begins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arrivals: Option<Arrivals>,
     /// Maximum number of prompt tokens in one batch.
     #[serde(
         default = "default_number::<MAX_PASS_TOKENS>",
@@ -40,6 +48,28 @@ pub struct Workload {
     /// Speculative decoding with a draft model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speculation: Option<Speculation>,
+}
+
+/// Maximum number of requests of a run. source: assumed, a day of one request a second
+pub const MAX_REQUESTS: u32 = 86_400;
+
+/// When requests arrive: at random times, or as recorded in a file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "arrivals, such as `{rate: 12 /min, requests: 100}` or `{file: requests.csv}`"
+)]
+pub struct Arrivals {
+    /// The mean number of requests in a time. The times between them are random and independent (a Poisson process).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<PerSecond>,
+    /// A CSV file of recorded requests with the columns `TIMESTAMP`, `ContextTokens` and `GeneratedTokens`, as in the
+    /// public Azure LLM inference traces. It is relative to the folder of the scenario.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<PathBuf>,
+    /// The number of requests; required with `rate`. With `file`, the first of its requests, by default all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests: Option<u32>,
 }
 
 /// Speculative decoding: a small model on the head drafts tokens, which the target model verifies in one batch.
@@ -79,6 +109,7 @@ impl Workload {
             prompt_tokens: prompt,
             generated_tokens: generate,
             sequences: 1,
+            arrivals: None,
             micro_batch: MAX_PASS_TOKENS,
             speculation: None,
         }
@@ -107,6 +138,7 @@ impl Workload {
         if !(1..=MAX_PASS_TOKENS).contains(&batch) {
             return reject(format!("`workload.micro_batch` is {batch}: it must be 1 to {MAX_PASS_TOKENS}"));
         }
+        self.arrivals.as_ref().map_or(Ok(()), Arrivals::validate)?;
         self.speculation.as_ref().map_or(Ok(()), Speculation::validate)
     }
 }
@@ -127,6 +159,26 @@ pub(crate) fn validate_sequences(key: &str, sequences: u32, context: u32) -> Res
         return Ok(());
     };
     Err(DocumentError::invalid_document(what))
+}
+
+impl Arrivals {
+    fn validate(&self) -> Result<(), DocumentError> {
+        let reject = |what: String| Err(DocumentError::invalid_document(what));
+        match (self.rate, &self.file) {
+            (Some(_), Some(_)) => reject("`workload.arrivals` has both `rate` and `file`: omit one".into()),
+            (None, None) => reject("`workload.arrivals` needs `rate` or `file`".into()),
+            (Some(rate), None) if rate.0 <= 0.0 => {
+                reject("`workload.arrivals.rate` is 0: give a rate such as `12 /min`".into())
+            }
+            (Some(_), None) if self.requests.is_none() => {
+                reject("`workload.arrivals.rate` needs the number of `requests`".into())
+            }
+            _ if self.requests.is_some_and(|requests| !(1..=MAX_REQUESTS).contains(&requests)) => {
+                reject(format!("`workload.arrivals.requests` must be 1 to {MAX_REQUESTS}"))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Speculation {

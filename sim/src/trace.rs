@@ -25,7 +25,7 @@ impl TraceCollector {
         self.records.sort_by_key(|record| record.start_ns);
         let Self { header, records, readings } = self;
         let (shortages, run_events) = (Vec::new(), Vec::new());
-        Trace { header, passes, records, readings, shortages, run_events, outcome }
+        Trace { header, passes, admissions: Vec::new(), records, readings, shortages, run_events, outcome }
     }
 }
 

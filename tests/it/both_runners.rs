@@ -74,6 +74,7 @@ fn simulated(plan: &Plan, model: &LocalModel, workload: Workload) -> Trace {
         activation_format: plan.activation_format,
         draft_model: None,
         routes: None,
+        arrivals: None,
         workload,
         seed: 1,
     };

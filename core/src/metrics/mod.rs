@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use self::sequences::{SequenceMetrics, SpeculationMetrics};
+use self::sequences::{RequestMetrics, SequenceMetrics, SpeculationMetrics};
 use self::token_times::{DecodeStep, TokenTimes};
 use hearth_profiles::PerSecond;
 use hearth_schema::run_events::RunEventKind;
@@ -135,6 +135,9 @@ pub struct Metrics {
     /// The metrics of each sequence, if there are several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sequences: Vec<SequenceMetrics>,
+    /// The metrics of all requests, if they arrived during the run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests: Option<RequestMetrics>,
     /// The metrics of speculative decoding, if tokens were drafted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speculation: Option<SpeculationMetrics>,
@@ -154,8 +157,11 @@ impl Metrics {
 pub fn compute_metrics(trace: &Trace) -> Metrics {
     let by_pass = group_by_pass(&trace.records);
     let first = trace.passes.first();
+    let has_arrivals = !trace.admissions.is_empty();
     let begin =
         first.and_then(|pass| records_of(&by_pass, pass.index, 0).map(|record| record.start_ns).min());
+    // Requests that arrive during the run may have waited for the first pass.
+    let begin = begin.map(|begin| if has_arrivals { 0 } else { begin });
     let outputs = TokenTimes::from_records(trace, &by_pass);
     let share = 1.0 / outputs.decoded_tokens() as f64;
     let mut terms = Terms::default();
@@ -167,7 +173,7 @@ pub fn compute_metrics(trace: &Trace) -> Metrics {
     let tpot = latency_summary(&outputs.decode_steps);
     let mean = tpot.map(|tpot| tpot.mean_ms);
     let to_first = |begin: u64| {
-        let sum = total(outputs.first_tokens.iter().map(|first| millis(first.end_ns.saturating_sub(begin))));
+        let sum = total(outputs.first_tokens.iter().map(|first| millis(first.since_request(begin))));
         (!outputs.first_tokens.is_empty()).then(|| sum / outputs.first_tokens.len() as f64)
     };
     Metrics {
@@ -178,6 +184,7 @@ pub fn compute_metrics(trace: &Trace) -> Metrics {
         tokens_per_s: mean.and_then(|mean| sequences::token_rate(&outputs, mean)),
         terms_ms: terms,
         sequences: sequences::sequence_metrics(&outputs, begin),
+        requests: sequences::request_metrics(&outputs, has_arrivals),
         speculation: sequences::speculation_metrics(&outputs, &by_pass, mean),
         devices,
         seed: trace.header.seed,

@@ -1,7 +1,7 @@
 //! Metrics of each sequence in a run with several sequences, and metrics of speculative decoding.
 //!
-//! All sequences are requested when the run begins. The time to the first token of each sequence is measured from the
-//! start of the run, including the wait for earlier prompts. The overall rate is the number of tokens after the first
+//! All sequences are requested when the run begins, or each one arrives during the run. The time to the first token of
+//! each sequence is measured from then on, including the wait for a slot and for earlier prompts. The overall rate is the number of tokens after the first
 //! token of the run, divided by the time from the first token to the last.
 //!
 //! `acceptance` is the share of the verified drafts that were accepted. The accepted drafts and the first rejected
@@ -16,7 +16,7 @@ use hearth_schema::trace::StepKind;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SequenceMetrics {
     pub sequence: u32,
-    /// Milliseconds from the start of the run to the first token of the sequence.
+    /// Milliseconds from the request of the sequence to its first token.
     pub ttft_ms: f64,
     /// The number of generated tokens after the first token of the sequence.
     #[serde(rename = "tokens")]
@@ -44,6 +44,59 @@ pub struct SpeculationMetrics {
     pub verify_ms: f64,
 }
 
+/// Metrics of requests that arrive during a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RequestMetrics {
+    /// The number of requests that got a token.
+    pub count: u64,
+    /// Generated tokens per second, from the arrival of the first request to the last token.
+    pub output_tokens_per_s: f64,
+    /// Time from the arrival of a request to its first token.
+    pub ttft_ms: Percentiles,
+    /// Time between two outputs of a request (inter-token latency), per token.
+    pub itl_ms: Percentiles,
+    /// Time that a request waits for a slot.
+    pub queue_ms: Percentiles,
+}
+
+/// Mean, and percentiles by nearest rank.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Percentiles {
+    pub mean: f64,
+    pub p50: f64,
+    pub p95: f64,
+    pub p99: f64,
+}
+
+impl Percentiles {
+    fn of(mut values: Vec<f64>) -> Self {
+        values.sort_by(f64::total_cmp);
+        let rank = |share: f64| {
+            let at = (share * values.len() as f64).ceil().max(1.0) as usize - 1;
+            values.get(at).copied().unwrap_or_default()
+        };
+        let mean = total(values.iter().copied()) / values.len().max(1) as f64;
+        Self { mean, p50: rank(0.5), p95: rank(0.95), p99: rank(0.99) }
+    }
+}
+
+/// Returns the metrics of requests that arrived during the run; `None` if there are none with a token.
+pub(super) fn request_metrics(outputs: &TokenTimes, arrivals: bool) -> Option<RequestMetrics> {
+    let firsts = &outputs.first_tokens;
+    let start = firsts.iter().map(|first| first.arrival_ns).min().filter(|_| arrivals)?;
+    let ends = firsts.iter().map(|first| first.end_ns);
+    let end = ends.chain(outputs.decode_steps.iter().map(|step| step.end_ns)).max()?;
+    let tokens = (outputs.decoded_tokens() + firsts.len()) as f64;
+    let each = |step: &DecodeStep| std::iter::repeat_n(step.ms_per_token(), step.tokens() as usize);
+    Some(RequestMetrics {
+        count: firsts.len() as u64,
+        output_tokens_per_s: tokens / (millis(end.saturating_sub(start)) / 1e3).max(1e-9),
+        ttft_ms: Percentiles::of(firsts.iter().map(|first| millis(first.since_request(0))).collect()),
+        itl_ms: Percentiles::of(outputs.decode_steps.iter().flat_map(each).collect()),
+        queue_ms: Percentiles::of(firsts.iter().map(|first| millis(first.queue_ns)).collect()),
+    })
+}
+
 /// Returns the metrics of each sequence; empty if the run has only one sequence.
 pub(super) fn sequence_metrics(outputs: &TokenTimes, begin: Option<u64>) -> Vec<SequenceMetrics> {
     let Some(begin) = begin.filter(|_| outputs.first_tokens.len() > 1) else { return Vec::new() };
@@ -53,7 +106,7 @@ pub(super) fn sequence_metrics(outputs: &TokenTimes, begin: Option<u64>) -> Vec<
         let tokens: u64 = steps().map(|step| u64::from(step.tokens())).sum();
         SequenceMetrics {
             sequence: first.sequence,
-            ttft_ms: millis(first.end_ns.saturating_sub(begin)),
+            ttft_ms: millis(first.since_request(begin)),
             decoded_tokens: tokens,
             tpot_ms: (tokens > 0).then(|| time / tokens as f64),
         }

@@ -52,6 +52,7 @@ pub fn trace() -> Trace {
             devices: vec![device("head"), device("worker")],
         },
         passes: vec![pass(0, 4), pass(1, 1)],
+        admissions: vec![],
         records: vec![
             with_cpu(record(0, StepKind::Embed, 0, 0, [0, 10]), 10),
             with_cpu(record(0, StepKind::Output, 0, 0, [90, 100]), 10),

@@ -3,12 +3,14 @@
 //! The first output of a sequence ends the processing of its prompt. Each later output is a [`DecodeStep`], which lasts
 //! from the end of the previous output of the sequence to the end of this output. A step generates one token more than
 //! the number of accepted drafts.
+//!
+//! If requests enter slots during the run, a sequence of this module is a request, and not a slot.
 
 use std::collections::BTreeMap;
 
 use super::{ByPass, millis, records_of};
-use hearth_schema::pass::MAX_PASS_TOKENS;
-use hearth_schema::trace::{Counter, StepKind, Trace};
+use hearth_schema::pass::{MAX_PASS_TOKENS, Pass};
+use hearth_schema::trace::{Admission, Counter, StepKind, Trace};
 
 /// The interval between two consecutive outputs of a sequence, in which one pass generated one or more tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,8 +51,40 @@ pub struct FirstToken {
     pub prompt_tokens: u64,
     /// The index of the batch with the last token of the prompt.
     pub batch: u32,
+    /// The time at which the sequence was requested; 0 is the start of the run.
+    pub arrival_ns: u64,
+    /// The time that a request waited for a slot.
+    pub queue_ns: u64,
     /// The time at which the token was sampled, in nanoseconds from the start of the run.
     pub end_ns: u64,
+}
+
+impl FirstToken {
+    /// Returns the nanoseconds from the request of the sequence, or from `begin` if that is later, to the token.
+    pub fn since_request(&self, begin: u64) -> u64 {
+        self.end_ns.saturating_sub(self.arrival_ns.max(begin))
+    }
+}
+
+/// The requests of each slot, in the order of their first passes.
+struct Requests(BTreeMap<u32, Vec<Admission>>);
+
+impl Requests {
+    fn new(admissions: &[Admission]) -> Self {
+        let mut slots = BTreeMap::<u32, Vec<Admission>>::new();
+        for admission in admissions {
+            slots.entry(admission.sequence).or_default().push(*admission);
+        }
+        slots.values_mut().for_each(|slot| slot.sort_by_key(|admission| admission.first_pass));
+        Self(slots)
+    }
+
+    /// Returns the request to which a pass belongs; `None` if all sequences start with the run.
+    fn of(&self, pass: &Pass) -> Option<&Admission> {
+        let slot = self.0.get(&pass.sequence_index)?;
+        let count = slot.partition_point(|admission| admission.first_pass <= pass.index);
+        slot.get(count.checked_sub(1)?)
+    }
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -71,6 +105,7 @@ impl TokenTimes {
         let accepted: BTreeMap<u32, u64> =
             accepted.map(|reading| (reading.pass_index, reading.value)).collect();
         let mut times = Self::default();
+        let requests = Requests::new(&trace.admissions);
         // For each sequence, the end of its last output and whether a pass without an output followed.
         let mut last: BTreeMap<u32, (u64, bool)> = BTreeMap::new();
         let mut batch = 0;
@@ -79,13 +114,21 @@ impl TokenTimes {
             let mut records = records_of(by_pass, batch, 0);
             let output = records.find(|record| pass.has_output && record.kind == StepKind::Output);
             let Some(output) = output else {
-                last.entry(pass.sequence_index).and_modify(|(_, was_interrupted)| *was_interrupted = true);
+                let sequence = requests.of(pass).map_or(pass.sequence_index, |request| request.request);
+                last.entry(sequence).and_modify(|(_, was_interrupted)| *was_interrupted = true);
                 continue;
             };
-            let (sequence, end_ns) = (pass.sequence_index, output.end_ns);
+            let (request, end_ns) = (requests.of(pass), output.end_ns);
+            let sequence = request.map_or(pass.sequence_index, |request| request.request);
             let Some((start_ns, was_interrupted)) = last.insert(sequence, (end_ns, false)) else {
-                let prompt_tokens = u64::from(pass.first_position) + u64::from(pass.tokens);
-                times.first_tokens.push(FirstToken { sequence, prompt_tokens, batch, end_ns });
+                times.first_tokens.push(FirstToken {
+                    sequence,
+                    prompt_tokens: u64::from(pass.first_position) + u64::from(pass.tokens),
+                    batch,
+                    arrival_ns: request.map_or(0, |request| request.arrival_ns),
+                    queue_ns: request.map_or(0, |it| it.entry_ns.saturating_sub(it.arrival_ns)),
+                    end_ns,
+                });
                 continue;
             };
             // A trace file may contain any value here; a pass cannot accept more drafts than it has.

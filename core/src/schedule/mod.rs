@@ -13,6 +13,7 @@
 //!
 //! Not here: which passes enter the ring next ([`Generation`]), and how a step is executed.
 
+pub mod arrivals;
 pub mod batching;
 pub mod request_slots;
 

@@ -11,7 +11,9 @@
 
 use std::collections::VecDeque;
 
+use hearth_profiles::model::ModelShape;
 use hearth_schema::pass::CacheChange;
+use hearth_schema::plan::Plan;
 
 use super::cache_pool::CachePool;
 use super::{Generation, GenerationError};
@@ -62,6 +64,14 @@ pub enum RequestProgress<'a, R> {
     Ended(R),
     /// The request has left its slot and waits.
     Left(&'a mut R),
+}
+
+/// Returns whether the devices of a plan can give the memory of a sequence's cache to other sequences, and copy a cache.
+/// They cannot if a cache is on a GPU, if a draft model has other caches, or if layers use the keys and values of other
+/// layers.
+pub fn can_change_caches(plan: &Plan, shape: &ModelShape) -> bool {
+    let is_on_cpu = plan.devices.iter().all(|device| device.gpu_layers == 0);
+    is_on_cpu && plan.draft_model.is_none() && shape.shared_kv_layers().is_empty()
 }
 
 impl<R> RequestSlots<R> {

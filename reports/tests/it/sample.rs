@@ -66,6 +66,7 @@ pub fn trace(origin: Origin, tokens: u32) -> Trace {
     Trace {
         header: header(origin),
         passes,
+        admissions: vec![],
         records: run.records,
         readings: run.readings,
         shortages: vec![],

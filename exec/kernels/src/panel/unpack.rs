@@ -8,6 +8,9 @@
 //!
 //! Not here: the layout of the stored blocks, see [`crate::blocks`].
 
+// Only kernels for x86-64 unpack scales and interleaved words.
+#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+
 use crate::blocks::{
     BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Nl, BlockIq4Xs,
     BlockMxfp4, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K,

@@ -3,6 +3,7 @@
 //! A request is checked against the ring's plan before anything is computed.
 
 use hearth_core::schedule::Generation;
+use hearth_core::schedule::request_slots::can_change_caches;
 use hearth_profiles::model::ModelShape;
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::plan::Plan;
@@ -97,8 +98,7 @@ impl GenerationRequest {
 
 /// Returns a plan for at least `sequences` concurrent sequences of a model with the shape `shape`, for which the devices
 /// need no more memory than planned. If `plan` has fewer caches, the sequences share the memory of these: each can use
-/// the whole context. Where caches cannot share memory, because they are on a GPU, a draft model has others, or layers
-/// use the keys and values of other layers, each sequence has a smaller context.
+/// the whole context. Where caches cannot share memory ([`can_change_caches`]), each sequence has a smaller context.
 pub fn plan_for_sequences(plan: Plan, sequences: u32, shape: &ModelShape) -> Plan {
     if sequences <= plan.sequences {
         return plan;
@@ -114,7 +114,5 @@ pub fn plan_for_sequences(plan: Plan, sequences: u32, shape: &ModelShape) -> Pla
 /// Returns whether devices can give the memory of a sequence's cache to other sequences, and copy a cache.
 pub(super) fn can_share_caches(plan: &Plan, shape: &ModelShape) -> bool {
     // Only these systems give back a part of an array.
-    let can_release = cfg!(any(target_os = "android", target_os = "linux"));
-    let is_on_cpu = can_release && plan.devices.iter().all(|device| device.gpu_layers == 0);
-    is_on_cpu && plan.draft_model.is_none() && shape.shared_kv_layers().is_empty()
+    cfg!(any(target_os = "android", target_os = "linux")) && can_change_caches(plan, shape)
 }

@@ -119,6 +119,7 @@ fn random_cluster(
         activation_format: hearth_schema::scenario::ActivationFormat::F32,
         draft_model: None,
         routes: None,
+        arrivals: None,
         workload,
         seed: 1,
     })

@@ -1,0 +1,86 @@
+//! Arrivals: when the requests of a workload arrive, and how many tokens they have.
+//!
+//! The random times of a Poisson process depend only on the seed, so that the simulator and the executor have the same
+//! requests. The interval between two requests is exponentially distributed.
+
+use hearth_schema::request_trace::RecordedRequest;
+use hearth_schema::workload::{Arrivals, Workload};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng;
+use rand_distr::{Distribution, Exp1};
+
+/// The stream of random numbers for arrivals. Streams of the simulator have other numbers.
+const STREAM: u64 = u64::MAX;
+
+/// A request that arrives during a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arrival {
+    /// Nanoseconds from the start of the run.
+    pub at_ns: u64,
+    pub prompt_tokens: u32,
+    pub generated_tokens: u32,
+}
+
+/// Returns the random arrivals of a workload; `None` without a rate.
+pub fn random_arrivals(workload: &Workload, seed: u64) -> Option<Vec<Arrival>> {
+    let Some(Arrivals { rate: Some(rate), requests: Some(requests), .. }) = workload.arrivals else {
+        return None;
+    };
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    random.set_stream(STREAM);
+    let mut at = 0.0;
+    let arrival = |_| {
+        let interval: f64 = Exp1.sample(&mut random);
+        at += interval / rate.0;
+        let (prompt_tokens, generated_tokens) = (workload.prompt_tokens, workload.generated_tokens);
+        Arrival { at_ns: (at * 1e9) as u64, prompt_tokens, generated_tokens }
+    };
+    Some((0..requests).map(arrival).collect())
+}
+
+/// Converts recorded requests. Returns the index of the first one that does not fit in a context of `context` tokens as
+/// an error.
+pub fn recorded_arrivals(recorded: &[RecordedRequest], context: u32) -> Result<Vec<Arrival>, usize> {
+    let arrival = |(index, request): (usize, &RecordedRequest)| {
+        let RecordedRequest { arrival_ns: at_ns, prompt_tokens, generated_tokens } = *request;
+        let fits = u64::from(prompt_tokens) + u64::from(generated_tokens) <= u64::from(context);
+        if fits { Ok(Arrival { at_ns, prompt_tokens, generated_tokens }) } else { Err(index) }
+    };
+    recorded.iter().enumerate().map(arrival).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_profiles::PerSecond;
+
+    use super::*;
+
+    fn workload(rate: f64, requests: u32) -> Workload {
+        let arrivals = Arrivals { rate: Some(PerSecond(rate)), file: None, requests: Some(requests) };
+        Workload { arrivals: Some(arrivals), ..Workload::new(10, 7) }
+    }
+
+    #[test]
+    fn random_arrivals_have_the_rate_and_the_variance_of_a_poisson_process() {
+        let count = 20_000;
+        let arrivals = random_arrivals(&workload(0.5, count), 3).expect("a rate");
+        assert_eq!(random_arrivals(&workload(0.5, 100), 3).as_deref(), Some(&arrivals[..100]));
+        assert_ne!(random_arrivals(&workload(0.5, 100), 4).as_deref(), Some(&arrivals[..100]));
+        let times: Vec<f64> = arrivals.iter().map(|arrival| arrival.at_ns as f64 / 1e9).collect();
+        let intervals: Vec<f64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        let mean = intervals.iter().sum::<f64>() / intervals.len() as f64;
+        let variance =
+            intervals.iter().map(|interval| (interval - mean).powi(2)).sum::<f64>() / intervals.len() as f64;
+        // Their mean is 1 / rate, and so is their standard deviation. The errors of these estimates are 0.7 % and 1 %.
+        assert!((mean / 2.0 - 1.0).abs() < 0.03, "{mean}");
+        assert!((variance.sqrt() / 2.0 - 1.0).abs() < 0.04, "{variance}");
+    }
+
+    #[test]
+    fn recorded_request_that_does_not_fit_is_named() {
+        let request = |prompt_tokens| RecordedRequest { arrival_ns: 5, prompt_tokens, generated_tokens: 2 };
+        let fitting = recorded_arrivals(&[request(6), request(8)], 10).expect("they fit");
+        assert_eq!(fitting[1], Arrival { at_ns: 5, prompt_tokens: 8, generated_tokens: 2 });
+        assert_eq!(recorded_arrivals(&[request(6), request(9)], 10), Err(1));
+    }
+}
