@@ -9,8 +9,8 @@ use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{DeviceProfile, Link};
 
 use crate::expert_routes::RecordedRoutes;
-use crate::schedule::arrivals::Arrival;
 use crate::schedule::Schedule;
+use crate::schedule::arrivals::Arrival;
 use crate::tensor::Collective;
 use hearth_schema::plan::Plan;
 use hearth_schema::residency::ResidencyOptions;
@@ -141,8 +141,8 @@ pub struct Cluster {
     pub draft_model: Option<ModelProfile>,
     /// The recorded routes of the experts of a mixture; drawn at random if there are none.
     pub routes: Option<Arc<RecordedRoutes>>,
-    /// The requests of the workload, in the order of arrival; `None` if all start when the run begins.
-    pub arrivals: Option<Arc<[Arrival]>>,
+    /// The recorded requests of `workload.arrivals.file`, in the order of arrival.
+    pub recorded_arrivals: Option<Arc<[Arrival]>>,
     /// Capacity of the KV cache of each sequence, in tokens.
     pub context_length: u32,
     pub kv_cache_format: KvFormat,

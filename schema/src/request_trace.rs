@@ -57,11 +57,16 @@ pub fn parse_requests(text: &str, limit: Option<u32>) -> Result<Vec<RecordedRequ
         })?;
         let tokens = |name: &str, text: &str| {
             let number = text.parse::<u32>().ok().filter(|&number| number > 0);
-            number.ok_or_else(|| fail(line, format!("`{text}` is not a number of {name}: it must be at least 1")))
+            number.ok_or_else(|| {
+                fail(line, format!("`{text}` is not a number of {name}: it must be at least 1"))
+            })
         };
         rows.push((line, time, tokens("prompt tokens", prompt)?, tokens("generated tokens", generated)?));
         if rows.len() > MAX_REQUESTS as usize && limit.is_none() {
-            return Err(fail(line, format!("there are more than {MAX_REQUESTS} requests: give the number of `requests`")));
+            return Err(fail(
+                line,
+                format!("there are more than {MAX_REQUESTS} requests: give the number of `requests`"),
+            ));
         }
     }
     rows.sort_by_key(|&(_, time, ..)| time);
@@ -118,6 +123,9 @@ mod tests {
         assert!(message(&format!("{head}1,0,3")).starts_with("line 2: `0` is not a number of prompt tokens"));
         assert!(message(&format!("{head}1,2")).starts_with("line 2: `` is not a number of generated tokens"));
         assert!(message(&format!("{head}inf,2,3")).contains("is not a time"));
-        assert!(message(&format!("{head}0,2,3\n1e15,2,3")).starts_with("line 3: this request is more than a year"));
+        assert!(
+            message(&format!("{head}0,2,3\n1e15,2,3"))
+                .starts_with("line 3: this request is more than a year")
+        );
     }
 }

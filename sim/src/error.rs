@@ -35,8 +35,9 @@ pub enum SimError {
         max = crate::input::MAX_PIECES
     )]
     TooManyPieces { index: usize, bytes: u64 },
-    #[error("`events` of the scenario need a plan that can be executed, but {why}, or remove the `events`")]
-    EventsWithoutRing { why: String },
+    /// Only plans that can be executed have events and arrivals.
+    #[error("`{key}` of the scenario needs a plan that can be executed, but {why}, or remove `{key}`")]
+    NotExecutable { key: &'static str, why: String },
     #[error(
         "an event swaps out memory of `{device}`, but its device profile does not have both \
          `memory.can_swap` and `memory.swap_available`; add the missing key, or remove the event"

@@ -116,10 +116,15 @@ pub fn check_input<'a>(input: &Input<'a>) -> Result<Vec<&'a DeviceProfile>, SimE
     Ok(devices)
 }
 
-/// Checks that the events of the scenario can be simulated with the plan and the devices of the input.
+/// Checks that the events and arrivals of the scenario can be simulated with the plan and the devices of the input.
 pub fn check_events(input: &Input, scenario_events: &ScenarioEvents) -> Result<(), SimError> {
-    if let Some(why) = input.plan.simulation_only_reason().filter(|_| !scenario_events.events.is_empty()) {
-        return Err(SimError::EventsWithoutRing { why });
+    let keys = [
+        (!scenario_events.events.is_empty(), "events"),
+        (input.cluster.workload.arrivals.is_some(), "workload.arrivals"),
+    ];
+    let key = keys.into_iter().find_map(|(is_given, key)| is_given.then_some(key));
+    if let Some((key, why)) = key.zip(input.plan.simulation_only_reason()) {
+        return Err(SimError::NotExecutable { key, why });
     }
     for event in scenario_events.events {
         let (Some(Change::Swap(_)), Some(name)) = (event.change(), &event.device) else { continue };

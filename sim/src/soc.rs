@@ -38,12 +38,13 @@ pub fn standalone_soc<'a>(
 ) -> Option<&'a Soc> {
     let plan = input.plan;
     let is_alone = plan.devices.len() == 1 && scenario_events.events.is_empty();
+    let starts_at_once = input.cluster.workload.arrivals.is_none();
     let is_in_memory = input.options.starts_warm
         && (input.options.ignore_memory_shortages || memory.weights <= memory.weight_cache);
     // The latency model of a SoC knows only models whose layers are alike.
     let is_known = input.cluster.model.shape.has_equal_layers();
     let is_plain = !plan.devices[0].residency.uses_anonymous_memory() && plan.kind.is_ring();
-    device.soc.as_ref().filter(|_| is_alone && is_in_memory && is_plain && is_known)
+    device.soc.as_ref().filter(|_| is_alone && starts_at_once && is_in_memory && is_plain && is_known)
 }
 
 /// The processors that run kernels; [`Event::Kernel`] has an index of this list.

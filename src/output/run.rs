@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use hearth_core::metrics::sequences::SpeculationMetrics;
+use hearth_core::metrics::sequences::{Percentiles, RequestMetrics, SpeculationMetrics};
 use hearth_core::metrics::{self, Metrics};
 use hearth_core::soc::SocMetrics;
 use hearth_profiles::Bytes;
@@ -56,8 +56,24 @@ fn number(value: Option<f64>) -> String {
     value.map_or("-".to_string(), |value| format!("{value:.1}"))
 }
 
+/// Adds the latency of requests that arrived during the run.
+fn requests(text: &mut String, requests: &RequestMetrics) {
+    let RequestMetrics { count, output_tokens_per_s, ttft_ms, itl_ms, queue_ms } = requests;
+    let _ = writeln!(text, "  {count} requests, {output_tokens_per_s:.2} tokens/s from the first arrival on");
+    let _ = writeln!(text, "  milliseconds               mean        p50        p95        p99");
+    for (name, times) in [("first token", ttft_ms), ("between tokens", itl_ms), ("wait for a slot", queue_ms)]
+    {
+        let Percentiles { mean, p50, p95, p99 } = times;
+        let _ = writeln!(text, "  {name:20} {mean:10.1} {p50:10.1} {p95:10.1} {p99:10.1}");
+    }
+}
+
 fn sequences(text: &mut String, metrics: &Metrics) {
-    for sequence in metrics.sequences.iter().take(MAX_SEQUENCES) {
+    if let Some(arrived) = &metrics.requests {
+        requests(text, arrived);
+    }
+    let listed = if metrics.requests.is_some() { &[][..] } else { &metrics.sequences[..] };
+    for sequence in listed.iter().take(MAX_SEQUENCES) {
         let _ = writeln!(
             text,
             "  sequence {}: {} ms per token, {} tokens after the first token, which took {:.1} ms",
@@ -67,8 +83,8 @@ fn sequences(text: &mut String, metrics: &Metrics) {
             sequence.ttft_ms
         );
     }
-    if metrics.sequences.len() > MAX_SEQUENCES {
-        let _ = writeln!(text, "  and {} more sequences", metrics.sequences.len() - MAX_SEQUENCES);
+    if listed.len() > MAX_SEQUENCES {
+        let _ = writeln!(text, "  and {} more sequences", listed.len() - MAX_SEQUENCES);
     }
     if let Some(drafting) = &metrics.speculation {
         let SpeculationMetrics { tokens_per_step, steps, acceptance, draft_ms, verify_ms, .. } = drafting;

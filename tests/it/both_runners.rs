@@ -74,7 +74,7 @@ fn simulated(plan: &Plan, model: &LocalModel, workload: Workload) -> Trace {
         activation_format: plan.activation_format,
         draft_model: None,
         routes: None,
-        arrivals: None,
+        recorded_arrivals: None,
         workload,
         seed: 1,
     };

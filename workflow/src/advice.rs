@@ -237,7 +237,7 @@ fn simulate(
     let prompt = PROMPT_TOKENS.min(cluster.context_length.saturating_sub(GENERATED_TOKENS)).max(1);
     let workload = &mut cluster.workload;
     (workload.prompt_tokens, workload.generated_tokens, workload.sequences) = (prompt, GENERATED_TOKENS, 1);
-    workload.speculation = None;
+    (workload.speculation, workload.arrivals) = (None, None);
     // The windows of a scenario are for its own model.
     let PlannerOptions { slow_disk_threshold, risk, .. } = loaded.scenario.planner;
     let options = PlannerOptions { slow_disk_threshold, risk, ..PlannerOptions::default() };

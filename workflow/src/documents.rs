@@ -12,6 +12,7 @@ use hearth_core::expert_routes::RecordedRoutes;
 use hearth_profiles::Document;
 use hearth_profiles::document::MAX_DOCUMENT_BYTES;
 use hearth_profiles::model::ModelProfile;
+use hearth_schema::request_trace::{RecordedRequest, parse_requests};
 use hearth_schema::route_trace::RouteTrace;
 use hearth_schema::{Plan, Scenario, Trace};
 
@@ -43,6 +44,12 @@ pub fn read_sweep_table(path: &Path) -> Result<String, Error> {
 pub fn read_route_trace(path: &Path) -> Result<RouteTrace, Error> {
     let text = read_text_at_most(path, MAX_TABLE_BYTES)?;
     RouteTrace::parse(&text).map_err(|error| Error::invalid(error).with_location(path.display()))
+}
+
+/// Reads the first `limit` requests of a recording.
+pub(crate) fn read_requests(path: &Path, limit: Option<u32>) -> Result<Vec<RecordedRequest>, Error> {
+    let text = read_text_at_most(path, MAX_TABLE_BYTES)?;
+    parse_requests(&text, limit).map_err(|error| Error::invalid(error).with_location(path.display()))
 }
 
 /// Reads a recording of routes for a model.

@@ -39,6 +39,12 @@ pub struct Evaluation {
     pub tpot_ms: Option<f64>,
     /// Time to the first token, in milliseconds.
     pub ttft_ms: Option<f64>,
+    /// 95th percentile of the time to the first token of requests that arrive during the run, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttft_p95_ms: Option<f64>,
+    /// 95th percentile of the time between their tokens, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub itl_p95_ms: Option<f64>,
     /// Generated tokens per second, without the first token.
     pub tokens_per_s: Option<f64>,
     /// Bytes that all devices together read from disk per token, without the first token.
@@ -80,6 +86,8 @@ impl Evaluation {
         Self {
             tpot_ms: metrics.tpot_ms.map(|tpot| tpot.mean_ms),
             ttft_ms: metrics.ttft_ms,
+            ttft_p95_ms: metrics.requests.as_ref().map(|requests| requests.ttft_ms.p95),
+            itl_p95_ms: metrics.requests.as_ref().map(|requests| requests.itl_ms.p95),
             tokens_per_s: metrics.tokens_per_s,
             bytes_read_per_token: metrics.bytes_read_per_token(),
             memory_pressure: metrics.devices.iter().map(|device| device.memory_pressure).reduce(f64::max),

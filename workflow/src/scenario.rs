@@ -7,7 +7,9 @@
 use std::fmt::Debug;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use hearth_core::schedule::arrivals::{Arrival, recorded_arrivals};
 use hearth_core::{Cluster, LinkTable, Member};
 use hearth_profiles::document::DeprecationWarning;
 use hearth_profiles::gguf::GgufModel;
@@ -17,9 +19,10 @@ use hearth_profiles::{DeviceProfile, Document, device};
 use hearth_schema::Scenario;
 use hearth_schema::hub_model::{HubModelName, NAME_HINT, is_hub_model_name};
 use hearth_schema::plan::ScenarioRecord;
+use hearth_schema::request_trace::RecordedRequest;
 use hearth_schema::scenario::{DeviceEntry, ModelRef, check_kv_sharing};
 
-use crate::documents::{read_document, read_text};
+use crate::documents::{read_document, read_requests, read_text};
 use crate::sweep::with_values;
 use crate::{Error, limits};
 
@@ -147,7 +150,9 @@ impl LoadedScenario {
             [Some(&scenario.model), drafts].into_iter().flatten().filter_map(|it| it.file.as_deref());
         // Files of a hub are in its cache, where no result is written.
         let models = models.filter(|file| !is_hub_model_name(file)).map(|file| self.path_of(file));
-        [self.path.clone()].into_iter().chain(models).chain(documents).collect()
+        let arrivals = scenario.workload.arrivals.as_ref().and_then(|arrivals| arrivals.file.as_ref());
+        let requests = arrivals.map(|file| self.path_of(file));
+        [self.path.clone()].into_iter().chain(models).chain(documents).chain(requests).collect()
     }
 
     /// Returns the path of the model file, if the scenario names one. A model on a hub is downloaded.
@@ -232,7 +237,8 @@ impl LoadedScenario {
         drafts.map(|drafts| self.model(&drafts.draft_model)).transpose()
     }
 
-    /// Returns the cluster for a model, a draft model, and device profiles in the order of the scenario. Reads no file.
+    /// Returns the cluster for a model, a draft model, and device profiles in the order of the scenario. Reads no file
+    /// but the recording of requests.
     pub fn assemble_cluster(
         &self,
         devices: Vec<DeviceProfile>,
@@ -258,6 +264,7 @@ impl LoadedScenario {
             activation_format: scenario.activation_format,
             draft_model: draft,
             routes: None,
+            recorded_arrivals: self.recorded_arrivals()?,
             workload: scenario.workload.clone(),
             seed: scenario.seed,
         };
@@ -273,6 +280,24 @@ impl LoadedScenario {
         }
         limits::apply_throttles(scenario, &mut cluster);
         Ok(cluster)
+    }
+
+    /// Reads the recorded requests of the workload.
+    fn recorded_arrivals(&self) -> Result<Option<Arc<[Arrival]>>, Error> {
+        let Some(arrivals) = &self.scenario.workload.arrivals else { return Ok(None) };
+        let Some(path) = arrivals.file.as_ref().map(|file| self.path_of(file)) else { return Ok(None) };
+        let context = self.scenario.context_length;
+        let recorded = read_requests(&path, arrivals.requests)?;
+        let converted = recorded_arrivals(&recorded, context).map_err(|index| {
+            let RecordedRequest { prompt_tokens, generated_tokens, .. } = recorded[index];
+            let what = format!(
+                "request {index} has {prompt_tokens} prompt tokens and {generated_tokens} generated ones, but \
+                 `context` is {context}"
+            );
+            let hint = "raise `context`, or remove the request; `requests` takes only the first ones";
+            Error::invalid(what).with_location(path.display()).with_hint(hint)
+        })?;
+        Ok(Some(converted.into()))
     }
 
     #[must_use]

@@ -26,9 +26,11 @@ pub struct PlanScore {
     pub generated_tokens: u32,
 }
 
-/// Returns a copy of a cluster whose workload generates at most the tokens that a score needs.
+/// Returns a copy of a cluster whose workload starts when the run begins, and generates at most the tokens that a score
+/// needs.
 pub fn with_short_run(cluster: &Cluster) -> Cluster {
     let mut short = cluster.clone();
+    short.workload.arrivals = None;
     short.workload.generated_tokens = short.workload.generated_tokens.min(SCORE_TOKENS);
     short
 }
@@ -38,6 +40,7 @@ pub fn score_plan(plan: &Plan, cluster: &Cluster, scenario: &Scenario) -> Result
     let mut cluster = cluster.clone();
     let context = plan.context_length;
     let workload = &mut cluster.workload;
+    workload.arrivals = None;
     workload.generated_tokens = SCORE_TOKENS.min(context.saturating_sub(1)).max(1);
     workload.prompt_tokens =
         workload.prompt_tokens.min(context.saturating_sub(workload.generated_tokens)).max(1);

@@ -45,7 +45,7 @@ pub struct Verdict {
 /// The speed of decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Speed {
-    /// The generated tokens of all sequences per second.
+    /// The generated tokens of all sequences per second; of one request if requests arrive during the run.
     pub tokens_per_second: f64,
     /// The mean milliseconds per token of a sequence.
     pub tpot_ms: f64,
@@ -111,8 +111,11 @@ impl Verdict {
 
 impl Speed {
     fn from_metrics(metrics: &Metrics) -> Option<Self> {
-        let tokens_per_second = metrics.tokens_per_s.filter(|_| metrics.outcome == Outcome::Ok)?;
-        Some(Self { tokens_per_second, tpot_ms: metrics.tpot_ms.as_ref()?.mean_ms })
+        let all = metrics.tokens_per_s.filter(|_| metrics.outcome == Outcome::Ok)?;
+        let tpot_ms = metrics.tpot_ms.as_ref()?.mean_ms;
+        // How many tokens all requests get is then a matter of their arrivals.
+        let tokens_per_second = if metrics.requests.is_some() { 1e3 / tpot_ms } else { all };
+        Some(Self { tokens_per_second, tpot_ms })
     }
 }
 
@@ -139,6 +142,7 @@ fn first_token_seconds(
     let (mut cluster, mut plan) = (cluster.clone(), plan.clone());
     cluster.workload.prompt_tokens = prompt_tokens;
     cluster.workload.generated_tokens = 1;
+    cluster.workload.arrivals = None;
     let context = cluster.context_length.max(prompt_tokens + 1);
     (cluster.context_length, plan.context_length) = (context, context);
     let metrics = simulate(loaded, &cluster, &plan, memory)?;

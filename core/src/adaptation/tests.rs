@@ -28,7 +28,7 @@ fn cluster() -> Arc<Cluster> {
         model: shipped_profile("1b").expect("shipped"),
         draft_model: None,
         routes: None,
-        arrivals: None,
+        recorded_arrivals: None,
         context_length: 512,
         kv_cache_format: KvFormat::F16,
         activation_format: ActivationFormat::F32,

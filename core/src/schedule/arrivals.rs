@@ -3,11 +3,16 @@
 //! The random times of a Poisson process depend only on the seed, so that the simulator and the executor have the same
 //! requests. The interval between two requests is exponentially distributed.
 
+use std::sync::Arc;
+
+use hearth_profiles::PerSecond;
 use hearth_schema::request_trace::RecordedRequest;
-use hearth_schema::workload::{Arrivals, Workload};
+use hearth_schema::workload::Workload;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use rand_distr::{Distribution, Exp1};
+
+use crate::cluster::Cluster;
 
 /// The stream of random numbers for arrivals. Streams of the simulator have other numbers.
 const STREAM: u64 = u64::MAX;
@@ -21,21 +26,33 @@ pub struct Arrival {
     pub generated_tokens: u32,
 }
 
-/// Returns the random arrivals of a workload; `None` without a rate.
-pub fn random_arrivals(workload: &Workload, seed: u64) -> Option<Vec<Arrival>> {
-    let Some(Arrivals { rate: Some(rate), requests: Some(requests), .. }) = workload.arrivals else {
-        return None;
-    };
+/// Returns the requests of a cluster's workload, in the order of arrival; `None` if all start when the run begins.
+pub fn arrivals(cluster: &Cluster) -> Option<Arc<[Arrival]>> {
+    let arrivals = cluster.workload.arrivals.as_ref()?;
+    match (&cluster.recorded_arrivals, arrivals.rate.zip(arrivals.requests)) {
+        (Some(recorded), _) => Some(recorded.clone()),
+        (None, Some((rate, requests))) => {
+            Some(random_arrivals(&cluster.workload, rate, requests, cluster.seed).collect())
+        }
+        (None, None) => None,
+    }
+}
+
+fn random_arrivals(
+    workload: &Workload,
+    rate: PerSecond,
+    requests: u32,
+    seed: u64,
+) -> impl Iterator<Item = Arrival> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     random.set_stream(STREAM);
     let mut at = 0.0;
-    let arrival = |_| {
+    let (prompt_tokens, generated_tokens) = (workload.prompt_tokens, workload.generated_tokens);
+    (0..requests).map(move |_| {
         let interval: f64 = Exp1.sample(&mut random);
         at += interval / rate.0;
-        let (prompt_tokens, generated_tokens) = (workload.prompt_tokens, workload.generated_tokens);
         Arrival { at_ns: (at * 1e9) as u64, prompt_tokens, generated_tokens }
-    };
-    Some((0..requests).map(arrival).collect())
+    })
 }
 
 /// Converts recorded requests. Returns the index of the first one that does not fit in a context of `context` tokens as
@@ -51,21 +68,16 @@ pub fn recorded_arrivals(recorded: &[RecordedRequest], context: u32) -> Result<V
 
 #[cfg(test)]
 mod tests {
-    use hearth_profiles::PerSecond;
-
     use super::*;
-
-    fn workload(rate: f64, requests: u32) -> Workload {
-        let arrivals = Arrivals { rate: Some(PerSecond(rate)), file: None, requests: Some(requests) };
-        Workload { arrivals: Some(arrivals), ..Workload::new(10, 7) }
-    }
 
     #[test]
     fn random_arrivals_have_the_rate_and_the_variance_of_a_poisson_process() {
-        let count = 20_000;
-        let arrivals = random_arrivals(&workload(0.5, count), 3).expect("a rate");
-        assert_eq!(random_arrivals(&workload(0.5, 100), 3).as_deref(), Some(&arrivals[..100]));
-        assert_ne!(random_arrivals(&workload(0.5, 100), 4).as_deref(), Some(&arrivals[..100]));
+        let drawn = |requests, seed| -> Vec<Arrival> {
+            random_arrivals(&Workload::new(10, 7), PerSecond(0.5), requests, seed).collect()
+        };
+        let arrivals = drawn(20_000, 3);
+        assert_eq!(drawn(100, 3), arrivals[..100]);
+        assert_ne!(drawn(100, 4), arrivals[..100]);
         let times: Vec<f64> = arrivals.iter().map(|arrival| arrival.at_ns as f64 / 1e9).collect();
         let intervals: Vec<f64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
         let mean = intervals.iter().sum::<f64>() / intervals.len() as f64;

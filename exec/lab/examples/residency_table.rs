@@ -309,7 +309,6 @@ mod table {
             devices: 1,
             disk: BytesPerSecond(200e6),
             routes: None,
-            arrivals: None,
         };
         let mut words = std::env::args().skip(1);
         while let Some(name) = words.next() {

@@ -130,7 +130,7 @@ pub fn cluster(model: &str, members: Vec<Member>, links: Links) -> Cluster {
         activation_format: ActivationFormat::F32,
         draft_model: None,
         routes: None,
-        arrivals: None,
+        recorded_arrivals: None,
         workload: Workload::new(32, 16),
         seed: 1,
     }

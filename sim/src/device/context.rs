@@ -22,6 +22,8 @@ pub enum Event {
     Deliver(usize, Message),
     /// An action of the event timeline is due.
     Timeline,
+    /// A request arrives.
+    Arrival,
 }
 
 /// Activations on the way from one device to the next.

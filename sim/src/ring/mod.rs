@@ -10,6 +10,7 @@
 pub mod adaptation;
 pub mod reachability;
 pub mod reconfiguration;
+pub mod requests;
 pub mod timeline;
 
 use std::borrow::Cow;
@@ -37,6 +38,7 @@ use crate::trace::{TraceCollector, counter_reading, memory_readings, new_record}
 
 use adaptation::SimulatedAdaptation;
 use reachability::{HeldMessage, Reachability};
+use requests::SimulatedRequests;
 use timeline::EventTimeline;
 
 /// Number of consecutive events without a new trace record after which the ring is considered deadlocked.
@@ -65,6 +67,9 @@ pub(crate) struct Simulation<'a> {
     pub(crate) link_order: Vec<usize>,
     /// Decides which passes enter the ring next.
     pub(crate) generation: Generation,
+    /// The requests, if they arrive during the run.
+    pub(crate) requests: Option<SimulatedRequests>,
+    pub(crate) arrival_timer: Timer,
     /// The limits for the batches of the current plan.
     pub(crate) batch_limits: BatchLimits,
     acceptance: AcceptanceSampler,
@@ -98,11 +103,12 @@ pub fn simulate(
     let models = setup::stored_models(input);
     let mut simulation = Simulation::new(*input, *scenario_events, devices, memories, &models, header);
     simulation.run()?;
-    let Simulation { trace, passes, timeline, outcome, new_plans, .. } = simulation;
+    let Simulation { trace, passes, requests, timeline, outcome, new_plans, .. } = simulation;
     let unreached_events = timeline.unreached_events();
     let mut run_events = timeline.run_events;
     run_events.sort_by_key(|run_event| run_event.start_ns);
-    let trace = Trace { run_events, ..trace.finish(passes, outcome) };
+    let admissions = requests.map(|requests| requests.admissions).unwrap_or_default();
+    let trace = Trace { run_events, admissions, ..trace.finish(passes, outcome) };
     Ok(SimulationResult { trace, new_plans, unreached_event_indices: unreached_events })
 }
 
@@ -131,6 +137,16 @@ impl<'a> Simulation<'a> {
         let member = |name: &String| input.cluster.members.iter().position(|it| it.name == *name);
         let network = NetworkSim::new(input.cluster, input.plan, &mut engine);
         let timeline_timer = engine.new_timer();
+        let arrival_timer = engine.new_timer();
+        let requests = SimulatedRequests::new(&input);
+        let workload = &input.cluster.workload;
+        let generation = if requests.is_some() {
+            let can_truncate = !input.cluster.model.shape.is_recurrent();
+            let drafts = workload.drafted_tokens();
+            Generation::with_vacant_slots(workload.sequences, workload.micro_batch, drafts, can_truncate)
+        } else {
+            Generation::new(workload)
+        };
         let mut simulation = Self {
             input,
             scenario_events,
@@ -143,7 +159,9 @@ impl<'a> Simulation<'a> {
             },
             network,
             link_order: member_order(input.cluster, input.plan),
-            generation: Generation::new(&input.cluster.workload),
+            generation,
+            requests,
+            arrival_timer,
             batch_limits: BatchLimits::for_plan(&plan),
             acceptance: AcceptanceSampler::new(input.cluster.seed, &input.cluster.workload),
             passes: Vec::new(),
@@ -183,6 +201,8 @@ impl<'a> Simulation<'a> {
                 Event::Wifi => self.collect_deliveries(),
                 Event::Deliver(id, message) => self.on_delivery(id, message)?,
                 Event::Timeline => self.run_due_actions()?,
+                // `begin_batches` admits the request.
+                Event::Arrival => {}
                 Event::Helper(id) => self.with_device(id, DeviceSim::on_helper_wake)?,
             }
             self.begin_batches()?;
@@ -194,10 +214,11 @@ impl<'a> Simulation<'a> {
 
     fn begin_batches(&mut self) -> Result<(), SimError> {
         self.receive_confirmations()?;
-        while self.recovery.is_ring_running()
-            && self.ring.devices[0].is_idle()
-            && let Some(batch) = self.generation.begin_batch(self.batch_limits)
-        {
+        while self.recovery.is_ring_running() && self.ring.devices[0].is_idle() {
+            self.admit_requests()?;
+            let Some(batch) = self.generation.begin_batch(self.batch_limits) else { break };
+            let changes = self.requests.as_mut().map(SimulatedRequests::take_cache_changes);
+            let batch = batch.with_cache_changes(changes.unwrap_or_default());
             self.passes.extend(batch.passes());
             if let Some(adaptation) = &mut self.adaptation {
                 adaptation.begin_batch(&batch);
@@ -283,13 +304,16 @@ impl<'a> Simulation<'a> {
         let (mut tokens, mut accepted_drafts) = (0, Vec::new());
         for pass in passes.into_iter().filter(|pass| pass.has_output) {
             let accepted = if pass.drafted > 0 { self.acceptance.accepted_drafts(pass) } else { 0 };
-            tokens += self.generation.complete_pass(pass.index, accepted)?;
+            let new = self.generation.complete_pass(pass.index, accepted)?;
+            self.add_request_tokens(&pass, new);
+            tokens += new;
             if pass.drafted > 0 {
                 let value = u64::from(accepted);
                 accepted_drafts.push(counter_reading(0, Counter::Accepted, pass.index, at, value));
             }
         }
-        self.has_ended |= self.generation.is_finished();
+        let requests = self.requests.as_ref();
+        self.has_ended |= self.generation.is_finished() && requests.is_none_or(|it| it.are_finished());
         for &id in &self.ring.order {
             let device = &self.ring.devices[id];
             let bytes = [device.bytes_read(), device.resident_bytes(), self.unreclaimable_bytes(id)];

@@ -335,6 +335,9 @@ impl<'a> Simulation<'a> {
 
     fn record_replanned(&mut self, missing: Option<String>) {
         let again = self.generation.restart();
+        if let Some(requests) = &mut self.requests {
+            requests.lose_caches();
+        }
         let plan = Plan::clone(self.recovery.plan());
         let windows = plan.devices.iter().map(|device| format!("{} {}", device.name, device.window));
         let mut what = format!("{}; {again} tokens computed again", windows.collect::<Vec<_>>().join(", "));

@@ -303,7 +303,7 @@ fn events_need_a_ring_plan() {
     let slow = Event { clock_rate_fraction: Some(Fraction(0.5)), ..on("d1", 2) };
     assert_eq!(run_with(&cluster, &plan, &[], None).trace.outcome, Outcome::Ok);
     let error = simulation_error(&cluster, &plan, &[slow]);
-    assert!(matches!(error, SimError::EventsWithoutRing { .. }), "{error:?}");
+    assert!(matches!(error, SimError::NotExecutable { key: "events", .. }), "{error:?}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //!
 //! Property tests run some of their random cases by default, and all cases with `HEARTH_SLOW=1`.
 
+mod arrivals;
 mod cyclic_rows;
 mod events;
 mod events_property;

@@ -92,7 +92,7 @@ pub fn cluster(model: &str, memories: &[Bytes], generate: u32) -> Cluster {
         activation_format: ActivationFormat::F32,
         draft_model: None,
         routes: None,
-        arrivals: None,
+        recorded_arrivals: None,
         workload: Workload::new(4, generate),
         seed: 7,
     }

@@ -24,7 +24,7 @@ pub type Column = (&'static str, fn(&SweepRow) -> String);
 pub const INDEX_COLUMNS: [&str; 1] = ["index"];
 /// The columns after those of the varied fields. Milliseconds have six decimals (nanoseconds); unknown values are
 /// empty.
-pub const RESULT_COLUMNS: [Column; 10] = [
+pub const RESULT_COLUMNS: [Column; 12] = [
     ("seed", |row| row.seed.to_string()),
     ("strategy", |row| row.evaluation.strategy.as_deref().map_or_else(String::new, csv_field)),
     ("rounds", |row| row.evaluation.rounds.map_or_else(String::new, |rounds| rounds.to_string())),
@@ -32,6 +32,8 @@ pub const RESULT_COLUMNS: [Column; 10] = [
     ("tpot_ms", |row| number(row.evaluation.tpot_ms, 6)),
     ("ttft_ms", |row| number(row.evaluation.ttft_ms, 6)),
     ("tokens_per_s", |row| number(row.evaluation.tokens_per_s, 6)),
+    ("ttft_p95_ms", |row| number(row.evaluation.ttft_p95_ms, 6)),
+    ("itl_p95_ms", |row| number(row.evaluation.itl_p95_ms, 6)),
     ("bytes_read_per_token", |row| number(row.evaluation.bytes_read_per_token, 0)),
     ("memory_pressure", |row| number(row.evaluation.memory_pressure, 6)),
     ("outcome", |row| csv_field(&row.evaluation.outcome)),

@@ -126,7 +126,16 @@ impl EventLog {
         self.records.sort_by_key(|record| (record.start_ns, record.device_index, record.end_ns));
         self.run_events.sort_by_key(|run_event| run_event.start_ns);
         let Self { records, readings, run_events, .. } = self;
-        Trace { header, passes, admissions: Vec::new(), records, readings, shortages: Vec::new(), run_events, outcome }
+        Trace {
+            header,
+            passes,
+            admissions: Vec::new(),
+            records,
+            readings,
+            shortages: Vec::new(),
+            run_events,
+            outcome,
+        }
     }
 
     fn now(&self) -> u64 {

@@ -119,7 +119,7 @@ fn random_cluster(
         activation_format: hearth_schema::scenario::ActivationFormat::F32,
         draft_model: None,
         routes: None,
-        arrivals: None,
+        recorded_arrivals: None,
         workload,
         seed: 1,
     })

@@ -55,7 +55,7 @@ impl SimulatedRing {
             activation_format: hearth_schema::scenario::ActivationFormat::F32,
             draft_model: None,
             routes: None,
-            arrivals: None,
+            recorded_arrivals: None,
             workload: Workload::new(32, generated_tokens),
             seed: 1,
         };
