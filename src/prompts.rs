@@ -1,13 +1,16 @@
 //! Prompts of `hearth execute`, and their tokens.
 //!
 //! A prompt is text from the command line, a line of a file, a conversation, or a fixed text with a given number of
-//! tokens.
+//! tokens, which may be that of a recorded request.
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
-use hearth_ring::LocalModel;
+use hearth_ring::{LocalModel, SequenceArrival};
 use hearth_runtime::{ChatMessage, ChatTemplate, JsonValue, Tokenizer};
+use hearth_schema::request_trace::RecordedRequest;
+use hearth_workflow::documents::read_requests;
 use hearth_workflow::files::{read_text_at_most, read_text_from};
 use serde::Deserialize;
 
@@ -29,6 +32,12 @@ pub enum Prompts {
     /// The first `tokens` tokens of the repeated [`FIXED_TEXT`], as the prompt of each of `sequences` sequences.
     Fixed {
         tokens: u32,
+        sequences: u32,
+    },
+    /// Recorded requests, of which at most `sequences` are computed at the same time. The prompt of each one begins at
+    /// another token of the repeated [`FIXED_TEXT`], so that no two prompts begin alike.
+    Recorded {
+        requests: Vec<RecordedRequest>,
         sequences: u32,
     },
 }
@@ -59,6 +68,10 @@ impl Prompts {
             let MessagesFile { messages, tools } = parse_messages(path, &text)?;
             return Ok(Prompts::Conversations(vec![messages], tools));
         }
+        if let Some(path) = &args.arrivals {
+            let requests = read_requests(path, None)?;
+            return Ok(Prompts::Recorded { requests, sequences: args.sequences });
+        }
         if let Some(count) = args.prompt_tokens {
             return Ok(Prompts::Fixed { tokens: count, sequences: args.sequences });
         }
@@ -75,8 +88,24 @@ impl Prompts {
         Ok(Prompts::Conversations(texts.into_iter().map(conversation).collect(), Vec::new()))
     }
 
+    /// Returns the arrivals of the sequences; none if all start at once.
+    pub fn arrivals(&self) -> Vec<SequenceArrival> {
+        let Prompts::Recorded { requests, .. } = self else { return Vec::new() };
+        let arrival = |request: &RecordedRequest| SequenceArrival {
+            after: Duration::from_nanos(request.arrival_ns),
+            max_new_tokens: request.generated_tokens,
+        };
+        requests.iter().map(arrival).collect()
+    }
+
+    /// Returns the number of sequences that are computed at the same time.
+    pub fn concurrent(&self) -> usize {
+        if let Prompts::Recorded { sequences, .. } = self { *sequences as usize } else { self.count() }
+    }
+
     pub fn count(&self) -> usize {
         match self {
+            Prompts::Recorded { requests, .. } => requests.len(),
             Prompts::Texts(texts) => texts.len(),
             Prompts::Conversations(conversations, _) => conversations.len(),
             Prompts::Fixed { sequences, .. } => *sequences as usize,
@@ -102,6 +131,15 @@ impl Prompts {
                 let what =
                     format!("a prompt of {count} tokens exceeds the plan's context of {context} tokens");
                 Err(Failure::invalid(what).with_hint("use a shorter prompt, or plan with a larger `context`"))
+            }
+            Prompts::Recorded { requests, .. } => {
+                let longest = requests.iter().map(|request| request.prompt_tokens).max().unwrap_or(0);
+                let text = fixed_prompt(tokenizer, longest.min(context) as usize)?;
+                let prompt = |(number, request): (usize, &RecordedRequest)| {
+                    let from = number % text.len().max(1);
+                    text.iter().cycle().skip(from).take(request.prompt_tokens as usize).copied().collect()
+                };
+                Ok(requests.iter().enumerate().map(prompt).collect())
             }
             Prompts::Fixed { tokens: count, sequences } => {
                 Ok(vec![fixed_prompt(tokenizer, *count as usize)?; *sequences as usize])

@@ -9,6 +9,8 @@
 //! 2023-11-16 18:15:50.9951690,3180,8
 //! ```
 
+use std::fmt::Write;
+
 use jiff::civil::DateTime;
 
 use crate::workload::MAX_REQUESTS;
@@ -84,10 +86,20 @@ pub fn parse_requests(text: &str, limit: Option<u32>) -> Result<Vec<RecordedRequ
     rows.into_iter().map(request).collect()
 }
 
+/// Formats requests as [`parse_requests`] reads them.
+pub fn format_requests(requests: &[RecordedRequest]) -> String {
+    let mut text = "TIMESTAMP,ContextTokens,GeneratedTokens\n".to_owned();
+    for RecordedRequest { arrival_ns, prompt_tokens, generated_tokens } in requests {
+        let (seconds, rest) = (arrival_ns / 1_000_000_000, arrival_ns % 1_000_000_000);
+        let _ = writeln!(text, "{seconds}.{rest:09},{prompt_tokens},{generated_tokens}");
+    }
+    text
+}
+
 /// Parses a time in nanoseconds, from any zero.
 fn nanoseconds(text: &str) -> Option<i128> {
     if let Ok(seconds) = text.parse::<f64>() {
-        return (seconds.is_finite() && seconds.abs() < 1e18).then_some((seconds * 1e9) as i128);
+        return (seconds.is_finite() && seconds.abs() < 1e18).then_some((seconds * 1e9).round() as i128);
     }
     let time: DateTime = text.parse().ok()?;
     time.to_zoned(jiff::tz::TimeZone::UTC).ok().map(|time| time.timestamp().as_nanosecond())
@@ -110,6 +122,7 @@ mod tests {
         assert_eq!(parsed, [request(0, 4808, 10), request(4_314_579_000, 3180, 8)]);
         let seconds = "generatedtokens, timestamp ,ContextTokens\r\n7,1.5,3\r\n\r\n9,2,4\r\n";
         assert_eq!(parse_requests(seconds, None), Ok(vec![request(0, 3, 7), request(500_000_000, 4, 9)]));
+        assert_eq!(parse_requests(&format_requests(&parsed), None), Ok(parsed));
     }
 
     #[test]

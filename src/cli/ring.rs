@@ -28,7 +28,7 @@ pub struct PlanOrModel {
 
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("input").required(true).multiple(true)
-    .args(["prompt", "prompts", "messages", "prompt_tokens"])))]
+    .args(["prompt", "prompts", "messages", "prompt_tokens", "arrivals"])))]
 #[allow(clippy::struct_excessive_bools)] // one a flag
 pub struct ExecuteArgs {
     #[command(flatten)]
@@ -53,8 +53,13 @@ pub struct ExecuteArgs {
     /// Use a fixed text with this many tokens as the prompt, for measurements.
     #[arg(long, value_name = "N", conflicts_with = "prompt", value_parser = clap::value_parser!(u32).range(1..))]
     pub prompt_tokens: Option<u32>,
-    /// Run this many concurrent sequences with the prompt of --prompt-tokens.
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "prompt_tokens",
+    /// Run requests when they arrive, as recorded in FILE: a CSV file with the columns `TIMESTAMP`, `ContextTokens` and
+    /// `GeneratedTokens`, as in the public Azure LLM inference traces. Their prompts are different fixed texts.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompts", "messages", "prompt_tokens"])]
+    pub arrivals: Option<PathBuf>,
+    /// Run this many concurrent sequences with the prompt of --prompt-tokens; with --arrivals, requests at the same time, if
+    /// the plan is not for more.
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ["prompt", "prompts", "messages"],
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub sequences: u32,
     /// Generate at most this many tokens after each prompt.

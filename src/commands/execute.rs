@@ -76,6 +76,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let files = [
         &args.prompts_file,
         &args.messages,
+        &args.arrivals,
         &ring.draft_model,
         &ring.device.key,
         &ring.scenario,
@@ -87,7 +88,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     check_outputs(args.record_routes.iter(), inputs.into_iter().chain(&args.trace))?;
     let key = Key::from_file_or_env(ring.device.key.as_deref())?;
     let inputs = prompts::Prompts::from_args(args)?;
-    let sequences = u32::try_from(inputs.count()).unwrap_or(u32::MAX);
+    let sequences = u32::try_from(inputs.concurrent()).unwrap_or(u32::MAX);
     let (plan, model, path) = open_plan_and_model(&args.source, sequences, ring.device.gpu_weights)?;
     for (flag, file) in [("--record-routes", &args.record_routes), ("--routes", &args.routes)] {
         if file.is_some() {
@@ -109,8 +110,11 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let model = Arc::new(model.with_route_options(Arc::new(routes)));
     let builder = RingBuilder::new(ring, (plan, sequences), (model.clone(), &path))?;
     let statistics = Arc::new(Mutex::new(LogitStatistics::default()));
-    let request = request(args, &builder, prompts, &tokenizer, &statistics)?;
-    request.to_generation(&builder.plan)?;
+    let request = GenerationRequest {
+        arrivals: inputs.arrivals(),
+        ..request(args, &builder, prompts, &tokenizer, &statistics)?
+    };
+    request.check(&builder.plan)?;
     let print = !json && inputs.count() == 1;
     let run = Run { builder, request, tokenizer: tokenizer.clone(), print, mark: args.print_token_lines };
     let (generated, error) = match run_over_transport(key, &ring.device, run)? {
@@ -184,6 +188,7 @@ fn request(
     };
     Ok(GenerationRequest {
         sequences: prompts.into_iter().zip(0..).map(sequence).collect(),
+        arrivals: Vec::new(),
         max_new_tokens: args.tokens,
         micro_batch: builder.micro_batch,
         draft_tokens: builder.draft_tokens,

@@ -47,7 +47,7 @@ pub fn read_route_trace(path: &Path) -> Result<RouteTrace, Error> {
 }
 
 /// Reads the first `limit` requests of a recording.
-pub(crate) fn read_requests(path: &Path, limit: Option<u32>) -> Result<Vec<RecordedRequest>, Error> {
+pub fn read_requests(path: &Path, limit: Option<u32>) -> Result<Vec<RecordedRequest>, Error> {
     let text = read_text_at_most(path, MAX_TABLE_BYTES)?;
     parse_requests(&text, limit).map_err(|error| Error::invalid(error).with_location(path.display()))
 }

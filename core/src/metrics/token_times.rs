@@ -75,7 +75,9 @@ impl Requests {
         for admission in admissions {
             slots.entry(admission.sequence).or_default().push(*admission);
         }
-        slots.values_mut().for_each(|slot| slot.sort_by_key(|admission| admission.first_pass));
+        for slot in slots.values_mut() {
+            slot.sort_by_key(|admission| admission.first_pass);
+        }
         Self(slots)
     }
 

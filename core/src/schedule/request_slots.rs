@@ -46,7 +46,7 @@ struct Waiting<R> {
 
 /// A request that has entered a slot.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Admission<'a, R> {
+pub struct EnteredRequest<'a, R> {
     pub request: &'a mut R,
     pub slot: u32,
     /// The number of tokens of the prompt that need not be computed.
@@ -95,7 +95,7 @@ impl<R> RequestSlots<R> {
         &mut self,
         generation: &mut Generation,
         texts: &mut [Vec<u32>],
-    ) -> Result<Option<Admission<'_, R>>, GenerationError> {
+    ) -> Result<Option<EnteredRequest<'_, R>>, GenerationError> {
         let Some(first) = self.waiting.front() else { return Ok(None) };
         let Some(placed) = self.caches.place(generation, texts, &first.prompt) else { return Ok(None) };
         let Some(Waiting { request, prompt, wanted, has_left }) = self.waiting.pop_front() else {
@@ -106,7 +106,7 @@ impl<R> RequestSlots<R> {
         texts[slot as usize] = prompt;
         let active = &mut self.active[slot as usize];
         let active = active.insert(Active { request, left: wanted, is_leaving: false });
-        Ok(Some(Admission { request: &mut active.request, slot, cached_tokens, is_resumed: has_left }))
+        Ok(Some(EnteredRequest { request: &mut active.request, slot, cached_tokens, is_resumed: has_left }))
     }
 
     /// Releases caches of earlier requests if the next tokens need their memory. If that is not enough, the youngest

@@ -21,8 +21,8 @@ mod worker;
 
 pub use coordinator::{
     CancelHandle, DeviceReport, FailedRequest, GenerationRequest, GenerationResult, OnDeviceReport,
-    OnFetchProgress, OnRunEvent, RecoveryPolicy, Request, ResponseEvent, Ring, RingOptions, SequenceRequest,
-    ServeOptions, plan_for_sequences,
+    OnFetchProgress, OnRunEvent, RecoveryPolicy, Request, ResponseEvent, Ring, RingOptions, SequenceArrival,
+    SequenceRequest, ServeOptions, plan_for_sequences,
 };
 pub use discovery::{Announcement, AnnouncementError, DiscoveryError, MdnsScope};
 pub use emulation::{DelayedTransport, EmulatedPath, EmulatedTransport, PathLookup};

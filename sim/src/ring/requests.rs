@@ -77,8 +77,8 @@ impl Simulation<'_> {
         {
             self.engine.set_timer(self.arrival_timer, next.at_ns, Event::Arrival);
         }
-        while let Some(admission) = requests.slots.admit(&mut self.generation, &mut requests.texts)? {
-            let (request, sequence) = (*admission.request, admission.slot);
+        while let Some(entered) = requests.slots.admit(&mut self.generation, &mut requests.texts)? {
+            let (request, sequence) = (*entered.request, entered.slot);
             let arrival_ns = requests.arrivals.get(request as usize).map_or(0, |arrival| arrival.at_ns);
             requests.admissions.push(Admission { request, sequence, first_pass, arrival_ns, entry_ns: now });
         }

@@ -43,6 +43,10 @@ pub fn check(scenario: &Scenario, cpus: &[u32]) -> Result<(), Failure> {
             return Err(Failure::invalid(what).with_hint("omit `workload.speculation.processor`"));
         }
     }
+    if scenario.workload.arrivals.is_some() && !scenario.events.is_empty() {
+        let what = "the lab cannot run events while requests arrive";
+        return Err(Failure::invalid(what).with_hint("omit `events` or `workload.arrivals`"));
+    }
     for (index, event) in scenario.events.iter().enumerate() {
         check_event(scenario, event, cpus.len()).map_err(|why| {
             Failure::invalid(format!("events[{index}]: the lab does not support this event: {why}"))

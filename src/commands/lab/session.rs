@@ -13,6 +13,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use hearth_core::expert_routes::RecordedRoutes;
+use hearth_core::schedule::arrivals::{Arrival, arrivals};
 use hearth_core::{Cluster, LinkTable};
 use hearth_lab::{
     Cgroup, CgroupHierarchy, DeviceLimits, DeviceProcess, DeviceUsage, LabError, Meter, ModelCopies,
@@ -21,6 +22,7 @@ use hearth_lab::{
 use hearth_profiles::{Bytes, DeviceProfile, Document};
 use hearth_schema::events::Change;
 use hearth_schema::pass::MAX_PASS_TOKENS;
+use hearth_schema::request_trace::{RecordedRequest, format_requests};
 use hearth_schema::scenario::{DeviceEntry, LinkEmulation, ResourceLimits};
 use hearth_schema::{Plan, Scenario, Trace};
 use hearth_sim::{ScenarioEvents, SimulationResult};
@@ -39,6 +41,8 @@ use crate::interruption;
 use crate::machine::open_model;
 use crate::ring::PROMPT_START_LINE;
 
+/// The file with the requests that arrive during the runs, in the folder of the lab.
+const REQUESTS_FILE: &str = "requests.csv";
 /// Time limit for measuring the profile of a device, long enough for a slow disk.
 const PROFILE_DEADLINE: Duration = Duration::from_mins(3);
 /// Time limit for the start of a worker, which maps the model file into memory.
@@ -294,8 +298,16 @@ impl<'l> Lab<'l> {
         }
     }
 
-    /// Simulates the plan, and writes the predicted trace and its hash. Returns the trace and the hash.
+    /// Simulates the plan, and writes the predicted trace and its hash, and the requests if they arrive during the run.
+    /// Returns the trace and the hash.
     pub fn predict(&self, cluster: &Cluster, plan: &Plan) -> Result<(Trace, String), Failure> {
+        if let Some(arrivals) = arrivals(cluster) {
+            let request = |&Arrival { at_ns: arrival_ns, prompt_tokens, generated_tokens }: &Arrival| {
+                RecordedRequest { arrival_ns, prompt_tokens, generated_tokens }
+            };
+            let requests: Vec<_> = arrivals.iter().map(request).collect();
+            write_in_folder(&self.folder, REQUESTS_FILE, format_requests(&requests).as_bytes())?;
+        }
         let (scenario, memory) = (&self.loaded.scenario, MemoryOptions::default());
         let replanner = ScenarioReplanner::new(self.loaded);
         let events = ScenarioEvents { events: &scenario.events, replanner: Some(&replanner), adapts: false };
@@ -394,7 +406,6 @@ impl<'l> Lab<'l> {
         arguments.push(self.folder.join("plan.yaml").display().to_string());
         for (flag, value) in [
             ("--model", self.copies.first_file(index).display().to_string()),
-            ("--prompt-tokens", workload.prompt_tokens.to_string()),
             ("--sequences", workload.sequences.to_string()),
             ("--micro-batch", workload.micro_batch.to_string()),
             ("--tokens", workload.generated_tokens.to_string()),
@@ -402,6 +413,12 @@ impl<'l> Lab<'l> {
             ("--seed", self.loaded.scenario.seed.to_string()),
         ] {
             arguments.extend([flag.to_string(), value]);
+        }
+        if workload.arrivals.is_some() {
+            let requests = self.folder.join(REQUESTS_FILE).display().to_string();
+            arguments.extend(["--arrivals".into(), requests]);
+        } else {
+            arguments.extend(["--prompt-tokens".into(), workload.prompt_tokens.to_string()]);
         }
         if let (Some(draft), drafts @ 1..) = (&self.draft, workload.drafted_tokens()) {
             arguments.extend(strings(["--draft-model", &draft.display().to_string()]));
@@ -462,7 +479,7 @@ fn as_measured(loaded: &LoadedScenario) -> Scenario {
     }
     // The head gets its model from a flag.
     scenario.model = hearth_schema::scenario::ModelRef { profile: Some("unused".into()), file: None };
-    scenario.workload.speculation = None;
+    (scenario.workload.speculation, scenario.workload.arrivals) = (None, None);
     scenario.events.clear();
     scenario
 }

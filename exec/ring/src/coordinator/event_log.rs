@@ -138,8 +138,13 @@ impl EventLog {
         }
     }
 
+    /// Converts a time on this process's clock to nanoseconds from the start of the request.
+    pub(super) fn since_start(&self, at_ns: u64) -> u64 {
+        at_ns.saturating_sub(self.started)
+    }
+
     fn now(&self) -> u64 {
-        monotonic_nanos().saturating_sub(self.started)
+        self.since_start(monotonic_nanos())
     }
 
     fn device_index(&mut self, name: &str) -> u16 {

@@ -6,15 +6,18 @@
 use std::time::Duration;
 
 use hearth_schema::Plan;
-use hearth_schema::trace::{Header, Origin, Outcome, Trace, TracedDevice};
-use tokio::time::{Instant, timeout_at};
+use hearth_schema::pass::Pass;
+use hearth_schema::trace::{Admission, Header, Origin, Outcome, Trace, TracedDevice};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::coordinator::Coordinator;
 use super::pipeline::{PassPipeline, Progress, event_or_timeout, parse_trace_lines};
 use super::request::{GenerationRequest, SequenceRequest};
+use super::scheduler::{RecordedRequests, Request, ResponseEvent, ServeOptions, serve_recorded};
 use super::worker_connection::{HeadEvent, WorkerConnection};
 use crate::error::{Result, RingError};
-use crate::execution::{Samplers, StageRunner};
+use crate::execution::{Samplers, SequenceOutput, StageRunner};
 use crate::wire::{Frame, Message, Transport};
 use hearth_runtime::clock::monotonic_nanos;
 
@@ -54,24 +57,28 @@ impl From<RingError> for FailedRequest {
     }
 }
 
-/// Runs a request. When a token is generated, `on_token` receives the index of its sequence and the token.
+/// The tokens of each sequence, the passes and the admissions of a request, and whether it succeeded.
+struct Ended {
+    tokens_by_sequence: Vec<Vec<u32>>,
+    passes: Vec<Pass>,
+    admissions: Vec<Admission>,
+    result: Result<()>,
+}
+
+/// Runs a request. When a token is generated, `on_token` receives the index of its sequence and the token; it is not
+/// called for sequences that arrive later.
 pub(super) async fn generate<T: Transport>(
     coordinator: &mut Coordinator<T>,
     request: GenerationRequest,
-    mut on_token: impl FnMut(u32, u32) + Send,
+    on_token: impl FnMut(u32, u32) + Send,
 ) -> Result<GenerationResult, FailedRequest> {
-    let generation = request.to_generation(coordinator.plan())?;
-    let GenerationRequest { sequences, stop_tokens, scenario, seed, .. } = request;
-    let split = |SequenceRequest { prompt, sampler }| (prompt, sampler);
-    let (texts, samplers): (Vec<Vec<u32>>, _) = sequences.into_iter().map(split).unzip();
-    let prompt_lengths: Vec<usize> = texts.iter().map(Vec::len).collect();
-    let samplers = Samplers::new(samplers, stop_tokens.clone());
-    let mut pipeline = PassPipeline::new(generation, texts, stop_tokens);
-    let started = coordinator.start_request(samplers).await;
+    request.check(coordinator.plan())?;
     let first_plan = coordinator.plan().digest();
-    let ended = match started {
-        Ok(()) => run(&mut pipeline, coordinator, &mut on_token).await,
-        Err(error) => Err(error),
+    let (scenario, seed) = (request.scenario.clone(), request.seed);
+    let Ended { tokens_by_sequence, passes, admissions, result: ended } = if request.arrivals.is_empty() {
+        generate_at_once(coordinator, request, on_token).await
+    } else {
+        generate_arriving(coordinator, request).await
     };
     let limit = if ended.is_ok() { COLLECT_DEADLINE } else { SALVAGE_DEADLINE };
     collect_traces(coordinator, limit).await;
@@ -79,14 +86,79 @@ pub(super) async fn generate<T: Transport>(
     let mut log = std::mem::take(&mut coordinator.log);
     let plans = std::mem::take(&mut log.later_plans);
     let header = header(coordinator, &log.device_names, (first_plan, scenario, seed));
-    let trace = log.into_trace(header, pipeline.passes, outcome);
-    let texts = pipeline.texts.iter().zip(prompt_lengths);
-    let tokens_by_sequence = texts.map(|(text, prompt)| text[prompt..].to_vec()).collect();
+    let trace = Trace { admissions, ..log.into_trace(header, passes, outcome) };
     let generated = GenerationResult { tokens_by_sequence, trace, later_plans: plans };
     match ended {
         Ok(()) => Ok(generated),
         Err(error) => Err(FailedRequest { error, partial_result: Some(Box::new(generated)) }),
     }
+}
+
+async fn generate_at_once<T: Transport>(
+    coordinator: &mut Coordinator<T>,
+    request: GenerationRequest,
+    mut on_token: impl FnMut(u32, u32) + Send,
+) -> Ended {
+    let generation = request.to_generation();
+    let GenerationRequest { sequences, stop_tokens, .. } = request;
+    let split = |SequenceRequest { prompt, sampler }| (prompt, sampler);
+    let (texts, samplers): (Vec<Vec<u32>>, _) = sequences.into_iter().map(split).unzip();
+    let prompt_lengths: Vec<usize> = texts.iter().map(Vec::len).collect();
+    let samplers = Samplers::new(samplers, stop_tokens.clone());
+    let mut pipeline = PassPipeline::new(generation, texts, stop_tokens);
+    let result = match coordinator.start_request(samplers).await {
+        Ok(()) => run(&mut pipeline, coordinator, &mut on_token).await,
+        Err(error) => Err(error),
+    };
+    let texts = pipeline.texts.iter().zip(prompt_lengths);
+    let tokens_by_sequence = texts.map(|(text, prompt)| text[prompt..].to_vec()).collect();
+    Ended { tokens_by_sequence, passes: pipeline.passes, admissions: Vec::new(), result }
+}
+
+/// Serves the sequences of a request when they arrive.
+async fn generate_arriving<T: Transport>(
+    coordinator: &mut Coordinator<T>,
+    request: GenerationRequest,
+) -> Ended {
+    let GenerationRequest { sequences, arrivals, micro_batch, draft_tokens, stop_tokens, .. } = request;
+    let options = ServeOptions { micro_batch, draft_tokens, stop_tokens, on_device_report: None };
+    let (request_tx, mut request_rx) = mpsc::unbounded_channel();
+    let (start, started_ns) = (Instant::now(), monotonic_nanos());
+    let (mut timed, mut responses) = (Vec::new(), Vec::new());
+    for (SequenceRequest { prompt, sampler }, arrival) in sequences.into_iter().zip(&arrivals) {
+        let (response_tx, response_rx) = mpsc::unbounded_channel();
+        let (max_new_tokens, output) = (arrival.max_new_tokens, SequenceOutput::Tokens(sampler));
+        timed.push((arrival.after, Request { prompt, max_new_tokens, output, response_tx }));
+        responses.push(response_rx);
+    }
+    // In the order of arrival, which is the number of a request in the records of the scheduler.
+    let mut order: Vec<usize> = (0..arrivals.len()).collect();
+    order.sort_by_key(|&index| arrivals[index].after);
+    timed.sort_by_key(|(after, _)| *after);
+    let arriving = async move {
+        for (after, request) in timed {
+            sleep_until(start + after).await;
+            if request_tx.send(request).is_err() {
+                return;
+            }
+        }
+    };
+    let (RecordedRequests { passes, mut admissions, result }, ()) =
+        tokio::join!(serve_recorded(coordinator, options, &mut request_rx), arriving);
+    for admission in &mut admissions {
+        let index = order[admission.request as usize];
+        let arrived_ns = started_ns + arrivals[index].after.as_nanos() as u64;
+        (admission.request, admission.arrival_ns) = (index as u32, coordinator.log.since_start(arrived_ns));
+        admission.entry_ns = coordinator.log.since_start(admission.entry_ns).max(admission.arrival_ns);
+    }
+    let tokens = |response_rx: &mut mpsc::UnboundedReceiver<ResponseEvent>| {
+        let mut tokens = Vec::new();
+        while let Ok(event) = response_rx.try_recv() {
+            tokens.extend(if let ResponseEvent::Token(token) = event { Some(token) } else { None });
+        }
+        tokens
+    };
+    Ended { tokens_by_sequence: responses.iter_mut().map(tokens).collect(), passes, admissions, result }
 }
 
 async fn run<T: Transport>(

@@ -18,6 +18,6 @@ mod worker_connection;
 
 pub use generation::{FailedRequest, GenerationResult};
 pub use options::{OnFetchProgress, OnRunEvent, RecoveryPolicy, RingOptions};
-pub use request::{GenerationRequest, SequenceRequest, plan_for_sequences};
+pub use request::{GenerationRequest, SequenceArrival, SequenceRequest, plan_for_sequences};
 pub use ring::{CancelHandle, Ring};
 pub use scheduler::{DeviceReport, OnDeviceReport, Request, ResponseEvent, ServeOptions};

@@ -2,6 +2,8 @@
 //!
 //! A request is checked against the ring's plan before anything is computed.
 
+use std::time::Duration;
+
 use hearth_core::schedule::Generation;
 use hearth_core::schedule::request_slots::can_change_caches;
 use hearth_profiles::model::ModelShape;
@@ -18,11 +20,22 @@ pub struct SequenceRequest {
     pub sampler: SampleFn,
 }
 
+/// When a sequence is requested, and how many tokens it wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SequenceArrival {
+    /// The time from the start of the run.
+    pub after: Duration,
+    pub max_new_tokens: u32,
+}
+
 /// A request to generate tokens for one or more sequences.
 pub struct GenerationRequest {
     /// The sequences; at least one sequence.
     pub sequences: Vec<SequenceRequest>,
-    /// Maximum number of new tokens of each sequence.
+    /// The arrival of each sequence, in their order; empty if all start at once. Arriving sequences wait for a slot: there
+    /// are as many as the plan has sequences.
+    pub arrivals: Vec<SequenceArrival>,
+    /// Maximum number of new tokens of each sequence that does not arrive later.
     pub max_new_tokens: u32,
     /// Maximum number of prompt tokens in one pass.
     pub micro_batch: u32,
@@ -41,6 +54,7 @@ impl GenerationRequest {
     pub fn single_sequence(prompt: Vec<u32>, max_new_tokens: u32, sampler: SampleFn) -> Self {
         Self {
             sequences: vec![SequenceRequest { prompt, sampler }],
+            arrivals: Vec::new(),
             max_new_tokens,
             micro_batch: MAX_PASS_TOKENS,
             draft_tokens: 0,
@@ -50,19 +64,37 @@ impl GenerationRequest {
         }
     }
 
-    /// Returns the state machine that starts the passes of the request. Fails if the plan cannot run the request.
-    pub fn to_generation(&self, plan: &Plan) -> Result<Generation> {
+    /// Returns the state machine that starts the passes of the request, if all sequences start at once.
+    pub(super) fn to_generation(&self) -> Generation {
+        let prompts: Vec<u32> = self.sequences.iter().map(|sequence| sequence.prompt.len() as u32).collect();
+        Generation::from_prompt_lengths(&prompts, self.max_new_tokens, self.micro_batch, self.draft_tokens)
+    }
+
+    /// Returns the maximum number of new tokens of a sequence.
+    pub(super) fn max_new_tokens_of(&self, sequence: usize) -> u32 {
+        self.arrivals.get(sequence).map_or(self.max_new_tokens, |arrival| arrival.max_new_tokens)
+    }
+
+    /// Fails if a plan cannot run the request.
+    pub fn check(&self, plan: &Plan) -> Result<()> {
         let (count, planned) = (self.sequences.len(), plan.sequences);
+        let starts_at_once = self.arrivals.is_empty();
         let refuse = |what: String, hint: &str| Err(RingError::invalid_plan_with_hint(what, hint));
-        if count == 0 || count > planned as usize {
+        if !starts_at_once && self.arrivals.len() != count {
+            let what = format!("{count} sequences have {} arrivals", self.arrivals.len());
+            return refuse(what, "give the arrival of each sequence, or none");
+        }
+        if count == 0 || (starts_at_once && count > planned as usize) {
             let what = format!(
                 "the request has {count} concurrent sequences, but the plan has caches for {planned}"
             );
             return refuse(what, "plan with more `sequences`");
         }
-        let (new_tokens, context) = (self.max_new_tokens, plan.context_length);
-        for sequence in &self.sequences {
-            let tokens = sequence.prompt.len();
+        let context = plan.context_length;
+        let mut all = 0;
+        for (number, sequence) in self.sequences.iter().enumerate() {
+            let (tokens, new_tokens) = (sequence.prompt.len(), self.max_new_tokens_of(number));
+            all += tokens as u64 + u64::from(new_tokens);
             let fits = tokens as u64 + u64::from(new_tokens) <= u64::from(context);
             if tokens == 0 || new_tokens == 0 || !fits {
                 let each = if planned > 1 { " for each sequence" } else { "" };
@@ -73,9 +105,7 @@ impl GenerationRequest {
                 return refuse(what, "shorten the prompt, generate less, or plan with a larger `context`");
             }
         }
-        let all: u64 =
-            self.sequences.iter().map(|sequence| sequence.prompt.len() as u64 + u64::from(new_tokens)).sum();
-        if all > plan.total_cache_tokens() {
+        if starts_at_once && all > plan.total_cache_tokens() {
             let room = plan.total_cache_tokens();
             let what = format!("{count} sequences of {all} tokens do not fit in caches for {room} tokens");
             return refuse(what, "shorten the prompts, generate less, or plan with more `sequences`");
@@ -91,8 +121,7 @@ impl GenerationRequest {
             let what = format!("{} tokens cannot be drafted at a time", self.draft_tokens);
             return refuse(what, &format!("draft at most {} tokens at a time", MAX_PASS_TOKENS - 1));
         }
-        let prompts: Vec<u32> = self.sequences.iter().map(|sequence| sequence.prompt.len() as u32).collect();
-        Ok(Generation::from_prompt_lengths(&prompts, new_tokens, self.micro_batch, self.draft_tokens))
+        Ok(())
     }
 }
 

@@ -12,8 +12,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_core::adaptation;
-use hearth_core::schedule::request_slots::{Admission, RequestProgress, RequestSlots};
+use hearth_core::schedule::request_slots::{EnteredRequest, RequestProgress, RequestSlots};
 use hearth_core::schedule::{Generation, GenerationError};
+use hearth_schema::pass::Pass;
+use hearth_schema::trace::Admission;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
@@ -22,6 +24,7 @@ use super::pipeline::{MAX_WAIT, PassPipeline, Progress, event_or_timeout};
 use crate::error::{Result, RingError, protocol_error};
 use crate::execution::{Samplers, SequenceOutput, TraceLines};
 use crate::wire::{Message, Transport};
+use hearth_runtime::clock::monotonic_nanos;
 
 /// Number of passes after which traces are collected, to bound their size. source: assumed, seconds on a fast ring
 const MAX_PASSES_PER_REPORT: usize = 256;
@@ -81,9 +84,7 @@ impl ServeOptions {
         let generation =
             Generation::with_vacant_slots(slots, self.micro_batch, self.draft_tokens, can_truncate);
         let texts = vec![Vec::new(); slots as usize];
-        let mut pipeline = PassPipeline::new(generation, texts, self.stop_tokens.clone());
-        pipeline.trace_lines = Some(Vec::new());
-        pipeline
+        PassPipeline::new(generation, texts, self.stop_tokens.clone())
     }
 
     fn no_samplers(&self) -> Samplers {
@@ -91,8 +92,18 @@ impl ServeOptions {
     }
 }
 
+/// What is recorded of requests that are not served for ever.
+pub(super) struct RecordedRequests {
+    pub(super) passes: Vec<Pass>,
+    /// The entries into slots. `entry_ns` is a time on this process's clock, `arrival_ns` is zero.
+    pub(super) admissions: Vec<Admission>,
+    pub(super) result: Result<()>,
+}
+
 /// A request that waits or is in a slot.
 struct ServedRequest {
+    /// The number of the request, in the order of arrival.
+    number: u32,
     /// Its output while the request waits; the head has that of a request in a slot.
     output: Option<SequenceOutput>,
     response_tx: mpsc::UnboundedSender<ResponseEvent>,
@@ -113,6 +124,10 @@ struct Scheduler<'a, T: Transport> {
     options: ServeOptions,
     pipeline: PassPipeline,
     slots: RequestSlots<ServedRequest>,
+    /// The number of requests that have arrived.
+    arrived: u32,
+    /// The entries into slots, if the caller wants them, the passes and the traces of the devices in the end.
+    admissions: Option<Vec<Admission>>,
     /// Whether more requests can arrive.
     is_open: bool,
     rejoin_at: Instant,
@@ -129,31 +144,55 @@ pub(super) async fn serve<T: Transport>(
     options: ServeOptions,
     request_rx: &mut mpsc::UnboundedReceiver<Request>,
 ) -> Result<()> {
-    let slots = coordinator.plan().sequences;
-    let now = Instant::now();
-    let pipeline = options.empty_pipeline(slots, coordinator.can_truncate_caches());
-    let capacity = coordinator.plan().total_cache_tokens();
-    let slots = RequestSlots::new(slots, capacity, coordinator.can_share_caches());
-    let mut scheduler = Scheduler {
-        coordinator,
-        pipeline,
-        options,
-        slots,
-        is_open: true,
-        rejoin_at: now,
-        rejoin_interval: REJOIN_INTERVAL,
-        rejoined_at: None,
-        reported_at: now,
-    };
-    let ended = scheduler.run(request_rx).await;
-    if let Err(error) = &ended {
-        scheduler.enqueue_new(request_rx);
-        scheduler.fail_all(error);
-    }
-    ended
+    let mut scheduler = Scheduler::new(coordinator, options);
+    scheduler.pipeline.trace_lines = Some(Vec::new());
+    scheduler.run_or_fail_all(request_rx).await
 }
 
-impl<T: Transport> Scheduler<'_, T> {
+/// Serves requests as [`serve`] does, and returns their passes and entries into slots. The devices keep their traces.
+pub(super) async fn serve_recorded<T: Transport>(
+    coordinator: &mut Coordinator<T>,
+    options: ServeOptions,
+    request_rx: &mut mpsc::UnboundedReceiver<Request>,
+) -> RecordedRequests {
+    let mut scheduler = Scheduler::new(coordinator, options);
+    scheduler.admissions = Some(Vec::new());
+    let result = scheduler.run_or_fail_all(request_rx).await;
+    let Scheduler { pipeline, admissions, .. } = scheduler;
+    RecordedRequests { passes: pipeline.passes, admissions: admissions.unwrap_or_default(), result }
+}
+
+impl<'a, T: Transport> Scheduler<'a, T> {
+    fn new(coordinator: &'a mut Coordinator<T>, options: ServeOptions) -> Self {
+        let slots = coordinator.plan().sequences;
+        let now = Instant::now();
+        let pipeline = options.empty_pipeline(slots, coordinator.can_truncate_caches());
+        let capacity = coordinator.plan().total_cache_tokens();
+        let slots = RequestSlots::new(slots, capacity, coordinator.can_share_caches());
+        Self {
+            coordinator,
+            pipeline,
+            options,
+            slots,
+            arrived: 0,
+            admissions: None,
+            is_open: true,
+            rejoin_at: now,
+            rejoin_interval: REJOIN_INTERVAL,
+            rejoined_at: None,
+            reported_at: now,
+        }
+    }
+
+    async fn run_or_fail_all(&mut self, request_rx: &mut mpsc::UnboundedReceiver<Request>) -> Result<()> {
+        let ended = self.run(request_rx).await;
+        if let Err(error) = &ended {
+            self.enqueue_new(request_rx);
+            self.fail_all(error);
+        }
+        ended
+    }
+
     async fn run(&mut self, request_rx: &mut mpsc::UnboundedReceiver<Request>) -> Result<()> {
         self.coordinator.start_request(self.options.no_samplers()).await?;
         loop {
@@ -212,7 +251,8 @@ impl<T: Transport> Scheduler<'_, T> {
         let (tokens, context) = (prompt.len(), self.coordinator.plan().context_length);
         let fits = tokens as u64 + u64::from(max_new_tokens) <= u64::from(context);
         if tokens > 0 && max_new_tokens > 0 && fits {
-            let request = ServedRequest { output: Some(output), response_tx };
+            let request = ServedRequest { number: self.arrived, output: Some(output), response_tx };
+            self.arrived = self.arrived.wrapping_add(1);
             self.slots.enqueue(request, prompt, max_new_tokens);
             return;
         }
@@ -264,11 +304,17 @@ impl<T: Transport> Scheduler<'_, T> {
 
     fn admit_queued(&mut self) -> Result<()> {
         let PassPipeline { generation, texts, .. } = &mut self.pipeline;
+        let first_pass = generation.next_pass_index();
         let broken = |error: GenerationError| protocol_error("the head", error.to_string());
-        while let Some(admission) = self.slots.admit(generation, texts).map_err(broken)? {
-            let Admission { request, slot, cached_tokens, is_resumed } = admission;
+        while let Some(entered) = self.slots.admit(generation, texts).map_err(broken)? {
+            let EnteredRequest { request, slot, cached_tokens, is_resumed } = entered;
             if let Some(output) = request.output.take() {
                 self.coordinator.runner()?.set_output(slot, output);
+            }
+            if let Some(admissions) = &mut self.admissions {
+                let (request, entry_ns) = (request.number, monotonic_nanos());
+                let admission = Admission { request, sequence: slot, first_pass, arrival_ns: 0, entry_ns };
+                admissions.push(admission);
             }
             if !is_resumed {
                 let _ = request.response_tx.send(ResponseEvent::Started { cached_tokens });
@@ -302,6 +348,10 @@ impl<T: Transport> Scheduler<'_, T> {
     /// Reconnects lost devices while there are requests. The caches of the new ring are empty: the tokens of active
     /// requests are computed again.
     async fn rejoin_lost_devices(&mut self) -> Result<()> {
+        if self.admissions.is_some() {
+            // The passes and traces of the run are those of one ring.
+            return Ok(());
+        }
         let has_requests = self.slots.is_any_waiting() || self.slots.active_slots().next().is_some();
         let is_due = has_requests && Instant::now() >= self.rejoin_at;
         if !is_due || self.coordinator.reconfiguration.recovery.unavailable_devices().is_empty() {
@@ -328,12 +378,16 @@ impl<T: Transport> Scheduler<'_, T> {
         let (slots, can_truncate) =
             (self.coordinator.plan().sequences, self.coordinator.can_truncate_caches());
         self.pipeline = self.options.empty_pipeline(slots, can_truncate);
+        self.pipeline.trace_lines = Some(Vec::new());
         self.slots.lose_caches();
         self.coordinator.start_request(self.options.no_samplers()).await
     }
 
     /// Requests the traces of the devices at intervals, and forwards received traces.
     fn report(&mut self) -> Result<()> {
+        if self.admissions.is_some() {
+            return Ok(());
+        }
         let pipeline = &mut self.pipeline;
         let is_due = self.reported_at.elapsed() >= REPORT_INTERVAL && !pipeline.passes.is_empty();
         if is_due || pipeline.passes.len() >= MAX_PASSES_PER_REPORT {
