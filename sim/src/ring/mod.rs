@@ -313,7 +313,8 @@ impl<'a> Simulation<'a> {
             }
         }
         let requests = self.requests.as_ref();
-        self.has_ended |= self.generation.is_finished() && requests.is_none_or(SimulatedRequests::are_finished);
+        self.has_ended |=
+            self.generation.is_finished() && requests.is_none_or(SimulatedRequests::are_finished);
         for &id in &self.ring.order {
             let device = &self.ring.devices[id];
             let bytes = [device.bytes_read(), device.resident_bytes(), self.unreclaimable_bytes(id)];

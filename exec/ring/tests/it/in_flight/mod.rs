@@ -5,11 +5,12 @@
 mod serving;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use hearth_core::metrics;
 use hearth_ring::{
     GenerationRequest, GenerationResult, LocalModel, MemoryTransport, Ring, RingError, RingOptions,
-    SequenceRequest, plan_for_sequences, plan_with_draft_model,
+    SequenceArrival, SequenceRequest, plan_for_sequences, plan_with_draft_model,
 };
 use hearth_runtime::{Sampler, SamplerOptions};
 use hearth_schema::Plan;
@@ -108,6 +109,46 @@ async fn batched_prompt_gives_the_same_tokens_and_fills_the_ring() {
         assert_eq!(passes_overlap(&generated.trace), windows.len() > 1, "windows {windows:?}");
         check_terms(&generated.trace);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn arriving_requests_wait_for_slots_and_get_the_tokens_that_they_have_alone() {
+    let model = open_model(Q4_MODEL);
+    let transport = workers(&model, 2).await;
+    let numbers = [0, 1, 2, 3, 4];
+    let expected = alone(&model, &numbers, 0.7).await;
+    // The last request arrives first, and the second one when the others have ended.
+    let after = [5, 400, 5, 5, 0];
+    let arrival = |&ms: &u64| SequenceArrival { after: Duration::from_millis(ms), max_new_tokens: GENERATE };
+    let two = Plan { sequences: 2, ..plan(&model, &[5, 3], 128) };
+    let arriving =
+        GenerationRequest { arrivals: after.iter().map(arrival).collect(), ..request(&numbers, 0.7, 4, 0) };
+    let mut ring =
+        Ring::connect(&transport, two.clone(), model.clone(), ring_options()).await.expect("a ring");
+    let generated = ring.generate(arriving, |_, _| {}).await.expect("tokens");
+    assert_eq!(generated.tokens_by_sequence, expected);
+    let metrics = metrics::compute_metrics(&generated.trace);
+    assert_eq!(metrics.requests.as_ref().map(|requests| requests.count), Some(5), "{metrics:?}");
+    let mut sequences: Vec<u32> = metrics.sequences.iter().map(|sequence| sequence.sequence).collect();
+    assert_eq!((sequences.first(), sequences.last()), (Some(&4), Some(&1)), "in the order of arrival");
+    sequences.sort_unstable();
+    assert_eq!(sequences, numbers);
+    let tokens = u64::from(GENERATE) - 1;
+    assert!(metrics.sequences.iter().all(|sequence| sequence.decoded_tokens == tokens));
+    for admission in &generated.trace.admissions {
+        let planned = Duration::from_millis(after[admission.request as usize]).as_nanos() as u64;
+        assert!(admission.entry_ns >= admission.arrival_ns && admission.arrival_ns <= planned);
+    }
+    // The ring can be used again, and refuses what it cannot run.
+    let mut wrong = request(&numbers, 0.0, 4, 0);
+    wrong.arrivals = vec![arrival(&0)];
+    let refused = ring.generate(wrong, |_, _| {}).await.expect_err("refused").error.to_string();
+    assert!(refused.contains("5 sequences have 1 arrivals"), "{refused}");
+    let mut long = request(&[0], 0.0, 4, 0);
+    long.arrivals = vec![SequenceArrival { max_new_tokens: 1000, ..arrival(&0) }];
+    let refused = ring.generate(long, |_, _| {}).await.expect_err("refused").error.to_string();
+    assert!(refused.contains("1000 new tokens do not fit"), "{refused}");
+    ring.close().await;
 }
 
 /// Checks the terms of the time per token in a trace: no term is negative, and the terms sum to the time per token.
