@@ -3,20 +3,21 @@
 //! Times in the traces of workers are converted to the head's clock. A request that fails still returns its trace and
 //! the tokens that were generated before the failure. Every wait has a deadline.
 
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use hearth_schema::Plan;
 use hearth_schema::pass::Pass;
 use hearth_schema::trace::{Admission, Header, Origin, Outcome, Trace, TracedDevice};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::coordinator::Coordinator;
 use super::pipeline::{PassPipeline, Progress, event_or_timeout, parse_trace_lines};
 use super::request::{GenerationRequest, SequenceRequest};
 use super::scheduler::{RecordedRequests, Request, ResponseEvent, ServeOptions, serve_recorded};
 use super::worker_connection::{HeadEvent, WorkerConnection};
-use crate::error::{Result, RingError};
+use crate::error::{Result, RingError, protocol_error};
 use crate::execution::{Samplers, SequenceOutput, StageRunner};
 use crate::wire::{Frame, Message, Transport};
 use hearth_runtime::clock::monotonic_nanos;
@@ -135,16 +136,22 @@ async fn generate_arriving<T: Transport>(
     let mut order: Vec<usize> = (0..arrivals.len()).collect();
     order.sort_by_key(|&index| arrivals[index].after);
     timed.sort_by_key(|(after, _)| *after);
-    let arriving = async move {
+    // On a thread of its own, because the head computes on this one.
+    let (stop_tx, stop_rx) = std::sync::mpsc::channel::<()>();
+    let arriving = std::thread::spawn(move || {
         for (after, request) in timed {
-            sleep_until(start + after).await;
-            if request_tx.send(request).is_err() {
+            let left = (start + after).saturating_duration_since(Instant::now());
+            let is_stopped = stop_rx.recv_timeout(left) == Err(RecvTimeoutError::Disconnected);
+            if is_stopped || request_tx.send(request).is_err() {
                 return;
             }
         }
-    };
-    let (RecordedRequests { passes, mut admissions, result }, ()) =
-        tokio::join!(serve_recorded(coordinator, options, &mut request_rx), arriving);
+    });
+    let RecordedRequests { passes, mut admissions, result } =
+        serve_recorded(coordinator, options, &mut request_rx).await;
+    drop(stop_tx);
+    let arrived = arriving.join().map_err(|_| protocol_error("the head", "its requests have stopped"));
+    let result = result.and(arrived);
     for admission in &mut admissions {
         let index = order[admission.request as usize];
         let arrived_ns = started_ns + arrivals[index].after.as_nanos() as u64;
