@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use hearth_ring::{LocalModel, SequenceArrival};
 use hearth_runtime::{ChatMessage, ChatTemplate, JsonValue, Tokenizer};
-use hearth_schema::request_trace::RecordedRequest;
+use hearth_schema::request_trace::{Arrival, check_context};
 use hearth_workflow::documents::read_requests;
 use hearth_workflow::files::{read_text_at_most, read_text_from};
 use serde::Deserialize;
@@ -37,7 +37,7 @@ pub enum Prompts {
     /// Recorded requests, of which at most `sequences` are computed at the same time. The prompt of each one begins at
     /// another token of the repeated [`FIXED_TEXT`], so that no two prompts begin alike.
     Recorded {
-        requests: Vec<RecordedRequest>,
+        requests: Vec<Arrival>,
         sequences: u32,
     },
 }
@@ -91,8 +91,8 @@ impl Prompts {
     /// Returns the arrivals of the sequences; none if all start at once.
     pub fn arrivals(&self) -> Vec<SequenceArrival> {
         let Prompts::Recorded { requests, .. } = self else { return Vec::new() };
-        let arrival = |request: &RecordedRequest| SequenceArrival {
-            after: Duration::from_nanos(request.arrival_ns),
+        let arrival = |request: &Arrival| SequenceArrival {
+            after: Duration::from_nanos(request.at_ns),
             max_new_tokens: request.generated_tokens,
         };
         requests.iter().map(arrival).collect()
@@ -133,9 +133,12 @@ impl Prompts {
                 Err(Failure::invalid(what).with_hint("use a shorter prompt, or plan with a larger `context`"))
             }
             Prompts::Recorded { requests, .. } => {
+                check_context(requests, context).map_err(|what| {
+                    Failure::invalid(what).with_hint("plan with a larger `context`, or remove the request")
+                })?;
                 let longest = requests.iter().map(|request| request.prompt_tokens).max().unwrap_or(0);
                 let text = fixed_prompt(tokenizer, longest.min(context) as usize)?;
-                let prompt = |(number, request): (usize, &RecordedRequest)| {
+                let prompt = |(number, request): (usize, &Arrival)| {
                     let from = number % text.len().max(1);
                     text.iter().cycle().skip(from).take(request.prompt_tokens as usize).copied().collect()
                 };

@@ -10,9 +10,9 @@ use hearth_profiles::{DeviceProfile, Link};
 
 use crate::expert_routes::RecordedRoutes;
 use crate::schedule::Schedule;
-use crate::schedule::arrivals::Arrival;
 use crate::tensor::Collective;
 use hearth_schema::plan::Plan;
+use hearth_schema::request_trace::Arrival;
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{ActivationFormat, KvFormat, Links, UnreachableDirections, Workload};
 

@@ -10,16 +10,19 @@
 //! ```
 
 use std::fmt::Write;
+use std::time::Duration;
 
+use jiff::Timestamp;
 use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
 
 use crate::workload::MAX_REQUESTS;
 
-/// A recorded request.
+/// A request that arrives during a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RecordedRequest {
-    /// Nanoseconds from the first request to this one.
-    pub arrival_ns: u64,
+pub struct Arrival {
+    /// Nanoseconds from the start of the run; in a recording, from its first request.
+    pub at_ns: u64,
     pub prompt_tokens: u32,
     pub generated_tokens: u32,
 }
@@ -35,11 +38,15 @@ pub struct RequestTraceError {
 const COLUMNS: [&str; 3] = ["timestamp", "contexttokens", "generatedtokens"];
 
 /// The longest time from the first request to the last. source: assumed, a year
-const MAX_SPAN_NS: i128 = 366 * 86_400 * 1_000_000_000;
+pub const MAX_SPAN: Duration = Duration::from_hours(366 * 24);
+/// [`MAX_SPAN`] in nanoseconds.
+const MAX_SPAN_NS: i128 = MAX_SPAN.as_nanos() as i128;
 
 /// Parses a recording, and returns its first `limit` requests in the order of arrival. Fails at the first line that is
 /// not valid.
-pub fn parse_requests(text: &str, limit: Option<u32>) -> Result<Vec<RecordedRequest>, RequestTraceError> {
+pub fn parse_requests(text: &str, limit: Option<u32>) -> Result<Vec<Arrival>, RequestTraceError> {
+    // Spreadsheets begin a file with a byte order mark.
+    let text = text.trim_start_matches('\u{feff}');
     let mut lines = (1..).zip(text.lines()).filter(|(_, text)| !text.trim().is_empty());
     let fail = |line, what: String| RequestTraceError { line, what };
     let (first, header) = lines.next().unwrap_or((1, ""));
@@ -81,16 +88,30 @@ pub fn parse_requests(text: &str, limit: Option<u32>) -> Result<Vec<RecordedRequ
         if since > MAX_SPAN_NS {
             return Err(fail(line, "this request is more than a year after the first one".into()));
         }
-        Ok(RecordedRequest { arrival_ns: since as u64, prompt_tokens, generated_tokens })
+        Ok(Arrival { at_ns: since as u64, prompt_tokens, generated_tokens })
     };
     rows.into_iter().map(request).collect()
 }
 
+/// Fails if a request does not fit in a context of `context` tokens, and says which.
+pub fn check_context(requests: &[Arrival], context: u32) -> Result<(), String> {
+    let fits = |it: &&Arrival| u64::from(it.prompt_tokens) + u64::from(it.generated_tokens) <= context.into();
+    let Some(Arrival { at_ns, prompt_tokens, generated_tokens }) = requests.iter().find(|it| !fits(it))
+    else {
+        return Ok(());
+    };
+    let seconds = *at_ns as f64 / 1e9;
+    Err(format!(
+        "the request {seconds} s after the first one has {prompt_tokens} prompt tokens and {generated_tokens} generated \
+         ones, but the context is {context}"
+    ))
+}
+
 /// Formats requests as [`parse_requests`] reads them.
-pub fn format_requests(requests: &[RecordedRequest]) -> String {
+pub fn format_requests(requests: &[Arrival]) -> String {
     let mut text = "TIMESTAMP,ContextTokens,GeneratedTokens\n".to_owned();
-    for RecordedRequest { arrival_ns, prompt_tokens, generated_tokens } in requests {
-        let (seconds, rest) = (arrival_ns / 1_000_000_000, arrival_ns % 1_000_000_000);
+    for Arrival { at_ns, prompt_tokens, generated_tokens } in requests {
+        let (seconds, rest) = (at_ns / 1_000_000_000, at_ns % 1_000_000_000);
         let _ = writeln!(text, "{seconds}.{rest:09},{prompt_tokens},{generated_tokens}");
     }
     text
@@ -101,8 +122,12 @@ fn nanoseconds(text: &str) -> Option<i128> {
     if let Ok(seconds) = text.parse::<f64>() {
         return (seconds.is_finite() && seconds.abs() < 1e18).then_some((seconds * 1e9).round() as i128);
     }
+    if let Ok(time) = text.parse::<Timestamp>() {
+        return Some(time.as_nanosecond());
+    }
+    // Without an offset from UTC.
     let time: DateTime = text.parse().ok()?;
-    time.to_zoned(jiff::tz::TimeZone::UTC).ok().map(|time| time.timestamp().as_nanosecond())
+    time.to_zoned(TimeZone::UTC).ok().map(|time| time.timestamp().as_nanosecond())
 }
 
 #[cfg(test)]
@@ -114,15 +139,29 @@ mod tests {
         let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:50.9951690,3180,8\n\
                      2023-11-16 18:15:46.6805900,4808,10\n2024-05-10 00:00:00.009930+00:00,1,2\n";
         let parsed = parse_requests(azure, Some(2)).expect("valid");
-        let request = |arrival_ns, prompt_tokens, generated_tokens| RecordedRequest {
-            arrival_ns,
-            prompt_tokens,
-            generated_tokens,
-        };
+        let request =
+            |at_ns, prompt_tokens, generated_tokens| Arrival { at_ns, prompt_tokens, generated_tokens };
         assert_eq!(parsed, [request(0, 4808, 10), request(4_314_579_000, 3180, 8)]);
         let seconds = "generatedtokens, timestamp ,ContextTokens\r\n7,1.5,3\r\n\r\n9,2,4\r\n";
         assert_eq!(parse_requests(seconds, None), Ok(vec![request(0, 3, 7), request(500_000_000, 4, 9)]));
         assert_eq!(parse_requests(&format_requests(&parsed), None), Ok(parsed));
+    }
+
+    #[test]
+    fn offsets_from_utc_count() {
+        let text = "\u{feff}TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 02:00:00+02:00,1,2\n2024-05-10T00:00:01Z,3,4";
+        let times: Vec<u64> =
+            parse_requests(text, None).expect("valid").iter().map(|request| request.at_ns).collect();
+        assert_eq!(times, [0, 1_000_000_000]);
+    }
+
+    #[test]
+    fn requests_must_fit_in_the_context() {
+        let request = |at_ns, prompt_tokens| Arrival { at_ns, prompt_tokens, generated_tokens: 2 };
+        assert_eq!(check_context(&[request(0, 6), request(5, 8)], 10), Ok(()));
+        let what = check_context(&[request(0, 6), request(1_500_000_000, 9)], 10).expect_err("11 tokens");
+        assert!(what.starts_with("the request 1.5 s after the first one has 9 prompt tokens"), "{what}");
+        assert!(check_context(&[request(0, u32::MAX)], u32::MAX).is_err());
     }
 
     #[test]

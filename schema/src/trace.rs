@@ -297,7 +297,7 @@ impl Outcome {
 }
 
 /// A request that enters a slot of a server. Passes of the slot from `first_pass` on belong to it, until the next request
-/// enters the slot. A request that left its slot enters again.
+/// enters the slot. A preempted request is admitted again, with the same index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Admission {
@@ -308,8 +308,8 @@ pub struct Admission {
     pub first_pass: u32,
     /// When the request arrived, in nanoseconds from the start of the run.
     pub arrival_ns: u64,
-    /// When it entered the slot.
-    pub entry_ns: u64,
+    /// When it entered the slot, in nanoseconds from the start of the run.
+    pub admitted_ns: u64,
 }
 
 #[derive(Serialize, Deserialize)]

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{ModelRef, Processor};
 use crate::pass::MAX_PASS_TOKENS;
+use crate::request_trace::MAX_SPAN;
 
 /// Maximum number of concurrent sequences: more than a home needs, and so few that products of counts do not overflow.
 /// source: assumed
@@ -60,7 +61,7 @@ pub const MAX_REQUESTS: u32 = 86_400;
     expecting = "arrivals, such as `{rate: 12 /min, requests: 100}` or `{file: requests.csv}`"
 )]
 pub struct Arrivals {
-    /// The mean number of requests in a time. The times between them are random and independent (a Poisson process).
+    /// Mean number of requests per unit of time. The times between them are random and independent (a Poisson process).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<PerSecond>,
     /// A CSV file of recorded requests with the columns `TIMESTAMP`, `ContextTokens` and `GeneratedTokens`, as in the
@@ -172,6 +173,9 @@ impl Arrivals {
             }
             (Some(_), None) if self.requests.is_none() => {
                 reject("`workload.arrivals.rate` needs the number of `requests`".into())
+            }
+            (Some(rate), None) if f64::from(self.requests.unwrap_or(0)) / rate.0 > MAX_SPAN.as_secs_f64() => {
+                reject("the requests of `workload.arrivals` take more than a year: raise `rate`".into())
             }
             _ if self.requests.is_some_and(|requests| !(1..=MAX_REQUESTS).contains(&requests)) => {
                 reject(format!("`workload.arrivals.requests` must be 1 to {MAX_REQUESTS}"))

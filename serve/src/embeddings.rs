@@ -152,6 +152,8 @@ fn max_inputs(dimensions: usize) -> usize {
 /// Returns the first `dimensions` elements of a hidden state, divided by their Euclidean norm.
 fn normalised(mut hidden: Vec<f32>, dimensions: usize) -> Vec<f32> {
     hidden.truncate(dimensions);
+    // The response holds all embeddings.
+    hidden.shrink_to_fit();
     let norm = hidden.iter().map(|&element| f64::from(element).powi(2)).sum::<f64>().sqrt();
     if norm > 0.0 {
         for element in &mut hidden {

@@ -54,8 +54,10 @@ pub struct ExecuteArgs {
     #[arg(long, value_name = "N", conflicts_with = "prompt", value_parser = clap::value_parser!(u32).range(1..))]
     pub prompt_tokens: Option<u32>,
     /// Run requests when they arrive, as recorded in FILE: a CSV file with the columns `TIMESTAMP`, `ContextTokens` and
-    /// `GeneratedTokens`, as in the public Azure LLM inference traces. Their prompts are different fixed texts.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompts", "messages", "prompt_tokens"])]
+    /// `GeneratedTokens`, as in the public Azure LLM inference traces. Their prompts are different fixed texts. With
+    /// --ignore-end, answers have as many tokens as recorded.
+    #[arg(long, value_name = "FILE", conflicts_with_all =
+        ["prompt", "prompts", "messages", "prompt_tokens", "tokens", "routes", "record_routes"])]
     pub arrivals: Option<PathBuf>,
     /// Run this many concurrent sequences with the prompt of --prompt-tokens; with --arrivals, requests at the same time, if
     /// the plan is not for more.

@@ -1,5 +1,6 @@
 //! `hearth execute`: runs a plan on real devices.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -115,7 +116,8 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         ..request(args, &builder, prompts, &tokenizer, &statistics)?
     };
     request.check(&builder.plan)?;
-    let print = !json && inputs.count() == 1;
+    let is_streamed = inputs.count() == 1 && args.arrivals.is_none();
+    let print = !json && is_streamed;
     let run = Run { builder, request, tokenizer: tokenizer.clone(), print, mark: args.print_token_lines };
     let (generated, error) = match run_over_transport(key, &ring.device, run)? {
         Ok(generated) => (Some(generated), None),
@@ -132,12 +134,11 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         // The streamed tokens do not end with a newline.
         say!("\n");
     }
-    // Only the tokens of a single sequence were streamed.
-    let must_show =
-        |generated: &GenerationResult| error.is_none() || json || generated.tokens_by_sequence.len() > 1;
-    if let Some(generated) = generated.as_ref().filter(|generated| must_show(generated)) {
+    // Only the tokens of a single sequence that did not have to arrive were streamed.
+    let must_show = error.is_none() || json || !is_streamed;
+    if let Some(generated) = generated.as_ref().filter(|_| must_show) {
         let logits = statistics.lock().unwrap_or_else(PoisonError::into_inner).summary();
-        show(generated, &tokenizer, logits, json)?;
+        show(generated, &tokenizer, logits, (json, is_streamed))?;
         if let Some(suspicion) = logits.filter(|_| !json).and_then(|logits| logits.suspicion()) {
             let hint = "the weights may be damaged, check them with `--verify`";
             tracing::warn!("the text may be meaningless, because {suspicion}; {hint}");
@@ -202,6 +203,9 @@ fn progress(args: &ExecuteArgs, generated: &GenerationResult) -> String {
     let trace =
         args.trace.as_ref().map_or(String::new(), |path| format!("; the trace is {}", path.display()));
     let tokens: usize = generated.tokens_by_sequence.iter().map(Vec::len).sum();
+    if args.arrivals.is_some() {
+        return format!("after token {tokens}{trace}");
+    }
     let requested = args.tokens as usize * generated.tokens_by_sequence.len().max(1);
     format!("after token {tokens} of {requested}{trace}")
 }
@@ -210,15 +214,17 @@ fn show(
     generated: &GenerationResult,
     tokenizer: &Tokenizer,
     logits: Option<LogitSummary>,
-    json: bool,
+    (json, is_streamed): (bool, bool),
 ) -> Result<(), Failure> {
     let mut run = RunSummary::from_trace(&generated.trace);
     let texts = generated.tokens_by_sequence.iter().map(|tokens| tokenizer.decode(tokens));
     if json {
-        let mut times = std::mem::take(&mut run.metrics.sequences);
-        let sequence = |((token_ids, text), number): ((&Vec<u32>, String), u32)| {
-            let at = times.iter().position(|times| times.sequence == number);
-            Sequence { token_ids: token_ids.clone(), text, times: at.map(|at| times.swap_remove(at)) }
+        let times = std::mem::take(&mut run.metrics.sequences).into_iter();
+        let mut times: BTreeMap<u32, _> = times.map(|times| (times.sequence, times)).collect();
+        let sequence = |((token_ids, text), number): ((&Vec<u32>, String), u32)| Sequence {
+            token_ids: token_ids.clone(),
+            text,
+            times: times.remove(&number),
         };
         let sequences: Vec<_> =
             generated.tokens_by_sequence.iter().zip(texts).zip(0..).map(sequence).collect();
@@ -226,7 +232,7 @@ fn show(
             sequences.first().map(|first| (first.token_ids.clone(), first.text.clone())).unwrap_or_default();
         return print_json(&Output { token_ids, text, sequences, logits: logits.map(Logits::from), run });
     }
-    if generated.tokens_by_sequence.len() > 1 {
+    if !is_streamed {
         for (number, text) in texts.enumerate() {
             say!("[{number}] {text}\n");
         }

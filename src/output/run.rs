@@ -61,9 +61,13 @@ fn requests(text: &mut String, requests: &RequestMetrics) {
     let RequestMetrics { count, output_tokens_per_s, ttft_ms, itl_ms, queue_ms } = requests;
     let _ = writeln!(text, "  {count} requests, {output_tokens_per_s:.2} tokens/s from the first arrival on");
     let _ = writeln!(text, "  milliseconds               mean        p50        p95        p99");
-    for (name, times) in [("first token", ttft_ms), ("between tokens", itl_ms), ("wait for a slot", queue_ms)]
-    {
-        let Percentiles { mean, p50, p95, p99 } = times;
+    let rows = [
+        ("first token", Some(ttft_ms)),
+        ("between tokens", itl_ms.as_ref()),
+        ("wait for a slot", Some(queue_ms)),
+    ];
+    for (name, times) in rows {
+        let Some(Percentiles { mean, p50, p95, p99 }) = times else { continue };
         let _ = writeln!(text, "  {name:20} {mean:10.1} {p50:10.1} {p95:10.1} {p99:10.1}");
     }
 }

@@ -13,7 +13,7 @@ use crate::chat::write_model_with_keys;
 use crate::folder::{Folder, scenario_yaml};
 use crate::processes::{
     Process, Worker, assert_rejected, hearth_command, integer_values, model_path, parse_json,
-    plan_yaml_for_model, run_json, wait_until,
+    plan_yaml_for_model, run_json, test_data_path, wait_until,
 };
 use crate::proxy::Proxy;
 use crate::recovery::trial_seeds;
@@ -105,6 +105,15 @@ impl Server {
         let (status, response) = self.post("/v1/completions", &greedy(prompt, tokens));
         assert_eq!(status, 200, "{response}");
         response["choices"][0]["text"].as_str().expect("a text").to_owned()
+    }
+
+    /// Requests an answer and disconnects after `events` events of its stream.
+    fn cancel_after(&self, prompt: &str, events: usize) {
+        let mut body = greedy(prompt, 100);
+        body["stream"] = true.into();
+        let request = with_headers("POST", "/v1/completions", "", &body.to_string());
+        let lines = BufReader::new(self.open(&request)).lines().map_while(Result::ok);
+        lines.filter(|line| line.starts_with("data: ")).take(events).for_each(drop);
     }
 
     /// Makes eight concurrent requests, calls `meanwhile`, and checks the generated text of each.
@@ -311,7 +320,10 @@ fn eight_clients_get_their_text_whatever_happens_to_workers() {
     let count = seeds.end - seeds.start;
     for seed in seeds {
         let fault = FAULTS[(seed % 5) as usize];
-        let mut server = Server::start(3, &["--sequences", "4"]);
+        let draft = test_data_path("models/psalm-draft-1m-q8_0.gguf").display().to_string();
+        let has_drafts = seed % 2 == 1;
+        let more: &[&str] = if has_drafts { &["--draft-model", &draft] } else { &[] };
+        let mut server = Server::start(3, &[&["--sequences", "4"], more].concat());
         let mut workers = std::mem::take(&mut server.workers);
         let is_double = seed.is_multiple_of(3);
         let victims = if is_double {
@@ -320,7 +332,7 @@ fn eight_clients_get_their_text_whatever_happens_to_workers() {
             vec![seed as usize % 3]
         };
         let begun = Instant::now();
-        server.check_concurrent(TOKENS, &expected, || {
+        let mut fail = || {
             std::thread::sleep(Duration::from_millis(50 + seed * 37 % 300));
             for &victim in &victims {
                 match fault {
@@ -334,16 +346,30 @@ fn eight_clients_get_their_text_whatever_happens_to_workers() {
                 std::thread::sleep(Duration::from_secs(3));
                 resume(&workers, &victims);
             }
+        };
+        server.check_concurrent(TOKENS, &expected, || {
+            std::thread::scope(|scope| {
+                for (at, prompt) in PROMPTS.iter().enumerate() {
+                    let events = 1 + (seed as usize * 7 + at * 11) % 40;
+                    let server = &server;
+                    scope.spawn(move || server.cancel_after(prompt, events));
+                }
+                fail();
+            });
         });
-        let name = format!("{fault:?}{}", if is_double { ", two workers" } else { "" });
+        let with_drafts = if has_drafts { ", drafts" } else { "" };
+        let name = format!("{fault:?}{}{with_drafts}", if is_double { ", two workers" } else { "" });
         let longest = slowest.entry(name).or_default();
         *longest = (*longest).max(begun.elapsed());
         if matches!(fault, Stopped) {
             resume(&workers, &victims);
         }
         assert_eq!(server.text(PROMPTS[0], TOKENS), expected[0], "the next request");
+        assert_eq!(server.metric("requests_active"), 0, "cancelled requests are gone");
     }
-    println!("{count} trials with eight clients: every text is right; the last of eight responses:");
+    println!(
+        "{count} trials with eight clients and four that disconnect: every text is right; the last of eight responses:"
+    );
     for (name, longest) in slowest {
         println!("{name}: {} ms at most", longest.as_millis());
     }

@@ -12,7 +12,7 @@ use hearth_core::expert_routes::RecordedRoutes;
 use hearth_profiles::Document;
 use hearth_profiles::document::MAX_DOCUMENT_BYTES;
 use hearth_profiles::model::ModelProfile;
-use hearth_schema::request_trace::{RecordedRequest, parse_requests};
+use hearth_schema::request_trace::{Arrival, parse_requests};
 use hearth_schema::route_trace::RouteTrace;
 use hearth_schema::{Plan, Scenario, Trace};
 
@@ -47,7 +47,7 @@ pub fn read_route_trace(path: &Path) -> Result<RouteTrace, Error> {
 }
 
 /// Reads the first `limit` requests of a recording.
-pub fn read_requests(path: &Path, limit: Option<u32>) -> Result<Vec<RecordedRequest>, Error> {
+pub fn read_requests(path: &Path, limit: Option<u32>) -> Result<Vec<Arrival>, Error> {
     let text = read_text_at_most(path, MAX_TABLE_BYTES)?;
     parse_requests(&text, limit).map_err(|error| Error::invalid(error).with_location(path.display()))
 }

@@ -87,7 +87,7 @@ impl Evaluation {
             tpot_ms: metrics.tpot_ms.map(|tpot| tpot.mean_ms),
             ttft_ms: metrics.ttft_ms,
             ttft_p95_ms: metrics.requests.as_ref().map(|requests| requests.ttft_ms.p95),
-            itl_p95_ms: metrics.requests.as_ref().map(|requests| requests.itl_ms.p95),
+            itl_p95_ms: metrics.requests.as_ref().and_then(|requests| Some(requests.itl_ms?.p95)),
             tokens_per_s: metrics.tokens_per_s,
             bytes_read_per_token: metrics.bytes_read_per_token(),
             memory_pressure: metrics.devices.iter().map(|device| device.memory_pressure).reduce(f64::max),

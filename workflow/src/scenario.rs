@@ -9,7 +9,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hearth_core::schedule::arrivals::{Arrival, recorded_arrivals};
 use hearth_core::{Cluster, LinkTable, Member};
 use hearth_profiles::document::DeprecationWarning;
 use hearth_profiles::gguf::GgufModel;
@@ -19,7 +18,7 @@ use hearth_profiles::{DeviceProfile, Document, device};
 use hearth_schema::Scenario;
 use hearth_schema::hub_model::{HubModelName, NAME_HINT, is_hub_model_name};
 use hearth_schema::plan::ScenarioRecord;
-use hearth_schema::request_trace::RecordedRequest;
+use hearth_schema::request_trace::{Arrival, check_context};
 use hearth_schema::scenario::{DeviceEntry, ModelRef, check_kv_sharing};
 
 use crate::documents::{read_document, read_requests, read_text};
@@ -283,21 +282,15 @@ impl LoadedScenario {
     }
 
     /// Reads the recorded requests of the workload.
-    fn recorded_arrivals(&self) -> Result<Option<Arc<[Arrival]>>, Error> {
+    pub(crate) fn recorded_arrivals(&self) -> Result<Option<Arc<[Arrival]>>, Error> {
         let Some(arrivals) = &self.scenario.workload.arrivals else { return Ok(None) };
         let Some(path) = arrivals.file.as_ref().map(|file| self.path_of(file)) else { return Ok(None) };
-        let context = self.scenario.context_length;
         let recorded = read_requests(&path, arrivals.requests)?;
-        let converted = recorded_arrivals(&recorded, context).map_err(|index| {
-            let RecordedRequest { prompt_tokens, generated_tokens, .. } = recorded[index];
-            let what = format!(
-                "request {index} has {prompt_tokens} prompt tokens and {generated_tokens} generated ones, but \
-                 `context` is {context}"
-            );
+        check_context(&recorded, self.scenario.context_length).map_err(|what| {
             let hint = "raise `context`, or remove the request; `requests` takes only the first ones";
             Error::invalid(what).with_location(path.display()).with_hint(hint)
         })?;
-        Ok(Some(converted.into()))
+        Ok(Some(recorded.into()))
     }
 
     #[must_use]

@@ -170,7 +170,11 @@ pub fn compute_metrics(trace: &Trace) -> Metrics {
     }
     let devices = devices(trace, &outputs);
     terms.hidden_disk = total(devices.iter().map(|device| device.hidden_disk_ms));
-    let tpot = latency_summary(&outputs.decode_steps);
+    let tpot = sequences::token_times_summary(&outputs.decode_steps);
+    // The mean is the sum of the terms of the steps, in their order.
+    let time = total(outputs.decode_steps.iter().map(|step| millis(step.duration_ns())));
+    let mean_ms = time / outputs.decoded_tokens() as f64;
+    let tpot = tpot.map(|tpot| LatencySummary { mean_ms, p50_ms: tpot.p50, p95_ms: tpot.p95 });
     let mean = tpot.map(|tpot| tpot.mean_ms);
     let to_first = |begin: u64| {
         let sum = total(outputs.first_tokens.iter().map(|first| millis(first.since_request(begin))));
@@ -265,26 +269,6 @@ fn total(numbers: impl Iterator<Item = f64>) -> f64 {
 
 fn total_millis<'t>(records: impl IntoIterator<Item = &'t StepRecord>) -> f64 {
     total(records.into_iter().map(|record| millis(record.duration_ns())))
-}
-
-/// Summarises the time per token of decode steps. The time of a step is divided equally among its tokens.
-fn latency_summary(steps: &[DecodeStep]) -> Option<LatencySummary> {
-    let mut sorted: Vec<(f64, u64)> =
-        steps.iter().map(|step| (step.ms_per_token(), u64::from(step.tokens()))).collect();
-    let count: u64 = sorted.iter().map(|(_, tokens)| tokens).sum();
-    let time = total(steps.iter().map(|step| millis(step.duration_ns())));
-    sorted.sort_unstable_by(|left, right| left.0.total_cmp(&right.0));
-    let rank = |share: f64| {
-        let wanted = ((share * count as f64).ceil() as u64).clamp(1, count);
-        let mut passed = 0;
-        let found = sorted.iter().find(|(_, tokens)| {
-            passed += tokens;
-            passed >= wanted
-        });
-        found.map_or(0.0, |(ms, _)| *ms)
-    };
-    let mean_ms = time / count as f64;
-    (count > 0).then(|| LatencySummary { mean_ms, p50_ms: rank(0.5), p95_ms: rank(0.95) })
 }
 
 fn charge(terms: &mut Terms, record: &StepRecord) {

@@ -1,11 +1,13 @@
 //! Metrics of each sequence in a run with several sequences, and metrics of speculative decoding.
 //!
 //! All sequences are requested when the run begins, or each one arrives during the run. The time to the first token of
-//! each sequence is measured from then on, including the wait for a slot and for earlier prompts. The overall rate is the number of tokens after the first
-//! token of the run, divided by the time from the first token to the last.
+//! each sequence is measured from then on, including the wait for a slot and for earlier prompts. The overall rate is the
+//! number of tokens after the first token of the run, divided by the time from the first token to the last.
 //!
 //! `acceptance` is the share of the verified drafts that were accepted. The accepted drafts and the first rejected
 //! draft of each pass are verified. Drafts after a rejected draft say nothing about the draft model.
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -44,7 +46,7 @@ pub struct SpeculationMetrics {
     pub verify_ms: f64,
 }
 
-/// Metrics of requests that arrive during a run.
+/// Metrics of requests that arrive during a run. Times are in milliseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RequestMetrics {
     /// The number of requests that got a token.
@@ -53,9 +55,10 @@ pub struct RequestMetrics {
     pub output_tokens_per_s: f64,
     /// Time from the arrival of a request to its first token.
     pub ttft_ms: Percentiles,
-    /// Time between two outputs of a request (inter-token latency), per token.
-    pub itl_ms: Percentiles,
-    /// Time that a request waits for a slot.
+    /// Time between two outputs of a request (inter-token latency). The time of an output with several tokens is divided
+    /// equally among them, and counts once for each. Absent if no request has two outputs.
+    pub itl_ms: Option<Percentiles>,
+    /// Time that a request waits until it first enters a slot.
     pub queue_ms: Percentiles,
 }
 
@@ -69,41 +72,59 @@ pub struct Percentiles {
 }
 
 impl Percentiles {
-    fn of(mut values: Vec<f64>) -> Self {
-        values.sort_by(f64::total_cmp);
+    /// Summarises values, each of which counts as often as the number beside it; `None` if there are none.
+    pub(super) fn of(values: impl Iterator<Item = (f64, u64)>) -> Option<Self> {
+        let mut sorted: Vec<(f64, u64)> = values.collect();
+        sorted.sort_unstable_by(|left, right| left.0.total_cmp(&right.0));
+        let count: u64 = sorted.iter().map(|(_, times)| times).sum();
         let rank = |share: f64| {
-            let at = (share * values.len() as f64).ceil().max(1.0) as usize - 1;
-            values.get(at).copied().unwrap_or_default()
+            let wanted = ((share * count as f64).ceil() as u64).clamp(1, count);
+            let mut passed = 0;
+            let found = sorted.iter().find(|(_, times)| {
+                passed += times;
+                passed >= wanted
+            });
+            found.map_or(0.0, |(value, _)| *value)
         };
-        let mean = total(values.iter().copied()) / values.len().max(1) as f64;
-        Self { mean, p50: rank(0.5), p95: rank(0.95), p99: rank(0.99) }
+        let mean = total(sorted.iter().map(|(value, times)| value * *times as f64)) / count as f64;
+        (count > 0).then(|| Self { mean, p50: rank(0.5), p95: rank(0.95), p99: rank(0.99) })
     }
 }
 
 /// Returns the metrics of requests that arrived during the run; `None` if there are none with a token.
-pub(super) fn request_metrics(outputs: &TokenTimes, arrivals: bool) -> Option<RequestMetrics> {
+pub(super) fn request_metrics(outputs: &TokenTimes, has_arrivals: bool) -> Option<RequestMetrics> {
     let firsts = &outputs.first_tokens;
-    let start = firsts.iter().map(|first| first.arrival_ns).min().filter(|_| arrivals)?;
+    let start = firsts.iter().map(|first| first.arrival_ns).min().filter(|_| has_arrivals)?;
     let ends = firsts.iter().map(|first| first.end_ns);
     let end = ends.chain(outputs.decode_steps.iter().map(|step| step.end_ns)).max()?;
     let tokens = (outputs.decoded_tokens() + firsts.len()) as f64;
-    let each = |step: &DecodeStep| std::iter::repeat_n(step.ms_per_token(), step.tokens() as usize);
+    let of_firsts = |ns: fn(&FirstToken) -> u64| Percentiles::of(firsts.iter().map(|it| (millis(ns(it)), 1)));
     Some(RequestMetrics {
         count: firsts.len() as u64,
         output_tokens_per_s: tokens / (millis(end.saturating_sub(start)) / 1e3).max(1e-9),
-        ttft_ms: Percentiles::of(firsts.iter().map(|first| millis(first.since_request(0))).collect()),
-        itl_ms: Percentiles::of(outputs.decode_steps.iter().flat_map(each).collect()),
-        queue_ms: Percentiles::of(firsts.iter().map(|first| millis(first.queue_ns)).collect()),
+        ttft_ms: of_firsts(|first| first.since_request(0))?,
+        itl_ms: token_times_summary(&outputs.decode_steps),
+        queue_ms: of_firsts(|first| first.queue_ns)?,
     })
+}
+
+/// Summarises the milliseconds per token of decode steps. The time of a step is divided equally among its tokens.
+pub(super) fn token_times_summary(steps: &[DecodeStep]) -> Option<Percentiles> {
+    Percentiles::of(steps.iter().map(|step| (step.ms_per_token(), u64::from(step.tokens()))))
 }
 
 /// Returns the metrics of each sequence; empty if the run has only one sequence.
 pub(super) fn sequence_metrics(outputs: &TokenTimes, begin: Option<u64>) -> Vec<SequenceMetrics> {
     let Some(begin) = begin.filter(|_| outputs.first_tokens.len() > 1) else { return Vec::new() };
+    // The time and the number of the tokens after the first one.
+    let mut decoded = BTreeMap::<u32, (f64, u64)>::new();
+    for step in &outputs.decode_steps {
+        let (time, tokens) = decoded.entry(step.sequence).or_default();
+        *time += millis(step.duration_ns());
+        *tokens += u64::from(step.tokens());
+    }
     let one = |first: &FirstToken| {
-        let steps = || outputs.decode_steps.iter().filter(|step| step.sequence == first.sequence);
-        let time = total(steps().map(|step| millis(step.duration_ns())));
-        let tokens: u64 = steps().map(|step| u64::from(step.tokens())).sum();
+        let (time, tokens) = decoded.get(&first.sequence).copied().unwrap_or_default();
         SequenceMetrics {
             sequence: first.sequence,
             ttft_ms: millis(first.since_request(begin)),

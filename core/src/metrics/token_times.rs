@@ -53,7 +53,7 @@ pub struct FirstToken {
     pub batch: u32,
     /// The time at which the sequence was requested; 0 is the start of the run.
     pub arrival_ns: u64,
-    /// The time that a request waited for a slot.
+    /// The time that a request waited until it first entered a slot.
     pub queue_ns: u64,
     /// The time at which the token was sampled, in nanoseconds from the start of the run.
     pub end_ns: u64,
@@ -66,24 +66,32 @@ impl FirstToken {
     }
 }
 
-/// The requests of each slot, in the order of their first passes.
-struct Requests(BTreeMap<u32, Vec<Admission>>);
+/// The requests of each slot, in the order of their first passes, and the time that each request waited for its first
+/// slot.
+struct Requests {
+    slots: BTreeMap<u32, Vec<Admission>>,
+    queue_ns: BTreeMap<u32, u64>,
+}
 
 impl Requests {
     fn new(admissions: &[Admission]) -> Self {
         let mut slots = BTreeMap::<u32, Vec<Admission>>::new();
+        let mut queue_ns = BTreeMap::new();
         for admission in admissions {
             slots.entry(admission.sequence).or_default().push(*admission);
+            let waited = admission.admitted_ns.saturating_sub(admission.arrival_ns);
+            let first = queue_ns.entry(admission.request).or_insert(waited);
+            *first = waited.min(*first);
         }
         for slot in slots.values_mut() {
             slot.sort_by_key(|admission| admission.first_pass);
         }
-        Self(slots)
+        Self { slots, queue_ns }
     }
 
     /// Returns the request to which a pass belongs; `None` if all sequences start with the run.
     fn of(&self, pass: &Pass) -> Option<&Admission> {
-        let slot = self.0.get(&pass.sequence_index)?;
+        let slot = self.slots.get(&pass.sequence_index)?;
         let count = slot.partition_point(|admission| admission.first_pass <= pass.index);
         slot.get(count.checked_sub(1)?)
     }
@@ -128,7 +136,7 @@ impl TokenTimes {
                     prompt_tokens: u64::from(pass.first_position) + u64::from(pass.tokens),
                     batch,
                     arrival_ns: request.map_or(0, |request| request.arrival_ns),
-                    queue_ns: request.map_or(0, |it| it.entry_ns.saturating_sub(it.arrival_ns)),
+                    queue_ns: requests.queue_ns.get(&sequence).copied().unwrap_or(0),
                     end_ns,
                 });
                 continue;

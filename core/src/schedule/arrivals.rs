@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use hearth_profiles::PerSecond;
-use hearth_schema::request_trace::RecordedRequest;
+use hearth_schema::request_trace::Arrival;
 use hearth_schema::workload::Workload;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
@@ -16,15 +16,6 @@ use crate::cluster::Cluster;
 
 /// The stream of random numbers for arrivals. Streams of the simulator have other numbers.
 const STREAM: u64 = u64::MAX;
-
-/// A request that arrives during a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Arrival {
-    /// Nanoseconds from the start of the run.
-    pub at_ns: u64,
-    pub prompt_tokens: u32,
-    pub generated_tokens: u32,
-}
 
 /// Returns the requests of a cluster's workload, in the order of arrival; `None` if all start when the run begins.
 pub fn arrivals(cluster: &Cluster) -> Option<Arc<[Arrival]>> {
@@ -55,17 +46,6 @@ fn random_arrivals(
     })
 }
 
-/// Converts recorded requests. Returns the index of the first one that does not fit in a context of `context` tokens as
-/// an error.
-pub fn recorded_arrivals(recorded: &[RecordedRequest], context: u32) -> Result<Vec<Arrival>, usize> {
-    let arrival = |(index, request): (usize, &RecordedRequest)| {
-        let RecordedRequest { arrival_ns: at_ns, prompt_tokens, generated_tokens } = *request;
-        let fits = u64::from(prompt_tokens) + u64::from(generated_tokens) <= u64::from(context);
-        if fits { Ok(Arrival { at_ns, prompt_tokens, generated_tokens }) } else { Err(index) }
-    };
-    recorded.iter().enumerate().map(arrival).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,13 +66,5 @@ mod tests {
         // Their mean is 1 / rate, and so is their standard deviation. The errors of these estimates are 0.7 % and 1 %.
         assert!((mean / 2.0 - 1.0).abs() < 0.03, "{mean}");
         assert!((variance.sqrt() / 2.0 - 1.0).abs() < 0.04, "{variance}");
-    }
-
-    #[test]
-    fn recorded_request_that_does_not_fit_is_named() {
-        let request = |prompt_tokens| RecordedRequest { arrival_ns: 5, prompt_tokens, generated_tokens: 2 };
-        let fitting = recorded_arrivals(&[request(6), request(8)], 10).expect("they fit");
-        assert_eq!(fitting[1], Arrival { at_ns: 5, prompt_tokens: 8, generated_tokens: 2 });
-        assert_eq!(recorded_arrivals(&[request(6), request(9)], 10), Err(1));
     }
 }

@@ -83,6 +83,9 @@ impl CachePool {
         tokens: &[Vec<u32>],
         prompt: &[u32],
     ) -> Option<Placement> {
+        if !(0..self.slots()).any(|slot| generation.is_vacant(slot)) {
+            return None;
+        }
         self.observe(generation);
         let length = prompt.len() as u32;
         let common = |slot: u32| {
@@ -133,6 +136,9 @@ impl CachePool {
 
     /// Makes room for the next tokens of the active requests. Returns a request that must leave its slot.
     pub fn make_room_for_tokens(&mut self, generation: &mut Generation) -> Option<u32> {
+        if !self.can_change {
+            return None;
+        }
         self.observe(generation);
         let active = (0..self.slots()).filter(|&slot| !generation.is_vacant(slot));
         let youngest = active.max_by_key(|&slot| self.last_used[slot as usize])?;

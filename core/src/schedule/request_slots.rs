@@ -1,7 +1,7 @@
-//! The requests of a server: which slot each one enters, which wait, and which leave their slot to continue later.
+//! The requests of a server: which slot each one enters, which wait, and which are preempted.
 //!
 //! Requests enter in the order of arrival, as soon as a slot is vacant and its cache has room. A request
-//! that leaves its slot, because there is no memory for its next tokens, waits before all others, with its tokens so
+//! that leaves its slot, because there is no memory for its next tokens (preemption), waits before all others, with its tokens so
 //! far as its prompt.
 //!
 //! The executor and the simulator keep the tokens of each slot, its *text*: the prompt of its last request, and the
@@ -31,9 +31,9 @@ pub struct RequestSlots<R> {
 struct Active<R> {
     request: R,
     /// The number of tokens that it may still generate.
-    left: u32,
+    remaining_tokens: u32,
     /// Whether it leaves its slot after the pass in flight, to continue later.
-    is_leaving: bool,
+    is_preempted: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -41,7 +41,7 @@ struct Waiting<R> {
     request: R,
     prompt: Vec<u32>,
     wanted: u32,
-    has_left: bool,
+    was_preempted: bool,
 }
 
 /// A request that has entered a slot.
@@ -51,7 +51,7 @@ pub struct EnteredRequest<'a, R> {
     pub slot: u32,
     /// The number of tokens of the prompt that need not be computed.
     pub cached_tokens: u32,
-    /// Whether the request continues after it had left its slot.
+    /// Whether the request continues after a preemption.
     pub is_resumed: bool,
 }
 
@@ -62,8 +62,8 @@ pub enum RequestProgress<'a, R> {
     Continues,
     /// It was the last token.
     Ended(R),
-    /// The request has left its slot and waits.
-    Left(&'a mut R),
+    /// The request has been preempted and waits.
+    Preempted(&'a mut R),
 }
 
 /// Returns whether the devices of a plan can give the memory of a sequence's cache to other sequences, and copy a cache.
@@ -87,7 +87,7 @@ impl<R> RequestSlots<R> {
 
     /// Adds a request for `wanted` tokens after `prompt`. Both have at least one token, and fit the context together.
     pub fn enqueue(&mut self, request: R, prompt: Vec<u32>, wanted: u32) {
-        self.waiting.push_back(Waiting { request, prompt, wanted, has_left: false });
+        self.waiting.push_back(Waiting { request, prompt, wanted, was_preempted: false });
     }
 
     /// Lets the first waiting request enter a slot; `None` if there is none, or if it must wait for others.
@@ -98,36 +98,41 @@ impl<R> RequestSlots<R> {
     ) -> Result<Option<EnteredRequest<'_, R>>, GenerationError> {
         let Some(first) = self.waiting.front() else { return Ok(None) };
         let Some(placed) = self.caches.place(generation, texts, &first.prompt) else { return Ok(None) };
-        let Some(Waiting { request, prompt, wanted, has_left }) = self.waiting.pop_front() else {
+        let Some(Waiting { request, prompt, wanted, was_preempted }) = self.waiting.pop_front() else {
             return Ok(None);
         };
         let slot = placed.slot;
         let cached_tokens = generation.admit_request(slot, prompt.len() as u32, placed.cached, wanted)?;
         texts[slot as usize] = prompt;
         let active = &mut self.active[slot as usize];
-        let active = active.insert(Active { request, left: wanted, is_leaving: false });
-        Ok(Some(EnteredRequest { request: &mut active.request, slot, cached_tokens, is_resumed: has_left }))
+        let active = active.insert(Active { request, remaining_tokens: wanted, is_preempted: false });
+        Ok(Some(EnteredRequest {
+            request: &mut active.request,
+            slot,
+            cached_tokens,
+            is_resumed: was_preempted,
+        }))
     }
 
     /// Releases caches of earlier requests if the next tokens need their memory. If that is not enough, the youngest
-    /// request leaves its slot. Returns it, with its slot, if it waits already.
+    /// request is preempted. Returns it, with its slot, if it waits already.
     pub fn make_room_for_tokens(
         &mut self,
         generation: &mut Generation,
         texts: &[Vec<u32>],
     ) -> Option<(u32, &mut R)> {
-        if self.active.iter().flatten().any(|active| active.is_leaving) {
+        if self.active.iter().flatten().any(|active| active.is_preempted) {
             return None;
         }
         let slot = self.caches.make_room_for_tokens(generation)?;
         generation.cancel(slot);
         let active = &mut self.active[slot as usize];
         if !generation.is_vacant(slot) {
-            active.as_mut()?.is_leaving = true;
+            active.as_mut()?.is_preempted = true;
             return None;
         }
-        let Active { request, left, .. } = active.take()?;
-        Some((slot, self.requeue(request, left, &texts[slot as usize])))
+        let Active { request, remaining_tokens, .. } = active.take()?;
+        Some((slot, self.requeue(request, remaining_tokens, &texts[slot as usize])))
     }
 
     /// Counts `tokens` new tokens of the request in a slot, whose text has them. `is_stopped` says that the last one
@@ -142,12 +147,14 @@ impl<R> RequestSlots<R> {
     ) -> RequestProgress<'_, R> {
         let active = &mut self.active[slot as usize];
         if let Some(active) = active {
-            active.left = active.left.saturating_sub(tokens);
+            active.remaining_tokens = active.remaining_tokens.saturating_sub(tokens);
         }
         match active.take_if(|_| generation.is_vacant(slot)) {
             None => RequestProgress::Continues,
-            Some(Active { request, left, is_leaving: true }) if left > 0 && !is_stopped => {
-                RequestProgress::Left(self.requeue(request, left, &texts[slot as usize]))
+            Some(Active { request, remaining_tokens, is_preempted: true })
+                if remaining_tokens > 0 && !is_stopped =>
+            {
+                RequestProgress::Preempted(self.requeue(request, remaining_tokens, &texts[slot as usize]))
             }
             Some(Active { request, .. }) => RequestProgress::Ended(request),
         }
@@ -193,11 +200,11 @@ impl<R> RequestSlots<R> {
         !self.waiting.is_empty()
     }
 
-    /// Adds a request that has left its slot to the front of the queue. The slot keeps its text: its cache is used if
+    /// Adds a preempted request to the front of the queue. The slot keeps its text: its cache is used if
     /// its memory is not needed before.
-    fn requeue(&mut self, request: R, left: u32, text: &[u32]) -> &mut R {
+    fn requeue(&mut self, request: R, remaining_tokens: u32, text: &[u32]) -> &mut R {
         let prompt = text.to_vec();
-        self.waiting.push_front(Waiting { request, prompt, wanted: left, has_left: true });
+        self.waiting.push_front(Waiting { request, prompt, wanted: remaining_tokens, was_preempted: true });
         &mut self.waiting[0].request
     }
 }

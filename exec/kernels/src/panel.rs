@@ -84,8 +84,11 @@ pub fn is_profitable(format: Format, tokens: usize) -> bool {
 
 impl Panel {
     /// Unpacks the interleaved stored bytes of the first `count` blocks of all rows. `W` is a line in registers.
+    ///
+    /// # Safety
+    /// The processor must have the instructions for `W`.
     #[inline(always)]
-    fn unpack_stored<B: UnpackBytes<N>, W: Words + Pod, const N: usize>(&mut self, count: usize) {
+    unsafe fn unpack_stored<B: UnpackBytes<N>, W: Words + Pod, const N: usize>(&mut self, count: usize) {
         let stored: &[W] = bytemuck::cast_slice(&self.stored);
         let quants: &mut [W] = bytemuck::cast_slice_mut(&mut self.quants);
         let blocks = stored.chunks_exact(B::STORED_BYTES / 4);
@@ -96,8 +99,11 @@ impl Panel {
 
     /// Unpacks the interleaved scales and minima of groups of the first `count` blocks of all rows. `W` is a line in
     /// registers.
+    ///
+    /// # Safety
+    /// The processor must have the instructions for `W`.
     #[inline(always)]
-    fn unpack_stored_scales<B: Block256, W: Words + Pod>(&mut self, count: usize) {
+    unsafe fn unpack_stored_scales<B: Block256, W: Words + Pod>(&mut self, count: usize) {
         let stored: &[W] = bytemuck::cast_slice(&self.stored);
         let blocks = stored.chunks_exact(B::STORED_BYTES / 4);
         for (stored, scales) in blocks.zip(&mut self.group_scales).take(count) {
@@ -193,11 +199,17 @@ fn prefetch_blocks<B: Pod>(task: &MatmulTask<'_, '_>, (row, block): (usize, usiz
     for row in row..task.out.rows().end.min(row + PANEL_ROWS) {
         let blocks: &[B] = blocks::blocks(task.matrix.row(row));
         let blocks = &blocks[block..blocks.len().min(block + count)];
-        #[cfg(target_arch = "x86_64")]
-        for line in bytemuck::cast_slice::<_, u8>(blocks).chunks(64) {
-            crate::x86_64::prefetch(line);
-        }
+        bytemuck::cast_slice::<_, u8>(blocks).chunks(64).for_each(prefetch);
     }
+}
+
+/// Prefetches the cache line with the first byte, on processors for which Rust has an instruction for it.
+#[inline(always)]
+fn prefetch(bytes: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    crate::x86_64::prefetch(bytes);
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = bytes;
 }
 
 #[derive(Debug)]
@@ -266,7 +278,8 @@ macro_rules! panel_kernel {
                 copy_stored(unpacked, rows, blocks);
                 interleave(&unpacked.each_ref().map(|row| &row[..]), stored, bytes);
             }
-            panel.unpack_stored::<B, $words, N>(count);
+            // SAFETY: this function requires the instructions.
+            unsafe { panel.unpack_stored::<B, $words, N>(count) };
             if let Some(codebook) = B::CODEBOOK {
                 look_up(&codebook, &mut panel.quants[..count * N / 4]);
             }
@@ -296,7 +309,8 @@ macro_rules! panel_kernel {
                     pack_scales(panel, rows, &blocks, B::SCALE_FACTOR);
                     pack_quants::<B, 256>(panel, rows, &blocks);
                     if B::STORES_SCALES {
-                        panel.unpack_stored_scales::<B, $words>(count);
+                        // SAFETY: a value of the kernel exists only where the processor has the instructions.
+                        unsafe { panel.unpack_stored_scales::<B, $words>(count) };
                     } else {
                         panel.read_group_scales(rows, &blocks);
                         let scales = panel.unpacked_scales.iter().zip(&mut panel.group_scales);

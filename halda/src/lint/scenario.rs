@@ -5,6 +5,7 @@ use hearth_core::{Cluster, Member};
 use hearth_profiles::device::shipped_names;
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::scenario::DeviceEntry;
+use hearth_schema::workload::Arrivals;
 use hearth_schema::{Plan, Scenario};
 
 use super::{Finding, profiles, rates};
@@ -100,6 +101,10 @@ fn addresses(scenario: &Scenario, found: &mut Vec<Finding>) {
 pub fn check_event_times(scenario: &Scenario, plan: &Plan) -> Vec<Finding> {
     let Some(predicted) = plan.prediction else { return Vec::new() };
     let workload = &scenario.workload;
+    if workload.arrivals.is_some() {
+        // The run ends after the last arrival.
+        return Vec::new();
+    }
     let tokens = (f64::from(workload.prompt_tokens) + f64::from(workload.generated_tokens))
         * f64::from(workload.sequences);
     let end = predicted.tpot * tokens;
@@ -115,7 +120,13 @@ pub fn check_event_times(scenario: &Scenario, plan: &Plan) -> Vec<Finding> {
 const MOVE_EVENT: &str = "move the event, or generate more tokens";
 
 fn token_events_after_end(scenario: &Scenario, found: &mut Vec<Finding>) {
-    let last = u64::from(scenario.workload.generated_tokens) * u64::from(scenario.workload.sequences);
+    let workload = &scenario.workload;
+    let requests = match &workload.arrivals {
+        Some(Arrivals { file: Some(_), .. }) => return,
+        Some(Arrivals { requests, .. }) => requests.unwrap_or(workload.sequences),
+        None => workload.sequences,
+    };
+    let last = u64::from(workload.generated_tokens) * u64::from(requests);
     for (index, event) in scenario.events.iter().enumerate() {
         if let Some(token) = event.after_tokens.filter(|token| u64::from(*token) >= last) {
             let what = format!("the run ends after {last} tokens, but the event waits for token {token}");

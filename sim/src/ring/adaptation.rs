@@ -61,8 +61,11 @@ impl Simulation<'_> {
         if now >= adaptation.reported_at + REPORT_INTERVAL.to_nanos() {
             self.report_devices(now)?;
         }
-        let sequences = 0..self.input.cluster.workload.sequences;
-        let cached_tokens = sequences.map(|index| u64::from(self.generation.cached_tokens(index))).sum();
+        let cached = |index| u64::from(self.generation.cached_tokens(index));
+        let cached_tokens = match &self.requests {
+            Some(requests) => requests.active_slots().map(cached).sum(),
+            None => (0..self.input.cluster.workload.sequences).map(cached).sum(),
+        };
         let in_flight = self.batch_limits.in_flight as usize;
         let Some(adaptation) = &mut self.adaptation else { return Ok(()) };
         let steps = adaptation.reducer.react(adaptation::Event::BatchCompleted { cached_tokens, in_flight });

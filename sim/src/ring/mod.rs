@@ -303,7 +303,8 @@ impl<'a> Simulation<'a> {
         let passes = first[..first.len().min(joined + 1)].to_vec();
         let (mut tokens, mut accepted_drafts) = (0, Vec::new());
         for pass in passes.into_iter().filter(|pass| pass.has_output) {
-            let accepted = if pass.drafted > 0 { self.acceptance.accepted_drafts(pass) } else { 0 };
+            let drawn = Pass { sequence_index: self.request_of(&pass), ..pass };
+            let accepted = if pass.drafted > 0 { self.acceptance.accepted_drafts(drawn) } else { 0 };
             let new = self.generation.complete_pass(pass.index, accepted)?;
             self.add_request_tokens(&pass, new);
             tokens += new;

@@ -3,13 +3,16 @@
 //! [`RequestSlots`] decides which request enters which slot. No two requests have tokens in common, so no cache is used
 //! again; the text of a request is its number, once for each token.
 //!
-//! Deviation: the copies and the release of caches take no time.
+//! Deviation: copies and releases of caches take no time, because a copied beginning is much shorter to copy than to
+//! compute. The experts that a mixture draws for a position are the same for all requests of a slot. A ring that adapts its
+//! plan does not do so while it is idle.
 
 use std::sync::Arc;
 
-use hearth_core::schedule::arrivals::{Arrival, arrivals};
+use hearth_core::schedule::arrivals::arrivals;
 use hearth_core::schedule::request_slots::{RequestProgress, RequestSlots, can_change_caches};
 use hearth_schema::pass::{CacheChange, Pass};
+use hearth_schema::request_trace::Arrival;
 use hearth_schema::trace::Admission;
 
 use super::Simulation;
@@ -21,8 +24,10 @@ use crate::input::Input;
 #[derive(Debug)]
 pub struct SimulatedRequests {
     arrivals: Arc<[Arrival]>,
-    /// The number of requests that have arrived.
+    /// The number of requests that have arrived and entered the queue.
     arrived: usize,
+    /// The request for whose arrival the timer was set.
+    timer_is_for: Option<usize>,
     /// The requests by their index.
     slots: RequestSlots<u32>,
     texts: Vec<Vec<u32>>,
@@ -39,11 +44,17 @@ impl SimulatedRequests {
         Some(Self {
             arrivals,
             arrived: 0,
+            timer_is_for: None,
             slots: RequestSlots::new(slots, input.plan.total_cache_tokens(), can_change),
             texts: vec![Vec::new(); slots as usize],
             finished: 0,
             admissions: Vec::new(),
         })
+    }
+
+    /// Returns the slots with a request.
+    pub fn active_slots(&self) -> impl Iterator<Item = u32> {
+        self.slots.active_slots()
     }
 
     pub fn are_finished(&self) -> bool {
@@ -65,25 +76,43 @@ impl Simulation<'_> {
     pub fn admit_requests(&mut self) -> Result<(), SimError> {
         let (now, first_pass) = (self.engine.now(), self.generation.next_pass_index());
         let Some(requests) = &mut self.requests else { return Ok(()) };
-        let before = requests.arrived;
-        while let Some(arrival) = requests.arrivals.get(requests.arrived).filter(|it| it.at_ns <= now) {
-            let number = requests.arrived as u32;
-            let prompt = vec![number; arrival.prompt_tokens as usize];
-            requests.slots.enqueue(number, prompt, arrival.generated_tokens);
-            requests.arrived += 1;
-        }
-        if let Some(next) = requests.arrivals.get(requests.arrived)
-            && (requests.arrived > before || requests.arrived == 0)
-        {
-            self.engine.set_timer(self.arrival_timer, next.at_ns, Event::Arrival);
-        }
-        while let Some(entered) = requests.slots.admit(&mut self.generation, &mut requests.texts)? {
+        loop {
+            // Only the first waiting request has its prompt, because long queues of long prompts would need much memory.
+            if !requests.slots.is_any_waiting() {
+                let Some(next) = requests.arrivals.get(requests.arrived) else { break };
+                if next.at_ns > now {
+                    if requests.timer_is_for.replace(requests.arrived) != Some(requests.arrived) {
+                        self.engine.set_timer(self.arrival_timer, next.at_ns, Event::Arrival);
+                    }
+                    break;
+                }
+                let number = requests.arrived as u32;
+                let prompt = vec![number; next.prompt_tokens as usize];
+                requests.slots.enqueue(number, prompt, next.generated_tokens);
+                requests.arrived += 1;
+            }
+            let Some(entered) = requests.slots.admit(&mut self.generation, &mut requests.texts)? else {
+                break;
+            };
             let (request, sequence) = (*entered.request, entered.slot);
             let arrival_ns = requests.arrivals.get(request as usize).map_or(0, |arrival| arrival.at_ns);
-            requests.admissions.push(Admission { request, sequence, first_pass, arrival_ns, entry_ns: now });
+            requests.admissions.push(Admission {
+                request,
+                sequence,
+                first_pass,
+                arrival_ns,
+                admitted_ns: now,
+            });
         }
         requests.slots.make_room_for_tokens(&mut self.generation, &requests.texts);
         Ok(())
+    }
+
+    /// Returns the request of a pass; its sequence if all start when the run begins.
+    pub fn request_of(&self, pass: &Pass) -> u32 {
+        let requests = self.requests.as_ref();
+        let request = requests.and_then(|requests| requests.slots.request(pass.sequence_index));
+        request.copied().unwrap_or(pass.sequence_index)
     }
 
     /// Adds the tokens of a completed pass to the text of its request.

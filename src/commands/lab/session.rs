@@ -13,7 +13,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use hearth_core::expert_routes::RecordedRoutes;
-use hearth_core::schedule::arrivals::{Arrival, arrivals};
+use hearth_core::schedule::arrivals::arrivals;
 use hearth_core::{Cluster, LinkTable};
 use hearth_lab::{
     Cgroup, CgroupHierarchy, DeviceLimits, DeviceProcess, DeviceUsage, LabError, Meter, ModelCopies,
@@ -22,7 +22,7 @@ use hearth_lab::{
 use hearth_profiles::{Bytes, DeviceProfile, Document};
 use hearth_schema::events::Change;
 use hearth_schema::pass::MAX_PASS_TOKENS;
-use hearth_schema::request_trace::{RecordedRequest, format_requests};
+use hearth_schema::request_trace::format_requests;
 use hearth_schema::scenario::{DeviceEntry, LinkEmulation, ResourceLimits};
 use hearth_schema::{Plan, Scenario, Trace};
 use hearth_sim::{ScenarioEvents, SimulationResult};
@@ -302,11 +302,7 @@ impl<'l> Lab<'l> {
     /// Returns the trace and the hash.
     pub fn predict(&self, cluster: &Cluster, plan: &Plan) -> Result<(Trace, String), Failure> {
         if let Some(arrivals) = arrivals(cluster) {
-            let request = |&Arrival { at_ns: arrival_ns, prompt_tokens, generated_tokens }: &Arrival| {
-                RecordedRequest { arrival_ns, prompt_tokens, generated_tokens }
-            };
-            let requests: Vec<_> = arrivals.iter().map(request).collect();
-            write_in_folder(&self.folder, REQUESTS_FILE, format_requests(&requests).as_bytes())?;
+            write_in_folder(&self.folder, REQUESTS_FILE, format_requests(&arrivals).as_bytes())?;
         }
         let (scenario, memory) = (&self.loaded.scenario, MemoryOptions::default());
         let replanner = ScenarioReplanner::new(self.loaded);
@@ -408,7 +404,6 @@ impl<'l> Lab<'l> {
             ("--model", self.copies.first_file(index).display().to_string()),
             ("--sequences", workload.sequences.to_string()),
             ("--micro-batch", workload.micro_batch.to_string()),
-            ("--tokens", workload.generated_tokens.to_string()),
             ("--trace", trace.display().to_string()),
             ("--seed", self.loaded.scenario.seed.to_string()),
         ] {
@@ -419,6 +414,7 @@ impl<'l> Lab<'l> {
             arguments.extend(["--arrivals".into(), requests]);
         } else {
             arguments.extend(["--prompt-tokens".into(), workload.prompt_tokens.to_string()]);
+            arguments.extend(["--tokens".into(), workload.generated_tokens.to_string()]);
         }
         if let (Some(draft), drafts @ 1..) = (&self.draft, workload.drafted_tokens()) {
             arguments.extend(strings(["--draft-model", &draft.display().to_string()]));

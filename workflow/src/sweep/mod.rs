@@ -20,6 +20,7 @@ use std::path::PathBuf;
 use hearth_core::Cluster;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{DeviceProfile, Document};
+use hearth_schema::request_trace::format_requests;
 use hearth_schema::scenario::{DeviceEntry, ModelRef};
 use hearth_schema::{Plan, Scenario, digest};
 use serde::Serialize;
@@ -299,6 +300,9 @@ impl Sweep {
             for setting in &field.values {
                 let _ = write!(text, "\n{}", setting.json);
             }
+        }
+        if let Ok(Some(recorded)) = self.loaded.recorded_arrivals() {
+            let _ = write!(text, "\nrequests {}", format_requests(&recorded));
         }
         let plan = self.plan.as_ref().map_or_else(String::new, Plan::digest);
         let _ = write!(text, "\nplan {plan}\nrepeat {}", self.seeds_per_point);

@@ -100,11 +100,11 @@ register_words! { Pair:
         let mask = _mm256_set1_epi32(mask.cast_signed());
         [_mm256_xor_si256(self[0], mask), _mm256_xor_si256(self[1], mask)]
     }
-    fn up(self, bits: u32) => {
+    fn shift_left(self, bits: u32) => {
         let bits = _mm_cvtsi32_si128(bits.cast_signed());
         [_mm256_sll_epi32(self[0], bits), _mm256_sll_epi32(self[1], bits)]
     }
-    fn down(self, bits: u32) => {
+    fn shift_right(self, bits: u32) => {
         let bits = _mm_cvtsi32_si128(bits.cast_signed());
         [_mm256_srl_epi32(self[0], bits), _mm256_srl_epi32(self[1], bits)]
     }

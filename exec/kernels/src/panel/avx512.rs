@@ -127,8 +127,8 @@ register_words! { __m512i:
     fn and(self, mask: u32) => _mm512_and_si512(self, _mm512_set1_epi32(mask.cast_signed()))
     fn or(self, other: Self) => _mm512_or_si512(self, other)
     fn xor(self, mask: u32) => _mm512_xor_si512(self, _mm512_set1_epi32(mask.cast_signed()))
-    fn up(self, bits: u32) => _mm512_sll_epi32(self, _mm_cvtsi32_si128(bits.cast_signed()))
-    fn down(self, bits: u32) => _mm512_srl_epi32(self, _mm_cvtsi32_si128(bits.cast_signed()))
+    fn shift_left(self, bits: u32) => _mm512_sll_epi32(self, _mm_cvtsi32_si128(bits.cast_signed()))
+    fn shift_right(self, bits: u32) => _mm512_srl_epi32(self, _mm_cvtsi32_si128(bits.cast_signed()))
 }
 
 /// Interleaves the first `count` bytes of the rows, so that each line has four bytes of all rows.

@@ -30,23 +30,22 @@ pub(super) trait UnpackBytes<const N: usize> {
     const CODEBOOK: Option<Codebook> = None;
     /// The number of bytes that have the quants, a multiple of four; 0 if blocks cannot be unpacked word by word.
     const STORED_BYTES: usize = 0;
+    /// Whether the stored bytes have the scales and minima of groups.
+    const STORES_SCALES: bool = false;
 
     /// Returns the bytes that have the quants.
     fn stored(&self) -> &[u8] {
         &[]
     }
 
-    /// Whether the stored bytes have the scales and minima of groups.
-    const STORES_SCALES: bool = false;
-
     /// Unpacks the stored bytes of a block of each row to their quants.
     fn unpack_words<W: Words>(stored: &[W], quants: &mut [W]) {
-        let _ = (stored, quants);
+        unreachable!("{} stored bytes and {} quants are not unpacked by words", stored.len(), quants.len());
     }
 
     /// Unpacks the scales of 16 groups, then their minima, from the stored bytes, two in each word.
     fn unpack_scale_words<W: Words>(stored: &[W], scales: &mut [W]) {
-        let _ = (stored, scales);
+        unreachable!("{} stored bytes and {} scales are not unpacked by words", stored.len(), scales.len());
     }
 
     /// Writes the quants of the block, or their codebook indices, to `quants`.
@@ -81,9 +80,9 @@ pub(super) trait Words: Copy {
     fn or(self, other: Self) -> Self;
     fn xor(self, mask: u32) -> Self;
     /// Shifts each word to the left. Bits move into the next byte.
-    fn up(self, bits: u32) -> Self;
+    fn shift_left(self, bits: u32) -> Self;
     /// Shifts each word to the right. Bits move into the byte before.
-    fn down(self, bits: u32) -> Self;
+    fn shift_right(self, bits: u32) -> Self;
 }
 
 impl Words for u32 {
@@ -103,12 +102,12 @@ impl Words for u32 {
     }
 
     #[inline(always)]
-    fn up(self, bits: u32) -> Self {
+    fn shift_left(self, bits: u32) -> Self {
         self << bits
     }
 
     #[inline(always)]
-    fn down(self, bits: u32) -> Self {
+    fn shift_right(self, bits: u32) -> Self {
         self >> bits
     }
 }
@@ -121,7 +120,8 @@ macro_rules! register_words {
             $(
                 #[inline(always)]
                 fn $name($self, $argument: $argument_type) -> Self {
-                    // SAFETY: only the kernels for these instructions have values of this type.
+                    // SAFETY: `Panel::unpack_stored` and `Panel::unpack_stored_scales`, the only callers, require
+                    // these instructions.
                     unsafe { $result }
                 }
             )+
@@ -137,7 +137,7 @@ fn four_bits<W: Words, const RUN: usize>(out: &mut [W], words: &[W]) {
     for (out, words) in out.chunks_exact_mut(2 * RUN).zip(words.as_chunks::<RUN>().0) {
         for (at, word) in words.iter().enumerate() {
             out[at] = word.and(repeat4(15));
-            out[RUN + at] = word.down(4).and(repeat4(15));
+            out[RUN + at] = word.shift_right(4).and(repeat4(15));
         }
     }
 }
@@ -148,7 +148,7 @@ fn four_bits<W: Words, const RUN: usize>(out: &mut [W], words: &[W]) {
 fn two_bits<W: Words>(out: &mut [W], words: &[W]) {
     for (out, words) in out.as_chunks_mut::<32>().0.iter_mut().zip(words.as_chunks::<8>().0) {
         for (at, out) in out.iter_mut().enumerate() {
-            *out = words[at % 8].down(2 * (at / 8) as u32).and(repeat4(3));
+            *out = words[at % 8].shift_right(2 * (at / 8) as u32).and(repeat4(3));
         }
     }
 }
@@ -158,7 +158,7 @@ fn two_bits<W: Words>(out: &mut [W], words: &[W]) {
 fn high_bits<W: Words>(out: &mut [W], bits: &[W], position: u32) {
     for (group, out) in (0..).zip(out.chunks_exact_mut(8)) {
         for (out, word) in out.iter_mut().zip(bits) {
-            *out = out.or(word.down(group).and(repeat4(1)).up(position));
+            *out = out.or(word.shift_right(group).and(repeat4(1)).shift_left(position));
         }
     }
 }
@@ -170,15 +170,15 @@ fn five_bits<W: Words>(out: &mut [W], stored: &[W]) {
     four_bits::<_, 4>(out, &stored[1..]);
     for (at, out) in (0..).zip(out) {
         // Bit i of these four moves to bit 8 * i.
-        let four = stored[0].down(4 * at).and(15);
-        let two = four.or(four.up(14));
-        *out = out.or(two.or(two.up(7)).and(repeat4(1)).up(4));
+        let four = stored[0].shift_right(4 * at).and(15);
+        let two = four.or(four.shift_left(14));
+        *out = out.or(two.or(two.shift_left(7)).and(repeat4(1)).shift_left(4));
     }
 }
 
 #[inline(always)]
-fn twice<W: Words>(number: W) -> W {
-    number.or(number.up(16))
+fn duplicate_halves<W: Words>(number: W) -> W {
+    number.or(number.shift_left(16))
 }
 
 /// Unpacks the scales and minima of [`SixBitScales`](crate::blocks::SixBitScales) from a header. Each belongs to two
@@ -188,42 +188,43 @@ fn six_bit_scales<W: Words>(out: &mut [W], header: &[W]) {
     let (a, b, c) = (header[1], header[2], header[3]);
     for group in 0..4 {
         let from = 8 * group as u32;
-        out[group] = twice(a.down(from).and(63));
-        out[4 + group] = twice(c.down(from).and(15).or(a.down(from + 2).and(0x30)));
-        out[8 + group] = twice(b.down(from).and(63));
-        out[12 + group] = twice(c.down(from + 4).and(15).or(b.down(from + 2).and(0x30)));
+        out[group] = duplicate_halves(a.shift_right(from).and(63));
+        out[4 + group] = duplicate_halves(c.shift_right(from).and(15).or(a.shift_right(from + 2).and(0x30)));
+        out[8 + group] = duplicate_halves(b.shift_right(from).and(63));
+        out[12 + group] =
+            duplicate_halves(c.shift_right(from + 4).and(15).or(b.shift_right(from + 2).and(0x30)));
     }
 }
 
 /// Widens the lower two bytes of each word to 16 bits.
 #[inline(always)]
 fn widen<W: Words>(two: W) -> W {
-    two.and(0xff).or(two.and(0xff00).up(8))
+    two.and(0xff).or(two.and(0xff00).shift_left(8))
 }
 
 /// Widens nibbles, which begin at bit `from` of each byte, to 16 bits: two in one word, and two in the next.
 #[inline(always)]
 fn widen_nibbles<W: Words>(out: &mut [W], words: &[W], from: u32) {
     for (out, word) in out.as_chunks_mut::<2>().0.iter_mut().zip(words) {
-        let nibbles = word.down(from).and(repeat4(15));
-        *out = [widen(nibbles), widen(nibbles.down(16))];
+        let nibbles = word.shift_right(from).and(repeat4(15));
+        *out = [widen(nibbles), widen(nibbles.shift_right(16))];
     }
 }
 
 /// Copies the signs of the lower bytes of 16-bit numbers to their upper bytes.
 #[inline(always)]
 fn extend_signs<W: Words>(numbers: W) -> W {
-    let signs = numbers.and(0x0080_0080).up(1);
-    let signs = signs.or(signs.up(1));
-    let signs = signs.or(signs.up(2));
-    numbers.or(signs).or(signs.up(4))
+    let signs = numbers.and(0x0080_0080).shift_left(1);
+    let signs = signs.or(signs.shift_left(1));
+    let signs = signs.or(signs.shift_left(2));
+    numbers.or(signs).or(signs.shift_left(4))
 }
 
 /// Widens signed bytes to 16 bits: two in one word, and two in the next.
 #[inline(always)]
 fn widen_signed<W: Words>(out: &mut [W], words: &[W]) {
     for (out, word) in out.as_chunks_mut::<2>().0.iter_mut().zip(words) {
-        *out = [extend_signs(widen(*word)), extend_signs(widen(word.down(16)))];
+        *out = [extend_signs(widen(*word)), extend_signs(widen(word.shift_right(16)))];
     }
 }
 
@@ -352,7 +353,7 @@ unpack_bytes! { 256:
             four_bits::<_, 16>(quants, &stored[..32]);
             for (out, high) in quants.as_chunks_mut::<32>().0.iter_mut().zip(stored[32..].as_chunks::<8>().0) {
                 for (at, out) in out.iter_mut().enumerate() {
-                    *out = out.or(high[at % 8].down(2 * (at / 8) as u32).and(repeat4(3)).up(4));
+                    *out = out.or(high[at % 8].shift_right(2 * (at / 8) as u32).and(repeat4(3)).shift_left(4));
                 }
             }
         },

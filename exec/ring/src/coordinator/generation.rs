@@ -156,7 +156,7 @@ async fn generate_arriving<T: Transport>(
         let index = order[admission.request as usize];
         let arrived_ns = started_ns + arrivals[index].after.as_nanos() as u64;
         (admission.request, admission.arrival_ns) = (index as u32, coordinator.log.since_start(arrived_ns));
-        admission.entry_ns = coordinator.log.since_start(admission.entry_ns).max(admission.arrival_ns);
+        admission.admitted_ns = coordinator.log.since_start(admission.admitted_ns).max(admission.arrival_ns);
     }
     let tokens = |response_rx: &mut mpsc::UnboundedReceiver<ResponseEvent>| {
         let mut tokens = Vec::new();

@@ -9,6 +9,7 @@ use hearth_core::schedule::request_slots::can_change_caches;
 use hearth_profiles::model::ModelShape;
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::plan::Plan;
+use hearth_schema::request_trace::MAX_SPAN;
 
 use crate::error::{Result, RingError};
 use crate::execution::SampleFn;
@@ -83,6 +84,9 @@ impl GenerationRequest {
         if !starts_at_once && self.arrivals.len() != count {
             let what = format!("{count} sequences have {} arrivals", self.arrivals.len());
             return refuse(what, "give the arrival of each sequence, or none");
+        }
+        if self.arrivals.iter().any(|arrival| arrival.after > MAX_SPAN) {
+            return refuse("a sequence arrives more than a year later".into(), "let it arrive earlier");
         }
         if count == 0 || (starts_at_once && count > planned as usize) {
             let what = format!(

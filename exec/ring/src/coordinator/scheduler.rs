@@ -92,10 +92,10 @@ impl ServeOptions {
     }
 }
 
-/// What is recorded of requests that are not served for ever.
+/// What is recorded of a run with a fixed list of requests.
 pub(super) struct RecordedRequests {
     pub(super) passes: Vec<Pass>,
-    /// The entries into slots. `entry_ns` is a time on this process's clock, `arrival_ns` is zero.
+    /// The entries into slots. `admitted_ns` is a time on this process's clock, `arrival_ns` is zero.
     pub(super) admissions: Vec<Admission>,
     pub(super) result: Result<()>,
 }
@@ -278,7 +278,7 @@ impl<'a, T: Transport> Scheduler<'a, T> {
         let PassPipeline { generation, texts, .. } = &self.pipeline;
         let progress = self.slots.add_tokens(slot, tokens.len() as u32, is_stopped, generation, texts);
         match progress {
-            RequestProgress::Left(request) => request.keep_output(self.coordinator, slot),
+            RequestProgress::Preempted(request) => request.keep_output(self.coordinator, slot),
             RequestProgress::Continues | RequestProgress::Ended(_) => Ok(()),
         }
     }
@@ -312,8 +312,8 @@ impl<'a, T: Transport> Scheduler<'a, T> {
                 self.coordinator.runner()?.set_output(slot, output);
             }
             if let Some(admissions) = &mut self.admissions {
-                let (request, entry_ns) = (request.number, monotonic_nanos());
-                let admission = Admission { request, sequence: slot, first_pass, arrival_ns: 0, entry_ns };
+                let (request, admitted_ns) = (request.number, monotonic_nanos());
+                let admission = Admission { request, sequence: slot, first_pass, arrival_ns: 0, admitted_ns };
                 admissions.push(admission);
             }
             if !is_resumed {

@@ -137,7 +137,7 @@ async fn arriving_requests_wait_for_slots_and_get_the_tokens_that_they_have_alon
     assert!(metrics.sequences.iter().all(|sequence| sequence.decoded_tokens == tokens));
     for admission in &generated.trace.admissions {
         let planned = Duration::from_millis(after[admission.request as usize]).as_nanos() as u64;
-        assert!(admission.entry_ns >= admission.arrival_ns && admission.arrival_ns <= planned);
+        assert!(admission.admitted_ns >= admission.arrival_ns && admission.arrival_ns <= planned);
     }
     // The ring can be used again, and refuses what it cannot run.
     let mut wrong = request(&numbers, 0.0, 4, 0);
