@@ -1,8 +1,8 @@
 //! The requests of a server: which slot each one enters, which wait, and which are preempted.
 //!
-//! Requests enter in the order of arrival, as soon as a slot is vacant and its cache has room. A request
-//! that leaves its slot, because there is no memory for its next tokens (preemption), waits before all others, with its tokens so
-//! far as its prompt.
+//! Requests enter in the order of arrival, as soon as a slot is vacant and its cache has room. A request that leaves its
+//! slot, because there is no memory for its next tokens (preemption), waits before all others, with its tokens so far as
+//! its prompt.
 //!
 //! The executor and the simulator keep the tokens of each slot, its *text*: the prompt of its last request, and the
 //! tokens that were generated after it.
@@ -200,8 +200,8 @@ impl<R> RequestSlots<R> {
         !self.waiting.is_empty()
     }
 
-    /// Adds a preempted request to the front of the queue. The slot keeps its text: its cache is used if
-    /// its memory is not needed before.
+    /// Adds a preempted request to the front of the queue. The slot keeps its text: its cache is used if its memory is not
+    /// needed before.
     fn requeue(&mut self, request: R, remaining_tokens: u32, text: &[u32]) -> &mut R {
         let prompt = text.to_vec();
         self.waiting.push_front(Waiting { request, prompt, wanted: remaining_tokens, was_preempted: true });
