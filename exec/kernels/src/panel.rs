@@ -28,7 +28,9 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 use hearth_profiles::Format;
 
-use unpack::{Block32, Block256, UnpackBytes, Words};
+#[cfg(target_arch = "x86_64")]
+use unpack::Words;
+use unpack::{Block32, Block256, UnpackBytes};
 
 use super::activations::QuantisedRow;
 use super::blocks::{self, ScaledBlock};
@@ -87,6 +89,7 @@ impl Panel {
     ///
     /// # Safety
     /// The processor must have the instructions for `W`.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn unpack_stored<B: UnpackBytes<N>, W: Words + Pod, const N: usize>(&mut self, count: usize) {
         let stored: &[W] = bytemuck::cast_slice(&self.stored);
@@ -102,6 +105,7 @@ impl Panel {
     ///
     /// # Safety
     /// The processor must have the instructions for `W`.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn unpack_stored_scales<B: Block256, W: Words + Pod>(&mut self, count: usize) {
         let stored: &[W] = bytemuck::cast_slice(&self.stored);
@@ -155,6 +159,7 @@ fn unpack<B: UnpackBytes<N>, const N: usize>(
 }
 
 /// Copies the stored bytes of blocks of each row. An empty row leaves `copies` unchanged.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn copy_stored<B: UnpackBytes<N>, const N: usize>(
     copies: &mut UnpackedRows,
@@ -170,6 +175,7 @@ fn copy_stored<B: UnpackBytes<N>, const N: usize>(
 }
 
 /// Returns the stored bytes of blocks of each row if they are adjacent, and whole lines for [`PanelKernel`]s.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn adjacent_stored<'a, B: UnpackBytes<N> + Pod, const N: usize>(
     rows: &[&'a [B]; PANEL_ROWS],
