@@ -170,11 +170,11 @@ pub fn compute_metrics(trace: &Trace) -> Metrics {
     }
     let devices = devices(trace, &outputs);
     terms.hidden_disk = total(devices.iter().map(|device| device.hidden_disk_ms));
-    let tpot = sequences::token_times_summary(&outputs.decode_steps);
+    let token_times = sequences::token_times_summary(&outputs.decode_steps);
     // The mean is the sum of the terms of the steps, in their order.
     let time = total(outputs.decode_steps.iter().map(|step| millis(step.duration_ns())));
     let mean_ms = time / outputs.decoded_tokens() as f64;
-    let tpot = tpot.map(|tpot| LatencySummary { mean_ms, p50_ms: tpot.p50, p95_ms: tpot.p95 });
+    let tpot = token_times.map(|times| LatencySummary { mean_ms, p50_ms: times.p50, p95_ms: times.p95 });
     let mean = tpot.map(|tpot| tpot.mean_ms);
     let to_first = |begin: u64| {
         let sum = total(outputs.first_tokens.iter().map(|first| millis(first.since_request(begin))));
@@ -188,7 +188,7 @@ pub fn compute_metrics(trace: &Trace) -> Metrics {
         tokens_per_s: mean.and_then(|mean| sequences::token_rate(&outputs, mean)),
         terms_ms: terms,
         sequences: sequences::sequence_metrics(&outputs, begin),
-        requests: sequences::request_metrics(&outputs, has_arrivals),
+        requests: if has_arrivals { sequences::request_metrics(&outputs, token_times) } else { None },
         speculation: sequences::speculation_metrics(&outputs, &by_pass, mean),
         devices,
         seed: trace.header.seed,

@@ -91,10 +91,11 @@ impl Percentiles {
     }
 }
 
-/// Returns the metrics of requests that arrived during the run; `None` if there are none with a token.
-pub(super) fn request_metrics(outputs: &TokenTimes, has_arrivals: bool) -> Option<RequestMetrics> {
+/// Returns the metrics of requests that arrived during the run; `None` if there are none with a token. `itl_ms` is the
+/// summary of all decode steps.
+pub(super) fn request_metrics(outputs: &TokenTimes, itl_ms: Option<Percentiles>) -> Option<RequestMetrics> {
     let firsts = &outputs.first_tokens;
-    let start = firsts.iter().map(|first| first.arrival_ns).min().filter(|_| has_arrivals)?;
+    let start = firsts.iter().map(|first| first.arrival_ns).min()?;
     let ends = firsts.iter().map(|first| first.end_ns);
     let end = ends.chain(outputs.decode_steps.iter().map(|step| step.end_ns)).max()?;
     let tokens = (outputs.decoded_tokens() + firsts.len()) as f64;
@@ -103,7 +104,7 @@ pub(super) fn request_metrics(outputs: &TokenTimes, has_arrivals: bool) -> Optio
         count: firsts.len() as u64,
         output_tokens_per_s: tokens / (millis(end.saturating_sub(start)) / 1e3).max(1e-9),
         ttft_ms: of_firsts(|first| first.since_request(0))?,
-        itl_ms: token_times_summary(&outputs.decode_steps),
+        itl_ms,
         queue_ms: of_firsts(|first| first.queue_ns)?,
     })
 }

@@ -103,6 +103,7 @@ impl<R> RequestSlots<R> {
         };
         let slot = placed.slot;
         let cached_tokens = generation.admit_request(slot, prompt.len() as u32, placed.cached, wanted)?;
+        debug_assert_eq!(cached_tokens, placed.cached, "the cache of slot {slot}");
         texts[slot as usize] = prompt;
         let active = &mut self.active[slot as usize];
         let active = active.insert(Active { request, remaining_tokens: wanted, is_preempted: false });

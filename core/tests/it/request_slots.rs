@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use hearth_core::schedule::Generation;
 use hearth_core::schedule::batching::BatchLimits;
-use hearth_core::schedule::request_slots::RequestSlots;
+use hearth_core::schedule::request_slots::{RequestProgress, RequestSlots};
 use hearth_schema::pass::{Batch, CacheChange};
 use proptest::prelude::*;
 
@@ -144,7 +144,12 @@ impl Server {
             if cancelled_after.is_some_and(|after| generated.len() as u32 >= after) {
                 self.slots.cancel(&mut self.generation, |&it| it == request);
             }
-            self.slots.add_tokens(pass.sequence_index, 1, false, &self.generation, &self.texts);
+            let progress =
+                self.slots.add_tokens(pass.sequence_index, 1, false, &self.generation, &self.texts);
+            if let RequestProgress::Ended(ended) = progress {
+                let count = self.generated[ended].len() as u32;
+                assert_eq!(count, arrivals[ended].wanted, "only a preempted request ends early");
+            }
         }
     }
 

@@ -256,6 +256,30 @@ trait PanelKernel: Copy {
     fn multiply32<B: Block32, const T: usize>(self, tile: &Tile<'_, T>, sums: &mut Sums<T>);
 }
 
+/// Defines `pack_scales`, with attributes, for a module that has `from_halves`.
+macro_rules! pack_scales {
+    ($(#[$attribute:meta])*) => {
+        /// Reads the scales and minima of blocks of each row, and multiplies the scales by `factor`.
+        #[inline]
+        $(#[$attribute])*
+        fn pack_scales<B: ScaledBlock>(
+            panel: &mut Panel,
+            rows: &[&[B]; PANEL_ROWS],
+            blocks: &Range<usize>,
+            factor: f32,
+        ) {
+            panel.read_scales(rows, blocks);
+            if B::zeroed().halves().is_some() {
+                for (scales, minima) in panel.scales.iter_mut().zip(&mut panel.minima).take(blocks.len()) {
+                    [*scales, *minima] = from_halves(scales, factor);
+                }
+            }
+        }
+    };
+}
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
+use pack_scales;
+
 /// Implements [`PanelKernel`] for the proof type `$instructions` with the functions `interleave`, `look_up`,
 /// `interleave_scales`, `from_halves`, `multiply256` and `multiply32` of the invoking module. A value of `$words` is a
 /// line in registers.
@@ -291,22 +315,7 @@ macro_rules! panel_kernel {
             }
         }
 
-        /// Reads the scales and minima of blocks of each row, and multiplies the scales by `factor`.
-        #[inline]
-        #[target_feature(enable = $features)]
-        fn pack_scales<B: ScaledBlock>(
-            panel: &mut Panel,
-            rows: &[&[B]; PANEL_ROWS],
-            blocks: &Range<usize>,
-            factor: f32,
-        ) {
-            panel.read_scales(rows, blocks);
-            if B::zeroed().halves().is_some() {
-                for (scales, minima) in panel.scales.iter_mut().zip(&mut panel.minima).take(blocks.len()) {
-                    [*scales, *minima] = from_halves(scales, factor);
-                }
-            }
-        }
+        pack_scales! { #[target_feature(enable = $features)] }
 
         impl PanelKernel for $instructions {
             $crate::x86_64::methods_with! { $instructions:

@@ -14,8 +14,8 @@ use bytemuck::{Pod, must_cast};
 
 use super::unpack::{Block32, Block256, Codebook, UnpackBytes, Words, register_words};
 use super::{
-    Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, adjacent_stored, copy_stored, multiply, panel_kernel,
-    unpack,
+    Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, adjacent_stored, copy_stored, multiply, pack_scales,
+    panel_kernel, unpack,
 };
 use crate::avx2;
 use crate::avx512::add_pairs;

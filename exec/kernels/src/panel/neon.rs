@@ -15,7 +15,7 @@ use std::ops::Range;
 use half::f16;
 
 use super::unpack::{Block32, Block256, Codebook};
-use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply, unpack};
+use super::{Line, PANEL_ROWS, Panel, PanelKernel, Sums, Tile, multiply, pack_scales, unpack};
 use crate::activations::QuantisedRow;
 use crate::blocks::ScaledBlock;
 use crate::matmul::MatmulTask;
@@ -222,24 +222,14 @@ impl<L: ByteMatmul> PanelKernel for L {
     }
 }
 
-/// Reads the scales and minima of blocks of each row, and multiplies the scales by `factor`.
-fn pack_scales<B: ScaledBlock>(
-    panel: &mut Panel,
-    rows: &[&[B]; PANEL_ROWS],
-    blocks: &Range<usize>,
-    factor: f32,
-) {
-    panel.read_scales(rows, blocks);
-    if B::zeroed().halves().is_none() {
-        return;
-    }
-    for (scales, minima) in panel.scales.iter_mut().zip(&mut panel.minima).take(blocks.len()) {
-        for (scale, minimum) in scales.0.iter_mut().zip(&mut minima.0) {
-            let [a, b, c, d] = *scale;
-            *scale = (f16::from_le_bytes([a, b]).to_f32() * factor).to_le_bytes();
-            *minimum = f16::from_le_bytes([c, d]).to_f32().to_le_bytes();
-        }
-    }
+pack_scales! {}
+
+/// Converts the f16 numbers in the lower halves of the lanes to floats times `factor`, those in the upper halves to
+/// floats.
+fn from_halves(line: &Line, factor: f32) -> [Line; 2] {
+    let lower = |[a, b, _, _]: [u8; 4]| (f16::from_le_bytes([a, b]).to_f32() * factor).to_le_bytes();
+    let upper = |[_, _, c, d]: [u8; 4]| f16::from_le_bytes([c, d]).to_f32().to_le_bytes();
+    [Line(line.0.map(lower)), Line(line.0.map(upper))]
 }
 
 /// Whether all weights of a format are from -32 to 32. A weight is a quant, from 0 to `max_quant`, minus `offset`.

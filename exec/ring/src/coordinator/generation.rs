@@ -126,20 +126,20 @@ async fn generate_arriving<T: Transport>(
     let (request_tx, mut request_rx) = mpsc::unbounded_channel();
     let (start, started_ns) = (Instant::now(), monotonic_nanos());
     let (mut timed, mut responses) = (Vec::new(), Vec::new());
-    for (SequenceRequest { prompt, sampler }, arrival) in sequences.into_iter().zip(&arrivals) {
+    for (index, SequenceRequest { prompt, sampler }) in sequences.into_iter().enumerate() {
         let (response_tx, response_rx) = mpsc::unbounded_channel();
-        let (max_new_tokens, output) = (arrival.max_new_tokens, SequenceOutput::Tokens(sampler));
-        timed.push((arrival.after, Request { prompt, max_new_tokens, output, response_tx }));
+        let (max_new_tokens, output) = (arrivals[index].max_new_tokens, SequenceOutput::Tokens(sampler));
+        timed.push((index, Request { prompt, max_new_tokens, output, response_tx }));
         responses.push(response_rx);
     }
-    // In the order of arrival, which is the number of a request in the records of the scheduler.
-    let mut order: Vec<usize> = (0..arrivals.len()).collect();
-    order.sort_by_key(|&index| arrivals[index].after);
-    timed.sort_by_key(|(after, _)| *after);
+    // The scheduler numbers requests in the order of arrival.
+    timed.sort_by_key(|(index, _)| arrivals[*index].after);
+    let order: Vec<usize> = timed.iter().map(|(index, _)| *index).collect();
+    let times: Vec<Duration> = order.iter().map(|&index| arrivals[index].after).collect();
     // On a thread of its own, because the head computes on this one.
     let (stop_tx, stop_rx) = std::sync::mpsc::channel::<()>();
     let arriving = std::thread::spawn(move || {
-        for (after, request) in timed {
+        for (after, (_, request)) in times.into_iter().zip(timed) {
             let left = (start + after).saturating_duration_since(Instant::now());
             let is_stopped = stop_rx.recv_timeout(left) == Err(RecvTimeoutError::Disconnected);
             if is_stopped || request_tx.send(request).is_err() {

@@ -72,7 +72,7 @@ impl GenerationRequest {
     }
 
     /// Returns the maximum number of new tokens of a sequence.
-    pub(super) fn max_new_tokens_of(&self, sequence: usize) -> u32 {
+    fn max_new_tokens_of(&self, sequence: usize) -> u32 {
         self.arrivals.get(sequence).map_or(self.max_new_tokens, |arrival| arrival.max_new_tokens)
     }
 
