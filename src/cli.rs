@@ -9,6 +9,7 @@ mod lab;
 mod measure;
 mod model;
 mod model_paths;
+mod pack;
 mod planning;
 mod pull;
 mod report;
@@ -33,6 +34,7 @@ pub use self::key::KeyArgs;
 pub use self::lab::LabArgs;
 pub use self::measure::{BenchArgs, GpuArgs, GpuMeasurementMode, GpuWeightFormat, ProfileArgs};
 pub use self::model::{ModelArgs, ModelCommand};
+pub use self::pack::PackArgs;
 use self::planning::PLANNING_FLAGS;
 pub use self::planning::{LintArgs, PlanArgs, PlanSource, PlanningArgs, SimulateArgs, WhatifArgs};
 pub use self::pull::PullArgs;
@@ -188,6 +190,13 @@ pub enum Verb {
     /// Write a GGUF model of any shape with random weights.
     #[command(after_help = "Example: hearth synth --preset 1b --quant q4_k_m -o model.gguf")]
     Synth(SynthArgs),
+    /// Write the weights of a model in an order that this processor multiplies faster, to a file beside the model.
+    ///
+    /// `run`, `execute`, `worker`, `serve`, `profile` and `bench` use the file MODEL.packed if it belongs to the model, on
+    /// processors with AVX-512 and VNNI. It takes as much disk space as the model; of both files, only what is used takes
+    /// memory.
+    #[command(after_help = "Example: hearth pack model.gguf\nExample: hearth pack model.gguf --bench")]
+    Pack(PackArgs),
     /// Print the tokens of a text.
     #[command(after_help = "Example: hearth tokenize model.gguf 'Once upon a time'\n\
                       Example: hearth tokenize model.gguf --file scenarios/home/llama-70b-on-four.yaml --ids --no-bos")]

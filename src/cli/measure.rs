@@ -84,6 +84,9 @@ pub struct BenchArgs {
     /// Stop a benchmark run that takes longer than this many seconds.
     #[arg(id = "deadline", long = "deadline", value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub timeout_seconds: u64,
+    /// Do not use packed weights, which `hearth pack` has written.
+    #[arg(long)]
+    pub unpacked: bool,
     /// Benchmark only hearth, once, and print the result as JSON.
     #[arg(long, hide = true)]
     pub once: bool,

@@ -21,6 +21,7 @@ impl Verb {
             Verb::Worker(args) => args.model.iter_mut().collect(),
             Verb::Profile(args) => args.model.iter_mut().collect(),
             Verb::Run(args) => vec![&mut args.model],
+            Verb::Pack(args) => vec![&mut args.model],
             Verb::Bench(args) => vec![&mut args.model],
             Verb::Tokenize(args) => vec![&mut args.model],
             Verb::Gpu(_)

@@ -141,15 +141,20 @@ fn share_of_reading(hearth: &InferenceSpeed, tokens_per_s: f64) -> Option<f64> {
 pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
     if args.once {
         let threads = args.threads.first().map_or(1, |&threads| threads as usize);
-        let options =
-            SpeedOptions { threads, prompt_lengths: args.prompt_lengths.clone(), decode_tokens: args.tokens };
+        let options = SpeedOptions {
+            threads,
+            prompt_lengths: args.prompt_lengths.clone(),
+            decode_tokens: args.tokens,
+            packed: !args.unpacked,
+        };
         print_json(&measure(&args.model, &options)?)?;
         return Ok(ExitCode::SUCCESS);
     }
     // Checks that all files can be read before an engine starts.
     let weights = Weights::open(&args.model)?;
     check_text_support(&weights, &args.model)?;
-    let file_bytes = weights.file_paths().iter().map(|part| file_bytes(part)).sum::<Result<u64, _>>()?;
+    let file_bytes =
+        weights.model().file_paths.iter().map(|part| file_bytes(part)).sum::<Result<u64, _>>()?;
     let all = Topology::detect().compute_threads() as u32;
     let threads = if args.threads.is_empty() { vec![all] } else { args.threads.clone() };
     let max_repeats = args.max_repeats.max(args.repeats);
@@ -379,6 +384,7 @@ mod tests {
             resident_bytes_after_prompts: None,
             weight_bytes_per_token: Some(1_000_000_000),
             memory_read_bytes_per_s: Some(decode * 2e9),
+            packed: None,
             instruction_set: None,
         }
     }

@@ -11,6 +11,7 @@ mod key;
 mod lab;
 mod lint;
 mod model;
+mod pack;
 mod plan;
 mod profile;
 mod pull;
@@ -57,6 +58,7 @@ pub fn run(mut cli: Cli) -> Result<ExitCode, Failure> {
         Verb::Lab(args) => lab::run(&args, json),
         Verb::Report(args) => report::run(&args, json),
         Verb::Reproduce(args) => reproduce::run(&args, json),
+        Verb::Pack(args) => pack::run(&args, json),
         Verb::Synth(args) => synth::run(&args, json),
         Verb::Tokenize(args) => tokenize::run(&args, json),
         Verb::Whatif(args) => whatif::run(&args, json),

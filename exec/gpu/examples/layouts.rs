@@ -8,7 +8,7 @@ use hearth_gpu::measure::random_weights;
 use hearth_gpu::tuning::{candidate_tilings, measure_matmul_seconds};
 use hearth_gpu::virtual_tensor::WeightOrder;
 use hearth_gpu::{CapabilityMask, Gpu, GpuError};
-use hearth_kernels::Matrix;
+use hearth_kernels::{Layout, Matrix};
 use hearth_profiles::Format;
 
 /// Rows and columns of the weight matrix. source: assumed, the shape of a model of 1 to 3 billion weights
@@ -26,7 +26,13 @@ fn main() -> Result<(), GpuError> {
     println!("{:6} {:>6} {:>12} {:>12} {:>8}", "", "tokens", "naive, us", "best, us", "gain");
     for format in [Format::Q8_0, Format::Q4K, Format::F16] {
         let bytes = random_weights(format, MATRIX_SIDE);
-        let matrix = Matrix { format, row_length: MATRIX_SIDE, rows: MATRIX_SIDE, bytes: &bytes };
+        let matrix = Matrix {
+            format,
+            row_length: MATRIX_SIDE,
+            rows: MATRIX_SIDE,
+            layout: Layout::Rows,
+            bytes: &bytes,
+        };
         for tokens in [1, 64] {
             let mut best = [f64::INFINITY; 2];
             for tiling in candidate_tilings(gpu.capabilities()) {

@@ -6,7 +6,8 @@
 
 use std::ops::Range;
 
-use hearth_kernels::Matrix;
+use hearth_kernels::interleaved::rows_in_order;
+use hearth_kernels::{Layout, Matrix};
 
 use crate::conversion::{converted_rows, uploaded_row_bytes};
 use crate::device::{Gpu, GpuBuffer, KernelParams, Launch};
@@ -58,6 +59,8 @@ impl GpuMatrix {
         tiling: Tiling,
         report: &mut dyn FnMut(u64),
     ) -> Result<GpuMatrix, GpuError> {
+        let in_order = rows_in_order(matrix);
+        let matrix = Matrix { layout: Layout::Rows, bytes: &in_order, ..matrix };
         let packed = match to {
             None => PackedFormat::from_file_format(matrix.format, matrix.row_length)?,
             Some(packed) => packed.for_row_length(matrix.row_length)?,

@@ -9,7 +9,7 @@
 //!
 //! Not here: the amount of memory that a run may use. No graphics API reports this amount, so the caller provides it.
 
-use hearth_kernels::Matrix;
+use hearth_kernels::{Layout, Matrix};
 use hearth_profiles::device::{Gpu as Profile, GpuKind, TransferCost};
 use hearth_profiles::measure::MeasurementOptions;
 use hearth_profiles::measure::sampling::{Samples, measure_duration, measure_rate};
@@ -142,7 +142,8 @@ pub fn random_weights(format: Format, side: usize) -> Vec<u8> {
 fn random_matrices(gpu: &Gpu, format: Format, tiling: Tiling, size: u64) -> Result<Vec<GpuMatrix>, GpuError> {
     let bytes = random_weights(format, MATRIX_SIDE);
     let count = size.div_ceil(bytes.len().max(1) as u64).max(1);
-    let matrix = Matrix { format, row_length: MATRIX_SIDE, rows: MATRIX_SIDE, bytes: &bytes };
+    let matrix =
+        Matrix { format, row_length: MATRIX_SIDE, rows: MATRIX_SIDE, layout: Layout::Rows, bytes: &bytes };
     (0..count).map(|_| GpuMatrix::upload(gpu, matrix, tiling)).collect()
 }
 

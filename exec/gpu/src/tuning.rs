@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use hearth_kernels::Matrix;
+use hearth_kernels::{Layout, Matrix};
 use hearth_profiles::Format;
 use hearth_runtime::clock::monotonic_nanos;
 
@@ -163,7 +163,7 @@ pub fn time_candidates(gpu: &Gpu) -> Result<Vec<TimedTiling>, GpuError> {
 }
 
 fn square_matrix(format: Format, side: usize, bytes: &[u8]) -> Matrix<'_> {
-    Matrix { format, row_length: side, rows: side, bytes }
+    Matrix { format, row_length: side, rows: side, layout: Layout::Rows, bytes }
 }
 
 fn fastest_first(timed: &mut [TimedTiling]) {

@@ -16,7 +16,7 @@ use hearth_profiles::Format;
 
 use super::blocks::{BlockQ4_0, BlockQ8_0, ScaledBlock, blocks};
 use super::elementwise::{softcap, softmax, softmax_with_sink};
-use super::matmul::{MatmulOutput, Matrix, matmul_rows};
+use super::matmul::{Layout, MatmulOutput, Matrix, matmul_rows};
 use super::{Activations, InstructionSet, dot};
 
 /// The cached keys or the cached values of one head, [positions, head dimension].
@@ -80,7 +80,7 @@ pub fn attend(
             rounded.rows_mut().copy_from_slice(query);
             rounded.quantise_for_format(format, instructions);
             let (row_length, rows) = (query.len(), scores.len());
-            let matrix = Matrix { format, row_length, rows, bytes: keys };
+            let matrix = Matrix { format, row_length, rows, layout: Layout::Rows, bytes: keys };
             matmul_rows(instructions, matrix, rounded, &mut MatmulOutput::new(scores, 1, rows));
             for score in scores.iter_mut() {
                 *score *= scoring.scale;

@@ -89,6 +89,7 @@ pub(crate) mod blocks;
 pub mod delta_net;
 pub mod elementwise;
 mod exponential;
+pub mod interleaved;
 pub mod matmul;
 pub mod panel;
 mod quantise;
@@ -120,7 +121,7 @@ use hearth_profiles::Format;
 pub use activations::Activations;
 pub use blocks::dequantise;
 pub use exponential::exponential;
-pub use matmul::Matrix;
+pub use matmul::{Layout, Matrix};
 pub(crate) use native::NativeKernels;
 pub use quantise::quantise_row;
 

@@ -12,7 +12,17 @@ use std::ops::Range;
 use hearth_profiles::Format;
 
 use super::activations::Activations;
-use super::{InstructionSet, blocks, scalar};
+use super::{InstructionSet, blocks, interleaved, scalar};
+
+/// The order of the bytes of a weight matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Layout {
+    /// [rows, `row_bytes`], as in GGUF files.
+    #[default]
+    Rows,
+    /// Groups of sixteen rows, see [`super::interleaved`].
+    Interleaved,
+}
 
 /// A weight matrix in a memory-mapped model file.
 #[derive(Debug, Clone, Copy)]
@@ -21,7 +31,8 @@ pub struct Matrix<'a> {
     /// Number of weights in a row.
     pub row_length: usize,
     pub rows: usize,
-    /// The weights as they are stored in the file, [rows, `row_bytes`].
+    pub layout: Layout,
+    /// The weights as they are stored in the file.
     pub bytes: &'a [u8],
 }
 
@@ -31,7 +42,15 @@ impl<'a> Matrix<'a> {
         self.bytes.len().checked_div(self.rows).unwrap_or(0)
     }
 
-    /// Returns the bytes of the weights of row `row`.
+    /// Returns the number of adjacent rows whose bytes are not apart: parts of the matrix are multiples of it.
+    pub fn rows_together(&self) -> usize {
+        match self.layout {
+            Layout::Rows => 1,
+            Layout::Interleaved => interleaved::GROUP_ROWS,
+        }
+    }
+
+    /// Returns the bytes of the weights of row `row` of a matrix that is not interleaved.
     pub fn row(&self, row: usize) -> &'a [u8] {
         &self.bytes[row * self.row_bytes()..][..self.row_bytes()]
     }
@@ -39,10 +58,14 @@ impl<'a> Matrix<'a> {
     /// Returns the matrix of the rows from `first` on, `count` of them.
     ///
     /// # Panics
-    /// If the matrix does not have these rows.
+    /// If the matrix does not have these rows, or if they are not whole groups of [`Self::rows_together`].
     #[must_use]
     pub fn slice(&self, first: usize, count: usize) -> Matrix<'a> {
-        let row = self.row_bytes();
+        let (row, together) = (self.row_bytes(), self.rows_together());
+        assert!(
+            first.is_multiple_of(together) && count.is_multiple_of(together),
+            "not groups of {together} rows"
+        );
         Matrix { rows: count, bytes: &self.bytes[first * row..][..count * row], ..*self }
     }
 
@@ -103,6 +126,14 @@ impl<'a> MatmulOutput<'a> {
         MatmulOutput { rows, ..*self }
     }
 
+    /// Returns the output of `count` rows, starting at row `first`, as that of the rows 0 to `count`.
+    pub(crate) fn rows_as_first(&mut self, first: usize, count: usize) -> MatmulOutput<'_> {
+        assert!(self.rows.start <= first && first + count <= self.rows.end, "the output has other rows");
+        // SAFETY: the values of all rows of the first token are inside the buffer given to `new`.
+        let values = unsafe { self.values.add(first) };
+        MatmulOutput { values, rows: 0..count, lifetime: PhantomData, ..*self }
+    }
+
     /// Writes the output of consecutive weight rows, starting at row `first`, for one token.
     #[inline(always)]
     pub(crate) fn set_rows(&mut self, token: usize, first: usize, values: &[f32]) {
@@ -152,10 +183,14 @@ pub fn matmul_rows(
         input.row_length() == matrix.row_length && input.tokens() == out.tokens,
         "the input must fit the matrix"
     );
-    let task = MatmulTask { matrix, input, out };
-    match instructions.0 {
-        None => matmul_scalar(task),
-        Some(native) => native.multiply(task),
+    multiply(instructions, MatmulTask { matrix, input, out });
+}
+
+pub(crate) fn multiply(instructions: InstructionSet, task: MatmulTask<'_, '_>) {
+    match (task.matrix.layout, instructions.0) {
+        (Layout::Interleaved, _) => interleaved::multiply(instructions, task),
+        (Layout::Rows, None) => matmul_scalar(task),
+        (Layout::Rows, Some(native)) => native.multiply(task),
     }
 }
 

@@ -20,7 +20,7 @@ pub(super) mod avx2;
 pub(super) mod avx512;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
-mod unpack;
+pub(super) mod unpack;
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -34,7 +34,7 @@ use unpack::{Block32, Block256, UnpackBytes};
 
 use super::activations::QuantisedRow;
 use super::blocks::{self, ScaledBlock};
-use super::matmul::{MatmulOutput, MatmulTask};
+use super::matmul::{Layout, MatmulOutput, MatmulTask};
 
 /// Number of weight rows in a panel.
 pub const PANEL_ROWS: usize = 16;
@@ -51,7 +51,7 @@ const MIN_TOKENS: usize = if cfg!(target_arch = "x86_64") { 8 } else { 12 };
 /// A cache line of a panel, 64 bytes: for each of the sixteen rows, four bytes, two 16-bit integers or one float.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
-struct Line([[u8; 4]; PANEL_ROWS]);
+pub(super) struct Line([[u8; 4]; PANEL_ROWS]);
 
 /// The quants of each row of a panel, one per byte, or copies of their stored bytes.
 type UnpackedRows = [[u8; MAX_COLUMNS]; PANEL_ROWS];
@@ -64,19 +64,19 @@ const BLOCKS32: usize = MAX_COLUMNS / 32;
 /// Sixteen weight rows of up to [`MAX_COLUMNS`] columns: unpacked row by row, and interleaved as kernels read them.
 #[derive(Debug, Clone, Copy, Zeroable)]
 #[repr(C)]
-struct Panel {
+pub(super) struct Panel {
     unpacked: UnpackedRows,
     /// For each block of 256 weights and each row: the scales of its 16 groups, then the minima of these groups.
     unpacked_scales: [[[i8; 32]; PANEL_ROWS]; BLOCKS256],
     /// The interleaved stored bytes of formats that are unpacked word by word.
     stored: [Line; MAX_COLUMNS / 4],
     /// The interleaved quants: a line has four columns of all rows.
-    quants: [Line; MAX_COLUMNS / 4],
+    pub(super) quants: [Line; MAX_COLUMNS / 4],
     /// The interleaved scales and minima of groups. For each block of 256 weights: eight lines with two scales of each
     /// row, then eight lines with two minima of each row.
-    group_scales: [[Line; 16]; BLOCKS256],
-    scales: [Line; BLOCKS32],
-    minima: [Line; BLOCKS32],
+    pub(super) group_scales: [[Line; 16]; BLOCKS256],
+    pub(super) scales: [Line; BLOCKS32],
+    pub(super) minima: [Line; BLOCKS32],
 }
 
 /// Whether panels are faster than dot products for weights in `format` and a batch of `tokens` tokens.
@@ -92,11 +92,12 @@ impl Panel {
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn unpack_stored<B: UnpackBytes<N>, W: Words + Pod, const N: usize>(&mut self, count: usize) {
-        let stored: &[W] = bytemuck::cast_slice(&self.stored);
         let quants: &mut [W] = bytemuck::cast_slice_mut(&mut self.quants);
-        let blocks = stored.chunks_exact(B::STORED_BYTES / 4);
+        let blocks = bytemuck::cast_slice(&self.stored).chunks_exact(PANEL_ROWS * B::STORED_BYTES);
         for (stored, quants) in blocks.zip(quants.chunks_exact_mut(N / 4)).take(count) {
-            B::unpack_words(stored, quants);
+            for (column, quants) in quants.iter_mut().enumerate() {
+                *quants = B::unpack_column(stored, column);
+            }
         }
     }
 
@@ -108,8 +109,7 @@ impl Panel {
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn unpack_stored_scales<B: Block256, W: Words + Pod>(&mut self, count: usize) {
-        let stored: &[W] = bytemuck::cast_slice(&self.stored);
-        let blocks = stored.chunks_exact(B::STORED_BYTES / 4);
+        let blocks = bytemuck::cast_slice(&self.stored).chunks_exact(PANEL_ROWS * B::STORED_BYTES);
         for (stored, scales) in blocks.zip(&mut self.group_scales).take(count) {
             B::unpack_scale_words::<W>(stored, bytemuck::cast_slice_mut(scales));
         }
@@ -249,6 +249,16 @@ trait PanelKernel: Copy {
     /// Unpacks blocks of 32 weights of each row and interleaves the rows. `blocks` are the indices of the blocks.
     fn pack32<B: Block32>(self, panel: &mut Panel, rows: &[&[B]; PANEL_ROWS], blocks: Range<usize>);
 
+    /// Unpacks blocks of 256 weights of a group of interleaved rows. `blocks` are the indices of the blocks, whole units.
+    fn unpack256<B: Block256>(self, _panel: &mut Panel, _group: &[u8], _blocks: Range<usize>) {
+        unreachable!("this instruction set multiplies interleaved rows one after the other");
+    }
+
+    /// Unpacks blocks of 32 weights of a group of interleaved rows. `blocks` are the indices of the blocks, whole units.
+    fn unpack32<B: Block32>(self, _panel: &mut Panel, _group: &[u8], _blocks: Range<usize>) {
+        unreachable!("this instruction set multiplies interleaved rows one after the other");
+    }
+
     /// Multiplies the packed blocks of 256 weights by the activations of the tile and adds the products to `sums`.
     fn multiply256<B: Block256, const T: usize>(self, tile: &Tile<'_, T>, sums: &mut Sums<T>);
 
@@ -282,10 +292,10 @@ use pack_scales;
 
 /// Implements [`PanelKernel`] for the proof type `$instructions` with the functions `interleave`, `look_up`,
 /// `interleave_scales`, `from_halves`, `multiply256` and `multiply32` of the invoking module. A value of `$words` is a
-/// line in registers.
+/// line in registers. `$more` are further methods.
 #[cfg(target_arch = "x86_64")]
 macro_rules! panel_kernel {
-    ($instructions:ident, $words:ty, $features:literal) => {
+    ($instructions:ident, $words:ty, $features:literal $($more:tt)*) => {
         /// Unpacks the quants of blocks of each row and interleaves the rows: first the stored bytes, if possible, as
         /// they are fewer.
         #[inline]
@@ -338,6 +348,8 @@ macro_rules! panel_kernel {
                     pack_quants::<B, 32>(panel, rows, &blocks);
                 }
 
+                $($more)*
+
                 fn multiply256<B: Block256, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>) {
                     multiply256::<B, T>(tile, sums);
                 }
@@ -374,7 +386,7 @@ fn multiply<M: PanelKernel, const T: usize>(kernel: M, task: MatmulTask<'_, '_>)
 }
 
 macro_rules! multiply_rows {
-    ($($name:ident: $block:ident, $length:literal, $row:ident, $pack:ident, $multiply:ident;)+) => {$(
+    ($($name:ident: $block:ident, $length:literal, $row:ident, $pack:ident, $unpack:ident, $multiply:ident;)+) => {$(
         /// Implements [`multiply`] for weights in blocks of one length.
         fn $name<M: PanelKernel, B: $block, const T: usize>(
             kernel: M,
@@ -385,14 +397,18 @@ macro_rules! multiply_rows {
             let count = task.matrix.row_length / $length;
             let inputs: Vec<_> = (0..task.input.tokens()).map(|token| task.input.$row(token)).collect();
             for first in task.out.rows().step_by(PANEL_ROWS) {
-                let rows = rows_of::<B>(&task, first);
                 sums.clear();
                 sums.resize(inputs.len(), [0.0; PANEL_ROWS]);
                 for from in (0..count).step_by(MAX_COLUMNS / $length) {
                     let blocks = from..count.min(from + MAX_COLUMNS / $length);
-                    kernel.$pack(panel, &rows, blocks.clone());
-                    let next = if blocks.end < count { (first, blocks.end) } else { (first + PANEL_ROWS, 0) };
-                    prefetch_blocks::<B>(&task, next, MAX_COLUMNS / $length);
+                    if task.matrix.layout == Layout::Interleaved {
+                        let group = task.matrix.slice(first, PANEL_ROWS).bytes;
+                        kernel.$unpack::<B>(panel, group, blocks.clone());
+                    } else {
+                        kernel.$pack(panel, &rows_of::<B>(&task, first), blocks.clone());
+                        let next = if blocks.end < count { (first, blocks.end) } else { (first + PANEL_ROWS, 0) };
+                        prefetch_blocks::<B>(&task, next, MAX_COLUMNS / $length);
+                    }
                     let mut at = 0;
                     macro_rules! tiles {
                         ($tokens:expr) => {
@@ -415,8 +431,8 @@ macro_rules! multiply_rows {
     )+};
 }
 multiply_rows! {
-    multiply_rows256: Block256, 256, row256, pack256, multiply256;
-    multiply_rows32: Block32, 32, row32, pack32, multiply32;
+    multiply_rows256: Block256, 256, row256, pack256, unpack256, multiply256;
+    multiply_rows32: Block32, 32, row32, pack32, unpack32, multiply32;
 }
 
 /// Writes the sums of a panel, which starts at weight row `first`, to the output of the matmul for all tokens.

@@ -137,7 +137,7 @@ fn check_bits(
     seed: u64,
 ) -> Result<(), TestCaseError> {
     let bytes = random_rows(format, rows, length, seed);
-    let matrix = Matrix { format, row_length: length, rows, bytes: &bytes };
+    let matrix = Matrix { format, row_length: length, rows, layout: Layout::Rows, bytes: &bytes };
     let mut input = random_activations(tokens, length, seed);
     let scalar = matmul_bits(InstructionSet::SCALAR, matrix, &mut input);
     for instructions in InstructionSet::detect_all() {
@@ -176,6 +176,28 @@ proptest! {
                 block => block as usize * blocks,
             };
             check_bits(format, length, rows, 1, seed)?;
+        }
+    }
+
+    #[test]
+    fn interleaved_weights_have_the_bits_of_the_oracle(
+        seed: u64, blocks in 1usize..12, groups in 1usize..4, tokens in prop_oneof![1usize..20, 60usize..80],
+    ) {
+        for &format in Format::ALL.iter().filter(|&&format| interleaved::can_interleave(format, 16)) {
+            let (length, rows) = (format.block_len() as usize * blocks, 16 * groups);
+            let bytes = random_rows(format, rows, length, seed);
+            let matrix = Matrix { format, row_length: length, rows, layout: Layout::Rows, bytes: &bytes };
+            let mut input = random_activations(tokens, length, seed);
+            let scalar = matmul_bits(InstructionSet::SCALAR, matrix, &mut input);
+            let mut out = vec![0; bytes.len()];
+            interleaved::interleave(format, matrix.row_bytes(), &bytes, &mut out);
+            for instructions in InstructionSet::detect_all() {
+                let found = matmul_bits(instructions, Matrix { layout: Layout::Interleaved, bytes: &out, ..matrix }, &mut input);
+                prop_assert_eq!(&scalar, &found, "{} with {}", format, instructions.name());
+            }
+            let mut row = vec![0; matrix.row_bytes()];
+            interleaved::copy_row(format, &out[..16 * row.len()], seed as usize % 16, &mut row);
+            prop_assert_eq!(&row[..], matrix.row(seed as usize % 16));
         }
     }
 
@@ -234,7 +256,7 @@ fn extreme_values_do_not_overflow() {
             let mut input = Activations::default();
             input.resize(tokens, length);
             input.rows_mut().fill(127.0 * sign);
-            let matrix = Matrix { format, row_length: length, rows: 1, bytes: &row };
+            let matrix = Matrix { format, row_length: length, rows: 1, layout: Layout::Rows, bytes: &row };
             let bits = matmul_bits(InstructionSet::SCALAR, matrix, &mut input);
             for instructions in InstructionSet::detect_all() {
                 let found = matmul_bits(instructions, matrix, &mut input);
@@ -259,7 +281,7 @@ fn non_finite_scales_give_non_finite_results() {
         let mut row = random_rows(format, 1, length, 3);
         for scale in [f16::NAN, f16::INFINITY, f16::NEG_INFINITY] {
             set_scales(format, &mut row, || scale);
-            let matrix = Matrix { format, row_length: length, rows: 1, bytes: &row };
+            let matrix = Matrix { format, row_length: length, rows: 1, layout: Layout::Rows, bytes: &row };
             let sets = InstructionSet::detect_all().into_iter();
             for (instructions, tokens) in sets.flat_map(|set| [1, 13].map(|tokens| (set, tokens))) {
                 let mut input = random_activations(tokens, length, 5);
@@ -284,7 +306,8 @@ fn every_exponent_of_mxfp4_gives_the_same_bits() {
             block[0] = if at == row % 5 { row as u8 } else { at as u8 };
         }
     }
-    let matrix = Matrix { format: Format::Mxfp4, row_length: length, rows: 256, bytes: &rows };
+    let matrix =
+        Matrix { format: Format::Mxfp4, row_length: length, rows: 256, layout: Layout::Rows, bytes: &rows };
     // One token uses dot products, 13 use panels.
     for tokens in [1, 13] {
         let mut input = random_activations(tokens, length, 5);

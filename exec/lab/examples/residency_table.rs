@@ -80,10 +80,10 @@ mod table {
         let parts = [ModelPart::Layers(0..layers), ModelPart::Output];
         let extents = parts.map(|part| weights.part_extents(&part)).concat();
         let touched: u64 = extents.iter().map(|extent| extent.length).sum();
-        let parts = weights.file_paths().iter().filter_map(|part| fs::metadata(part).ok());
+        let parts = weights.model().file_paths.iter().filter_map(|part| fs::metadata(part).ok());
         let file: u64 = parts.map(|part| part.len()).sum();
         // The peer reads its own copy, because page cache is charged to the first process that reads a file.
-        let copy = |_| ModelCopies::create(&scratch, weights.file_paths(), &[PEER.into()]);
+        let copy = |_| ModelCopies::create(&scratch, &weights.model().file_paths, &[PEER.into()]);
         let copies = options.peer.as_ref().map(copy).transpose()?;
         println!(
             "| memory | policy | s/token | of repeats | predicted | MB/token | must be | unreclaimable MiB | speed |"

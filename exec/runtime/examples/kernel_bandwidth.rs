@@ -1,12 +1,12 @@
 //! Measures the bandwidth of matrix-vector products in each weight format, compared with only reading the weights.
 //!
-//!     cargo run --release -p hearth-runtime --example kernel_bandwidth -- [MiB of weights] [threads]
+//!     cargo run --release -p hearth-runtime --example kernel_bandwidth -- [MiB of weights] [threads] [packed]
 //!
 //! The weights are random blocks in one contiguous buffer, which is much larger than the CPU's caches and is read from
 //! start to end. For each format, the example prints the bytes of weights that the kernel multiplies per second, the
 //! bytes that a plain sum of the same weights reads per second, and their ratio. The two measurements alternate, the
 //! best of several passes counts. The first column is the bound of the arithmetic: the same kernel with a small matrix
-//! that stays in the cache of each core.
+//! that stays in the cache of each core. With `packed`, weights are those that `hearth pack` writes.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -51,9 +51,15 @@ fn read(bytes: &[u8]) {
     std::hint::black_box(sums);
 }
 
+/// Returns the bytes from the first cache line on, as files are mapped.
+fn aligned(bytes: &[u8]) -> &[u8] {
+    &bytes[bytes.as_ptr().align_offset(64)..]
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
-    let arguments =
-        std::env::args().skip(1).map(|text| text.parse::<usize>()).collect::<Result<Vec<_>, _>>()?;
+    let packed = std::env::args().any(|argument| argument == "packed");
+    let numbers = std::env::args().skip(1).filter(|argument| argument != "packed");
+    let arguments = numbers.map(|text| text.parse::<usize>()).collect::<Result<Vec<_>, _>>()?;
     let mebibytes = arguments.first().map_or(512, |&count| count.max(1));
     let threads = arguments.get(1).map_or(1, |&count| count.max(1));
     let mut random = vec![0u8; mebibytes << 20];
@@ -61,16 +67,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     let plain = vec![FLOAT_BYTE; mebibytes << 20];
     let options = ThreadPoolOptions { threads, pin_workers: threads > 1, ..ThreadPoolOptions::default() };
     let pool = Arc::new(ThreadPool::new(options)?);
-    let mut kernels = CpuKernels::new(Cpu::new(Arc::clone(&pool)));
+    let mut kernels = CpuKernels::new(Cpu::new(Arc::clone(&pool))).with_packed_weights(packed);
     println!("{mebibytes} MiB of weights, rows of {COLUMNS}; {}", kernels.description());
     println!("| format | bits a weight | in cache GB/s | from memory GB/s | reading GB/s | / reading |");
     println!("| --- | --- | --- | --- | --- | --- |");
     for &format in Format::ALL {
         let has_float_bytes = format.block_len() == 1 || format == Format::Mxfp4;
-        let weights = if has_float_bytes { &plain } else { &random };
+        let weights = aligned(if has_float_bytes { &plain } else { &random });
         let row = format.row_bytes(COLUMNS as u64).ok_or("a row has a partial block")?.0 as usize;
-        let whole = &weights[..weights.len() / row * row];
-        let small = &whole[..(CACHED_BYTES * threads).min(whole.len()) / row * row];
+        let whole = &weights[..weights.len() / (16 * row) * 16 * row];
+        let small = &whole[..(CACHED_BYTES * threads).min(whole.len()) / (16 * row) * 16 * row];
         let repeats = 1 + (32 << 20) / small.len();
         let (mut cached, mut from_memory, mut reading) = (0.0f64, 0.0f64, 0.0f64);
         for _ in 0..PASSES {

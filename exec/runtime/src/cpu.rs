@@ -104,7 +104,8 @@ impl<'a> Strip<'a> {
     fn chunk_rows(&self, bytes: usize) -> usize {
         let rows = bytes / self.matrix.row_bytes().max(1);
         let panels = panel::is_profitable(self.matrix.format, self.rest.tokens());
-        rows.max(1).next_multiple_of(if panels { panel::PANEL_ROWS } else { DOT_ROWS })
+        let together = if panels { panel::PANEL_ROWS } else { DOT_ROWS.max(self.matrix.rows_together()) };
+        rows.max(1).next_multiple_of(together)
     }
 
     fn bytes(&self) -> &'a [u8] {
@@ -223,16 +224,17 @@ impl Cpu {
         for strip in strips {
             let (matrix, start) = (strip.matrix, strip.rows.end);
             let row = matrix.row_bytes().max(1);
+            let together = matrix.rows_together();
             let rest = &matrix.bytes[start * row..];
             let mut end = start;
             if start < matrix.rows && !earlier_wait {
                 // Weights arrive in the order of use, so later strips need not be checked.
                 let ready = if chunks.is_empty() {
-                    self.barrier.wait(rest, row)
+                    self.barrier.wait(rest, row * together)
                 } else {
                     self.barrier.resident_prefix_bytes(rest)
                 };
-                end = matrix.rows.min(start + ready / row);
+                end = matrix.rows.min(start + ready / row / together * together);
                 earlier_wait = end < matrix.rows;
             }
             strip.advance(end, chunk_bytes, &mut chunks);

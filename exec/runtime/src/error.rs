@@ -28,6 +28,10 @@ pub enum ExecError {
         path = .path.display()
     )]
     Partial { path: PathBuf },
+    #[error("the packed weights `{path}` {what}: write them again with `hearth pack`, or delete them", path = .path.display())]
+    Packed { path: PathBuf, what: &'static str },
+    #[error("cannot write the packed weights `{path}`: {source}", path = .path.display())]
+    WritePacked { path: PathBuf, source: std::io::Error },
     #[error("tensor `{tensor}` {problem}: {hint}")]
     Tensor { tensor: String, problem: String, hint: &'static str },
     #[error(

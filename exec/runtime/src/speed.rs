@@ -27,6 +27,8 @@ pub struct SpeedOptions {
     pub prompt_lengths: Vec<u32>,
     /// Number of tokens whose decoding is measured.
     pub decode_tokens: u32,
+    /// Whether packed weights are used if there are any.
+    pub packed: bool,
 }
 
 /// The measured speed and memory use of a model.
@@ -49,6 +51,9 @@ pub struct InferenceSpeed {
     /// The highest measured rate at which all threads together read the weights of the model, in bytes per second.
     #[serde(rename = "read_bytes_per_s", default, skip_serializing_if = "Option::is_none")]
     pub memory_read_bytes_per_s: Option<f64>,
+    /// Whether packed weights were used; `None` for other inference engines.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packed: Option<bool>,
     /// The name of the SIMD instruction set of the kernels, for example `avx2`.
     #[serde(rename = "instructions", default, skip_serializing_if = "Option::is_none")]
     pub instruction_set: Option<String>,
@@ -68,7 +73,11 @@ const READING_PASSES: usize = 5;
 /// Measures the speed of the model file at `path`.
 pub fn measure(path: &Path, options: &SpeedOptions) -> Result<InferenceSpeed, ExecError> {
     let start = monotonic_nanos();
-    let weights = Arc::new(Weights::open(path)?);
+    let mut weights = Weights::open(path)?;
+    if options.packed {
+        weights.use_packed()?;
+    }
+    let weights = Arc::new(weights);
     let pool = ThreadPoolOptions { threads: options.threads.max(1), ..ThreadPoolOptions::default() };
     let pool = Arc::new(ThreadPool::new(pool).map_err(|source| ExecError::Threads { source })?);
     let cpu = Cpu::new(Arc::clone(&pool));
@@ -107,6 +116,7 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<InferenceSpeed, Ex
         resident_bytes_after_prompts,
         weight_bytes_per_token: Some(all_bytes - weights.unused_expert_bytes()),
         memory_read_bytes_per_s: Some(read_rate(&weights, &extents, &pool)),
+        packed: Some(weights.uses_packed()),
         instruction_set: Some(cpu.instruction_set.name().into()),
     })
 }

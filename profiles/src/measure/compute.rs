@@ -147,10 +147,17 @@ pub fn measure_compute_rates(
     })
 }
 
-/// Returns the number of whole rows in `bytes` bytes of weights (at least 1), and the size of these rows in bytes.
+/// Number of rows of which matrices have a multiple, as those of models do. Packed weights need whole groups of rows.
+const ROW_GROUP: usize = 16;
+
+/// Returns the number of whole rows in `bytes` bytes of weights, [`ROW_GROUP`] or a multiple of it if there is room, and
+/// the size of these rows in bytes.
 fn rows(format: Format, bytes: usize) -> (usize, usize) {
     let row = format.row_bytes(COLUMNS as u64).map_or(COLUMNS * 4, |row| row.0 as usize);
-    let rows = (bytes / row).max(1);
+    let rows = match (bytes / row).max(1) {
+        few if few < ROW_GROUP => few,
+        rows => rows / ROW_GROUP * ROW_GROUP,
+    };
     (rows, rows * row)
 }
 

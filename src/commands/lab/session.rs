@@ -78,7 +78,7 @@ pub static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 impl<'l> Lab<'l> {
     pub fn set_up(loaded: &'l LoadedScenario, model: &Path, args: &LabArgs) -> Result<Self, Failure> {
         let opened = open_model(model, GpuWeightFormat::AsStored)?;
-        let parts = opened.weights.file_paths().to_vec();
+        let parts = opened.weights.model().file_paths.clone();
         let read = |path: &Path| Ok::<_, Failure>((path.to_owned(), read_routes(path, &opened.profile)?));
         let routes = args.routes.as_deref().map(read).transpose()?;
         let scratch = args.scratch.clone().or_else(|| model.parent().map(PathBuf::from)).unwrap_or_default();

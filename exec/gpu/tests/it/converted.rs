@@ -14,7 +14,7 @@ use hearth_gpu::kernels::packing::PackedFormat;
 use hearth_gpu::layers::UploadOptions;
 use hearth_gpu::matrix::GpuMatrix;
 use hearth_gpu::{CapabilityMask, Gpu};
-use hearth_kernels::{Matrix, dequantise};
+use hearth_kernels::{Layout, Matrix, dequantise};
 use hearth_profiles::Format;
 use hearth_profiles::model::Architecture;
 
@@ -82,7 +82,7 @@ fn both_phases_equal_the_integers_of_the_oracle() {
             [(Format::F16, 100, 1024, &all), (Format::Q8_0, 36, 9472, &few), (Format::F32, 8, 96, &few)];
         for (format, rows, length, tilings) in matrices {
             let bytes = random_weight_bytes(format, rows, length, 5);
-            let matrix = Matrix { format, row_length: length, rows, bytes: &bytes };
+            let matrix = Matrix { format, row_length: length, rows, layout: Layout::Rows, bytes: &bytes };
             let [row8, row4] = [PackedFormat::Row8, PackedFormat::Row4];
             for (packed, tokens) in [(row8, 1), (row4, 1), (row8, 37), (row4, 37)] {
                 let input = random_numbers(tokens * length, 3);
@@ -114,7 +114,7 @@ fn nan_in_a_row_only_affects_its_result() {
     let mut values = random_numbers(8 * 64, 1);
     values[3 * 64 + 5] = f32::NAN;
     let bytes: &[u8] = bytemuck::cast_slice(&values);
-    let matrix = Matrix { format: Format::F32, row_length: 64, rows: 8, bytes };
+    let matrix = Matrix { format: Format::F32, row_length: 64, rows: 8, layout: Layout::Rows, bytes };
     for packed in [PackedFormat::Row8, PackedFormat::Row4] {
         let made = converted(&gpu, matrix, packed, Tiling::DEFAULT);
         let own: Vec<f32> = run_matmul(&gpu, &made, &random_numbers(64, 2), Phase::Decode, false);

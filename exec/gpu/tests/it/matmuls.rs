@@ -10,7 +10,7 @@ use hearth_gpu::kernels::packing::PackedFormat;
 use hearth_gpu::matrix::GpuMatrix;
 use hearth_gpu::tuning::candidate_tilings;
 use hearth_gpu::{CapabilityMask, GpuError};
-use hearth_kernels::Matrix;
+use hearth_kernels::{Layout, Matrix};
 use hearth_profiles::Format;
 use hearth_runtime::oracle;
 
@@ -68,7 +68,13 @@ impl Case {
     }
 
     fn matrix(&self) -> Matrix<'_> {
-        Matrix { format: self.format, row_length: self.length, rows: self.rows, bytes: &self.bytes }
+        Matrix {
+            format: self.format,
+            row_length: self.length,
+            rows: self.rows,
+            layout: Layout::Rows,
+            bytes: &self.bytes,
+        }
     }
 
     fn run<T: bytemuck::Pod>(&self, gpu: &Gpu, phase: Phase, tiling: Tiling, integers: bool) -> Vec<T> {
@@ -201,8 +207,12 @@ fn dimensions_without_a_kernel_are_rejected() {
     let Some((_lock, gpu)) = open_and_lock(CapabilityMask::default()) else { return };
     let upload = |format: Format, rows: usize, length: usize| {
         let bytes = vec![0; rows * format.row_bytes(length as u64).unwrap().0 as usize];
-        GpuMatrix::upload(&gpu, Matrix { format, row_length: length, rows, bytes: &bytes }, Tiling::DEFAULT)
-            .unwrap_err()
+        GpuMatrix::upload(
+            &gpu,
+            Matrix { format, row_length: length, rows, layout: Layout::Rows, bytes: &bytes },
+            Tiling::DEFAULT,
+        )
+        .unwrap_err()
     };
     assert!(matches!(upload(Format::F32, 4, 6), GpuError::UnsupportedDimension { found: 6, .. }));
     assert!(matches!(upload(Format::F32, 3, 8), GpuError::UnsupportedDimension { found: 3, .. }));

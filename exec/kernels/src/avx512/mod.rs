@@ -67,7 +67,7 @@ fn sums_of_fours(weights: __m512i, activations: __m512i) -> __m512i {
 /// because LLVM replaces the intrinsic by two instructions.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
-pub(super) fn add_pairs(mut total: __m512i, a: __m512i, b: __m512i) -> __m512i {
+pub(crate) fn add_pairs(mut total: __m512i, a: __m512i, b: __m512i) -> __m512i {
     // SAFETY: the function requires the instruction, which changes only the register `total`.
     unsafe {
         asm!(
@@ -79,14 +79,23 @@ pub(super) fn add_pairs(mut total: __m512i, a: __m512i, b: __m512i) -> __m512i {
     total
 }
 
-/// Makes the compiler compute two registers before the code that follows, and load what they need before what that code
+/// Makes the compiler compute N registers before the code that follows, and load what they need before what that code
 /// needs.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn compute_here([a, b]: &mut [__m512i; 2]) {
-    // SAFETY: there is no instruction.
-    unsafe {
-        asm!("/* {0} {1} */", inout(zmm_reg) * a, inout(zmm_reg) * b, options(nostack, preserves_flags));
+pub(crate) fn compute_here<const N: usize>(registers: &mut [__m512i; N]) {
+    if let [a, b] = registers.as_mut_slice() {
+        // SAFETY: there is no instruction.
+        unsafe {
+            asm!("/* {0} {1} */", inout(zmm_reg) * a, inout(zmm_reg) * b, options(nostack, preserves_flags));
+        }
+        return;
+    }
+    for register in registers {
+        // SAFETY: there is no instruction.
+        unsafe {
+            asm!("/* {0} */", inout(zmm_reg) * register, options(nostack, preserves_flags));
+        }
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) struct BlockIq4Nl {
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct BlockIq4Xs {
-    scale: [u8; 2],
+    pub(crate) scale: [u8; 2],
     /// The upper two bits of each of the eight sub-block scales.
     scales_high: [u8; 2],
     /// The lower four bits of each of the eight sub-block scales.

@@ -20,6 +20,7 @@ use super::{
 use crate::avx2;
 use crate::avx512::add_pairs;
 use crate::blocks::ScaledBlock;
+use crate::interleaved::avx512::unpack_group;
 use crate::matmul::MatmulTask;
 use crate::x86_64::Avx512;
 
@@ -28,7 +29,15 @@ pub(crate) fn matmul(avx512: Avx512, task: MatmulTask<'_, '_>) {
     multiply::<_, 8>(avx512, task);
 }
 
-panel_kernel! { Avx512, __m512i, "avx512f,avx512bw,avx512vl,avx512vnni,f16c" }
+panel_kernel! { Avx512, __m512i, "avx512f,avx512bw,avx512vl,avx512vnni,f16c"
+    fn unpack256<B: Block256>(panel: &mut Panel, group: &[u8], blocks: Range<usize>) {
+        unpack_group::<B, 256>(panel, group, blocks);
+    }
+
+    fn unpack32<B: Block32>(panel: &mut Panel, group: &[u8], blocks: Range<usize>) {
+        unpack_group::<B, 32>(panel, group, blocks);
+    }
+}
 
 /// Implements [`PanelKernel::multiply256`].
 #[inline]
@@ -112,14 +121,14 @@ fn multiply32<B: Block32, const T: usize>(tile: &Tile<'_, T>, sums: &mut Sums<T>
 }
 
 /// Whether the sum of 16 products of a quant up to `max_quant` and an activation fits in 16 bits.
-const fn fits_in_16_bits(max_quant: i32) -> bool {
+pub(crate) const fn fits_in_16_bits(max_quant: i32) -> bool {
     16 * 127 * max_quant <= i16::MAX as i32
 }
 
 /// Broadcasts two or four adjacent values of a token, 32 bits in total, to all lanes of a register.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn broadcast<N: Pod>(values: &N) -> __m512i {
+pub(crate) fn broadcast<N: Pod>(values: &N) -> __m512i {
     _mm512_set1_epi32(must_cast(*values))
 }
 
@@ -170,10 +179,18 @@ fn interleave_scales(unpacked: &[[i8; 32]; PANEL_ROWS], lines: &mut [Line; 16]) 
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn from_halves(line: &Line, factor: f32) -> [Line; 2] {
-    let line = must_cast(*line);
-    let [lower, upper] =
-        [line, _mm512_srli_epi32::<16>(line)].map(|halves| _mm512_cvtph_ps(_mm512_cvtepi32_epi16(halves)));
+    let [lower, upper] = halves(must_cast(*line));
     [must_cast(_mm512_mul_ps(lower, _mm512_set1_ps(factor))), must_cast(upper)]
+}
+
+/// Converts the f16 numbers in the lower and in the upper halves of the lanes to floats.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(crate) fn halves(line: __m512i) -> [__m512; 2] {
+    [
+        _mm512_cvtph_ps(_mm512_cvtepi32_epi16(line)),
+        _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(line))),
+    ]
 }
 
 #[inline]

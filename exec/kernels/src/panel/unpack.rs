@@ -11,6 +11,10 @@
 // Only kernels for x86-64 unpack scales and interleaved words.
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 
+use std::marker::PhantomData;
+
+use bytemuck::AnyBitPattern;
+
 use crate::blocks::{
     BlockIq1M, BlockIq1S, BlockIq2S, BlockIq2Xs, BlockIq2Xxs, BlockIq3S, BlockIq3Xxs, BlockIq4Nl, BlockIq4Xs,
     BlockMxfp4, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K,
@@ -18,10 +22,10 @@ use crate::blocks::{
 };
 
 /// The quants of the 16 indices of a codebook.
-pub(super) type Codebook = [u8; 16];
+pub(crate) type Codebook = [u8; 16];
 
 /// A block of N weights that can be unpacked to one byte per weight, its quant.
-pub(super) trait UnpackBytes<const N: usize> {
+pub(crate) trait UnpackBytes<const N: usize> {
     /// The value of a quant that represents the weight zero.
     const OFFSET: i32 = 0;
     /// The maximum value of a quant, or of a [`Self::CODEBOOK`] entry.
@@ -30,6 +34,15 @@ pub(super) trait UnpackBytes<const N: usize> {
     const CODEBOOK: Option<Codebook> = None;
     /// The number of bytes that have the quants, a multiple of four; 0 if blocks cannot be unpacked word by word.
     const STORED_BYTES: usize = 0;
+    /// The position of these bytes in a block.
+    const FIRST_STORED: usize = 0;
+
+    /// Returns the place of a stored word among the words of an interleaved block. The words are in the order in which
+    /// unpacking all columns, after the scales, first uses them: processors read ahead of rising addresses only.
+    fn interleaved_place(word: usize) -> usize {
+        word
+    }
+
     /// Whether the stored bytes have the scales and minima of groups.
     const STORES_SCALES: bool = false;
 
@@ -38,14 +51,16 @@ pub(super) trait UnpackBytes<const N: usize> {
         &[]
     }
 
-    /// Unpacks the stored bytes of a block of each row to their quants.
-    fn unpack_words<W: Words>(stored: &[W], quants: &mut [W]) {
-        unreachable!("{} stored bytes and {} quants are not unpacked by words", stored.len(), quants.len());
+    /// Unpacks the quants of column `column` (four weights) from the stored words of a block, or of a block of each row.
+    fn unpack_column<W: Words>(stored: impl Stored, column: usize) -> W {
+        let _ = stored;
+        unreachable!("column {column} is not unpacked alone");
     }
 
-    /// Unpacks the scales of 16 groups, then their minima, from the stored bytes, two in each word.
-    fn unpack_scale_words<W: Words>(stored: &[W], scales: &mut [W]) {
-        unreachable!("{} stored bytes and {} scales are not unpacked by words", stored.len(), scales.len());
+    /// Unpacks the scales of 16 groups, then their minima, from the stored words, two in each word.
+    fn unpack_scale_words<W: Words>(stored: impl Stored, scales: &mut [W]) {
+        let _ = stored;
+        unreachable!("{} scales are not unpacked by words", scales.len());
     }
 
     /// Writes the quants of the block, or their codebook indices, to `quants`.
@@ -54,11 +69,11 @@ pub(super) trait UnpackBytes<const N: usize> {
 
 /// A block of 256 weights: weight j, in group g = j / 16, is
 /// `scale * scales[g] * (quants[j] - OFFSET) - minimum * minima[g]`.
-pub(super) trait Block256: IntegerBlock256 + UnpackBytes<256> {}
+pub(crate) trait Block256: IntegerBlock256 + UnpackBytes<256> {}
 impl<B: IntegerBlock256 + UnpackBytes<256>> Block256 for B {}
 
 /// A block of 32 weights: weight j is `scale * (quants[j] - OFFSET) + minimum`.
-pub(super) trait Block32: IntegerBlock32 + UnpackBytes<32> {}
+pub(crate) trait Block32: IntegerBlock32 + UnpackBytes<32> {}
 impl<B: IntegerBlock32 + UnpackBytes<32>> Block32 for B {}
 
 /// Returns eight equal bytes as a 64-bit integer.
@@ -75,7 +90,13 @@ const fn repeat4(byte: u8) -> u32 {
 ///
 /// Operations on a whole register are written out, because the compiler finds them in loops over words in some cases
 /// only.
-pub(super) trait Words: Copy {
+pub(crate) trait Words: AnyBitPattern {
+    /// Returns the words with the index `at`.
+    #[inline(always)]
+    fn load(stored: &[u8], at: usize) -> Self {
+        bytemuck::pod_read_unaligned(&stored[at * size_of::<Self>()..][..size_of::<Self>()])
+    }
+
     fn and(self, mask: u32) -> Self;
     fn or(self, other: Self) -> Self;
     fn xor(self, mask: u32) -> Self;
@@ -83,6 +104,48 @@ pub(super) trait Words: Copy {
     fn shift_left(self, bits: u32) -> Self;
     /// Shifts each word to the right. Bits move into the byte before.
     fn shift_right(self, bits: u32) -> Self;
+}
+
+/// The stored words of a block, or of a block of each of sixteen rows.
+pub(crate) trait Stored: Copy {
+    /// Returns the words with the index `at` in a block.
+    fn word<W: Words>(self, at: usize) -> W;
+}
+
+/// Words in the order of the block.
+impl Stored for &[u8] {
+    #[inline(always)]
+    fn word<W: Words>(self, at: usize) -> W {
+        W::load(self, at)
+    }
+}
+
+/// Words in the order of [`UnpackBytes::interleaved_place`].
+pub(crate) struct Interleaved<'a, B, const N: usize> {
+    pub(crate) bytes: &'a [u8],
+    block: PhantomData<B>,
+}
+
+impl<'a, B, const N: usize> Interleaved<'a, B, N> {
+    #[inline(always)]
+    pub(crate) fn new(bytes: &'a [u8]) -> Interleaved<'a, B, N> {
+        Interleaved { bytes, block: PhantomData }
+    }
+}
+
+impl<B, const N: usize> Clone for Interleaved<'_, B, N> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<B, const N: usize> Copy for Interleaved<'_, B, N> {}
+
+impl<B: UnpackBytes<N>, const N: usize> Stored for Interleaved<'_, B, N> {
+    #[inline(always)]
+    fn word<W: Words>(self, at: usize) -> W {
+        W::load(self.bytes, B::interleaved_place(at))
+    }
 }
 
 impl Words for u32 {
@@ -129,51 +192,41 @@ macro_rules! register_words {
     };
 }
 #[cfg(target_arch = "x86_64")]
-pub(super) use register_words;
+pub(crate) use register_words;
 
-/// Unpacks four-bit integers from runs of `RUN` words: first the low nibbles of a run, then its high nibbles.
+/// Returns column `column` of four-bit integers in runs of `RUN` words, from word `first` on: the low nibbles of a run
+/// come first, then its high nibbles.
 #[inline(always)]
-fn four_bits<W: Words, const RUN: usize>(out: &mut [W], words: &[W]) {
-    for (out, words) in out.chunks_exact_mut(2 * RUN).zip(words.as_chunks::<RUN>().0) {
-        for (at, word) in words.iter().enumerate() {
-            out[at] = word.and(repeat4(15));
-            out[RUN + at] = word.shift_right(4).and(repeat4(15));
-        }
-    }
+fn four_bits<W: Words, const RUN: usize>(stored: impl Stored, first: usize, column: usize) -> W {
+    let (run, at) = (column / (2 * RUN), column % (2 * RUN));
+    let word = stored.word::<W>(first + RUN * run + at % RUN);
+    word.shift_right(4 * (at / RUN) as u32).and(repeat4(15))
 }
 
-/// Unpacks two-bit integers from runs of eight words: first the two lowest bits of each byte of a run, then the next two
-/// bits of each byte, up to the two highest bits.
+/// Returns column `column` of two-bit integers in runs of eight words, from word `first` on: the two lowest bits of each
+/// byte of a run come first, then the next two bits of each byte, up to the two highest bits.
 #[inline(always)]
-fn two_bits<W: Words>(out: &mut [W], words: &[W]) {
-    for (out, words) in out.as_chunks_mut::<32>().0.iter_mut().zip(words.as_chunks::<8>().0) {
-        for (at, out) in out.iter_mut().enumerate() {
-            *out = words[at % 8].shift_right(2 * (at / 8) as u32).and(repeat4(3));
-        }
-    }
+fn two_bits<W: Words>(stored: impl Stored, first: usize, column: usize) -> W {
+    let word = stored.word::<W>(first + 8 * (column / 32) + column % 8);
+    word.shift_right(2 * (column / 8 % 4) as u32).and(repeat4(3))
 }
 
-/// Sets bit `position` of each of 256 quants: bit g of byte i of `bits` belongs to quant i of group g, a group of 32.
+/// Returns column `column` of 256 bits, as numbers with this bit at `position`: bit g of byte i, from word `first` on,
+/// belongs to quant i of group g, a group of 32.
 #[inline(always)]
-fn high_bits<W: Words>(out: &mut [W], bits: &[W], position: u32) {
-    for (group, out) in (0..).zip(out.chunks_exact_mut(8)) {
-        for (out, word) in out.iter_mut().zip(bits) {
-            *out = out.or(word.shift_right(group).and(repeat4(1)).shift_left(position));
-        }
-    }
+fn high_bits<W: Words>(stored: impl Stored, first: usize, column: usize, position: u32) -> W {
+    let word = stored.word::<W>(first + column % 8);
+    word.shift_right((column / 8) as u32).and(repeat4(1)).shift_left(position)
 }
 
-/// Unpacks 32 five-bit integers: bit j of the first word is the fifth bit of integer j, and the other words have the low
-/// four bits.
+/// Returns column `column` of 32 five-bit integers: bit j of the first word is the fifth bit of integer j, and the other
+/// words have the low four bits.
 #[inline(always)]
-fn five_bits<W: Words>(out: &mut [W], stored: &[W]) {
-    four_bits::<_, 4>(out, &stored[1..]);
-    for (at, out) in (0..).zip(out) {
-        // Bit i of these four moves to bit 8 * i.
-        let four = stored[0].shift_right(4 * at).and(15);
-        let two = four.or(four.shift_left(14));
-        *out = out.or(two.or(two.shift_left(7)).and(repeat4(1)).shift_left(4));
-    }
+fn five_bits<W: Words>(stored: impl Stored, column: usize) -> W {
+    // Bit i of these four moves to bit 8 * i.
+    let four = stored.word::<W>(0).shift_right(4 * column as u32).and(15);
+    let two = four.or(four.shift_left(14));
+    four_bits::<W, 4>(stored, 1, column).or(two.or(two.shift_left(7)).and(repeat4(1)).shift_left(4))
 }
 
 #[inline(always)]
@@ -184,8 +237,8 @@ fn duplicate_halves<W: Words>(number: W) -> W {
 /// Unpacks the scales and minima of [`SixBitScales`](crate::blocks::SixBitScales) from a header. Each belongs to two
 /// groups of 16 weights, which are those of one word.
 #[inline(always)]
-fn six_bit_scales<W: Words>(out: &mut [W], header: &[W]) {
-    let (a, b, c) = (header[1], header[2], header[3]);
+fn six_bit_scales<W: Words>(out: &mut [W], header: impl Stored) {
+    let (a, b, c) = (header.word::<W>(1), header.word::<W>(2), header.word::<W>(3));
     for group in 0..4 {
         let from = 8 * group as u32;
         out[group] = duplicate_halves(a.shift_right(from).and(63));
@@ -204,9 +257,9 @@ fn widen<W: Words>(two: W) -> W {
 
 /// Widens nibbles, which begin at bit `from` of each byte, to 16 bits: two in one word, and two in the next.
 #[inline(always)]
-fn widen_nibbles<W: Words>(out: &mut [W], words: &[W], from: u32) {
-    for (out, word) in out.as_chunks_mut::<2>().0.iter_mut().zip(words) {
-        let nibbles = word.shift_right(from).and(repeat4(15));
+fn widen_nibbles<W: Words>(out: &mut [W], stored: impl Stored, from: u32) {
+    for (at, out) in out.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+        let nibbles = stored.word::<W>(at).shift_right(from).and(repeat4(15));
         *out = [widen(nibbles), widen(nibbles.shift_right(16))];
     }
 }
@@ -222,10 +275,23 @@ fn extend_signs<W: Words>(numbers: W) -> W {
 
 /// Widens signed bytes to 16 bits: two in one word, and two in the next.
 #[inline(always)]
-fn widen_signed<W: Words>(out: &mut [W], words: &[W]) {
-    for (out, word) in out.as_chunks_mut::<2>().0.iter_mut().zip(words) {
-        *out = [extend_signs(widen(*word)), extend_signs(widen(word.shift_right(16)))];
-    }
+fn widen_signed<W: Words>(out: &mut [W], bytes: W) {
+    out[0] = extend_signs(widen(bytes));
+    out[1] = extend_signs(widen(bytes.shift_right(16)));
+}
+
+/// Subtracts 32 from bytes below 64.
+#[inline(always)]
+fn minus_32<W: Words>(bytes: W) -> W {
+    let bytes = bytes.xor(repeat4(32));
+    let sign = bytes.and(repeat4(32));
+    bytes.or(sign.shift_left(1)).or(sign.shift_left(2))
+}
+
+/// Returns the place of word `at`, if the first eight of such words are each followed by another word.
+#[inline(always)]
+const fn after_pairs(at: usize) -> usize {
+    if at < 8 { 2 * at } else { 8 + at }
 }
 
 /// Expands each of eight bits to a byte with the value 0 or 1.
@@ -284,37 +350,46 @@ macro_rules! unpack_bytes {
         }
     };
     (@one $length:literal $block:ident { $($name:ident: $type:ty = $value:expr),+ }
-        $bytes:literal from $first:ident |$stored:ident, $quants:ident| $unpack:expr $(, $scales:ident: $unpack_scales:expr)?
+        $bytes:literal from $first:ident |$stored:ident, $column:ident| $unpack:expr
+        $(, $scales:ident: $unpack_scales:expr $(, order: |$word:ident| $place:expr)?)?
     ) => {
         impl UnpackBytes<$length> for $block {
             $(const $name: $type = $value;)+
             const STORED_BYTES: usize = $bytes;
+            const FIRST_STORED: usize = std::mem::offset_of!($block, $first);
 
             #[inline(always)]
             fn stored(&self) -> &[u8] {
-                &bytemuck::bytes_of(self)[std::mem::offset_of!($block, $first)..][..$bytes]
+                &bytemuck::bytes_of(self)[Self::FIRST_STORED..][..$bytes]
             }
 
             #[inline(always)]
-            fn unpack_words<W: Words>($stored: &[W], $quants: &mut [W]) {
-                $unpack;
+            fn unpack_column<W: Words>($stored: impl Stored, $column: usize) -> W {
+                $unpack
             }
 
             $(
                 const STORES_SCALES: bool = true;
 
                 #[inline(always)]
-                fn unpack_scale_words<W: Words>($stored: &[W], $scales: &mut [W]) {
+                fn unpack_scale_words<W: Words>($stored: impl Stored, $scales: &mut [W]) {
                     $unpack_scales;
                 }
+
+                $(
+                    #[inline(always)]
+                    fn interleaved_place($word: usize) -> usize {
+                        $place
+                    }
+                )?
             )?
 
             #[inline(always)]
             fn unpack(&self, quants: &mut [u8; $length]) {
-                let (mut stored, mut out) = ([0u32; $bytes / 4], [0u32; $length / 4]);
-                bytemuck::cast_slice_mut(&mut stored).copy_from_slice(self.stored());
-                Self::unpack_words(&stored, &mut out);
-                quants.copy_from_slice(bytemuck::cast_slice(&out));
+                let stored = self.stored();
+                for (column, quants) in quants.as_chunks_mut().0.iter_mut().enumerate() {
+                    *quants = Self::unpack_column::<u32>(stored, column).to_le_bytes();
+                }
             }
         }
     };
@@ -324,40 +399,54 @@ macro_rules! unpack_bytes {
 }
 unpack_bytes! { 256:
     BlockQ2K { MAX_QUANT: i32 = 3 } {
-        80 from packed |stored, quants| two_bits(quants, &stored[4..]),
+        80 from packed |stored, column| two_bits(stored, 4, column),
         scales: {
             let (scales, minima) = scales.split_at_mut(8);
-            widen_nibbles(scales, &stored[..4], 0);
-            widen_nibbles(minima, &stored[..4], 4);
+            widen_nibbles(scales, stored, 0);
+            widen_nibbles(minima, stored, 4);
         }
     }
     BlockQ3K { OFFSET: i32 = 4, MAX_QUANT: i32 = 7 } {
-        96 from high_bits |stored, quants| {
-            two_bits(quants, &stored[8..]);
-            high_bits(quants, &stored[..8], 2);
+        108 from high_bits |stored, column| two_bits::<W>(stored, 8, column).or(high_bits(stored, 0, column, 2)),
+        scales: for part in 0..4 {
+            // See `IntegerBlock256::scales` of this format.
+            let low = stored.word::<W>(24 + part % 2).shift_right(4 * (part as u32 / 2)).and(repeat4(15));
+            let high = stored.word::<W>(26).shift_right(2 * part as u32).and(repeat4(3));
+            widen_signed(&mut scales[2 * part..2 * part + 2], minus_32(low.or(high.shift_left(4))));
+        },
+        order: |word| match word {
+            0..8 => 3 + 2 * word + 1,
+            8..24 => 3 + after_pairs(word - 8),
+            _ => word - 24,
         }
     }
     BlockQ4K { MAX_QUANT: i32 = 15 } {
-        144 from scale |stored, quants| four_bits::<_, 8>(quants, &stored[4..]),
-        scales: six_bit_scales(scales, &stored[..4])
+        144 from scale |stored, column| four_bits::<_, 8>(stored, 4, column),
+        scales: six_bit_scales(scales, stored)
     }
     BlockQ5K { MAX_QUANT: i32 = 31 } {
-        176 from scale |stored, quants| {
-            four_bits::<_, 8>(quants, &stored[12..]);
-            high_bits(quants, &stored[4..12], 4);
+        176 from scale |stored, column| {
+            four_bits::<W, 8>(stored, 12, column).or(high_bits(stored, 4, column, 4))
         },
-        scales: six_bit_scales(scales, &stored[..4])
+        scales: six_bit_scales(scales, stored),
+        order: |word| match word {
+            0..4 => word,
+            4..12 => 4 + 2 * (word - 4) + 1,
+            _ => 4 + after_pairs(word - 12),
+        }
     }
     BlockQ6K { OFFSET: i32 = 32, MAX_QUANT: i32 = 63 } {
-        208 from low_bits |stored, quants| {
-            four_bits::<_, 16>(quants, &stored[..32]);
-            for (out, high) in quants.as_chunks_mut::<32>().0.iter_mut().zip(stored[32..].as_chunks::<8>().0) {
-                for (at, out) in out.iter_mut().enumerate() {
-                    *out = out.or(high[at % 8].shift_right(2 * (at / 8) as u32).and(repeat4(3)).shift_left(4));
-                }
-            }
+        208 from low_bits |stored, column| {
+            four_bits::<W, 16>(stored, 0, column).or(two_bits::<W>(stored, 32, column).shift_left(4))
         },
-        scales: widen_signed(scales, &stored[48..])
+        scales: for (part, scales) in scales[..8].as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            widen_signed(scales, stored.word::<W>(48 + part));
+        },
+        order: |word| match word {
+            0..32 => 4 + 24 * (word / 16) + after_pairs(word % 16),
+            32..48 => 4 + 24 * ((word - 32) / 8) + 2 * (word % 8) + 1,
+            _ => word - 48,
+        }
     }
     // Weights in units of 1/8. The offset 9 is 8, which the entries of the grid contain, plus 1 for the shift.
     BlockIq1S { OFFSET: i32 = 9, MAX_QUANT: i32 = 18 } {
@@ -380,27 +469,30 @@ unpack_bytes! { 256:
     BlockIq3Xxs { OFFSET: i32 = 128, MAX_QUANT: i32 = 190 } { |block, quants| signed_magnitudes(quants, block, 128) }
     BlockIq3S { OFFSET: i32 = 16, MAX_QUANT: i32 = 31 } { |block, quants| signed_magnitudes(quants, block, 16) }
     BlockIq4Xs { OFFSET: i32 = 128, MAX_QUANT: i32 = 241, CODEBOOK: Option<Codebook> = IQ4_CODEBOOK } {
-        128 from quants |stored, quants| four_bits::<_, 4>(quants, stored)
+        136 from scale |stored, column| four_bits::<_, 4>(stored, 2, column),
+        scales: for (group, scales) in scales[..8].iter_mut().enumerate() {
+            let low = stored.word::<W>(1).shift_right(4 * group as u32).and(15);
+            let high = stored.word::<W>(0).shift_right(16 + 2 * group as u32).and(3);
+            *scales = duplicate_halves(extend_signs(minus_32(low.or(high.shift_left(4))).and(0xff)));
+        }
     }
 }
 unpack_bytes! { 32:
     BlockQ4_0 { OFFSET: i32 = 8, MAX_QUANT: i32 = 15 } {
-        16 from quants |stored, quants| four_bits::<_, 4>(quants, stored)
+        16 from quants |stored, column| four_bits::<_, 4>(stored, 0, column)
     }
-    BlockQ4_1 { MAX_QUANT: i32 = 15 } { 16 from quants |stored, quants| four_bits::<_, 4>(quants, stored) }
+    BlockQ4_1 { MAX_QUANT: i32 = 15 } { 16 from quants |stored, column| four_bits::<_, 4>(stored, 0, column) }
     BlockQ5_0 { OFFSET: i32 = 16, MAX_QUANT: i32 = 31 } {
-        20 from high_bits |stored, quants| five_bits(quants, stored)
+        20 from high_bits |stored, column| five_bits(stored, column)
     }
-    BlockQ5_1 { MAX_QUANT: i32 = 31 } { 20 from high_bits |stored, quants| five_bits(quants, stored) }
+    BlockQ5_1 { MAX_QUANT: i32 = 31 } { 20 from high_bits |stored, column| five_bits(stored, column) }
     BlockQ8_0 { OFFSET: i32 = 128, MAX_QUANT: i32 = 255 } {
-        32 from quants |stored, quants| for (quants, word) in quants.iter_mut().zip(stored) {
-            *quants = word.xor(repeat4(0x80));
-        }
+        32 from quants |stored, column| stored.word::<W>(column).xor(repeat4(0x80))
     }
     BlockIq4Nl { OFFSET: i32 = 128, MAX_QUANT: i32 = 241, CODEBOOK: Option<Codebook> = IQ4_CODEBOOK } {
-        16 from quants |stored, quants| four_bits::<_, 4>(quants, stored)
+        16 from quants |stored, column| four_bits::<_, 4>(stored, 0, column)
     }
     BlockMxfp4 { OFFSET: i32 = 12, MAX_QUANT: i32 = 24, CODEBOOK: Option<Codebook> = MXFP4_CODEBOOK } {
-        16 from quants |stored, quants| four_bits::<_, 4>(quants, stored)
+        16 from quants |stored, column| four_bits::<_, 4>(stored, 0, column)
     }
 }

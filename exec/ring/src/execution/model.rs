@@ -54,6 +54,11 @@ impl LocalModel {
         })
     }
 
+    /// Uses the packed weights beside the model file, see [`Weights::use_packed`].
+    pub fn use_packed_weights(&mut self) -> Result<bool, ExecError> {
+        Arc::get_mut(&mut self.weights).map_or(Ok(false), Weights::use_packed)
+    }
+
     #[must_use]
     pub fn with_backend_factory(self, backend_factory: Option<BackendFactory>) -> LocalModel {
         LocalModel { backend_factory, ..self }

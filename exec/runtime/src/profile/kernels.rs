@@ -11,7 +11,8 @@ use crate::cache::{HeadRows, KvCache};
 use crate::cpu::{Attention, Cpu, Matmul};
 use hearth_kernels::Activations;
 use hearth_kernels::attention::ScoreOptions;
-use hearth_kernels::matmul::Matrix;
+use hearth_kernels::interleaved::can_interleave;
+use hearth_kernels::matmul::{Layout, Matrix};
 
 // Number and length of heads, as in an 8B model.
 const HEADS: usize = 32;
@@ -27,6 +28,8 @@ const MAX_CACHES: u64 = 16;
 #[derive(Debug)]
 pub struct CpuKernels {
     cpu: Cpu,
+    /// The layout of matrices that can be packed.
+    layout: Layout,
     input: Activations, // [tokens, columns]
     out: Vec<f32>,      // [repeats, tokens, rows]
     caches: Vec<KvCache>,
@@ -39,6 +42,7 @@ impl CpuKernels {
     pub fn new(cpu: Cpu) -> CpuKernels {
         CpuKernels {
             cpu,
+            layout: Layout::Rows,
             input: Activations::default(),
             out: Vec::new(),
             caches: Vec::new(),
@@ -46,6 +50,12 @@ impl CpuKernels {
             query: vec![0.1; HEADS * LENGTH],
             mixed: vec![0.0; HEADS * LENGTH],
         }
+    }
+
+    /// Returns these kernels with packed weights, for matrices that can be packed.
+    #[must_use]
+    pub fn with_packed_weights(self, packed: bool) -> CpuKernels {
+        CpuKernels { layout: if packed { Layout::Interleaved } else { Layout::Rows }, ..self }
     }
 
     /// Returns the index of the KV cache to use next. The first call creates and fills the KV caches: [`MAX_CACHES`],
@@ -75,7 +85,8 @@ impl Kernels for CpuKernels {
     fn description(&self) -> String {
         let threads = self.cpu.thread_pool.threads();
         let plural = if threads == 1 { "" } else { "s" };
-        format!("{} kernels on {threads} thread{plural}", self.cpu.instruction_set.name())
+        let packed = if self.layout == Layout::Interleaved { ", packed weights" } else { "" };
+        format!("{} kernels on {threads} thread{plural}{packed}", self.cpu.instruction_set.name())
     }
 
     fn formats(&self) -> Vec<Format> {
@@ -92,7 +103,8 @@ impl Kernels for CpuKernels {
             values.for_each(|(at, value)| *value = (at % 7) as f32 - 3.0);
         }
         self.out.resize(repeats * tokens * rows, 0.0);
-        let matrix = Matrix { format, row_length: columns, rows, bytes: weights };
+        let layout = if can_interleave(format, rows) { self.layout } else { Layout::Rows };
+        let matrix = Matrix { format, row_length: columns, rows, layout, bytes: weights };
         let outputs = self.out.chunks_exact_mut(tokens * rows);
         let mut matmuls: Vec<Matmul<'_>> = outputs.map(|out| Matmul { matrix, out }).collect();
         self.cpu.multiply(&mut self.input, &mut matmuls);

@@ -25,7 +25,7 @@ mod overhead;
 
 use std::collections::BTreeSet;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hearth_profiles::device::{Cpu as CpuProfile, DeviceProfile, Os};
@@ -44,7 +44,7 @@ use hearth_schema::pass::MAX_PASS_TOKENS;
 
 use crate::cpu::buffer_bytes;
 use crate::synth::SynthError;
-use crate::{Cpu, ExecError, ThreadPool, ThreadPoolOptions};
+use crate::{Cpu, ExecError, ThreadPool, ThreadPoolOptions, Weights};
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ProfileOptions {
@@ -119,7 +119,8 @@ pub fn profile(
     let buffer = WeightBuffer::new(measurement.buffer_size)?;
     let read_bandwidth = measure::memory_bandwidth::measure_read_bandwidth(&buffer, threads, &measurement)?;
     let formats = model.as_ref().map(formats).unwrap_or_default();
-    let mut kernels = CpuKernels::new(cpu.clone());
+    let packed = options.model.as_deref().is_some_and(uses_packed);
+    let mut kernels = CpuKernels::new(cpu.clone()).with_packed_weights(packed);
     let rates =
         measure::compute::measure_compute_rates(&mut kernels, &formats, &buffer, &measurement, progress)?;
     drop(buffer);
@@ -217,6 +218,11 @@ fn operating_system() -> Os {
         "windows" => Os::Windows,
         _ => Os::Linux,
     }
+}
+
+/// Whether this machine uses packed weights for the model at `path`.
+pub fn uses_packed(path: &Path) -> bool {
+    Weights::open(path).and_then(|mut weights| weights.use_packed()).unwrap_or(false)
 }
 
 fn about(cpu: &Cpu) -> String {

@@ -20,8 +20,8 @@ use hearth_profiles::gguf::{GgufError, GgufModel, TensorInfo, layer_of_tensor};
 use hearth_schema::plan::WeightDigests;
 use sha2::{Digest, Sha256};
 
-use super::Weights;
 use super::digest_cache::{CacheSession, DigestCache};
+use super::{Extent, Weights};
 use crate::error::ExecError;
 
 /// The number of bytes that a thread reads at once.
@@ -102,8 +102,18 @@ impl Weights {
             digests.get(part).map(String::as_str) != part.digest_in(expected)
         };
         let unknown: Vec<_> = parts.iter().copied().filter(|part| differs(part, &cached)).collect();
-        let computed = self.hash_and_store(&unknown, threads, session.as_ref(), on_progress)?;
-        Ok(unknown.into_iter().filter(|part| differs(part, &computed)).collect())
+        let is_in = |part: WeightPart, source: Extent| {
+            self.model.tensors.iter().any(|tensor| {
+                tensor.file_index == source.file_index
+                    && (tensor.offset..tensor.end_offset()).contains(&source.offset)
+                    && part.contains(&tensor.name)
+            })
+        };
+        // Those that differ are not hashed, so that the cache does not have their digests.
+        let (packed, changed): (Vec<_>, Vec<_>) =
+            unknown.iter().partition(|&&part| self.is_packed_correctly(|source| is_in(part, source)));
+        let computed = self.hash_and_store(&packed, threads, session.as_ref(), on_progress)?;
+        Ok(unknown.into_iter().filter(|part| changed.contains(part) || differs(part, &computed)).collect())
     }
 
     fn hash_and_store(

@@ -38,6 +38,10 @@ impl MappedFile {
         Ok(MappedFile { path: path.to_owned(), file, identity, registration, map })
     }
 
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     pub(super) fn mapping(&self) -> &FileMapping {
         &self.map
     }

@@ -10,12 +10,13 @@
 pub mod digest_cache;
 pub mod digests;
 mod mapped_file;
+pub mod packed;
 pub(crate) mod tensors;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::ExecError;
@@ -55,6 +56,8 @@ pub struct Weights {
     embedding: Tensor,
     per_layer_inputs: Option<PerLayerInputTable<Tensor, Tensor>>,
     output: OutputTensors,
+    /// The packed matrices by their extents in the model files; none if packed weights are not used.
+    packed: BTreeMap<Extent, Tensor>,
     /// The available layers if only some layers of the model were fetched; `None` if the model is complete.
     fetched_layers: Option<BTreeSet<u32>>,
 }
@@ -301,6 +304,7 @@ impl Weights {
             embedding,
             per_layer_inputs,
             output,
+            packed: BTreeMap::new(),
             fetched_layers,
         })
     }
@@ -318,9 +322,10 @@ impl Weights {
         &self.hyperparameters
     }
 
-    /// Returns the paths of the model files, indexed by [`Extent::file_index`].
-    pub fn file_paths(&self) -> &[PathBuf] {
-        &self.model.file_paths
+    /// Returns the paths of the files, indexed by [`Extent::file_index`]: those of the model, and that of the packed
+    /// weights if they are used.
+    pub fn file_paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(MappedFile::path)
     }
 
     /// Returns the extents of the tables of which each token reads one row: the input embedding and, in some models,
@@ -438,7 +443,7 @@ impl Weights {
         }
     }
 
-    /// Returns the model files, indexed by [`Extent::file_index`].
+    /// Returns the files, indexed by [`Extent::file_index`].
     pub fn files(&self) -> impl Iterator<Item = &File> {
         self.files.iter().map(MappedFile::file)
     }
@@ -509,7 +514,8 @@ impl Weights {
 
     fn matrix(&self, tensor: Tensor) -> Matrix<'_> {
         let bytes = self.mapped_bytes(tensor.extent).expect("the tensor table was checked");
-        Matrix { format: tensor.format, row_length: tensor.row_length, rows: tensor.rows, bytes }
+        let Tensor { format, row_length, rows, layout, .. } = tensor;
+        Matrix { format, row_length, rows, layout, bytes }
     }
 
     fn vector(&self, tensor: Tensor) -> &[f32] {

@@ -11,6 +11,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::weights::mapped_file::MappedFile;
+use hearth_kernels::Layout;
 use hearth_profiles::Format;
 use hearth_profiles::gguf::{GgufModel, TensorInfo};
 use hearth_profiles::model::architecture::RopeFactorTensors;
@@ -28,6 +29,7 @@ pub(crate) struct Tensor {
     /// Number of elements in a row.
     pub(crate) row_length: usize,
     pub(crate) rows: usize,
+    pub(crate) layout: Layout,
     pub(crate) extent: Extent,
 }
 
@@ -65,6 +67,36 @@ impl LayerTensors {
         let biases = self.experts.and_then(|experts| experts.biases).into_iter().flatten();
         let shared_gate = self.experts.and_then(|experts| experts.shared_gate);
         own.chain(net.into_iter().flatten()).chain(biases).chain(shared_gate)
+    }
+
+    /// Replaces each matrix by the result of `replace`. Its argument is the matrix and the number of equal parts, the
+    /// matrices of experts, that are used alone.
+    pub(crate) fn map_matrices(
+        self,
+        expert_count: usize,
+        replace: impl Fn(Tensor, usize) -> Tensor,
+    ) -> LayerTensors {
+        let one = |tensor| replace(tensor, 1);
+        LayerTensors {
+            matrices: self.matrices.map(|matrix| matrix.map(one)),
+            delta_net: self.delta_net.map(|net| net.map(one, |vector| vector)),
+            experts: self.experts.map(|experts| {
+                let halves = if experts.up.is_none() { 2 } else { 1 };
+                ExpertParameters {
+                    router: one(experts.router),
+                    gate: replace(experts.gate, halves * expert_count),
+                    up: experts.up.map(|up| replace(up, expert_count)),
+                    down: replace(experts.down, expert_count),
+                    ..experts
+                }
+            }),
+            per_layer_input: self.per_layer_input.map(|input| PerLayerInputParameters {
+                gate: one(input.gate),
+                projection: one(input.projection),
+                ..input
+            }),
+            ..self
+        }
     }
 
     /// Returns the matrices of the layer in the order of use.
@@ -381,7 +413,13 @@ impl<'a> TensorTable<'a> {
             return Err(rejected(name, problem, "download the model again"));
         }
         self.used.borrow_mut().insert(&info.name);
-        Ok(Tensor { format: info.format, row_length: *length as usize, rows: rows as usize, extent })
+        Ok(Tensor {
+            format: info.format,
+            row_length: *length as usize,
+            rows: rows as usize,
+            layout: Layout::Rows,
+            extent,
+        })
     }
 
     /// Returns the divisors of the rotary frequencies in the file: one list (Llama 3.1), or lists for short and long

@@ -4,6 +4,7 @@ mod architectures;
 mod bad_files;
 mod golden;
 mod models;
+mod packed;
 mod public;
 mod same_bits;
 mod synth;
