@@ -141,12 +141,14 @@ pub fn open_plan_and_model(
     Ok((read, open_model(path, gpu_weights)?, path.clone()))
 }
 
-/// Returns whether a regular file begins like a GGUF file. Other files, such as pipes, could not be read again.
+/// Returns whether a regular file begins like a GGUF file, or has such a name, so that the error names what is wrong with
+/// it. Other files, such as pipes, could not be read again.
 fn is_model_file(path: &Path) -> bool {
     let is_regular = std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
     let mut start = [0; 4];
     let mut read = || File::open(path).and_then(|mut file| file.read_exact(&mut start));
-    is_regular && read().is_ok() && start == *b"GGUF"
+    let is_named = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    is_regular && (is_named || read().is_ok() && start == *b"GGUF")
 }
 
 /// Returns the plan of a model that this device runs alone.

@@ -324,7 +324,10 @@ fn table(comparison: &Comparison) -> String {
     let plural = if *threads == 1 { "" } else { "s" };
     let mut lines =
         vec![format!("{}, {threads} thread{plural}", comparison.model), comparison.processor.clone()];
-    let instructions = |speed: &InferenceSpeed| speed.instruction_set.clone();
+    let instructions = |speed: &InferenceSpeed| {
+        let packed = if speed.packed == Some(true) { ", packed weights" } else { "" };
+        Some(format!("{}{packed}", speed.instruction_set.as_ref()?))
+    };
     lines.extend(instructions(hearth).map(|names| format!("hearth: {names}")));
     lines.extend(llama_cpp.and_then(instructions).map(|names| format!("llama.cpp: {names}")));
     let heads = if llama_cpp.is_some() { ["hearth", "llama.cpp", "ratio"] } else { ["hearth", "", ""] };

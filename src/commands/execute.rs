@@ -140,7 +140,11 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         let logits = statistics.lock().unwrap_or_else(PoisonError::into_inner).summary();
         show(generated, &tokenizer, logits, (json, is_streamed))?;
         if let Some(suspicion) = logits.filter(|_| !json).and_then(|logits| logits.suspicion()) {
-            let hint = "the weights may be damaged, check them with `--verify`";
+            let hint = if ring.device.verify_weights {
+                "the weights are those of the plan, so its model may be damaged or have random weights"
+            } else {
+                "the weights may be damaged, check them with `--verify`"
+            };
             tracing::warn!("the text may be meaningless, because {suspicion}; {hint}");
         }
     }

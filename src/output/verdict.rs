@@ -17,17 +17,22 @@ pub fn format_verdict(verdict: &Verdict, interval: Option<&PredictionInterval>, 
     let mut text = String::new();
     if let Some(speed) = verdict.speed {
         let (speed, token) = (speed.tokens_per_second, Seconds(speed.tpot_ms / 1e3));
-        let comparison = match speed / verdict.reading_speed {
+        // How many sequences are decoded at the same time.
+        let together = Some(speed * token.0).filter(|&together| together >= EQUAL_UP_TO);
+        let comparison = match 1.0 / token.0 / verdict.reading_speed {
             ratio if ratio >= EQUAL_UP_TO => "faster than people read",
             ratio if ratio > 1.0 / EQUAL_UP_TO => "as fast as people read",
             _ => "slower than people read",
         };
-        let range = interval.map_or_else(String::new, |interval| format!(" ({})", speed_range(interval)));
+        let range = interval.map_or_else(String::new, |interval| {
+            format!(" ({})", speed_range(interval, together.unwrap_or(1.0)))
+        });
+        let of_all = if together.is_some() { " for all requests together" } else { "" };
         let devices: Vec<String> =
             verdict.devices.iter().map(|name| format!("`{}`", escape_line(name))).collect();
         let _ = writeln!(
             text,
-            "{} tokens/s{range}: {comparison}, {token} per token with {}",
+            "{} tokens/s{of_all}{range}: {comparison}, {token} per token with {}",
             short_speed(speed),
             devices.join(", ")
         );
@@ -77,12 +82,13 @@ fn beside_single_device(speed: f64, alone: &SingleDeviceSpeed) -> String {
     )
 }
 
-/// Returns the range of speeds that contains 80 % of the draws, and how many of them do not run.
-fn speed_range(interval: &PredictionInterval) -> String {
+/// Returns the range of speeds of `together` sequences that contains 80 % of the draws, and how many of them do not run.
+fn speed_range(interval: &PredictionInterval, together: f64) -> String {
     let PredictionInterval { p10_ms, p90_ms, failed_draw_count, draw_count, .. } = *interval;
-    let fast = short_speed(1e3 / p10_ms);
+    let speed = |tpot_ms: f64| short_speed(together * 1e3 / tpot_ms);
+    let fast = speed(p10_ms);
     let range = if p90_ms.is_finite() {
-        format!("{} to {fast} in 80 %", short_speed(1e3 / p90_ms))
+        format!("{} to {fast} in 80 %", speed(p90_ms))
     } else {
         format!("at most {fast} in 90 %")
     };

@@ -54,7 +54,7 @@ fn every_documented_key_is_printed() {
     run_successfully(&["simulate", &toy, "--trace", &trace]);
     let q4_k = model_path("q4_k");
     let routes = repository_root().join("tests/data/moe/qwen3-30b-a3b.route.csv").display().to_string();
-    let commands: [(&str, &[&str]); 17] = [
+    let commands: [(&str, &[&str]); 18] = [
         ("plan SCENARIO", &["plan", &home]),
         ("plan SCENARIO --compare", &["plan", &toy, "--compare"]),
         ("plan SCENARIO --export ENGINE", &["plan", &home, "--export", "llama.cpp"]),
@@ -70,6 +70,7 @@ fn every_documented_key_is_printed() {
         ("sweep SCENARIO", &["sweep", &toy, "--vary", "planner.rounds=1,7"]),
         ("report TRACE", &["report", &trace, "-o", &report]),
         ("synth", &["synth", "--preset", "tiny", "-o", &tiny]),
+        ("pack GGUF", &["pack", &tiny]),
         ("tokenize GGUF", &["tokenize", &q4_k, "Once upon"]),
         ("init", &["init", &first, "--device", "one=d1"]),
     ];
