@@ -56,7 +56,7 @@ impl ReferenceResolver for LocalMachineResolver {
         if let Some(device) = cache.as_ref().and_then(ProfileCache::read) {
             return Ok(device);
         }
-        tracing::info!("measuring this machine as `{}` (about ten seconds)", entry.name);
+        tracing::info!("measuring this machine as `{}` (about half a minute)", entry.name);
         let spinner = progress::spinner();
         let links = || Ok(probe::measure_links(&[], None, ProbeOptions::quick())?);
         let device = profile(&options, links, &mut |what| {

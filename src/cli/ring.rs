@@ -151,7 +151,7 @@ fn parse_origin(text: &str) -> Result<String, String> {
 /// Parses the address on which `hearth serve` listens, `IP:PORT`. Host names are not accepted.
 fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
-        "expected IP:PORT, such as 127.0.0.1:8080 or 0.0.0.0:8080; a host name is not accepted".into()
+        "expected IP:PORT with a port up to 65535, such as 127.0.0.1:8080 or 0.0.0.0:8080, and no host name".into()
     })
 }
 

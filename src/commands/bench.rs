@@ -16,6 +16,7 @@ use hearth_profiles::measure::processor::cpu_description;
 use hearth_profiles::measure::topology::Topology;
 use hearth_runtime::Weights;
 use hearth_runtime::speed::{InferenceSpeed, PrefillSpeed, SpeedOptions, measure};
+use hearth_runtime::weights::packed::is_useful;
 use hearth_workflow::Error;
 use serde::Serialize;
 
@@ -198,6 +199,13 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
             tracing::info!("hint:  stop other programs, or increase --max-repeats");
         }
     }
+    if is_useful() && !args.unpacked && comparisons.iter().any(|comparison| !comparison.hearth.uses_packed())
+    {
+        tracing::info!(
+            "hint:  `hearth pack {}` makes this model faster on this processor",
+            args.model.display()
+        );
+    }
     if let Some(why) = no_llama_cpp.filter(|why| !why.is_empty()) {
         tracing::info!("note: some runs of llama.cpp have no result: {why}");
         tracing::info!(
@@ -220,6 +228,9 @@ fn hearth_command(args: &BenchArgs, threads: u32) -> Result<Command, Failure> {
     command.arg("--threads").arg(threads.to_string());
     command.arg("--prompts").arg(joined(&args.prompt_lengths));
     command.arg("--tokens").arg(args.tokens.to_string());
+    if args.unpacked {
+        command.arg("--unpacked");
+    }
     Ok(command)
 }
 
@@ -325,7 +336,7 @@ fn table(comparison: &Comparison) -> String {
     let mut lines =
         vec![format!("{}, {threads} thread{plural}", comparison.model), comparison.processor.clone()];
     let instructions = |speed: &InferenceSpeed| {
-        let packed = if speed.packed == Some(true) { ", packed weights" } else { "" };
+        let packed = if speed.uses_packed() { ", packed weights" } else { "" };
         Some(format!("{}{packed}", speed.instruction_set.as_ref()?))
     };
     lines.extend(instructions(hearth).map(|names| format!("hearth: {names}")));

@@ -244,8 +244,9 @@ fn show(
     let outputs = TokenTimes::from_trace(&generated.trace);
     let count: usize = generated.tokens_by_sequence.iter().map(Vec::len).sum();
     let prompts = outputs.prompt_tokens();
+    let plural = if prompts == 1 { "" } else { "s" };
     say!(
-        "\n\n{prompts} prompt tokens, {count} generated tokens\n{}{}\n",
+        "\n\n{prompts} prompt token{plural}, {count} generated tokens\n{}{}\n",
         format_table(&run.metrics),
         run_events::format_events(&generated.trace)
     );

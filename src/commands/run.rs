@@ -389,6 +389,7 @@ impl Answer {
             FinishReason::Length => "; stopped at the maximum number of tokens",
             FinishReason::Interrupted | FinishReason::Terminated => "; interrupted",
         };
-        format!("[{prompt_tokens} prompt tokens, {} generated{first}{speed}{end}]", token_ids.len())
+        let plural = if *prompt_tokens == 1 { "" } else { "s" };
+        format!("[{prompt_tokens} prompt token{plural}, {} generated{first}{speed}{end}]", token_ids.len())
     }
 }

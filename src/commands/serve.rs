@@ -163,9 +163,11 @@ impl Ready<'_> {
     fn text(&self) -> String {
         let Ready { listening, scheme, model, sequences, devices: count, can_chat } = self;
         let chat = if *can_chat { "" } else { " (no chat: the model has no chat template)" };
-        let plural = if *count == 1 { "" } else { "s" };
+        let [of_requests, of_devices] =
+            [*sequences as usize, *count].map(|count| if count == 1 { "" } else { "s" });
         format!(
-            "serving {model} at {scheme}://{listening}, {sequences} concurrent requests on {count} device{plural}{chat}"
+            "serving {model} at {scheme}://{listening}, {sequences} request{of_requests} at a time on {count} \
+             device{of_devices}{chat}"
         )
     }
 }

@@ -1,6 +1,5 @@
 //! `hearth simulate`: predicts the speed of a plan.
 
-use hearth_core::metrics::Metrics;
 use hearth_profiles::Bytes;
 use hearth_schema::Plan;
 use hearth_schema::trace::Outcome;
@@ -26,10 +25,6 @@ const MEMORY_IGNORED: &str =
 const DEFAULT_DRAWS: u32 = 32;
 /// Number of steps of a run up to which its uncertainty is estimated without `--draws`. source: assumed, a second
 const MAX_STEPS_FOR_DRAWS: usize = 20_000;
-
-/// Ratio of the times per token that planner and simulator predict, above which a note is printed.
-/// source: assumed; over random scenarios half of all plans are within 1.1 and nine of ten within 1.4
-const MAX_PLANNER_RATIO: f64 = 1.5;
 
 pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     let PlanSource { plan, planning: flags } = &args.source;
@@ -112,20 +107,8 @@ fn show(plan: &Plan, output: &RunSummary, ignored: &str, events: &str, is_cold: 
         None if is_cold => say!("{}\n", soc::COLD_START_NOTE),
         None => {}
     }
-    if let Some(note) = disagreement(plan, &output.metrics) {
+    if let Some(note) = plan::planner_disagreement(plan, &output.metrics) {
         say!("{note}\n");
     }
     Ok(())
-}
-
-fn disagreement(plan: &Plan, metrics: &Metrics) -> Option<String> {
-    let (expected, simulated) = (plan.prediction?.tpot.as_millis(), metrics.tpot_ms?.mean_ms);
-    let factor = (expected / simulated).max(simulated / expected);
-    (factor > MAX_PLANNER_RATIO).then(|| {
-        format!(
-            "note: the planner expected {expected:.1} ms per token, but the simulator predicts {simulated:.1} ms, \
-             a factor of {factor:.1}. The simulator is more accurate: it models page caches, waiting and each \
-             message. Try `--residency managed` or `hearth plan --compare`."
-        )
-    })
 }

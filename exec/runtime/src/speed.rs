@@ -59,6 +59,13 @@ pub struct InferenceSpeed {
     pub instruction_set: Option<String>,
 }
 
+impl InferenceSpeed {
+    /// Whether packed weights were used.
+    pub fn uses_packed(&self) -> bool {
+        self.packed == Some(true)
+    }
+}
+
 /// The speed of processing a prompt of `tokens` tokens in one pass.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PrefillSpeed {

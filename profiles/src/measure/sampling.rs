@@ -158,10 +158,13 @@ impl Samples {
         quantity: impl FnOnce(f64) -> T,
         what: &str,
     ) -> Sourced<T> {
-        let count = self.count();
+        let samples = match self.count() {
+            1 => "one sample".to_owned(),
+            count => format!("median of {count} samples"),
+        };
         Sourced {
             value: quantity(self.median()).rounded(),
-            source: format!("measured: median of {count} samples of {what}"),
+            source: format!("measured: {samples} of {what}"),
             spread: self.spread().map(|spread| Fraction((spread.0 * 1e3).round() / 1e3).rounded()),
         }
     }

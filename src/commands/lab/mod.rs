@@ -167,6 +167,9 @@ fn show_all(
         say!("{}", plan::format_table(plan, true));
         say!("\nprediction {}, written before the run\n", output.prediction);
         say!("predicted: {}\n", format_table(&output.predicted.metrics));
+        if let Some(note) = plan::planner_disagreement(plan, &output.predicted.metrics) {
+            say!("{note}\n");
+        }
         say!("measured:  {}\n", format_table(&output.measured.metrics));
         for again in &output.repeats {
             say!("again:     {}\n", format_table(&again.metrics));

@@ -271,7 +271,7 @@ impl Base<'_> {
     }
 
     /// Creates variants with other models of the catalogue: the newest dense model of about half the size, and the
-    /// newest mixtures that are not larger and of which a token uses at most half as much.
+    /// newest mixtures that are not larger and of which a token uses at most half as much. hearth can run all of them.
     fn models(&self) -> Vec<Variant> {
         if self.scenario.workload.speculation.is_some() {
             return Vec::new();
@@ -280,6 +280,7 @@ impl Base<'_> {
         let mut found: Vec<(ModelDocument, ModelProfile)> = catalogue()
             .filter_map(|document| document.to_profile().ok().map(|model| (document, model)))
             .collect();
+        found.retain(|(_, model)| model.shape.check_runnable().is_ok());
         found.retain(|(_, model)| {
             let size = dense_equivalent(model);
             if model.shape.experts.is_some() {

@@ -1,6 +1,6 @@
 //! Multiplication of interleaved weights by up to eight tokens at a time, in AVX-512 with VNNI.
 //!
-//! Weights are unpacked in registers, once for all tokens. The bounds of the sums are those of [`crate::panel::avx512`].
+//! Weights are unpacked in registers, once for all tokens. The bounds of the sums are those of panels.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
