@@ -166,11 +166,12 @@ impl WeightProgress {
     }
 }
 
-/// Opens a model file for the CPU and the GPU of this machine, with its packed weights if there are any. `gpu_weights` is the format of the weights on the GPU.
+/// Opens a model file for the CPU and the GPU of this machine, with its packed weights if there are any. `gpu_weights` is
+/// the format of the weights on the GPU.
 pub fn open_model(path: &Path, gpu_weights: GpuWeightFormat) -> Result<LocalModel, Failure> {
     check_model_exists(path)?;
-    let model = LocalModel::open(path).map_err(|error| Failure::from(error).with_location(path.display()));
-    let mut model = model?;
+    let opened = LocalModel::open(path);
+    let mut model = opened.map_err(|error| Failure::from(error).with_location(path.display()))?;
     if let Err(error) = model.use_packed_weights() {
         tracing::warn!("{error}");
     }

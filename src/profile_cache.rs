@@ -1,7 +1,7 @@
 //! The profile cache: keeps the measured profile of this machine, so that no command measures it twice.
 //!
 //! A cached profile is valid for the same processor, number of CPUs, CPU quota, memory size, kernel, disk, build of
-//! hearth, number of threads and duration of the measurement, with or without packed weights. The available memory is not cached. The user measures
+//! hearth, number of threads and duration of the measurement. The available memory is not cached. The user measures
 //! again by deleting the file.
 
 use std::os::unix::fs::MetadataExt;
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use hearth_halda::lint;
 use hearth_profiles::measure::{memory, processor};
 use hearth_profiles::{DeviceProfile, Document};
-use hearth_runtime::profile::{ProfileOptions, os_and_kernel, uses_packed};
+use hearth_runtime::profile::{ProfileOptions, os_and_kernel};
 use hearth_schema::digest::digest_text;
 use hearth_workflow::documents::read_document;
 use hearth_workflow::files::write;
@@ -34,9 +34,8 @@ impl ProfileCache {
         let ProfileOptions { name: device, model, threads, measurement, max_pass_tokens } = options;
         let program = std::env::current_exe().and_then(std::fs::metadata).ok()?;
         let disk = std::fs::metadata(model.clone().unwrap_or_else(|| ".".into())).ok()?.dev();
-        let packed = model.as_deref().is_some_and(uses_packed);
         let key = format!(
-            "{} {:?} {:?} {} {} {disk} {} {}.{} {threads} {max_pass_tokens} {measurement:?} {model:?} {packed}",
+            "{} {:?} {:?} {} {} {disk} {} {}.{} {threads} {max_pass_tokens} {measurement:?} {model:?}",
             processor::cpu_name(),
             processor::allowed_cpus(),
             processor::cpu_quota_description(),

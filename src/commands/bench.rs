@@ -199,10 +199,13 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
             tracing::info!("hint:  stop other programs, or increase --max-repeats");
         }
     }
-    if is_useful() && !args.unpacked && comparisons.iter().any(|comparison| !comparison.hearth.uses_packed())
+    if is_useful()
+        && weights.is_mostly_packable()
+        && !args.unpacked
+        && comparisons.iter().any(|comparison| !comparison.hearth.uses_packed())
     {
         tracing::info!(
-            "hint:  `hearth pack {}` makes this model faster on this processor",
+            "hint:  `hearth pack {}` may make this model faster on this processor",
             args.model.display()
         );
     }

@@ -17,7 +17,6 @@ use super::print_result;
 use crate::cli::PackArgs;
 use crate::diagnostics::{ExitCode, Failure};
 use crate::interruption::{self, EXIT_INTERRUPTED};
-
 use crate::progress;
 
 /// Number of runs of the benchmark with and without packed weights; the fastest counts.
@@ -57,8 +56,14 @@ pub fn run(args: &PackArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut output =
         Output { path: path.display().to_string(), is_useful: is_useful(), size: None, bench: None };
     if args.check {
-        weights.use_packed_file(&path).map_err(located)?;
-        if !weights.check_packed() {
+        weights.use_packed_file(&path)?;
+        let bar = progress::progress_bar("weights", 0, progress::BYTES_TEMPLATE);
+        let is_equal = weights.check_packed(&mut |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        })?;
+        bar.finish_and_clear();
+        if !is_equal {
             let what = "the packed weights differ from those of the model";
             return Err(Failure::invalid(what)
                 .with_location(path.display())

@@ -5,8 +5,11 @@
 //! of every row by the same four activations: dot products need no horizontal sums, and the integer scales of rows are
 //! lanes too. Memory is read in one sequence of rising addresses.
 //!
-//! The bytes of a block that are not words, the f16 scale of most formats, follow the words of the sixteen blocks, row
-//! after row. A group has exactly the bytes of its rows, in another order, and so has a matrix.
+//! A group consists of units of 1, 2 or 4 blocks. The bytes of a block that are not words, its f16 scale in most formats,
+//! are its *rest*: a unit has as many blocks as there are rests in a word. It begins with the rests of its blocks, [row,
+//! block, rest]. The words of each block follow, in the order in which kernels first use them
+//! ([`UnpackBytes::interleaved_place`]). Fewer blocks at the end of the rows are a unit too. A group has exactly the bytes
+//! of its rows, in another order, and so has a matrix.
 //!
 //! Not here: unpacking of words ([`super::panel`]), and files with interleaved weights (`hearth_runtime`).
 
@@ -20,7 +23,7 @@ use hearth_profiles::Format;
 use super::matmul::{Layout, MatmulTask, Matrix};
 use super::panel::PANEL_ROWS;
 use super::panel::unpack::UnpackBytes;
-use super::{InstructionSet, blocks, matmul, panel};
+use super::{InstructionSet, blocks, matmul};
 
 /// Number of rows that are interleaved.
 pub const GROUP_ROWS: usize = PANEL_ROWS;
@@ -190,7 +193,7 @@ pub(crate) fn multiply(instructions: InstructionSet, task: MatmulTask<'_, '_>) {
         if task.input.tokens() < PANEL_TOKENS {
             avx512::multiply(avx512, task);
         } else {
-            panel::avx512::matmul(avx512, task);
+            super::panel::avx512::matmul(avx512, task);
         }
         return;
     }

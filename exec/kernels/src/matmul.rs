@@ -15,10 +15,9 @@ use super::activations::Activations;
 use super::{InstructionSet, blocks, interleaved, scalar};
 
 /// The order of the bytes of a weight matrix.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     /// [rows, `row_bytes`], as in GGUF files.
-    #[default]
     Rows,
     /// Groups of sixteen rows, see [`super::interleaved`].
     Interleaved,
@@ -42,7 +41,7 @@ impl<'a> Matrix<'a> {
         self.bytes.len().checked_div(self.rows).unwrap_or(0)
     }
 
-    /// Returns the number of adjacent rows whose bytes are not apart: parts of the matrix are multiples of it.
+    /// Returns the number of rows whose bytes are interleaved: parts of the matrix must be multiples of it.
     pub fn rows_together(&self) -> usize {
         match self.layout {
             Layout::Rows => 1,
@@ -52,6 +51,7 @@ impl<'a> Matrix<'a> {
 
     /// Returns the bytes of the weights of row `row` of a matrix that is not interleaved.
     pub fn row(&self, row: usize) -> &'a [u8] {
+        debug_assert_eq!(self.layout, Layout::Rows, "the bytes of a row are apart");
         &self.bytes[row * self.row_bytes()..][..self.row_bytes()]
     }
 

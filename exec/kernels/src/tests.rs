@@ -122,6 +122,13 @@ fn magnitude(format: Format, row: &[u8], weights: &[f32], input: &[f64]) -> f64 
     input.iter().enumerate().map(|(at, a)| part(at) * a.abs()).sum()
 }
 
+/// Returns rows of a matrix, of which there are a multiple of sixteen, in the interleaved layout.
+fn interleaved_rows(matrix: Matrix<'_>) -> Vec<u8> {
+    let mut out = vec![0; matrix.bytes.len()];
+    interleaved::interleave(matrix.format, matrix.row_bytes(), matrix.bytes, &mut out);
+    out
+}
+
 fn dequantised(format: Format, row: &[u8], length: usize) -> Vec<f32> {
     let mut weights = vec![0.0; length];
     dequantise(format, row, &mut weights).unwrap();
@@ -181,16 +188,17 @@ proptest! {
 
     #[test]
     fn interleaved_weights_have_the_bits_of_the_oracle(
-        seed: u64, blocks in 1usize..12, groups in 1usize..4, tokens in prop_oneof![1usize..20, 60usize..80],
+        seed: u64, blocks in 1usize..12, groups in 1usize..4, tokens in prop_oneof![1usize..20, 60usize..80], more: bool,
     ) {
         for &format in Format::ALL.iter().filter(|&&format| interleaved::can_interleave(format, 16)) {
+            // Panels have 32 blocks of 32 weights, and the rest of a row.
+            let blocks = if more && format.block_len() == 32 { blocks + 30 } else { blocks };
             let (length, rows) = (format.block_len() as usize * blocks, 16 * groups);
             let bytes = random_rows(format, rows, length, seed);
             let matrix = Matrix { format, row_length: length, rows, layout: Layout::Rows, bytes: &bytes };
             let mut input = random_activations(tokens, length, seed);
             let scalar = matmul_bits(InstructionSet::SCALAR, matrix, &mut input);
-            let mut out = vec![0; bytes.len()];
-            interleaved::interleave(format, matrix.row_bytes(), &bytes, &mut out);
+            let out = interleaved_rows(matrix);
             for instructions in InstructionSet::detect_all() {
                 let found = matmul_bits(instructions, Matrix { layout: Layout::Interleaved, bytes: &out, ..matrix }, &mut input);
                 prop_assert_eq!(&scalar, &found, "{} with {}", format, instructions.name());
@@ -251,8 +259,8 @@ fn extreme_values_do_not_overflow() {
             }
         }
         set_scales(format, &mut row, || f16::ONE);
-        // One token uses dot products, 13 use panels.
-        for (tokens, sign) in [(1, 1.0), (1, -1.0), (13, 1.0), (13, -1.0)] {
+        // One token uses dot products, 13 and 70 use panels, 70 also of packed weights.
+        for (tokens, sign) in [(1, 1.0), (1, -1.0), (13, 1.0), (13, -1.0), (70, -1.0)] {
             let mut input = Activations::default();
             input.resize(tokens, length);
             input.rows_mut().fill(127.0 * sign);
@@ -261,6 +269,17 @@ fn extreme_values_do_not_overflow() {
             for instructions in InstructionSet::detect_all() {
                 let found = matmul_bits(instructions, matrix, &mut input);
                 assert_eq!(found, bits, "{format}, {fill:#x}, {tokens} tokens with {}", instructions.name());
+            }
+            if interleaved::can_interleave(format, 16) {
+                let rows = row.repeat(16);
+                let rows = Matrix { rows: 16, bytes: &rows, ..matrix };
+                let packed = interleaved_rows(rows);
+                let packed = Matrix { layout: Layout::Interleaved, bytes: &packed, ..rows };
+                let found = matmul_bits(InstructionSet::detect(), packed, &mut input);
+                assert!(
+                    found.iter().all(|&found| found == bits[0]),
+                    "{format}, {fill:#x}, {tokens} tokens, packed"
+                );
             }
             let weights = dequantised(format, &row, length);
             let terms: Vec<f64> = weights.iter().map(|&w| f64::from(w) * 127.0 * f64::from(sign)).collect();
@@ -308,14 +327,18 @@ fn every_exponent_of_mxfp4_gives_the_same_bits() {
     }
     let matrix =
         Matrix { format: Format::Mxfp4, row_length: length, rows: 256, layout: Layout::Rows, bytes: &rows };
-    // One token uses dot products, 13 use panels.
-    for tokens in [1, 13] {
+    // One token uses dot products, 13 and 70 use panels, 70 also of packed weights.
+    for tokens in [1, 13, 70] {
         let mut input = random_activations(tokens, length, 5);
         let scalar = matmul_bits(InstructionSet::SCALAR, matrix, &mut input);
         assert!(scalar.iter().all(|&bits| !f32::from_bits(bits).is_nan()));
+        let packed = interleaved_rows(matrix);
+        let packed = Matrix { layout: Layout::Interleaved, bytes: &packed, ..matrix };
         for instructions in InstructionSet::detect_all() {
-            let found = matmul_bits(instructions, matrix, &mut input);
-            assert_eq!(found, scalar, "{tokens} tokens with {}", instructions.name());
+            for matrix in [matrix, packed] {
+                let found = matmul_bits(instructions, matrix, &mut input);
+                assert_eq!(found, scalar, "{tokens} tokens with {}", instructions.name());
+            }
         }
     }
 }

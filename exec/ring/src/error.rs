@@ -173,7 +173,8 @@ impl RingError {
             RingError::Disconnected { .. } => "check the output of the other device and start it again",
             RingError::UnusableFetchFolder { .. } => "check the free space and the permissions of the folder",
             RingError::DamagedWeights { .. } => {
-                "download the model again, or plan again with `--hash-weights` if the file is right"
+                "download the model again, and write its packed weights again; or plan again with `--hash-weights` if the file is \
+                 right"
             }
             RingError::Deadline { hint, .. } => hint,
             RingError::Wire(error) => return error.hint().map(Cow::from),

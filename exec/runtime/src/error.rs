@@ -30,6 +30,8 @@ pub enum ExecError {
     Partial { path: PathBuf },
     #[error("the packed weights `{path}` {what}: write them again with `hearth pack`, or delete them", path = .path.display())]
     Packed { path: PathBuf, what: &'static str },
+    #[error("`{path}` has no matrix that can be packed: none is quantised in a supported format", path = .path.display())]
+    NothingToPack { path: PathBuf },
     #[error("cannot write the packed weights `{path}`: {source}", path = .path.display())]
     WritePacked { path: PathBuf, source: std::io::Error },
     #[error("tensor `{tensor}` {problem}: {hint}")]

@@ -46,7 +46,9 @@ pub async fn serve(mut stream: impl ByteStream, model: Arc<LocalModel>) -> Resul
 }
 
 fn read_chunk(model: &LocalModel, file: u16, chunk: u64) -> Option<Frame> {
-    let bytes = model.weights.mappings().nth(usize::from(file))?;
+    // After the files of the model there may be one with packed weights.
+    let model_files = model.weights.model().file_paths.len();
+    let bytes = model.weights.mappings().take(model_files).nth(usize::from(file))?;
     let start = usize::try_from(chunk.checked_mul(CHUNK_BYTES)?).ok()?;
     let payload = bytes.get(start..bytes.len().min(start.checked_add(CHUNK_BYTES as usize)?))?.to_vec();
     let message = Message::Chunk { file, chunk, hash: sha256(&payload) };

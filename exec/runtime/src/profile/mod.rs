@@ -119,13 +119,13 @@ pub fn profile(
     let buffer = WeightBuffer::new(measurement.buffer_size)?;
     let read_bandwidth = measure::memory_bandwidth::measure_read_bandwidth(&buffer, threads, &measurement)?;
     let formats = model.as_ref().map(formats).unwrap_or_default();
-    let packed = options.model.as_deref().is_some_and(uses_packed);
+    let packed = options.model.as_deref().map_or(Ok(false), uses_packed)?;
     let mut kernels = CpuKernels::new(cpu.clone()).with_packed_weights(packed);
     let rates =
         measure::compute::measure_compute_rates(&mut kernels, &formats, &buffer, &measurement, progress)?;
     drop(buffer);
     progress("fixed costs");
-    let overheads = overhead::measure_overheads(&cpu, &rates, &measurement)?;
+    let overheads = overhead::measure_overheads(&cpu, &rates, packed, &measurement)?;
 
     let ComputeRates {
         matvec,
@@ -220,9 +220,9 @@ fn operating_system() -> Os {
     }
 }
 
-/// Whether this machine uses packed weights for the model at `path`.
-pub fn uses_packed(path: &Path) -> bool {
-    Weights::open(path).and_then(|mut weights| weights.use_packed()).unwrap_or(false)
+/// Whether this machine uses packed weights for the model at `path`, which hearth may be unable to run.
+fn uses_packed(path: &Path) -> Result<bool, ExecError> {
+    Weights::open(path).map_or(Ok(false), |mut weights| weights.use_packed())
 }
 
 fn about(cpu: &Cpu) -> String {

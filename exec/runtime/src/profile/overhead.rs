@@ -16,6 +16,7 @@ use hearth_profiles::{Format, Layers, Seconds, Sourced};
 
 use super::ProfileError;
 use crate::synth::{SynthOptions, synthesise};
+use crate::weights::packed::packed_path;
 use crate::{Cpu, InputOutputLayers, KvCacheOptions, KvFormat, Sampler, SamplerOptions, Stage, Weights};
 
 /// Number of tokens after which the measured sequence restarts, so that attention costs almost nothing.
@@ -73,17 +74,24 @@ impl Drop for TempFolder {
 }
 
 /// Measures the fixed costs of a layer and a token with the threads of `cpu`. `rates` are the measured rates of the
-/// same kernels.
+/// same kernels, with packed weights if `packed` is set.
 pub(super) fn measure_overheads(
     cpu: &Cpu,
     rates: &ComputeRates,
+    packed: bool,
     measurement: &MeasurementOptions,
 ) -> Result<Overheads, ProfileError> {
     let folder = TempFolder::new()?;
     let path = folder.0.join("overhead.gguf");
     let options = small_model();
     synthesise(&options, &path, &mut |_, _| ())?;
-    let weights = Arc::new(Weights::open(&path)?);
+    let mut weights = Weights::open(&path)?;
+    if packed {
+        let packed_path = packed_path(&path);
+        weights.pack(&packed_path, &mut |_, _| ())?;
+        weights.use_packed_file(&packed_path)?;
+    }
+    let weights = Arc::new(weights);
     // The mapped file is readable without its name, and nothing remains if the process is killed from here on.
     drop(folder);
     let shape = &options.shape;

@@ -6,6 +6,8 @@
 //!
 //! The digest of a layer also covers the small tensor with the RoPE factors, which every device needs for its layers.
 //!
+//! If a device uses packed weights, it compares them with the model files too ([`super::packed`]).
+//!
 //! The bytes are read from the open files in chunks, not through the mapping, so that they do not count as memory of
 //! this process. Both read the same pages of the page cache.
 
@@ -16,17 +18,18 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use hearth_profiles::gguf::{GgufError, GgufModel, TensorInfo, layer_of_tensor};
+use hearth_profiles::gguf::{GgufError, TensorInfo, layer_of_tensor};
 use hearth_schema::plan::WeightDigests;
 use sha2::{Digest, Sha256};
 
+use super::Weights;
 use super::digest_cache::{CacheSession, DigestCache};
-use super::{Extent, Weights};
+use super::packed::PackedPart;
 use crate::error::ExecError;
 
 /// The number of bytes that a thread reads at once.
 /// source: assumed; so large that a hard disk reads for longer than it seeks
-const CHUNK_BYTES: usize = 1 << 20;
+pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
 /// The tensor with the RoPE factors, which is outside the layers but which every layer uses.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -73,8 +76,9 @@ impl Weights {
     ) -> Result<WeightDigests, ExecError> {
         let layers = (0..self.shape.layers.0).map(WeightPart::Layer);
         let parts: Vec<_> = std::iter::once(WeightPart::OutsideLayers).chain(layers).collect();
-        let session = cache.and_then(|cache| cache.begin(self));
-        let mut digests = self.hash_and_store(&parts, threads, session.as_ref(), on_progress)?;
+        // The cache of a model with packed weights says that both are right, which is not checked here.
+        let session = cache.filter(|_| !self.uses_packed()).and_then(|cache| cache.begin(self));
+        let mut digests = self.hash_and_store(&parts, threads, session.as_ref(), false, on_progress)?;
         let outside_layers = digests.remove(&WeightPart::OutsideLayers).unwrap_or_default();
         Ok(WeightDigests { layers: digests.into_values().collect(), outside_layers })
     }
@@ -82,8 +86,12 @@ impl Weights {
     /// Returns the paths of the files that have tensors of `part`.
     pub fn files_of_part(&self, part: WeightPart) -> Vec<&Path> {
         let own = self.model.tensors.iter().filter(|tensor| part.contains(&tensor.name));
-        let files: BTreeSet<usize> = own.map(|tensor| tensor.file_index).collect();
-        files.into_iter().filter_map(|file| Some(self.model.file_paths.get(file)?.as_path())).collect()
+        let of_tensor = |tensor: &TensorInfo| {
+            let packed = self.packed_parts(tensor).map(|packed| packed.tensor.extent.file_index);
+            packed.chain([tensor.file_index]).collect::<Vec<_>>()
+        };
+        let files: BTreeSet<usize> = own.flat_map(of_tensor).collect();
+        files.into_iter().filter_map(|file| Some(self.files.get(file)?.path())).collect()
     }
 
     /// Returns the parts among `parts` whose weights differ from the `expected` digests, in order. Parts that the cache
@@ -102,32 +110,23 @@ impl Weights {
             digests.get(part).map(String::as_str) != part.digest_in(expected)
         };
         let unknown: Vec<_> = parts.iter().copied().filter(|part| differs(part, &cached)).collect();
-        let is_in = |part: WeightPart, source: Extent| {
-            self.model.tensors.iter().any(|tensor| {
-                tensor.file_index == source.file_index
-                    && (tensor.offset..tensor.end_offset()).contains(&source.offset)
-                    && part.contains(&tensor.name)
-            })
-        };
-        // Those that differ are not hashed, so that the cache does not have their digests.
-        let (packed, changed): (Vec<_>, Vec<_>) =
-            unknown.iter().partition(|&&part| self.is_packed_correctly(|source| is_in(part, source)));
-        let computed = self.hash_and_store(&packed, threads, session.as_ref(), on_progress)?;
-        Ok(unknown.into_iter().filter(|part| changed.contains(part) || differs(part, &computed)).collect())
+        let computed = self.hash_and_store(&unknown, threads, session.as_ref(), true, on_progress)?;
+        Ok(unknown.into_iter().filter(|part| differs(part, &computed)).collect())
     }
 
+    /// Hashes `parts`. With `with_packed`, parts whose packed weights differ from the model are left out.
     fn hash_and_store(
         &self,
         parts: &[WeightPart],
         threads: usize,
         session: Option<&CacheSession<'_>>,
+        with_packed: bool,
         on_progress: OnHashProgress<'_>,
     ) -> Result<BTreeMap<WeightPart, String>, ExecError> {
         if parts.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let files: Vec<&File> = self.files().collect();
-        let (digests, ended) = hash_parts(&self.model, &files, parts, threads, on_progress);
+        let (digests, ended) = self.hash_parts(parts, threads, with_packed, on_progress);
         self.check_unchanged()?;
         // Also after a stop, so that the next attempt need not begin again.
         if let Some(session) = session {
@@ -137,61 +136,83 @@ impl Weights {
     }
 }
 
-/// Hashes each of the `parts` on one of `threads` threads. Returns the digests of the parts that were hashed, and the first
-/// error.
-fn hash_parts(
-    model: &GgufModel,
-    files: &[&File],
-    parts: &[WeightPart],
-    threads: usize,
-    on_progress: OnHashProgress<'_>,
-) -> (BTreeMap<WeightPart, String>, Result<(), ExecError>) {
-    let tensors = |part: WeightPart| model.tensors.iter().filter(move |tensor| part.contains(&tensor.name));
-    let total: u64 = parts.iter().flat_map(|&part| tensors(part)).map(|tensor| tensor.bytes.0).sum();
-    let (next, done, has_ended) = (AtomicUsize::new(0), Mutex::new(0), AtomicBool::new(false));
-    let results = Mutex::new(Vec::new());
-    let hash_part = |part, buffer: &mut [u8]| {
-        let mut hash = Sha256::new();
-        for tensor in tensors(part) {
-            let is_complete = feed(&mut hash, tensor, files[tensor.file_index], buffer, &mut |bytes| {
-                let mut done = done.lock().expect("no thread panicked");
-                *done += bytes;
-                !has_ended.load(Ordering::Relaxed) && on_progress(*done, total)
-            });
-            let path = || model.file_paths[tensor.file_index].clone();
-            if !is_complete.map_err(|source| GgufError::Read { path: path(), source })? {
-                return Err(ExecError::HashingStopped);
+impl Weights {
+    /// Hashes each of the `parts` on one of `threads` threads. Returns the digests of the parts that were hashed, without
+    /// those whose packed weights differ if `with_packed` is set, and the first error.
+    fn hash_parts(
+        &self,
+        parts: &[WeightPart],
+        threads: usize,
+        with_packed: bool,
+        on_progress: OnHashProgress<'_>,
+    ) -> (BTreeMap<WeightPart, String>, Result<(), ExecError>) {
+        let files: Vec<&File> = self.files().collect();
+        let tensors =
+            |part: WeightPart| self.model.tensors.iter().filter(move |tensor| part.contains(&tensor.name));
+        let packed = |part| {
+            let sources = tensors(part).filter(|_| with_packed).flat_map(|tensor| self.packed_parts(tensor));
+            sources.collect::<Vec<PackedPart>>()
+        };
+        let bytes_of = |part| {
+            let packed: u64 = packed(part).iter().map(|packed| packed.source.length).sum();
+            packed + tensors(part).map(|tensor| tensor.bytes.0).sum::<u64>()
+        };
+        let total: u64 = parts.iter().map(|&part| bytes_of(part)).sum();
+        let (next, done, has_ended) = (AtomicUsize::new(0), Mutex::new(0), AtomicBool::new(false));
+        let results = Mutex::new(Vec::new());
+        let on_chunk = |bytes: u64| {
+            let mut done = done.lock().expect("no thread panicked");
+            *done += bytes;
+            !has_ended.load(Ordering::Relaxed) && on_progress(*done, total)
+        };
+        let hash_part = |part, buffer: &mut [u8]| {
+            let path = |file_index: usize| self.files[file_index].path().to_owned();
+            let mut hash = Sha256::new();
+            for tensor in tensors(part) {
+                let is_complete =
+                    feed(&mut hash, tensor, files[tensor.file_index], buffer, &mut |bytes| on_chunk(bytes));
+                let read = |source| GgufError::Read { path: path(tensor.file_index), source };
+                if !is_complete.map_err(read)? {
+                    return Err(ExecError::HashingStopped);
+                }
+            }
+            for packed in packed(part) {
+                let is_equal = packed.is_equal(&files, &mut |bytes| on_chunk(bytes));
+                let read = |source| GgufError::Read { path: path(packed.tensor.extent.file_index), source };
+                if !is_equal.map_err(read)?.ok_or(ExecError::HashingStopped)? {
+                    return Ok(None);
+                }
+            }
+            Ok(Some(format!("sha256:{:x}", hash.finalize())))
+        };
+        let work = || {
+            let mut buffer = vec![0; CHUNK_BYTES];
+            while let Some(&part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let digest = hash_part(part, &mut buffer);
+                let failed = digest.is_err();
+                results.lock().expect("no thread panicked").push(digest.map(|digest| (part, digest)));
+                if failed {
+                    has_ended.store(true, Ordering::Relaxed);
+                    return;
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads.clamp(1, parts.len().max(1)) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        let (mut digests, mut ended) = (BTreeMap::new(), Ok(()));
+        for result in results.into_inner().expect("no thread panicked") {
+            match result {
+                Ok((part, digest)) => digests.extend(digest.map(|digest| (part, digest))),
+                // The first error is the cause; threads that stopped because of it follow.
+                Err(error) => ended = ended.and(Err(error)),
             }
         }
-        Ok(format!("sha256:{:x}", hash.finalize()))
-    };
-    let work = || {
-        let mut buffer = vec![0; CHUNK_BYTES];
-        while let Some(&part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let digest = hash_part(part, &mut buffer);
-            let failed = digest.is_err();
-            results.lock().expect("no thread panicked").push(digest.map(|digest| (part, digest)));
-            if failed {
-                has_ended.store(true, Ordering::Relaxed);
-                return;
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..threads.clamp(1, parts.len().max(1)) {
-            scope.spawn(work);
-        }
-        work();
-    });
-    let (mut digests, mut ended) = (BTreeMap::new(), Ok(()));
-    for result in results.into_inner().expect("no thread panicked") {
-        match result {
-            Ok((part, digest)) => drop(digests.insert(part, digest)),
-            // The first error is the cause; threads that stopped because of it follow.
-            Err(error) => ended = ended.and(Err(error)),
-        }
+        (digests, ended)
     }
-    (digests, ended)
 }
 
 /// Feeds the name, the size and the bytes of a tensor to a hash. After each chunk, `on_chunk` receives its length, and
@@ -222,12 +243,12 @@ fn feed(
 }
 
 #[cfg(unix)]
-fn read_exact_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+pub(super) fn read_exact_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
     std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset)
 }
 
 #[cfg(windows)]
-fn read_exact_at(file: &File, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
+pub(super) fn read_exact_at(file: &File, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
     while !buffer.is_empty() {
         let count = std::os::windows::fs::FileExt::seek_read(file, buffer, offset)?;
         if count == 0 {

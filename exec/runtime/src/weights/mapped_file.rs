@@ -42,6 +42,11 @@ impl MappedFile {
         &self.path
     }
 
+    /// Returns when the content was changed last, if the system knows it.
+    pub(super) fn modified(&self) -> Option<SystemTime> {
+        self.identity.1
+    }
+
     pub(super) fn mapping(&self) -> &FileMapping {
         &self.map
     }

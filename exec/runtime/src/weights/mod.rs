@@ -34,10 +34,10 @@ use hearth_profiles::measure::direct::PageBuffer;
 use hearth_profiles::measure::mapping::FileMapping;
 use hearth_profiles::model::ModelShape;
 
-/// A contiguous range of bytes in a model file.
+/// A contiguous range of bytes in a model file or in the file with its packed weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Extent {
-    /// The index of the file among the files of a split model, counted from 0.
+    /// The index of the file among the files of the model, of which packed weights are the last, counted from 0.
     pub file_index: usize,
     /// The offset of the range in the file, in bytes.
     pub offset: u64,
@@ -372,7 +372,7 @@ impl Weights {
     }
 
     /// Returns the extents of all weights in a part of the model, with adjacent tensors merged. With tied embeddings,
-    /// the output layer includes the input embedding table.
+    /// the output layer includes the input embedding table, unless it is packed.
     pub fn part_extents(&self, part: &ModelPart) -> Vec<Extent> {
         merged(self.part_tensors(part).concat())
     }

@@ -5,7 +5,9 @@
 //! and matrices that cannot be interleaved are read from the model file.
 //!
 //! The file has a magic number, the length of the index, the index as JSON, its SHA-256 digest, and the matrices, each
-//! aligned to a cache line. The index names the digest of the model, so that another model's weights are never used.
+//! aligned to a cache line. The index names the digest of the model, which covers headers, sizes and the first bytes of
+//! each tensor, and a file that is older than the model is not used. All bytes are compared by `--verify` and `hearth pack
+//! --check`.
 //!
 //! Not here: who packs weights and when (`hearth pack`).
 
@@ -16,11 +18,13 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use hearth_kernels::interleaved::{self, GROUP_ROWS, can_interleave};
-use hearth_kernels::{InstructionSet, Layout};
+use hearth_kernels::{InstructionSet, Layout, Matrix};
+use hearth_profiles::gguf::{GgufError, TensorInfo};
 use hearth_profiles::model::ModelProfile;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::digests::{CHUNK_BYTES, read_exact_at};
 use super::mapped_file::MappedFile;
 use super::tensors::Tensor;
 use super::{Extent, Weights};
@@ -76,9 +80,17 @@ pub fn is_useful() -> bool {
 }
 
 impl Weights {
-    /// Writes the packed weights of this model to `path`. `on_progress` receives the bytes written so far, and all.
+    /// Writes the packed weights of this model to `path`. `on_progress` receives the bytes written so far, and all. Fails
+    /// if no matrix can be packed.
+    ///
+    /// # Panics
+    /// If packed weights are used.
     pub fn pack(&self, path: &Path, on_progress: &mut dyn FnMut(u64, u64)) -> Result<PackedSize, ExecError> {
+        assert!(!self.uses_packed(), "the weights of the model are packed, not packed ones");
         let (matrices, other_bytes) = self.packable();
+        if matrices.is_empty() {
+            return Err(ExecError::NothingToPack { path: self.model.file_paths[0].clone() });
+        }
         let total: u64 = matrices.keys().map(|source| source.length).sum();
         let model = ModelProfile::from_gguf(&self.model)?.digest;
         let header = |offsets: &[u64]| {
@@ -132,9 +144,24 @@ impl Weights {
         !self.packed.is_empty()
     }
 
-    /// Whether all packed matrices that are used have the weights of the model files.
-    pub fn check_packed(&self) -> bool {
-        self.is_packed_correctly(|_| true)
+    /// Whether all packed matrices that are used have the weights of the model files. `on_progress` receives the bytes
+    /// compared so far, and all.
+    pub fn check_packed(&self, on_progress: &mut dyn FnMut(u64, u64)) -> Result<bool, ExecError> {
+        let files: Vec<&File> = self.files().collect();
+        let total = self.packed.keys().map(|source| source.length).sum();
+        let mut done = 0;
+        for (&source, &tensor) in &self.packed {
+            let is_equal = PackedPart { source, tensor }.is_equal(&files, &mut |bytes| {
+                done += bytes;
+                on_progress(done, total);
+                true
+            });
+            let path = || self.files[tensor.extent.file_index].path().to_owned();
+            if is_equal.map_err(|source| GgufError::Read { path: path(), source })? != Some(true) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Uses the packed weights beside the model, if there are any and this processor multiplies them faster. Returns
@@ -145,31 +172,41 @@ impl Weights {
             return Ok(false);
         }
         self.use_packed_file(&path)?;
-        Ok(true)
+        Ok(self.uses_packed())
     }
 
-    /// Uses the packed weights in the file `path`.
+    /// Uses the packed weights in the file `path`, on any processor. Fails as [`Self::use_packed`] does.
+    ///
+    /// # Panics
+    /// If packed weights are used already.
     pub fn use_packed_file(&mut self, path: &Path) -> Result<(), ExecError> {
+        assert!(!self.uses_packed(), "packed weights are used already");
         let file = MappedFile::open(path)?;
         let refused = |what| ExecError::Packed { path: path.to_owned(), what };
         let index = read_index(file.mapping()).map_err(refused)?;
         if index.model != ModelProfile::from_gguf(&self.model)?.digest {
             return Err(refused("are those of another model, or of an earlier version of it"));
         }
+        if file.modified() < self.files.iter().filter_map(MappedFile::modified).max() {
+            return Err(refused("are older than the model"));
+        }
         let (packable, _) = self.packable();
-        let file_index = self.files.len();
+        let (file_index, count) = (self.files.len(), index.matrices.len());
         let mut packed = BTreeMap::new();
         for PackedMatrix { file_index: source_file, source_offset, bytes, offset } in index.matrices {
             let source = Extent { file_index: source_file, offset: source_offset, length: bytes };
             let is_inside = offset.checked_add(bytes).is_some_and(|end| end <= file.mapping().len() as u64);
-            let tensor = packable.get(&source).filter(|_| is_inside);
+            let tensor = packable.get(&source).filter(|_| is_inside && offset.is_multiple_of(ALIGNMENT));
             let tensor = *tensor.ok_or_else(|| refused("are incomplete or damaged"))?;
             let extent = Extent { file_index, offset, length: bytes };
             packed.insert(source, Tensor { layout: Layout::Interleaved, extent, ..tensor });
         }
-        let replace = |tensor: Tensor, _| packed.get(&tensor.extent).copied().unwrap_or(tensor);
-        self.layers = self.layers.drain(..).map(|layer| layer.map_matrices(1, replace)).collect();
-        self.output.matrix = replace(self.output.matrix, 1);
+        if packed.len() != packable.len() || count != packable.len() {
+            return Err(refused("are incomplete or damaged"));
+        }
+        let replace = |tensor: Tensor| packed.get(&tensor.extent).copied().unwrap_or(tensor);
+        self.layers = self.layers.drain(..).map(|layer| layer.map_matrices(replace)).collect();
+        self.output.matrix = replace(self.output.matrix);
         self.packed = packed;
         self.files.push(file);
         Ok(())
@@ -178,35 +215,66 @@ impl Weights {
     /// Returns the matrices that can be packed by their extents in the model files, and the bytes of the others.
     fn packable(&self) -> (BTreeMap<Extent, Tensor>, u64) {
         let expert_count = self.shape.experts.map_or(1, |experts| experts.count as usize);
-        let (packable, other_bytes) = (std::cell::RefCell::new(BTreeMap::new()), std::cell::Cell::new(0));
-        let visit = |tensor: Tensor, parts: usize| {
+        let of_layers = self.layers.iter().flat_map(|layer| layer.matrices_with_parts(expert_count));
+        let (mut packable, mut other_bytes) = (BTreeMap::new(), 0);
+        for (tensor, parts) in of_layers.chain([(self.output.matrix, 1)]) {
             let part_rows = tensor.rows / parts.max(1);
             if part_rows * parts == tensor.rows && part_rows > 0 && can_interleave(tensor.format, part_rows) {
-                packable.borrow_mut().insert(tensor.extent, tensor);
+                packable.insert(tensor.extent, tensor);
             } else {
-                other_bytes.set(other_bytes.get() + tensor.extent.length);
+                other_bytes += tensor.extent.length;
             }
-            tensor
-        };
-        for layer in &self.layers {
-            layer.map_matrices(expert_count, visit);
         }
-        visit(self.output.matrix, 1);
-        (packable.into_inner(), other_bytes.get())
+        (packable, other_bytes)
     }
 
-    /// Whether the packed matrices, of those whose extents in the model files `selected` accepts, have the weights of the
-    /// model files.
-    pub(super) fn is_packed_correctly(&self, selected: impl Fn(Extent) -> bool) -> bool {
-        self.packed.iter().filter(|(source, _)| selected(**source)).all(|(source, tensor)| {
-            let packed = self.matrix(*tensor);
-            let stored = self.mapped_bytes(*source).unwrap_or_default();
-            let groups = stored.chunks_exact(GROUP_ROWS * packed.row_bytes()).enumerate();
-            stored.len() == packed.bytes.len()
-                && groups.into_iter().all(|(group, stored)| {
-                    *interleaved::rows_in_order(packed.slice(GROUP_ROWS * group, GROUP_ROWS)) == *stored
-                })
-        })
+    /// Whether most of the weights can be packed.
+    pub fn is_mostly_packable(&self) -> bool {
+        let (packable, other_bytes) = self.packable();
+        packable.keys().map(|source| source.length).sum::<u64>() > other_bytes
+    }
+
+    /// Returns the packed matrices that are parts of a tensor of the model.
+    pub(super) fn packed_parts(&self, tensor: &TensorInfo) -> impl Iterator<Item = PackedPart> {
+        let at = |offset| Extent { file_index: tensor.file_index, offset, length: 0 };
+        let parts = self.packed.range(at(tensor.offset)..at(tensor.end_offset()));
+        parts.map(|(&source, &tensor)| PackedPart { source, tensor })
+    }
+}
+
+/// A matrix in a packed file, and its extent in the model files.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PackedPart {
+    pub(super) source: Extent,
+    pub(super) tensor: Tensor,
+}
+
+impl PackedPart {
+    /// Whether the packed matrix has the weights of the model. After each chunk, `on_chunk` receives its length, and
+    /// returns whether to continue; if not, the result is `None`.
+    pub(super) fn is_equal(
+        &self,
+        files: &[&File],
+        on_chunk: &mut dyn FnMut(u64) -> bool,
+    ) -> io::Result<Option<bool>> {
+        let PackedPart { source, tensor: Tensor { format, row_length, rows, layout, extent } } = *self;
+        let group = source.length as usize / (rows / GROUP_ROWS);
+        let chunk = (CHUNK_BYTES / group).max(1) * group;
+        let (mut stored, mut packed) = (vec![0; chunk], vec![0; chunk]);
+        for at in (0..source.length).step_by(chunk) {
+            let length = chunk.min((source.length - at) as usize);
+            read_exact_at(files[source.file_index], &mut stored[..length], source.offset + at)?;
+            read_exact_at(files[extent.file_index], &mut packed[..length], extent.offset + at)?;
+            let rows = length / group * GROUP_ROWS;
+            let matrix = Matrix { format, row_length, rows, layout, bytes: &packed[..length] };
+            if *interleaved::rows_in_order(matrix) != stored[..length] {
+                return Ok(Some(false));
+            }
+            if !on_chunk(length as u64) {
+                return Ok(None);
+            }
+        }
+        Ok(Some(true))
     }
 }
 

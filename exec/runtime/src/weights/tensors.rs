@@ -69,34 +69,35 @@ impl LayerTensors {
         own.chain(net.into_iter().flatten()).chain(biases).chain(shared_gate)
     }
 
-    /// Replaces each matrix by the result of `replace`. Its argument is the matrix and the number of equal parts, the
-    /// matrices of experts, that are used alone.
-    pub(crate) fn map_matrices(
-        self,
-        expert_count: usize,
-        replace: impl Fn(Tensor, usize) -> Tensor,
-    ) -> LayerTensors {
-        let one = |tensor| replace(tensor, 1);
+    /// Replaces each matrix by the result of `replace`.
+    pub(crate) fn map_matrices(self, replace: impl Fn(Tensor) -> Tensor) -> LayerTensors {
         LayerTensors {
-            matrices: self.matrices.map(|matrix| matrix.map(one)),
-            delta_net: self.delta_net.map(|net| net.map(one, |vector| vector)),
-            experts: self.experts.map(|experts| {
-                let halves = if experts.up.is_none() { 2 } else { 1 };
-                ExpertParameters {
-                    router: one(experts.router),
-                    gate: replace(experts.gate, halves * expert_count),
-                    up: experts.up.map(|up| replace(up, expert_count)),
-                    down: replace(experts.down, expert_count),
-                    ..experts
-                }
-            }),
+            matrices: self.matrices.map(|matrix| matrix.map(&replace)),
+            delta_net: self.delta_net.map(|net| net.map(&replace, |vector| vector)),
+            experts: self.experts.map(|experts| experts.map(&replace, |vector| vector)),
             per_layer_input: self.per_layer_input.map(|input| PerLayerInputParameters {
-                gate: one(input.gate),
-                projection: one(input.projection),
+                gate: replace(input.gate),
+                projection: replace(input.projection),
                 ..input
             }),
             ..self
         }
+    }
+
+    /// Returns the matrices of the layer, each with the number of equal parts that are used alone: the matrices of
+    /// experts.
+    pub(crate) fn matrices_with_parts(&self, expert_count: usize) -> impl Iterator<Item = (Tensor, usize)> {
+        let experts = self.experts;
+        self.matrices_in_order().map(move |matrix| {
+            let parts = match experts {
+                Some(experts) if experts.up.is_none() && experts.gate.extent == matrix.extent => {
+                    2 * expert_count
+                }
+                Some(experts) if experts.matrices().any(|own| own.extent == matrix.extent) => expert_count,
+                _ => 1,
+            };
+            (matrix, parts)
+        })
     }
 
     /// Returns the matrices of the layer in the order of use.

@@ -1,15 +1,18 @@
 //! Tests of packed weights: the same bits as with the weights of the model file, and clear errors for wrong files.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hearth_profiles::Format;
 use hearth_profiles::model::{Architecture, Quant};
 use hearth_runtime::synth::SynthOptions;
+use hearth_runtime::weights::digest_cache::DigestCache;
 use hearth_runtime::weights::digests::WeightPart;
 use hearth_runtime::weights::packed::packed_path;
 use hearth_runtime::{Cpu, Engine, KvFormat, ThreadPool, ThreadPoolOptions, Weights};
+use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
 use crate::models::{self, shape, synthetic};
@@ -90,7 +93,7 @@ fn packed_weights_give_the_same_bits() {
     for file in files {
         let fixture = Fixture::new(&file);
         let packed = fixture.open().expect("packed weights");
-        assert!(packed.uses_packed() && packed.check_packed());
+        assert!(packed.uses_packed() && packed.check_packed(&mut |_, _| ()).expect("readable"));
         let expected = logits(Weights::open(&file).expect("a model"));
         assert!(logits(packed) == expected, "{}: the logits differ", file.display());
     }
@@ -113,8 +116,47 @@ fn packed_weights_of_another_model_or_damaged_ones_are_refused() {
     refused(damaged, &|bytes| bytes[100] ^= 1);
     refused(damaged, &|bytes| bytes[16..24].fill(0xff));
     refused("another version of hearth", &|bytes| bytes[15] = b'9');
+    // With a correct digest of the index.
+    let index = |change: fn(&mut Vec<serde_json::Value>)| {
+        move |bytes: &mut Vec<u8>| {
+            let length = u64::from_le_bytes(bytes[16..24].try_into().expect("eight bytes")) as usize;
+            let mut index: serde_json::Value = serde_json::from_slice(&bytes[24..24 + length]).expect("JSON");
+            change(index["matrices"].as_array_mut().expect("a list"));
+            let mut json = serde_json::to_vec(&index).expect("JSON");
+            assert!(json.len() <= length);
+            json.resize(length, b' ');
+            let digest = Sha256::digest(&json);
+            bytes[24..24 + length].copy_from_slice(&json);
+            bytes[24 + length..56 + length].copy_from_slice(&digest);
+        }
+    };
+    refused(damaged, &index(|matrices| drop(matrices.pop())));
+    refused(damaged, &index(Vec::clear));
+    refused(damaged, &index(|matrices| matrices[1] = matrices[0].clone()));
+    refused(damaged, &index(|matrices| matrices[0]["bytes"] = 32.into()));
+    refused(damaged, &index(|matrices| matrices[0]["file_index"] = 9.into()));
+    refused(damaged, &index(|matrices| matrices.last_mut().expect("a matrix")["offset"] = 9_999_936.into()));
+    refused(damaged, &index(|matrices| matrices[0]["offset"] = 1.into()));
     fs::copy(models::folder().join("psalm-7m-q8_0.gguf"), &fixture.model).expect("a copy");
     refused("are those of another model", &|_| ());
+}
+
+#[test]
+fn packed_weights_that_are_older_than_the_model_are_refused() {
+    let fixture = Fixture::new(&models::folder().join("psalm-7m-q4_k.gguf"));
+    let file = File::options().append(true).open(&fixture.packed).expect("a file");
+    let modified = fs::metadata(&fixture.model).and_then(|model| model.modified()).expect("a time");
+    file.set_modified(modified - Duration::from_secs(1)).expect("a file");
+    let error = fixture.open().expect_err("old packed weights");
+    assert!(error.contains("are older than the model"), "{error}");
+}
+
+#[test]
+fn model_without_quantised_weights_cannot_be_packed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = Weights::open(models::folder().join("psalm-7m-f16.gguf")).expect("a model");
+    let error = model.pack(&folder.path().join("packed"), &mut |_, _| ()).expect_err("nothing to pack");
+    assert!(error.to_string().contains("no matrix that can be packed"), "{error}");
 }
 
 #[test]
@@ -126,9 +168,14 @@ fn changed_packed_weights_are_found() {
     let damaged = |fixture: &Fixture| {
         let weights = fixture.open().expect("packed weights");
         let found = weights.find_damaged_parts(&parts, &digests, 1, None, &|_, _| true).expect("readable");
-        (weights.check_packed(), found)
+        (weights.check_packed(&mut |_, _| ()).expect("readable"), found)
     };
     assert_eq!(damaged(&fixture), (true, Vec::new()));
+    // Digests that are computed for a plan say nothing about packed weights, so they are not cached with them.
+    let cache = DigestCache::new(fixture.packed.with_file_name("digests.json"));
+    let open = || fixture.open().expect("packed weights");
+    open().compute_digests(1, Some(&cache), &|_, _| true).expect("readable");
+    assert!(!fixture.packed.with_file_name("digests.json").exists());
     // The matrices are in the order of the model file, which begins with the embedding and the layers.
     let middle = |bytes: &mut Vec<u8>| {
         let middle = bytes.len() / 2;
