@@ -16,7 +16,6 @@ use hearth_profiles::measure::processor::cpu_description;
 use hearth_profiles::measure::topology::Topology;
 use hearth_runtime::Weights;
 use hearth_runtime::speed::{InferenceSpeed, PrefillSpeed, SpeedOptions, measure};
-use hearth_runtime::weights::packed::is_useful;
 use hearth_workflow::Error;
 use serde::Serialize;
 
@@ -198,16 +197,6 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
             );
             tracing::info!("hint:  stop other programs, or increase --max-repeats");
         }
-    }
-    if is_useful()
-        && weights.is_mostly_packable()
-        && !args.unpacked
-        && comparisons.iter().any(|comparison| !comparison.hearth.uses_packed())
-    {
-        tracing::info!(
-            "hint:  `hearth pack {}` may make this model faster on this processor",
-            args.model.display()
-        );
     }
     if let Some(why) = no_llama_cpp.filter(|why| !why.is_empty()) {
         tracing::info!("note: some runs of llama.cpp have no result: {why}");

@@ -158,13 +158,11 @@ impl Samples {
         quantity: impl FnOnce(f64) -> T,
         what: &str,
     ) -> Sourced<T> {
-        let samples = match self.count() {
-            1 => "one sample".to_owned(),
-            count => format!("median of {count} samples"),
-        };
+        let count = self.count();
+        let plural = if count == 1 { "" } else { "s" };
         Sourced {
             value: quantity(self.median()).rounded(),
-            source: format!("measured: {samples} of {what}"),
+            source: format!("measured: median of {count} sample{plural} of {what}"),
             spread: self.spread().map(|spread| Fraction((spread.0 * 1e3).round() / 1e3).rounded()),
         }
     }

@@ -228,12 +228,6 @@ impl Weights {
         (packable, other_bytes)
     }
 
-    /// Whether most of the weights can be packed.
-    pub fn is_mostly_packable(&self) -> bool {
-        let (packable, other_bytes) = self.packable();
-        packable.keys().map(|source| source.length).sum::<u64>() > other_bytes
-    }
-
     /// Returns the packed matrices that are parts of a tensor of the model.
     pub(super) fn packed_parts(&self, tensor: &TensorInfo) -> impl Iterator<Item = PackedPart> {
         let at = |offset| Extent { file_index: tensor.file_index, offset, length: 0 };
