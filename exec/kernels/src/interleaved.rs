@@ -8,7 +8,7 @@
 //! A group consists of units of 1, 2 or 4 blocks. The bytes of a block that are not words, its f16 scale in most formats,
 //! are its *rest*: a unit has as many blocks as there are rests in a word. It begins with the rests of its blocks, [row,
 //! block, rest]. The words of each block follow, in the order in which kernels first use them
-//! ([`UnpackBytes::interleaved_place`]). Fewer blocks at the end of the rows are a unit too. A group has exactly the bytes
+//! (`UnpackBytes::interleaved_place`). Fewer blocks at the end of the rows are a unit too. A group has exactly the bytes
 //! of its rows, in another order, and so has a matrix.
 //!
 //! Not here: unpacking of words ([`super::panel`]), and files with interleaved weights (`hearth_runtime`).
