@@ -22,6 +22,7 @@ use hearth_sim::ScenarioEvents;
 use hearth_sim::mobile_gpu::{MobileGpu, WeightFormat};
 
 use crate::documents::read_document;
+use crate::parallel_jobs::{run_jobs, thread_count};
 use crate::scenario::ReferenceResolver;
 use crate::simulation::{self, MemoryOptions};
 use crate::{
@@ -43,8 +44,9 @@ pub struct Reproduction {
     pub failed_cells: Vec<(String, String, Error)>,
 }
 
-/// Simulates all cells of a document. The paths of its scenarios are relative to `folder`. If `draws` is above 0, the
-/// uncertainty of each time is estimated from that number of random draws of the parameters.
+/// Simulates all cells of a document, several at a time. The paths of its scenarios are relative to `folder`. If `draws`
+/// is above 0, the uncertainty of each time is estimated from that number of random draws of the parameters. All inputs
+/// are read and checked first.
 pub fn reproduce(
     published: &PublishedResults,
     folder: &Path,
@@ -53,49 +55,112 @@ pub fn reproduce(
     progress: &dyn Progress,
 ) -> Result<Reproduction, Error> {
     let runs = published.cells_to_simulate();
+    let read = |&(row, system)| {
+        Cell::read(folder, published, &published.rows[row], &published.systems[system], resolver)
+    };
+    let cells = runs.iter().map(read).collect::<Result<Vec<Cell>, Error>>()?;
+    check_inferred_values(published, &cells)?;
+
+    let job = |index: usize| cells[index].run(published.starts_warm, draws);
+    let done = run_jobs(cells.len(), thread_count(None), progress, job, |_| Ok(()))?;
+    if done.len() < cells.len() {
+        return Err(Error::failed("interrupted before all cells were simulated"));
+    }
     let (mut results, mut failed_cells) = (CellResults::new(), Vec::new());
     let mut without_inferred_values = vec![CellResults::new(); published.inferred_values.len()];
-    let mut unused_fields: Vec<&String> =
-        published.inferred_values.iter().flat_map(|value| value.values_without.keys()).collect();
-    for (done, (row, system)) in runs.iter().copied().enumerate() {
-        let (entry, system_entry) = (&published.rows[row], &published.systems[system]);
-        let what = format!("{} ({}, {})", published.name, entry.label, system_entry.name);
-        progress.report(&what, done as u64, runs.len() as u64);
-        let cell = match (&entry.scenario, &entry.gpu_run, &system_entry.gpu) {
-            (Some(scenario), ..) => {
-                let loaded = load(&folder.join(scenario), published, entry, system_entry, resolver)?;
-                unused_fields.retain(|path| !sweep::can_have_field(&loaded.scenario, path));
-                match resolve(&loaded) {
-                    Ok((devices, cluster)) => {
-                        let inferred = published.inferred_values.iter().zip(&mut without_inferred_values);
-                        for (value, results) in inferred {
-                            let values = &value.values_without;
-                            let (loaded, cluster) =
-                                sweep::replace_values(&loaded, &devices, &cluster, values)?;
-                            let cell = simulate_cell(&loaded, cluster, published.starts_warm, 0);
-                            results.insert((row, system), cell.unwrap_or_else(|error| failed(&error)));
-                        }
-                        simulate_cell(&loaded, cluster, published.starts_warm, draws)
-                    }
-                    Err(error) => Err(error),
-                }
-            }
-            (None, Some(gpu_run), Some(gpu)) => Ok(predict_by_roofline(folder, gpu_run, gpu)?),
-            // The validation of the document rejects such a row.
-            _ => Err(Error::failed(format!("row `{}` has neither a scenario nor a GPU", entry.label))),
-        };
-        let cell = cell.unwrap_or_else(|error| {
-            let result = failed(&error);
-            failed_cells.push((entry.label.clone(), system_entry.name.clone(), error));
-            result
-        });
-        results.insert((row, system), cell);
-    }
-    if let Some(path) = unused_fields.first() {
-        return Err(Error::invalid(format!("`inferred`: no scenario has the device of `{path}`"))
-            .with_hint("use the name of a device of a scenario in `rows`"));
+    for (key, (_, (result, without))) in runs.iter().copied().zip(done) {
+        for (results, without) in without_inferred_values.iter_mut().zip(without) {
+            results.insert(key, without.unwrap_or_else(|error| failed(&error)));
+        }
+        results.insert(
+            key,
+            result.unwrap_or_else(|error| {
+                let result = failed(&error);
+                let (row, system) = (&published.rows[key.0], &published.systems[key.1]);
+                failed_cells.push((row.label.clone(), system.name.clone(), error));
+                result
+            }),
+        );
     }
     Ok(Reproduction { results, without_inferred_values, failed_cells })
+}
+
+/// The inputs of a table cell.
+enum Cell {
+    Scenario {
+        loaded: Box<LoadedScenario>,
+        cluster: Cluster,
+        /// The scenario and the cluster without each of the document's inferred values.
+        without_inferred_values: Vec<(LoadedScenario, Cluster)>,
+    },
+    /// A scenario without a cluster, for example because its devices cannot run the model.
+    Unresolved { loaded: Box<LoadedScenario>, error: Error },
+    /// Predicted without a scenario.
+    Predicted(CellResult),
+}
+
+impl Cell {
+    fn read(
+        folder: &Path,
+        published: &PublishedResults,
+        row: &ResultRow,
+        system: &System,
+        resolver: &'static dyn ReferenceResolver,
+    ) -> Result<Self, Error> {
+        let scenario = match (&row.scenario, &row.gpu_run, &system.gpu) {
+            (Some(scenario), ..) => scenario,
+            (None, Some(gpu_run), Some(gpu)) => {
+                return predict_by_roofline(folder, gpu_run, gpu).map(Self::Predicted);
+            }
+            // The validation of the document rejects such a row.
+            _ => return Err(Error::failed(format!("row `{}` has neither a scenario nor a GPU", row.label))),
+        };
+        let loaded = load(&folder.join(scenario), published, row, system, resolver)?;
+        let (devices, cluster) = match resolve(&loaded) {
+            Ok(resolved) => resolved,
+            Err(error) => return Ok(Self::Unresolved { loaded: Box::new(loaded), error }),
+        };
+        let values = published.inferred_values.iter().map(|value| &value.values_without);
+        let without_inferred_values =
+            values.map(|values| sweep::replace_values(&loaded, &devices, &cluster, values));
+        let without_inferred_values = without_inferred_values.collect::<Result<_, Error>>()?;
+        Ok(Self::Scenario { loaded: Box::new(loaded), cluster, without_inferred_values })
+    }
+
+    /// Returns the result of the cell, and its results without each inferred value.
+    fn run(&self, warm: bool, draws: usize) -> (CellOutcome, Vec<CellOutcome>) {
+        match self {
+            Self::Scenario { loaded, cluster, without_inferred_values } => {
+                let without = without_inferred_values
+                    .iter()
+                    .map(|(loaded, cluster)| simulate_cell(loaded, cluster.clone(), warm, 0));
+                (simulate_cell(loaded, cluster.clone(), warm, draws), without.collect())
+            }
+            Self::Unresolved { error, .. } => (Err(error.clone()), Vec::new()),
+            Self::Predicted(result) => (Ok(result.clone()), Vec::new()),
+        }
+    }
+}
+
+/// The result of a cell, or the reason why it has none.
+type CellOutcome = Result<CellResult, Error>;
+
+/// Checks that each field of an inferred value is one of a scenario of the document.
+fn check_inferred_values(published: &PublishedResults, cells: &[Cell]) -> Result<(), Error> {
+    let is_used = |path: &str| {
+        cells.iter().any(|cell| match cell {
+            Cell::Scenario { loaded, .. } | Cell::Unresolved { loaded, .. } => {
+                sweep::can_have_field(&loaded.scenario, path)
+            }
+            Cell::Predicted(_) => false,
+        })
+    };
+    let mut paths = published.inferred_values.iter().flat_map(|value| value.values_without.keys());
+    match paths.find(|path| !is_used(path)) {
+        Some(path) => Err(Error::invalid(format!("`inferred`: no scenario has the device of `{path}`"))
+            .with_hint("use the name of a device of a scenario in `rows`")),
+        None => Ok(()),
+    }
 }
 
 /// Returns the device profiles of a scenario, and the cluster of [`LoadedScenario::resolve_cluster`].
