@@ -168,26 +168,14 @@ const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
 /// Rounds a block of N values to eight bits and returns the scale of the block.
 #[inline(always)]
 fn round_block<const N: usize>(values: &[f32; N], quants: &mut [i8; N]) -> f32 {
-    let mut lanes = [0.0f32; 16];
-    // Zero, unless a value is infinite or not a number.
-    let mut non_finite = [0.0f32; 16];
-    for chunk in values.as_chunks::<16>().0 {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            let magnitude = value.abs();
-            *lane = if magnitude > *lane { magnitude } else { *lane };
-        }
-        for (non_finite, value) in non_finite.iter_mut().zip(chunk) {
-            *non_finite = value.mul_add(0.0, *non_finite);
-        }
-    }
-    let largest = lanes.iter().fold(0.0f32, |a, &b| if b > a { b } else { a });
-    let inverse = 127.0 / largest;
-    let non_finite: f32 = non_finite.iter().sum();
-    if non_finite.is_nan() {
+    // The bits of magnitudes are in the order of the magnitudes, then come those of numbers that are not finite.
+    let largest = f32::from_bits(values.iter().fold(0, |largest, value| largest.max(value.abs().to_bits())));
+    if !largest.is_finite() {
         // Eight-bit integers have no NaN, so the scale carries it: the logits become NaN too.
         quants.fill(1);
         return f32::NAN;
     }
+    let inverse = 127.0 / largest;
     if !inverse.is_finite() {
         // All values are zero, or so small that they round to zero.
         quants.fill(0);

@@ -38,30 +38,42 @@ const CLAMPED_SWIGLU_LIMIT: f32 = 7.0;
 /// Returns the largest of scores; minus infinity if there are none.
 #[inline(always)]
 fn largest(scores: &[f32]) -> f32 {
-    let mut largest = [f32::NEG_INFINITY; 8];
-    let (chunks, rest) = scores.as_chunks::<8>();
-    for chunk in chunks.iter().map(|chunk| &chunk[..]).chain([rest]) {
-        for (lane, &score) in largest.iter_mut().zip(chunk) {
+    let mut lanes = [f32::NEG_INFINITY; 8];
+    let mut take = |chunk: &[f32]| {
+        for (lane, &score) in lanes.iter_mut().zip(chunk) {
             *lane = if score > *lane { score } else { *lane };
         }
+    };
+    let (chunks, rest) = scores.as_chunks::<8>();
+    for chunk in chunks {
+        take(chunk);
     }
-    largest.iter().fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a })
+    take(rest);
+    lanes.iter().fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a })
 }
 
 /// Replaces scores by `e^(score - largest)`, and returns their sum.
 #[inline(always)]
 fn exponentiate(scores: &mut [f32], largest: f32) -> f32 {
+    // The compiler vectorises a loop without sums.
+    for score in scores.iter_mut() {
+        *score = exponential(*score - largest);
+    }
+    sum(scores)
+}
+
+/// Returns the sum of values, added in eight lanes.
+#[inline(always)]
+fn sum(values: &[f32]) -> f32 {
     let mut lanes = [0.0f32; 8];
-    let (chunks, rest) = scores.as_chunks_mut::<8>();
+    let (chunks, rest) = values.as_chunks::<8>();
     for chunk in chunks {
-        for (lane, score) in lanes.iter_mut().zip(chunk) {
-            *score = exponential(*score - largest);
-            *lane += *score;
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            *lane += value;
         }
     }
-    for (lane, score) in lanes.iter_mut().zip(rest) {
-        *score = exponential(*score - largest);
-        *lane += *score;
+    for (lane, value) in lanes.iter_mut().zip(rest) {
+        *lane += value;
     }
     tree_sum(lanes)
 }
@@ -127,23 +139,17 @@ super::multiversion! {
     /// Computes the sums of `e^(x - largest)` and of `(x - largest) e^(x - largest)` over all x in `scores`. They give
     /// the entropy of the softmax of `scores`: with the sums Z and S it is `ln Z - S / Z`.
     pub fn exponential_sums(scores: &[f32], largest: f32, sums: &mut [f32; 2]) {
-        let (mut powers, mut weighted) = ([0.0f32; 8], [0.0f32; 8]);
-        let (chunks, rest) = scores.as_chunks::<8>();
-        for chunk in chunks {
-            for ((score, power), weighted) in chunk.iter().zip(&mut powers).zip(&mut weighted) {
+        *sums = [0.0; 2];
+        let (mut powers, mut weighted) = ([0.0f32; 256], [0.0f32; 256]);
+        for part in scores.chunks(powers.len()) {
+            for ((power, weighted), score) in powers.iter_mut().zip(&mut weighted).zip(part) {
                 let difference = score - largest;
-                let value = exponential(difference);
-                *power += value;
-                *weighted += difference * value;
+                *power = exponential(difference);
+                *weighted = difference * *power;
             }
+            sums[0] += sum(&powers[..part.len()]);
+            sums[1] += sum(&weighted[..part.len()]);
         }
-        for ((score, power), weighted) in rest.iter().zip(&mut powers).zip(&mut weighted) {
-            let difference = score - largest;
-            let value = exponential(difference);
-            *power += value;
-            *weighted += difference * value;
-        }
-        *sums = [tree_sum(powers), tree_sum(weighted)];
     }
 
     /// Rotates each pair of dimensions (2i, 2i + 1) of a head by the angle whose cosine and sine are `angles[i]`.

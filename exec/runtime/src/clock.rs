@@ -77,41 +77,47 @@ pub struct ThreadTimes {
     pub queue_ns: u64,
 }
 
-/// Minimum difference between wall and CPU time, in nanoseconds, for which [`Stopwatch::lap`] reads the run-queue
-/// delay, because reading it costs a system call. A smaller difference is a measurement error, since no page arrives
-/// from disk so quickly, and counts as CPU time.
-const MIN_IDLE_NS: u64 = 10_000;
+/// A thread that did not compute for at most this time, in nanoseconds, counts as computing: no page arrives from disk
+/// so quickly. Reading the CPU time and the run-queue delay costs system calls, which longer laps can afford.
+const MIN_IDLE_NS: u64 = 20_000;
 
 /// A stopwatch that measures how one thread spends its time.
 #[derive(Debug)]
 pub struct Stopwatch {
+    /// When the last lap ended.
     wall: u64,
+    /// When the CPU time was read.
+    read: u64,
     cpu: u64,
     queue: u64,
 }
 
 impl Stopwatch {
     pub fn start() -> Stopwatch {
-        let queue = run_queue_nanos();
-        Stopwatch { wall: monotonic_nanos(), cpu: thread_cpu_nanos(), queue }
+        let (queue, wall) = (run_queue_nanos(), monotonic_nanos());
+        Stopwatch { wall, read: wall, cpu: thread_cpu_nanos(), queue }
     }
 
-    /// Ends a lap and returns how the thread spent the time since the previous lap, or since the start. Must be called
-    /// by the thread that started the stopwatch.
+    /// Ends a lap and returns how the thread spent the time since the previous lap, or since the start. Idle time of
+    /// short laps counts for the lap after them. Must be called by the thread that started the stopwatch.
     pub fn lap(&mut self) -> ThreadTimes {
-        let (wall, cpu) = (monotonic_nanos(), thread_cpu_nanos());
-        let mut slice =
-            ThreadTimes { wall_ns: wall - self.wall, cpu_ns: cpu.saturating_sub(self.cpu), queue_ns: 0 };
-        let idle = slice.wall_ns.saturating_sub(slice.cpu_ns);
-        if idle > MIN_IDLE_NS {
-            let queue = run_queue_nanos();
-            slice.queue_ns = queue.saturating_sub(self.queue).min(idle);
-            self.queue = queue;
-        } else {
-            slice.cpu_ns = slice.wall_ns;
+        let wall = monotonic_nanos();
+        let wall_ns = wall - self.wall;
+        let mut times = ThreadTimes { wall_ns, cpu_ns: wall_ns, queue_ns: 0 };
+        self.wall = wall;
+        let since_read = wall - self.read;
+        if since_read > MIN_IDLE_NS {
+            let cpu = thread_cpu_nanos();
+            let idle = since_read.saturating_sub(cpu.saturating_sub(self.cpu)).min(wall_ns);
+            (self.read, self.cpu) = (wall, cpu);
+            if idle > MIN_IDLE_NS {
+                let queue = run_queue_nanos();
+                times.queue_ns = queue.saturating_sub(self.queue).min(idle);
+                times.cpu_ns -= idle;
+                self.queue = queue;
+            }
         }
-        (self.wall, self.cpu) = (wall, cpu);
-        slice
+        times
     }
 
     /// Returns the time at which the last lap ended, in nanoseconds of [`monotonic_nanos`].

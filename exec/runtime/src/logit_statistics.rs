@@ -101,8 +101,8 @@ impl LogitSummary {
     }
 }
 
-/// Returns the smallest and the largest value.
-fn range(values: &[f32]) -> (f32, f32) {
+/// Returns the smallest and the largest value that is a number.
+pub(crate) fn range(values: &[f32]) -> (f32, f32) {
     let (mut smallest, mut largest) = ([f32::INFINITY; 8], [f32::NEG_INFINITY; 8]);
     for chunk in values.chunks(8) {
         for ((value, smallest), largest) in chunk.iter().zip(&mut smallest).zip(&mut largest) {

@@ -21,6 +21,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::error::ExecError;
 use crate::grammar::GrammarMatcher;
+use crate::logit_statistics::range;
 use hearth_kernels::exponential;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -230,14 +231,16 @@ impl Sampler {
 
 /// Returns the token with the largest logit; among equal logits, the token with the lowest id.
 pub fn greedy_token(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    for (token, &logit) in logits.iter().enumerate() {
-        if logit > logits[best] || logits[best].is_nan() {
-            best = token;
-        }
-    }
-    best as u32
+    let (_, largest) = range(logits);
+    // A loop without an early end is vectorised.
+    let has_largest = |part: &[f32]| part.iter().filter(|logit| **logit == largest).count() > 0;
+    let first = PART * logits.chunks(PART).position(has_largest).unwrap_or(0);
+    let within = logits[first..].iter().position(|logit| *logit == largest);
+    (first + within.unwrap_or(0)) as u32
 }
+
+/// The number of logits that [`greedy_token`] compares at once.
+const PART: usize = 256;
 
 #[cfg(test)]
 mod tests {
@@ -251,6 +254,11 @@ mod tests {
     #[test]
     fn greedy_takes_the_first_of_the_largest() {
         assert_eq!(greedy_token(&[f32::NAN, 1.0, 3.0, 3.0]), 2);
+        assert_eq!(greedy_token(&[f32::NAN; 3]), 0);
+        for largest in [0, 255, 256, 700, 999u32] {
+            let logits: Vec<f32> = (0..1000).map(|token| if token < largest { -1.0 } else { 2.0 }).collect();
+            assert_eq!(greedy_token(&logits), largest);
+        }
         assert_eq!(sampler(0.0, 0, 1.0).sample(&[0.5, -1.0]), 0);
     }
 
