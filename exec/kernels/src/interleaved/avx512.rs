@@ -22,7 +22,7 @@ use crate::x86_64::{Avx512, methods_with};
 /// sequence of rising addresses fastest by themselves. With more tokens they do not look ahead far enough.
 ///
 /// source: measured, see docs/studies/kernels/interleaved.md
-const PREFETCH_TOKENS: usize = 4;
+const PREFETCH_TOKENS: usize = 2;
 
 /// How far weights are prefetched.
 ///
@@ -39,7 +39,7 @@ macro_rules! multiply_groups {
                     for first in task.out.rows().step_by(GROUP_ROWS) {
                         let group = task.matrix.slice(first, GROUP_ROWS).bytes;
                         let mut at = 0;
-                        for_tiles!(8 4 2 1: inputs, at, |tile| {
+                        for_tiles!(8 4 3 2 1: inputs, at, |tile| {
                             for (t, dots) in $dots::<B, _>(group, tile).iter().enumerate() {
                                 task.out.set_rows(at + t, first, dots);
                             }
