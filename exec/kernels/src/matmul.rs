@@ -206,7 +206,7 @@ pub const DOT_ROWS: usize = 4;
 
 /// Number of tokens that are multiplied by the same weight rows before the next rows are read. Larger batches of
 /// quantised weights are multiplied by panels.
-pub(super) const DOT_TOKENS: usize = 12;
+pub const DOT_TOKENS: usize = 12;
 
 /// Number of these rows: they stay in the L1 or L2 cache while they are multiplied.
 pub(super) const DOT_CHUNK: usize = 4 * DOT_ROWS;

@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 use hearth_kernels::attention::CachedRows;
 use hearth_kernels::quantise_row;
 use hearth_profiles::Format;
@@ -207,11 +208,7 @@ impl HeadRows {
     pub(crate) fn write(&mut self, head: usize, position: usize, row: &[f32]) {
         let at = (head * self.context + position) * self.head_length;
         match &mut self.store {
-            Store::F16(store) => {
-                for (to, &from) in store[at..][..self.head_length].iter_mut().zip(row) {
-                    *to = f16::from_f32(from);
-                }
-            }
+            Store::F16(store) => store[at..][..self.head_length].convert_from_f32_slice(row),
             Store::F32(store) => store[at..][..self.head_length].copy_from_slice(row),
             Store::Blocks(format, store) => {
                 let bytes = row_bytes(*format, self.head_length);

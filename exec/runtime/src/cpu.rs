@@ -5,8 +5,9 @@
 //! an interrupted thread does not delay the other threads for long. The result of a chunk does not depend on the
 //! thread.
 //!
-//! A chunk of weight rows has about 32 KiB. It stays in the L2 cache while it is multiplied by all tiles of a batch, so
-//! that a batch reads the weights from memory only once.
+//! A chunk of weight rows has up to 256 KiB, because memory is read fastest in long sequences. If dot products read a
+//! chunk several times, for the many tokens of a batch, it has 32 KiB and stays in the L2 cache, so that a batch reads
+//! the weights from memory only once.
 
 mod delta_net;
 mod experts;
@@ -28,12 +29,15 @@ use crate::residency::ResidencyBarrier;
 use crate::token_inputs::TokenInputs;
 use crate::{Backend, CriticalPathCost, KvCacheOptions, ThreadPool, Weights};
 use hearth_kernels::attention::{AttentionScratch, ScoreOptions};
-use hearth_kernels::matmul::{DOT_ROWS, MatmulOutput, Matrix, matmul_rows};
+use hearth_kernels::matmul::{DOT_ROWS, DOT_TOKENS, MatmulOutput, Matrix, matmul_rows};
 use hearth_kernels::panel;
 use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
 
-/// Target size of a chunk of weight rows, in bytes.
-const CHUNK_BYTES: usize = 32 << 10;
+/// Maximum size of a chunk of weight rows that is read once, in bytes.
+/// source: measured, see docs/studies/kernels/interleaved.md
+const CHUNK_BYTES: usize = 256 << 10;
+/// Maximum size of a chunk of weight rows that is read several times, in bytes.
+const REREAD_CHUNK_BYTES: usize = 32 << 10;
 /// Target number of chunks of the matmuls of a job for each thread, if there are enough rows: with fewer, the last
 /// chunk of a small matrix keeps one thread busy while the others wait.
 const TARGET_CHUNKS_PER_THREAD: usize = 8;
@@ -102,8 +106,10 @@ struct Chunk<'a> {
 impl<'a> Strip<'a> {
     /// Returns the number of rows in a chunk; a multiple of the number of rows that are multiplied together.
     fn chunk_rows(&self, bytes: usize) -> usize {
-        let rows = bytes / self.matrix.row_bytes().max(1);
         let panels = panel::is_profitable(self.matrix.format, self.rest.tokens());
+        let is_read_once = panels || self.rest.tokens() <= DOT_TOKENS;
+        let bytes = if is_read_once { bytes } else { bytes.min(REREAD_CHUNK_BYTES) };
+        let rows = bytes / self.matrix.row_bytes().max(1);
         let together = if panels { panel::PANEL_ROWS } else { DOT_ROWS.max(self.matrix.rows_together()) };
         rows.max(1).next_multiple_of(together)
     }
