@@ -54,6 +54,14 @@ impl Drop for TerminalProgress {
     }
 }
 
+/// Shows that `work` is going on, and for how long.
+pub fn during<T>(what: &'static str, work: impl FnOnce() -> T) -> T {
+    let spinner = spinner().with_message(what);
+    let result = work();
+    spinner.finish_and_clear();
+    result
+}
+
 /// Returns a spinner with a message and the elapsed time, for work of unknown length.
 pub fn spinner() -> ProgressBar {
     let spinner = progress_bar("", 0, SPINNER_TEMPLATE);

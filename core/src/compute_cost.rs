@@ -83,6 +83,7 @@ pub struct ComputeCost<'a> {
     matmul: &'a Rates,
     bandwidth: BytesPerSecond,
     attention: Option<FlopsPerSecond>,
+    activation_bandwidth: Option<BytesPerSecond>,
     kv_copy: &'a TransferCost,
     layer_overhead: Seconds,
     /// Whether the passes of a batch share one read of the weights. On a GPU, they follow each other.
@@ -111,6 +112,7 @@ impl<'a> ComputeCost<'a> {
             matmul: &cpu.matmul,
             bandwidth: cpu.read_bandwidth.value,
             attention: cpu.attention_rate.as_ref().map(|rate| rate.value),
+            activation_bandwidth: cpu.activation_bandwidth.as_ref().map(|rate| rate.value),
             kv_copy: &cpu.kv_copy,
             layer_overhead: cpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value),
             shares_reads: true,
@@ -129,6 +131,7 @@ impl<'a> ComputeCost<'a> {
             matmul: &gpu.matmul,
             bandwidth: gpu.read_bandwidth.value,
             attention: None,
+            activation_bandwidth: None,
             kv_copy: &gpu.kv_copy,
             layer_overhead: gpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value),
             shares_reads: false,
@@ -150,8 +153,15 @@ impl<'a> ComputeCost<'a> {
         let new = self.model.shape.new_cache_bytes(layer, tokens, self.kv_format);
         self.matmul_time(&self.model.layers[layer as usize], tokens)
             + batch.iter().map(|&pass| self.mixer_time(mixer, pass)).sum()
+            + self.activation_time(layer, tokens)
             + self.kv_copy.transfer_time(new)
             + self.layer_overhead
+    }
+
+    /// Returns the time of norms, activation functions and rounding in a layer; zero if it was not measured.
+    fn activation_time(&self, layer: u32, tokens: u32) -> Seconds {
+        let bytes = self.model.shape.layer_activation_bytes(layer) * u64::from(tokens);
+        self.activation_bandwidth.map_or(Seconds(0.0), |bandwidth| bytes / bandwidth)
     }
 
     /// Returns the time to compute the logits of `positions` positions in one batch.
@@ -190,22 +200,33 @@ impl<'a> ComputeCost<'a> {
     }
 
     /// Returns the time of products with `flops` operations per token for a batch of fewer than [`LARGE_BATCH_TOKENS`]
-    /// tokens, on the line through the measured times of two numbers of tokens; `None` for one token, for a large batch,
+    /// tokens, on a line through the measured times of two numbers of tokens; `None` for one token, for a large batch,
     /// and without measurements.
+    ///
+    /// The cost of packing weights into panels shows between two large batches, so the line through these continues to
+    /// smaller ones. Without panels, a small batch is on the line from a smaller to a larger one, and takes longer.
     fn batch_time(&self, format: Format, flops: Flops, tokens: u32) -> Option<Seconds> {
-        let (fewer, more) = match tokens {
-            0 | 1 => return None,
-            2..MIN_PANEL_TOKENS => ((1, self.streamed?), (SMALL_BATCH_TOKENS, self.small_batch?)),
-            MIN_PANEL_TOKENS..LARGE_BATCH_TOKENS => {
-                ((MEDIUM_BATCH_TOKENS, self.medium_batch?), (LARGE_BATCH_TOKENS, self.matmul))
-            }
-            _ => return None,
+        let on_line = |(fewer, rates): (u32, &Rates), (more, other_rates): (u32, &Rates)| {
+            let time =
+                |tokens, rates| Some((flops * f64::from(tokens) / nearest_format_rate(rates, format)?).0);
+            let (start, end) = (time(fewer, rates)?, time(more, other_rates)?);
+            let each = (end - start).max(0.0) / f64::from(more - fewer);
+            Some(Seconds((start + each * (f64::from(tokens) - f64::from(fewer))).max(0.0)))
         };
-        let time =
-            |(tokens, rates)| Some((flops * f64::from(tokens) / nearest_format_rate(rates, format)?).0);
-        let (start, end) = (time(fewer)?, time(more)?);
-        let each = (end - start).max(0.0) / f64::from(more.0 - fewer.0);
-        Some(Seconds((start + each * (f64::from(tokens) - f64::from(fewer.0))).max(0.0)))
+        let small = self.small_batch.map(|rates| (SMALL_BATCH_TOKENS, rates));
+        let medium = self.medium_batch.map(|rates| (MEDIUM_BATCH_TOKENS, rates));
+        let large = (LARGE_BATCH_TOKENS, self.matmul);
+        match tokens {
+            0 | 1 => None,
+            2..MIN_PANEL_TOKENS => on_line((1, self.streamed?), small?),
+            MIN_PANEL_TOKENS..MEDIUM_BATCH_TOKENS => {
+                let with_panels = on_line(medium?, large)?;
+                let without = small.and_then(|small| on_line(small, medium?));
+                Some(without.map_or(with_panels, |without| longer(with_panels, without)))
+            }
+            MEDIUM_BATCH_TOKENS..LARGE_BATCH_TOKENS => on_line(medium?, large),
+            _ => None,
+        }
     }
 
     /// Returns the time of a layer's token mixer for all tokens of a pass. In attention, each token attends to one
@@ -297,6 +318,29 @@ mod tests {
         {
             let time = cost.matmul_time(group, tokens).0;
             assert!((time / (one * expected) - 1.0).abs() < 1e-9, "{tokens} tokens: {time}");
+        }
+        // Without a cost of panels, 8 tokens are between 4, which take 2 times as long as one, and 16, which take 6.4 times.
+        device.cpu.matmul_medium = rate(100.0);
+        let cost = ComputeCost::for_cpu(&device.cpu, &model, Format::F16);
+        let time = cost.matmul_time(group, 8).0;
+        assert!((time / (one * (2.0 + 4.4 / 3.0)) - 1.0).abs() < 1e-9, "{time}");
+    }
+
+    #[test]
+    fn activations_take_an_equal_time_for_each_token() {
+        let model = shipped_profile("1b").expect("shipped");
+        let mut device = shipped_device("d3").expect("shipped");
+        let batch = |tokens| [Pass::new(0, 0, tokens, true)];
+        let time = |device: &DeviceProfile, tokens| {
+            ComputeCost::for_cpu(&device.cpu, &model, Format::F16).layer_time(3, &batch(tokens)).0
+        };
+        let before = [1, 8].map(|tokens| time(&device, tokens));
+        device.cpu.activation_bandwidth = Some(Sourced::new(BytesPerSecond(1e9), "test"));
+        let shape = &model.shape;
+        let each = 4.0 * f64::from(shape.embedding_length + shape.feed_forward_length) / 1e9;
+        for (tokens, before) in [1, 8].into_iter().zip(before) {
+            let added = time(&device, tokens) - before;
+            assert!((added / (each * f64::from(tokens)) - 1.0).abs() < 1e-9, "{tokens} tokens: {added}");
         }
     }
 

@@ -29,6 +29,9 @@ const COMPARED: [&str; 6] = [
     "memory.available",
 ];
 
+/// Number of uncertain values that a warning names.
+const MAX_UNCERTAIN: usize = 5;
+
 pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
     let inputs = [&args.model, &args.from_trace, &args.predicted, &args.profile, &args.key];
     check_outputs(&args.output, inputs.into_iter().flatten())?;
@@ -93,6 +96,10 @@ fn measure(args: &ProfileArgs) -> Result<DeviceProfile, Failure> {
     }
     let key = Key::from_file_or_env(args.key.as_deref())?;
     let links = || Ok(probe::measure_links(&args.peer, key.as_ref(), ProbeOptions::new(args.quick))?);
+    if !args.quick {
+        let minutes = if args.model.is_some() { "one or two minutes" } else { "about four minutes" };
+        tracing::info!("measuring this machine for {minutes}; `--quick` is faster and less exact");
+    }
     let spinner = progress::spinner();
     let mut device = profile(&options, links, &mut |what| spinner.set_message(what.to_string()))
         .map_err(Failure::failed)?;
@@ -102,9 +109,13 @@ fn measure(args: &ProfileArgs) -> Result<DeviceProfile, Failure> {
     spinner.finish_and_clear();
     let uncertain = lint::uncertain_rates(&device, |_| true);
     if !uncertain.is_empty() {
+        let shown = uncertain.iter().take(MAX_UNCERTAIN).map(String::as_str).collect::<Vec<_>>().join(", ");
+        let more = match uncertain.len().saturating_sub(MAX_UNCERTAIN) {
+            0 => String::new(),
+            more => format!(", and {more} more"),
+        };
         tracing::warn!(
-            "repeated measurements differ widely ({}); measure again with no other programs running",
-            uncertain.join(", ")
+            "repeated measurements differ widely ({shown}{more}); measure again with no other programs running"
         );
     }
     Ok(device)

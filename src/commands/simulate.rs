@@ -7,7 +7,7 @@ use hearth_sim::{ScenarioEvents, SimulationResult};
 use hearth_workflow::documents::{check_run_outputs, read_routes, write_run_outputs};
 use hearth_workflow::simulation::{MemoryOptions, runs_on_one_soc, simulate_with_events, soc_metrics};
 use hearth_workflow::verdict::Verdict;
-use hearth_workflow::{ScenarioReplanner, limits, planning, uncertainty};
+use hearth_workflow::{Progress, ScenarioReplanner, limits, planning, uncertainty};
 
 use super::print_json;
 use crate::cli::{PlanSource, SimulateArgs};
@@ -15,7 +15,7 @@ use crate::diagnostics::{EXIT_INCOMPLETE, ExitCode, Failure};
 use crate::machine::read_scenario;
 use crate::output::run::{self, RunSummary};
 use crate::output::{plan, run_events, say, soc, verdict};
-use crate::progress::TerminalProgress;
+use crate::progress::{self, TerminalProgress};
 
 /// The note that is printed before the results of a simulation with `--ignore-memory`.
 const MEMORY_IGNORED: &str =
@@ -42,6 +42,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     cluster.routes = args.routes.as_deref().map(|path| read_routes(path, &cluster.model)).transpose()?;
     let plan = {
         let progress = TerminalProgress::new();
+        progress.report("planning", 0, 0);
         planning::read_or_make_plan(plan.as_deref(), &loaded, &cluster, flags.budget(&progress))?
     };
     if !plan.scenario.digest.is_empty() && plan.scenario.digest != loaded.record.digest {
@@ -58,7 +59,9 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
         ScenarioEvents { events: &loaded.scenario.events, replanner: Some(&replanner), adapts: args.adapt };
     let memory = MemoryOptions { warm_start: args.warm, ignore_memory: args.ignore_memory };
     let SimulationResult { trace, new_plans: plans, unreached_event_indices: unreached_events } =
-        simulate_with_events(&cluster, &plan, &loaded.scenario, memory, &events)?;
+        progress::during("simulating", || {
+            simulate_with_events(&cluster, &plan, &loaded.scenario, memory, &events)
+        })?;
     if let Some(path) = &args.trace {
         write_run_outputs(path, &trace, &plans)?;
     }
@@ -68,7 +71,9 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut output = RunSummary::from_trace(&trace);
     output.soc_metrics = soc_metrics(&cluster, &plan, &trace);
     let run = (&trace, &output.metrics);
-    output.verdict = Some(Verdict::new(&loaded, [&described, &cluster], &plan, run, memory));
+    output.verdict = Some(progress::during("looking for what limits the speed", || {
+        Verdict::new(&loaded, [&described, &cluster], &plan, run, memory)
+    }));
     let default_draws = if trace.records.len() <= MAX_STEPS_FOR_DRAWS { DEFAULT_DRAWS } else { 0 };
     let draws = args.draws.unwrap_or(default_draws) as usize;
     if draws > 0 && trace.outcome == Outcome::Ok {

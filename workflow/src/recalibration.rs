@@ -41,7 +41,8 @@ pub fn recalibrate(
         [&mut cpu.matvec, &mut cpu.matvec_streamed, &mut cpu.matmul_streamed, &mut cpu.matmul_medium];
     let rates = tables.into_iter().flat_map(|table| table.0.values_mut()).chain(&mut cpu.attention_rate);
     rates.for_each(|rate| update(rate, new_source, |rate| rate.0 /= factor));
-    for rate in [&mut cpu.read_bandwidth, &mut cpu.kv_copy.bandwidth] {
+    let bandwidths = [&mut cpu.read_bandwidth, &mut cpu.kv_copy.bandwidth];
+    for rate in bandwidths.into_iter().chain(&mut cpu.activation_bandwidth) {
         update(rate, new_source, |rate| rate.0 /= factor);
     }
     let overheads = [&mut cpu.layer_overhead, &mut cpu.window_overhead, &mut cpu.token_overhead];

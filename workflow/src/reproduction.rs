@@ -14,7 +14,7 @@ use hearth_profiles::model::ModelDocument;
 use hearth_profiles::{Bytes, DeviceProfile};
 use hearth_reports::published_results::results::{CellResult, CellResults, MemoryFootprint, SimulatedRun};
 use hearth_reports::published_results::speeds::{ChannelQuantisation, GpuPeakRates, GpuRun};
-use hearth_reports::published_results::{PublishedResults, ResultRow, System};
+use hearth_reports::published_results::{InferredValue, PublishedResults, ResultRow, System};
 use hearth_schema::Plan;
 use hearth_schema::plan::PlannedDevice;
 use hearth_schema::trace::Outcome;
@@ -85,18 +85,24 @@ pub fn reproduce(
     Ok(Reproduction { results, without_inferred_values, failed_cells })
 }
 
-/// The inputs of a table cell.
+/// A table cell before its simulation.
 enum Cell {
-    Scenario {
-        loaded: Box<LoadedScenario>,
-        cluster: Cluster,
-        /// The scenario and the cluster without each of the document's inferred values.
-        without_inferred_values: Vec<(LoadedScenario, Cluster)>,
-    },
-    /// A scenario without a cluster, for example because its devices cannot run the model.
-    Unresolved { loaded: Box<LoadedScenario>, error: Error },
+    Scenario(Box<ScenarioCell>),
     /// Predicted without a scenario.
     Predicted(CellResult),
+}
+
+/// The inputs of a simulated cell.
+struct ScenarioCell {
+    loaded: LoadedScenario,
+    /// An error if there is no cluster, for example because the devices cannot run the model.
+    clusters: Result<Clusters, Error>,
+}
+
+struct Clusters {
+    cluster: Cluster,
+    /// The scenario and the cluster without each of the document's inferred values.
+    without_inferred_values: Vec<(LoadedScenario, Cluster)>,
 }
 
 impl Cell {
@@ -116,28 +122,34 @@ impl Cell {
             _ => return Err(Error::failed(format!("row `{}` has neither a scenario nor a GPU", row.label))),
         };
         let loaded = load(&folder.join(scenario), published, row, system, resolver)?;
-        let (devices, cluster) = match resolve(&loaded) {
-            Ok(resolved) => resolved,
-            Err(error) => return Ok(Self::Unresolved { loaded: Box::new(loaded), error }),
+        let clusters = match resolve(&loaded) {
+            Ok((devices, cluster)) => {
+                let replace = |value: &InferredValue| {
+                    sweep::replace_values(&loaded, &devices, &cluster, &value.values_without)
+                };
+                let without = published.inferred_values.iter().map(replace);
+                let without_inferred_values = without.collect::<Result<_, Error>>()?;
+                Ok(Clusters { cluster, without_inferred_values })
+            }
+            Err(error) => Err(error),
         };
-        let values = published.inferred_values.iter().map(|value| &value.values_without);
-        let without_inferred_values =
-            values.map(|values| sweep::replace_values(&loaded, &devices, &cluster, values));
-        let without_inferred_values = without_inferred_values.collect::<Result<_, Error>>()?;
-        Ok(Self::Scenario { loaded: Box::new(loaded), cluster, without_inferred_values })
+        Ok(Self::Scenario(Box::new(ScenarioCell { loaded, clusters })))
     }
 
     /// Returns the result of the cell, and its results without each inferred value.
     fn run(&self, warm: bool, draws: usize) -> (CellOutcome, Vec<CellOutcome>) {
-        match self {
-            Self::Scenario { loaded, cluster, without_inferred_values } => {
+        let cell = match self {
+            Self::Scenario(cell) => cell,
+            Self::Predicted(result) => return (Ok(result.clone()), Vec::new()),
+        };
+        match &cell.clusters {
+            Ok(Clusters { cluster, without_inferred_values }) => {
                 let without = without_inferred_values
                     .iter()
                     .map(|(loaded, cluster)| simulate_cell(loaded, cluster.clone(), warm, 0));
-                (simulate_cell(loaded, cluster.clone(), warm, draws), without.collect())
+                (simulate_cell(&cell.loaded, cluster.clone(), warm, draws), without.collect())
             }
-            Self::Unresolved { error, .. } => (Err(error.clone()), Vec::new()),
-            Self::Predicted(result) => (Ok(result.clone()), Vec::new()),
+            Err(error) => (Err(error.clone()), Vec::new()),
         }
     }
 }
@@ -147,16 +159,12 @@ type CellOutcome = Result<CellResult, Error>;
 
 /// Checks that each field of an inferred value is one of a scenario of the document.
 fn check_inferred_values(published: &PublishedResults, cells: &[Cell]) -> Result<(), Error> {
-    let is_used = |path: &str| {
-        cells.iter().any(|cell| match cell {
-            Cell::Scenario { loaded, .. } | Cell::Unresolved { loaded, .. } => {
-                sweep::can_have_field(&loaded.scenario, path)
-            }
-            Cell::Predicted(_) => false,
-        })
+    let can_have = |cell: &Cell, path: &str| match cell {
+        Cell::Scenario(cell) => sweep::can_have_field(&cell.loaded.scenario, path),
+        Cell::Predicted(_) => false,
     };
     let mut paths = published.inferred_values.iter().flat_map(|value| value.values_without.keys());
-    match paths.find(|path| !is_used(path)) {
+    match paths.find(|path| !cells.iter().any(|cell| can_have(cell, path))) {
         Some(path) => Err(Error::invalid(format!("`inferred`: no scenario has the device of `{path}`"))
             .with_hint("use the name of a device of a scenario in `rows`")),
         None => Ok(()),

@@ -46,8 +46,8 @@ fn formats(model: &ModelProfile) -> Vec<Format> {
     large.map(|(format, _)| format).collect()
 }
 
-/// Returns the measured values of a device with a wide spread, each as text such as "`cpu.matvec.q4_k` by 14 %". The
-/// rate of a weight format is included only if `wanted` is true for the format.
+/// Returns the measured values of a device with a wide spread, the widest first, each as text such as
+/// "`cpu.matvec.q4_k` by 14 %". The rate of a weight format is included only if `wanted` is true for the format.
 pub fn uncertain_rates(device: &DeviceProfile, wanted: impl Fn(Format) -> bool) -> Vec<String> {
     let (cpu, disk) = (&device.cpu, &device.disk);
     let plain = [
@@ -73,9 +73,10 @@ pub fn uncertain_rates(device: &DeviceProfile, wanted: impl Fn(Format) -> bool) 
             .collect::<Vec<_>>()
     });
     let all = plain.into_iter().map(|(key, spread)| (key.to_owned(), spread)).chain(rates);
-    all.filter_map(|(key, spread)| Some((key, spread.filter(|spread| spread.0 > MAX_SPREAD)?)))
-        .map(|(key, spread)| format!("`{key}` by {:.0} %", 100.0 * spread.0))
-        .collect()
+    let wide = all.filter_map(|(key, spread)| Some((key, spread.filter(|spread| spread.0 > MAX_SPREAD)?.0)));
+    let mut wide: Vec<_> = wide.collect();
+    wide.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+    wide.into_iter().map(|(key, spread)| format!("`{key}` by {:.0} %", 100.0 * spread)).collect()
 }
 
 /// Returns the spread of repeated measurements; `None` for a value of the catalogue of parts, whose spread is the

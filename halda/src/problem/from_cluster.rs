@@ -261,7 +261,8 @@ fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, Byte
     Some((model.mean_layer().flops() / (time * 0.01), model.mean_layer_bytes() / time))
 }
 
-/// Returns the time of a layer for attention over the mean length of the KV cache, plus the fixed overhead of a layer.
+/// Returns the time of a layer for attention over the mean length of the KV cache, and for activations, plus the fixed
+/// overhead of a layer.
 fn layer_extras(cluster: &Cluster, member: &Member) -> Seconds {
     let cpu = &member.device.cpu;
     let length = mean_length(cluster);
@@ -269,7 +270,10 @@ fn layer_extras(cluster: &Cluster, member: &Member) -> Seconds {
     let work: Flops = shape.mixers().map(|mixer| mixer.flops(length)).sum();
     let mean = work / f64::from(shape.layers.0);
     let attention = cpu.attention_rate.as_ref().map_or(Seconds(0.0), |rate| mean / rate.value);
-    attention + cpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value)
+    let bytes: Bytes = (0..shape.layers.0).map(|layer| shape.layer_activation_bytes(layer)).sum();
+    let mean = bytes.as_f64() / f64::from(shape.layers.0);
+    let activations = cpu.activation_bandwidth.as_ref().map_or(0.0, |rate| mean / rate.value.0);
+    attention + Seconds(activations) + cpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value)
 }
 
 /// Returns the time of a GPU layer for copying keys and values, plus the fixed overhead of a layer.

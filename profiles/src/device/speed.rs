@@ -30,6 +30,8 @@ impl Cpu {
         }
         cpu.read_bandwidth = self.read_bandwidth.map(|rate| *rate * fraction);
         cpu.attention_rate = self.attention_rate.as_ref().map(|rate| rate.map(|rate| *rate * fraction));
+        cpu.activation_bandwidth =
+            self.activation_bandwidth.as_ref().map(|rate| rate.map(|rate| *rate * fraction));
         for cost in [&mut cpu.layer_overhead, &mut cpu.token_overhead] {
             lengthen(cost, fraction);
         }

@@ -54,6 +54,10 @@ pub trait Kernels {
     /// Computes attention in one layer for one token, with a KV cache in main memory. Returns the number of operations.
     fn attend(&mut self) -> Flops;
 
+    /// Computes norms, activation functions and rounding in one layer for `tokens` tokens. Returns the size of their
+    /// hidden states and feed-forward activations in f32.
+    fn process_activations(&mut self, tokens: usize) -> Bytes;
+
     /// Writes the keys and values of `tokens` tokens into the KV cache of one layer. Returns the number of bytes.
     fn write_kv_cache(&mut self, tokens: usize) -> Bytes;
 }
@@ -73,6 +77,8 @@ pub struct ComputeRates {
     pub matmul: FormatMap<Sourced<FlopsPerSecond>>,
     /// Speed of attention over cached keys and values.
     pub attention_rate: Sourced<FlopsPerSecond>,
+    /// Speed of norms, activation functions and rounding.
+    pub activation_bandwidth: Sourced<BytesPerSecond>,
     /// Cost of writing keys and values into the KV cache.
     pub kv_copy: TransferCost,
 }
@@ -93,7 +99,7 @@ pub fn measure_compute_rates(
     }
     let mut measured: Vec<(Format, [Samples; 5])> =
         wanted.into_iter().map(|one| (one, Default::default())).collect();
-    let mut attention = Samples::default();
+    let (mut attention, mut activations) = (Samples::default(), Samples::default());
     // The samples are taken in rounds, so that a disturbance of the machine affects a few samples of each rate and
     // not all samples of one rate. With many formats there are fewer rounds.
     let max_rounds = options.sampling_rounds.max(1);
@@ -110,6 +116,8 @@ pub fn measure_compute_rates(
         }
         progress("kernels: attention");
         attention.add(measure_rate(options, || kernels.attend().0));
+        let tokens = SMALL_BATCH_TOKENS as usize;
+        activations.add(measure_rate(options, || kernels.process_activations(tokens).as_f64()));
     }
     let name = kernels.description();
     let table = |kind: usize, what: &dyn Fn(Format) -> String| {
@@ -135,6 +143,8 @@ pub fn measure_compute_rates(
     let matmul = table(2, &|format| format!("{format} matrix times {BATCH_SIZE} vectors"))?;
     let what = format!("one token's attention in one layer with {name}");
     let attention = attention.sourced_positive_median(FlopsPerSecond, &what)?;
+    let what = format!("norms, activation functions and rounding of {SMALL_BATCH_TOKENS} tokens, {name}");
+    let activation_bandwidth = activations.sourced_positive_median(BytesPerSecond, &what)?;
     let kv_copy = kv_copy(kernels, options)?;
     Ok(ComputeRates {
         matvec,
@@ -143,6 +153,7 @@ pub fn measure_compute_rates(
         matmul_medium,
         matmul,
         attention_rate: attention,
+        activation_bandwidth,
         kv_copy,
     })
 }
@@ -250,6 +261,9 @@ mod tests {
         }
         fn attend(&mut self) -> Flops {
             Flops(1000.0)
+        }
+        fn process_activations(&mut self, tokens: usize) -> Bytes {
+            Bytes(tokens as u64 * 4096)
         }
         fn write_kv_cache(&mut self, tokens: usize) -> Bytes {
             Bytes(tokens as u64 * 4096)

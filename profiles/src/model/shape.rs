@@ -234,6 +234,16 @@ impl ModelShape {
         shared.map_or(self.feed_forward_length, |shared| shared.feed_forward_length)
     }
 
+    /// Returns the size of the hidden state and of the feed-forward activations of a token in the layer with the index
+    /// `layer`, in f32.
+    pub fn layer_activation_bytes(&self, layer: u32) -> Bytes {
+        let feed_forward = match self.layer_experts(layer) {
+            Some(experts) => experts.used * experts.feed_forward_length + experts.shared_feed_forward_length,
+            None => self.layer_feed_forward_length(layer),
+        };
+        Bytes(4 * (u64::from(self.embedding_length) + u64::from(feed_forward)))
+    }
+
     /// Returns the largest width of a dense feed-forward block, in elements.
     pub fn largest_feed_forward_length(&self) -> u32 {
         let shared_block = self.experts.map_or(0, |experts| experts.shared_feed_forward_length);

@@ -154,6 +154,7 @@ fn cpu(class: &CpuEfficiency, source: &str, part: &CpuPart) -> Cpu {
         kv_copy: copy_at(&read_bandwidth),
         read_bandwidth,
         attention_rate: None,
+        activation_bandwidth: None,
         layer_overhead: None,
         window_overhead: None,
         token_overhead: None,

@@ -9,12 +9,14 @@ use hearth_profiles::{Bytes, Flops, Format};
 use crate::KvFormat;
 use crate::cache::{HeadRows, KvCache};
 use crate::cpu::{Attention, Cpu, Matmul};
-use hearth_kernels::Activations;
 use hearth_kernels::attention::ScoreOptions;
 use hearth_kernels::interleaved::can_interleave;
 use hearth_kernels::matmul::{Layout, Matrix};
+use hearth_kernels::{Activations, elementwise};
 
-// Number and length of heads, as in an 8B model.
+// Widths, number and length of heads, as in an 8B model.
+const EMBEDDING: usize = 4096;
+const FEED_FORWARD: usize = 14336;
 const HEADS: usize = 32;
 const KV_HEADS: usize = 8;
 const LENGTH: usize = 128;
@@ -34,8 +36,10 @@ pub struct CpuKernels {
     out: Vec<f32>,      // [repeats, tokens, rows]
     caches: Vec<KvCache>,
     current: usize,
-    query: Vec<f32>, // [HEADS, LENGTH]
-    mixed: Vec<f32>, // [HEADS, LENGTH]
+    query: Vec<f32>,    // [HEADS, LENGTH]
+    mixed: Vec<f32>,    // [HEADS, LENGTH]
+    hidden: Vec<f32>,   // [tokens, EMBEDDING]
+    gated: Activations, // [tokens, FEED_FORWARD]
 }
 
 impl CpuKernels {
@@ -49,6 +53,8 @@ impl CpuKernels {
             current: 0,
             query: vec![0.1; HEADS * LENGTH],
             mixed: vec![0.0; HEADS * LENGTH],
+            hidden: Vec::new(),
+            gated: Activations::default(),
         }
     }
 
@@ -123,6 +129,34 @@ impl Kernels for CpuKernels {
         self.cpu.attend(attention, &mut self.mixed);
         // As `TokenMixer::flops` counts it.
         Flops((HEADS * POSITIONS * (4 * LENGTH + 5)) as f64)
+    }
+
+    fn process_activations(&mut self, tokens: usize) -> Bytes {
+        // A gate of 10 has a sigmoid near 1, so that repeated calls leave the values almost as they are.
+        const GATE: f32 = 10.0;
+        let (ones, changes) = (vec![1.0; FEED_FORWARD], vec![0.0; EMBEDDING]);
+        if self.gated.tokens() != tokens || self.gated.rows()[0] < 1.0 {
+            self.hidden = (0..tokens * EMBEDDING).map(|at| (at % 7) as f32 - 3.0).collect();
+            self.gated.resize(tokens, FEED_FORWARD);
+            self.gated.rows_mut().fill(GATE);
+        }
+        let Self { cpu, hidden, input, gated, .. } = self;
+        // The inputs of the mixer and of the feed-forward block, and what is added after each.
+        for _ in 0..2 {
+            cpu.rms_norm_rows(hidden, &ones[..EMBEDDING], 1e-5, input);
+            input.quantise_for_format(Format::Q4K, cpu.instruction_set);
+            cpu.for_each_row(hidden, EMBEDDING, |_, row| {
+                elementwise::add(cpu.instruction_set, row, &changes);
+            });
+        }
+        // The output of attention.
+        input.rows_mut();
+        input.quantise_for_format(Format::Q4K, cpu.instruction_set);
+        cpu.for_each_row(gated.rows_mut(), FEED_FORWARD, |_, gate| {
+            elementwise::swiglu(cpu.instruction_set, gate, &ones);
+        });
+        gated.quantise_for_format(Format::Q4K, cpu.instruction_set);
+        Bytes((4 * tokens * (EMBEDDING + FEED_FORWARD)) as u64)
     }
 
     fn write_kv_cache(&mut self, tokens: usize) -> Bytes {

@@ -134,6 +134,7 @@ pub fn profile(
         matmul_medium,
         matmul,
         attention_rate,
+        activation_bandwidth,
         kv_copy,
     } = rates;
     let device = DeviceProfile {
@@ -151,6 +152,7 @@ pub fn profile(
             matmul,
             read_bandwidth,
             attention_rate: Some(attention_rate),
+            activation_bandwidth: Some(activation_bandwidth),
             layer_overhead: Some(overheads.per_layer),
             window_overhead: Some(links.window_overhead()),
             token_overhead: Some(overheads.per_token),

@@ -126,7 +126,8 @@ pub(super) fn measure_overheads(
     });
     failure.map_or(Ok(()), Err)?;
 
-    let layer_cost = |all: f64| Seconds(all / f64::from(layers) - arithmetic(layer_weights));
+    let activations = shape.layer_activation_bytes(0) / rates.activation_bandwidth.value;
+    let layer_cost = |all: f64| Seconds(all / f64::from(layers) - arithmetic(layer_weights) - activations.0);
     let token_cost = |all: f64| Seconds(all - arithmetic(embedding * u64::from(shape.vocab_size)));
     let at_least_min = |cost: Seconds| Seconds(cost.0.max(MIN_COST.0));
     let what = |part: &str| {

@@ -144,6 +144,7 @@ pub fn random_device(name: &str, kind: DeviceKind, random: &mut InstanceRng) -> 
             matmul: FormatMap::default(),
             read_bandwidth: rate(read),
             attention_rate: None,
+            activation_bandwidth: None,
             layer_overhead: None,
             window_overhead: None,
             token_overhead: None,
