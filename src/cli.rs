@@ -2,6 +2,7 @@
 
 mod advise;
 mod device;
+mod examples;
 mod experts;
 mod init;
 mod key;
@@ -24,7 +25,7 @@ mod tokenize;
 mod tests;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub use self::advise::AdviseArgs;
 pub use self::device::{CatalogueArgs, CatalogueCommand, NewArgs};
@@ -82,6 +83,13 @@ pub struct Cli {
     pub log_format: LogFormat,
     #[command(subcommand)]
     pub verb: Verb,
+}
+
+/// Parses the arguments of the program.
+pub fn parse() -> Result<Cli, clap::Error> {
+    let mut command = examples::break_examples(Cli::command());
+    let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;
+    Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
 }
 
 #[derive(Debug, Subcommand)]

@@ -39,7 +39,7 @@ pub fn backend_factory(weights: GpuWeightFormat) -> Option<BackendFactory> {
         if info.is_software() {
             tracing::warn!(
                 "the plan has GPU layers, but `{}` is a software driver: the CPU computes these layers, more slowly \
-                 than without the driver; make a plan with a profile of this machine",
+                 than without the driver; omit `--gpu-layers`, or make a plan with a profile of this machine",
                 info.name
             );
         }

@@ -21,7 +21,6 @@ mod ring;
 
 use std::io::{self, Write};
 
-use clap::Parser;
 use hearth_lab::{CpuHog, MemoryHog};
 
 use crate::diagnostics::{ExitCode, Failure};
@@ -38,7 +37,7 @@ fn run() -> ExitCode {
     if MemoryHog::run_if_requested(&first) || CpuHog::run_if_requested(&first) {
         return ExitCode::SUCCESS;
     }
-    let (json, result) = match cli::Cli::try_parse() {
+    let (json, result) = match cli::parse() {
         Ok(cli) => {
             let logging = logging::init(cli.log.as_deref(), cli.log_format);
             (cli.json, logging.and_then(|()| commands::run(cli)))

@@ -1,6 +1,6 @@
 //! Flags of `hearth execute`, `hearth serve` and `hearth worker`.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -100,6 +100,9 @@ pub struct ServeArgs {
     /// requires --token.
     #[arg(long, default_value = "127.0.0.1:8080", value_name = "IP:PORT", value_parser = parse_listen_address)]
     pub listen: SocketAddr,
+    /// Listen on this port of 127.0.0.1.
+    #[arg(long, conflicts_with = "listen")]
+    pub port: Option<u16>,
     /// Require that clients send the API key in FILE, which must be one word of at least 16 characters [default: the
     /// environment variable HEARTH_TOKEN].
     #[arg(id = "token", long = "token", value_name = "FILE")]
@@ -130,6 +133,13 @@ pub struct ServeArgs {
     pub keep_plan: bool,
     #[command(flatten)]
     pub ring: RingArgs,
+}
+
+impl ServeArgs {
+    /// Returns the address on which the server listens.
+    pub fn address(&self) -> SocketAddr {
+        self.port.map_or(self.listen, |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+    }
 }
 
 /// Parses the origin of web pages, `SCHEME://HOST[:PORT]` or `*`.

@@ -43,8 +43,8 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let ring = &args.ring;
     let key = Key::from_file_or_env(ring.device.key.as_deref())?;
     let token = read_api_key(args.api_key_file.as_deref())?;
-    if token.is_none() && !args.listen.ip().is_loopback() {
-        let what = format!("other machines can reach {}, but no API key is required", args.listen);
+    if token.is_none() && !args.address().ip().is_loopback() {
+        let what = format!("other machines can reach {}, but no API key is required", args.address());
         return Err(Failure::invalid(what)
             .with_hint("set `--token FILE` (make the file with `hearth key FILE`), or listen on 127.0.0.1"));
     }
@@ -177,9 +177,9 @@ impl TransportTask for ServeTask<'_> {
 
     async fn run<T: Transport>(self, transport: T) -> Self::Output {
         let ServeTask { args, builder, state, request_rx, tls, json } = self;
-        let listener = TcpListener::bind(args.listen).await.map_err(|error| {
-            Failure::failed(format!("cannot listen on {}: {error}", args.listen))
-                .with_hint("choose a different port with `--listen`, or stop the program that uses this port")
+        let listener = TcpListener::bind(args.address()).await.map_err(|error| {
+            Failure::failed(format!("cannot listen on {}: {error}", args.address()))
+                .with_hint("choose a different port with `--port`, or stop the program that uses this port")
         })?;
         let address = listener.local_addr().map_err(Failure::failed)?;
         let mut termination = pin!(termination_signal());

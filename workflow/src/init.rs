@@ -72,7 +72,7 @@ impl NewDevice {
     pub fn new(name: String, profile: String, address: Option<String>) -> Result<Self, Error> {
         let (profile, parts) = if profile.contains(',') {
             let parts: DeviceParts = profile.parse().map_err(|error: PartsError| {
-                Error::invalid(&error).with_location(format!("--device {name}")).with_hint(error.hint())
+                Error::invalid(&error).with_location(format!("device `{name}`")).with_hint(error.hint())
             })?;
             (String::new(), Some(parts))
         } else {

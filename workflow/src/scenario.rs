@@ -15,11 +15,11 @@ use hearth_profiles::gguf::GgufModel;
 use hearth_profiles::model::{ModelDocument, ModelProfile, shipped_names, shipped_profile};
 use hearth_profiles::parts::Catalogue;
 use hearth_profiles::{DeviceProfile, Document, device};
-use hearth_schema::Scenario;
 use hearth_schema::hub_model::{HubModelName, NAME_HINT, is_hub_model_name};
 use hearth_schema::plan::ScenarioRecord;
 use hearth_schema::request_trace::{Arrival, check_context};
 use hearth_schema::scenario::{DeviceEntry, ModelRef, check_kv_sharing};
+use hearth_schema::{Plan, Scenario};
 
 use crate::documents::{read_document, read_requests, read_text};
 use crate::sweep::with_values;
@@ -114,7 +114,16 @@ impl LoadedScenario {
 
     /// Parses the text of a scenario as if the file `path` had this text.
     pub fn parse(text: &str, path: &Path, resolver: &'static dyn ReferenceResolver) -> Result<Self, Error> {
-        let scenario = Scenario::from_yaml(text).map_err(|error| Error::from_document_error(path, &error))?;
+        let scenario = Scenario::from_yaml(text).map_err(|error| {
+            let described = Error::from_document_error(path, &error);
+            match Plan::from_yaml(text) {
+                Ok(_) => described.with_hint(format!(
+                    "this is a plan; name its scenario, and give the plan with `--plan {}`",
+                    path.display()
+                )),
+                Err(_) => described,
+            }
+        })?;
         let origin =
             ScenarioRecord { name: scenario.name.clone(), digest: hearth_schema::digest::digest_text(text) };
         let path = path.to_path_buf();

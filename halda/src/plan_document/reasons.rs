@@ -41,7 +41,8 @@ fn optimality(solution: &Solution) -> Option<String> {
     let explanation = &solution.explanation;
     let (optimum, gap) = explanation.optimal_seconds_per_token.zip(explanation.optimality_gap)?;
     Some(if gap.abs() < 1e-9 {
-        "No plan with the same head and options is faster, by the times that the planner expects.".to_owned()
+        "By the times that the planner expects, no other plan with this head and these options is faster."
+            .to_owned()
     } else {
         let (percent, optimum) = (gap * 100.0, time(optimum));
         format!(

@@ -226,7 +226,7 @@ fn plan_has_an_explanation() {
     assert_eq!(plan.dropped_devices[1].reason, "a token would take 6.66 ms longer with it");
     assert_eq!(
         plan.explanation[1],
-        "No plan with the same head and options is faster, by the times that the planner expects."
+        "By the times that the planner expects, no other plan with this head and these options is faster."
     );
     let sentence = "`desktop` computes 32 layers, all on its GPU; its weights fit in memory; one more layer would take \
                     669 us.";

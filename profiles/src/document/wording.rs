@@ -17,6 +17,12 @@ pub(super) fn reword(message: String) -> String {
     if let Some(key) = suggestion(&message) {
         return format!("{message}; did you mean `{key}`?");
     }
+    // The parser says this of lines that begin at an unexpected column.
+    if message.contains("did not find expected '-' indicator")
+        || message.contains("while parsing a block mapping")
+    {
+        return format!("{message}; keys of one level must begin in the same column");
+    }
     let typed = TYPES.iter().find_map(|(name, words)| {
         message.strip_suffix(&format!("expected {name}")).map(|start| format!("{start}expected {words}"))
     });

@@ -89,7 +89,8 @@ fn new_scenario(args: &InitArgs) -> Result<NewScenario, Failure> {
     };
     if devices.is_empty() {
         let Some(questionnaire) = &mut questionnaire else {
-            let hint = "add `--device NAME=PROFILE`, such as `--device laptop=d2`, or `--discover`";
+            let discover = if args.discovery_seconds.is_none() { ", or `--discover`" } else { "" };
+            let hint = format!("add `--device NAME=PROFILE`, such as `--device laptop=d2`{discover}");
             let what = "no device is given, and standard input is not a terminal";
             return Err(Failure::invalid(what).with_hint(hint));
         };
