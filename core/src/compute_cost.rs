@@ -4,8 +4,9 @@
 //! rate for the format and the time to read the weights at the processor's read bandwidth. A batch of tokens shares one
 //! read of the weights; for one token, a rate that was measured with weights streamed from memory covers both terms. A
 //! small batch, which kernels compute like single tokens, takes the time of one token and an equal time for each further
-//! token, if the profile has both rates. For a larger one, kernels first unpack the weights, which takes the same time for
-//! any number of tokens: its time is on the line through two measured sizes.
+//! token, if the profile has both rates. For a larger one, kernels may first unpack the weights, which takes the same time
+//! for any number of tokens: its time is on a line through two measured sizes. Norms and activation functions take a time
+//! for each token, if the profile has their rate.
 //! Attention takes the longer of its arithmetic and the time to read the keys and values of all positions so far.
 //!
 //! The operating system also spends CPU time on each page that it adds to the page cache or evicts. This bounds the
@@ -158,7 +159,10 @@ impl<'a> ComputeCost<'a> {
             + self.layer_overhead
     }
 
-    /// Returns the time of norms, activation functions and rounding in a layer; zero if it was not measured.
+    /// Returns the time of norms, activation functions and residual additions in a layer; zero if it was not measured.
+    ///
+    /// Deviation: equal for each token, as measured with a small batch. A single token is computed by one thread, and a
+    /// long prompt by all threads.
     fn activation_time(&self, layer: u32, tokens: u32) -> Seconds {
         let bytes = self.model.shape.layer_activation_bytes(layer) * u64::from(tokens);
         self.activation_bandwidth.map_or(Seconds(0.0), |bandwidth| bytes / bandwidth)
@@ -203,8 +207,9 @@ impl<'a> ComputeCost<'a> {
     /// tokens, on a line through the measured times of two numbers of tokens; `None` for one token, for a large batch,
     /// and without measurements.
     ///
-    /// The cost of packing weights into panels shows between two large batches, so the line through these continues to
-    /// smaller ones. Without panels, a small batch is on the line from a smaller to a larger one, and takes longer.
+    /// Kernels that first unpack weights take the same time for it with any number of tokens, so the line through two
+    /// larger batches continues to smaller ones. Other kernels are on the line from a smaller to a larger batch. It is not
+    /// known which kernels compute 8 to 15 tokens, so the longer of the two times is used.
     fn batch_time(&self, format: Format, flops: Flops, tokens: u32) -> Option<Seconds> {
         let on_line = |(fewer, rates): (u32, &Rates), (more, other_rates): (u32, &Rates)| {
             let time =

@@ -4,17 +4,20 @@
 //! with a backslash at the end of each line.
 
 use clap::Command;
+use rustix::termios::tcgetwinsize;
 
 /// What the lines of examples begin with.
 const PREFIXES: [&str; 2] = ["Example: ", "Then: "];
 
-/// Number of columns without the environment variable `COLUMNS`, which most shells do not export.
-const DEFAULT_COLUMNS: usize = 80;
+/// Number of columns without a terminal and without the environment variable `COLUMNS`. source: that of clap
+const DEFAULT_COLUMNS: usize = 100;
 
-/// Breaks the examples of a command and of its subcommands.
+/// Breaks the examples of a command and of its subcommands, and sets the width of their help.
 pub fn break_examples(command: Command) -> Command {
-    let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-    break_at(command, columns.unwrap_or(DEFAULT_COLUMNS))
+    let terminal = tcgetwinsize(std::io::stdout()).ok().map(|size| usize::from(size.ws_col));
+    let variable = || std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    let columns = terminal.filter(|columns| *columns > 0).or_else(variable).unwrap_or(DEFAULT_COLUMNS);
+    break_at(command.term_width(columns), columns)
 }
 
 fn break_at(command: Command, columns: usize) -> Command {
@@ -83,7 +86,32 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
+
+    fn examples(command: &Command, found: &mut Vec<String>) {
+        let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        // What begins a line continues the line before.
+        let joined = help.replace(" \\\n", "\\ ");
+        found.extend(joined.lines().map(str::to_owned));
+        command.get_subcommands().for_each(|command| examples(command, found));
+    }
+
+    #[test]
+    fn broken_examples_are_the_same_commands() {
+        let (mut whole, mut broken) = (Vec::new(), Vec::new());
+        examples(&crate::cli::Cli::command(), &mut whole);
+        examples(&break_at(crate::cli::Cli::command(), 60), &mut broken);
+        let without_breaks = |line: &String| {
+            let words: Vec<&str> = line.split_whitespace().map(|word| word.trim_end_matches('\\')).collect();
+            words.join(" ")
+        };
+        let whole: Vec<String> = whole.iter().map(without_breaks).collect();
+        let again: Vec<String> = broken.iter().map(without_breaks).collect();
+        assert_eq!(whole, again);
+        assert!(broken.iter().filter(|line| line.contains("\\ ")).count() > 10, "{broken:?}");
+    }
 
     #[test]
     fn long_examples_are_broken_between_words() {

@@ -71,13 +71,9 @@ fn scenario(args: &AdviseArgs) -> Result<LoadedScenario, Failure> {
         network: args.network.unwrap_or(Network::Wifi),
         context: args.context.unwrap_or(DEFAULT_CONTEXT),
     };
-    let unknown = |error: hearth_workflow::Error| {
-        let hint = "name parts, such as `laptop-ddr4-3200, 16 GiB, nvme-gen3, linux` (`hearth device list` has all), a \
-                    profile, or a scenario file";
-        error.with_location("the devices on the command line").with_hint(hint)
-    };
-    LoadedScenario::parse(&scenario.to_yaml(), Path::new("scenario.yaml"), &LocalMachineResolver)
-        .map_err(|error| unknown(error).into())
+    // What errors name as the place.
+    let place = Path::new("command line");
+    Ok(LoadedScenario::parse(&scenario.to_yaml(), place, &LocalMachineResolver)?)
 }
 
 fn text(loaded: &LoadedScenario, list: &AdviceList, shows_all: bool) -> String {

@@ -97,8 +97,7 @@ fn measure(args: &ProfileArgs) -> Result<DeviceProfile, Failure> {
     let key = Key::from_file_or_env(args.key.as_deref())?;
     let links = || Ok(probe::measure_links(&args.peer, key.as_ref(), ProbeOptions::new(args.quick))?);
     if !args.quick {
-        let minutes = if args.model.is_some() { "one or two minutes" } else { "about four minutes" };
-        tracing::info!("measuring this machine for {minutes}; `--quick` is faster and less exact");
+        tracing::info!("measuring this machine takes minutes; `--quick` is faster and less exact");
     }
     let spinner = progress::spinner();
     let mut device = profile(&options, links, &mut |what| spinner.set_message(what.to_string()))

@@ -14,6 +14,7 @@ use serde::Serialize;
 use super::print_json;
 use crate::cli::ReproduceArgs;
 use crate::diagnostics::{ExitCode, Failure};
+use crate::interruption::CancellationGuard;
 use crate::machine::LocalMachineResolver;
 use crate::output::say;
 use crate::progress::TerminalProgress;
@@ -46,7 +47,12 @@ pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
         let folder = path.parent().unwrap_or(Path::new(""));
         let progress = TerminalProgress::new();
         let Reproduction { results, without_inferred_values, failed_cells } =
-            reproduce(&published, folder, args.draws as usize, &LocalMachineResolver, &progress)?;
+            reproduce(&published, folder, args.draws as usize, &LocalMachineResolver, &progress).map_err(
+                |error| {
+                    let cancelled = CancellationGuard::is_cancelled();
+                    if cancelled { Failure::interrupted(&error) } else { error.into() }
+                },
+            )?;
         drop(progress);
         for (row, system, error) in failed_cells {
             tracing::info!("{}, {row}, {system}: {}", published.name, error.one_line_message());

@@ -179,7 +179,7 @@ impl TransportTask for ServeTask<'_> {
         let ServeTask { args, builder, state, request_rx, tls, json } = self;
         let listener = TcpListener::bind(args.address()).await.map_err(|error| {
             Failure::failed(format!("cannot listen on {}: {error}", args.address()))
-                .with_hint("choose a different port with `--port`, or stop the program that uses this port")
+                .with_hint("choose a different port, or stop the program that uses this one")
         })?;
         let address = listener.local_addr().map_err(Failure::failed)?;
         let mut termination = pin!(termination_signal());

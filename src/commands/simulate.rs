@@ -71,7 +71,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut output = RunSummary::from_trace(&trace);
     output.soc_metrics = soc_metrics(&cluster, &plan, &trace);
     let run = (&trace, &output.metrics);
-    output.verdict = Some(progress::during("looking for what limits the speed", || {
+    output.verdict = Some(progress::during("comparing with single devices", || {
         Verdict::new(&loaded, [&described, &cluster], &plan, run, memory)
     }));
     let default_draws = if trace.records.len() <= MAX_STEPS_FOR_DRAWS { DEFAULT_DRAWS } else { 0 };

@@ -1,4 +1,4 @@
-//! Simulates published experiments, one table cell at a time.
+//! Simulates published experiments, one table cell after the other or several at a time.
 //!
 //! A `published/1` document names scenarios (rows) and systems (columns). Every cell with a published number is
 //! planned and simulated, or predicted from the compute rate and the memory bandwidth of a GPU
@@ -62,7 +62,9 @@ pub fn reproduce(
     check_inferred_values(published, &cells)?;
 
     let job = |index: usize| cells[index].run(published.starts_warm, draws);
-    let done = run_jobs(cells.len(), thread_count(None), progress, job, |_| Ok(()))?;
+    // The draws of a cell use all processors.
+    let threads = if draws > 0 { 1 } else { thread_count(None) };
+    let done = run_jobs(cells.len(), threads, progress, job, |_| Ok(()))?;
     if done.len() < cells.len() {
         return Err(Error::failed("interrupted before all cells were simulated"));
     }

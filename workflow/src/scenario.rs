@@ -117,10 +117,9 @@ impl LoadedScenario {
         let scenario = Scenario::from_yaml(text).map_err(|error| {
             let described = Error::from_document_error(path, &error);
             match Plan::from_yaml(text) {
-                Ok(_) => described.with_hint(format!(
-                    "this is a plan; name its scenario, and give the plan with `--plan {}`",
-                    path.display()
-                )),
+                Ok(_) => described.with_hint(
+                    "this is a plan: name its scenario; `simulate` and `lint` take both, with `--plan PLAN`",
+                ),
                 Err(_) => described,
             }
         })?;

@@ -168,7 +168,7 @@ const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
 /// Rounds a block of N values to eight bits and returns the scale of the block.
 #[inline(always)]
 fn round_block<const N: usize>(values: &[f32; N], quants: &mut [i8; N]) -> f32 {
-    // The bits of magnitudes are in the order of the magnitudes, then come those of numbers that are not finite.
+    // The bits of positive floats are in the order of the floats; infinity and NaN are above all finite values.
     let largest = f32::from_bits(values.iter().fold(0, |largest, value| largest.max(value.abs().to_bits())));
     if !largest.is_finite() {
         // Eight-bit integers have no NaN, so the scale carries it: the logits become NaN too.
@@ -223,6 +223,19 @@ mod tests {
         round32(InstructionSet::SCALAR, &values, &mut quants, &mut scales, &mut [0]);
         assert_eq!(quants[..5], [127, 64, -1, -127, 0]);
         assert_eq!(scales[0], 2.0 / 127.0);
+    }
+
+    #[test]
+    fn scale_of_a_block_with_a_value_that_is_not_finite_is_nan() {
+        for value in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for at in [0, 17, 31] {
+                let mut values = [f32::MAX; 32];
+                values[at] = value;
+                let (mut quants, mut scales) = ([0i8; 32], [0.0f32]);
+                round32(InstructionSet::detect(), &values, &mut quants, &mut scales, &mut [0]);
+                assert!(scales[0].is_nan() && quants == [1; 32], "{value} at {at}");
+            }
+        }
     }
 
     #[test]

@@ -235,6 +235,27 @@ mod tests {
     }
 
     #[test]
+    fn exponential_sums_are_near_their_definition() {
+        for count in [1, 7, 255, 256, 257, 1000] {
+            let scores: Vec<f32> = (0..count).map(|at| (at * 37 % 101) as f32 * 0.05).collect();
+            let mut sums = [0.0; 2];
+            exponential_sums(InstructionSet::detect(), &scores, 5.0, &mut sums);
+            let mut exact = [0.0; 2];
+            for score in &scores {
+                let difference = f64::from(*score) - 5.0;
+                exact[0] += difference.exp();
+                exact[1] += difference * difference.exp();
+            }
+            for (sum, exact) in sums.into_iter().zip(exact) {
+                assert!((f64::from(sum) - exact).abs() <= 1e-5 * exact.abs(), "{count}: {sum} and {exact}");
+            }
+            let mut scalar = [0.0; 2];
+            exponential_sums(InstructionSet::SCALAR, &scores, 5.0, &mut scalar);
+            assert_eq!(sums, scalar);
+        }
+    }
+
+    #[test]
     fn rope_rotates_pairs_of_neighbours_or_of_halves() {
         // The first pair turns by a quarter turn, the second pair does not turn.
         let mut head = [1.0, 0.0, 3.0, 4.0];

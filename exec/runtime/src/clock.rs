@@ -77,8 +77,9 @@ pub struct ThreadTimes {
     pub queue_ns: u64,
 }
 
-/// A thread that did not compute for at most this time, in nanoseconds, counts as computing: no page arrives from disk
-/// so quickly. Reading the CPU time and the run-queue delay costs system calls, which longer laps can afford.
+/// The minimum time between two readings of the CPU time, and the minimum idle time for which the run-queue delay is
+/// read, in nanoseconds: both cost system calls. A thread that is idle for less counts as computing; few pages arrive
+/// from disk so quickly.
 const MIN_IDLE_NS: u64 = 20_000;
 
 /// A stopwatch that measures how one thread spends its time.
@@ -98,8 +99,9 @@ impl Stopwatch {
         Stopwatch { wall, read: wall, cpu: thread_cpu_nanos(), queue }
     }
 
-    /// Ends a lap and returns how the thread spent the time since the previous lap, or since the start. Idle time of
-    /// short laps counts for the lap after them. Must be called by the thread that started the stopwatch.
+    /// Ends a lap and returns how the thread spent the time since the previous lap, or since the start. A lap that ends
+    /// less than [`MIN_IDLE_NS`] after a reading counts as computing, and what it was idle counts for the next lap with a
+    /// reading. Must be called by the thread that started the stopwatch.
     pub fn lap(&mut self) -> ThreadTimes {
         let wall = monotonic_nanos();
         let wall_ns = wall - self.wall;
@@ -129,6 +131,28 @@ impl Stopwatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn short_laps_count_as_computing() {
+        let mut watch = Stopwatch::start();
+        let busy = |nanos: u64| {
+            let start = monotonic_nanos();
+            while monotonic_nanos() - start < nanos {
+                std::hint::spin_loop();
+            }
+        };
+        let mut total = ThreadTimes::default();
+        for _ in 0..2000 {
+            busy(MIN_IDLE_NS / 4);
+            let lap = watch.lap();
+            assert!(lap.cpu_ns + lap.queue_ns <= lap.wall_ns, "{lap:?}");
+            total.wall_ns += lap.wall_ns;
+            total.cpu_ns += lap.cpu_ns;
+            total.queue_ns += lap.queue_ns;
+        }
+        // Other programs may interrupt the thread, which then has a run-queue delay.
+        assert!(total.wall_ns - total.cpu_ns - total.queue_ns < total.wall_ns / 5, "{total:?}");
+    }
 
     #[test]
     fn sleep_is_neither_cpu_nor_queue() {

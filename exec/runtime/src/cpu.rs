@@ -5,8 +5,8 @@
 //! an interrupted thread does not delay the other threads for long. The result of a chunk does not depend on the
 //! thread.
 //!
-//! A chunk of weight rows has up to 256 KiB, because memory is read fastest in long sequences. If dot products read a
-//! chunk several times, for the many tokens of a batch, it has 32 KiB and stays in the L2 cache, so that a batch reads
+//! A chunk of weight rows has about 256 KiB, because memory is read fastest in long sequences. If dot products read a
+//! chunk several times, for the many tokens of a batch, it has about 32 KiB and stays in the L2 cache, so that a batch reads
 //! the weights from memory only once.
 
 mod delta_net;
@@ -33,10 +33,10 @@ use hearth_kernels::matmul::{DOT_ROWS, DOT_TOKENS, MatmulOutput, Matrix, matmul_
 use hearth_kernels::panel;
 use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
 
-/// Maximum size of a chunk of weight rows that is read once, in bytes.
-/// source: measured, see docs/studies/kernels/interleaved.md
+/// Target size of a chunk of weight rows that is read once, in bytes.
+/// source: measured, see docs/studies/kernels/decode.md
 const CHUNK_BYTES: usize = 256 << 10;
-/// Maximum size of a chunk of weight rows that is read several times, in bytes.
+/// Target size of a chunk of weight rows that is read several times, in bytes.
 const REREAD_CHUNK_BYTES: usize = 32 << 10;
 /// Target number of chunks of the matmuls of a job for each thread, if there are enough rows: with fewer, the last
 /// chunk of a small matrix keeps one thread busy while the others wait.

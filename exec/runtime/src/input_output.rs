@@ -134,7 +134,7 @@ impl InputOutputLayers {
     /// Returns `values`, `[tokens, width]`, unchanged. Fails if a value is not finite, or if a model file was changed.
     fn check_rows(&self, values: Vec<f32>, width: usize, name: &str) -> Result<Vec<f32>, ExecError> {
         self.weights.check_unchanged()?;
-        // A loop without an early end is vectorised.
+        // The compiler vectorises loops without an early exit.
         if values.iter().filter(|value| !value.is_finite()).count() == 0 {
             return Ok(values);
         }

@@ -101,7 +101,8 @@ impl LogitSummary {
     }
 }
 
-/// Returns the smallest and the largest value that is a number.
+/// Returns the smallest and the largest value; those that are not numbers do not count. Without numbers they are plus
+/// and minus infinity.
 pub(crate) fn range(values: &[f32]) -> (f32, f32) {
     let (mut smallest, mut largest) = ([f32::INFINITY; 8], [f32::NEG_INFINITY; 8]);
     for chunk in values.chunks(8) {

@@ -232,15 +232,15 @@ impl Sampler {
 /// Returns the token with the largest logit; among equal logits, the token with the lowest id.
 pub fn greedy_token(logits: &[f32]) -> u32 {
     let (_, largest) = range(logits);
-    // A loop without an early end is vectorised.
+    // The compiler vectorises loops without an early exit.
     let has_largest = |part: &[f32]| part.iter().filter(|logit| **logit == largest).count() > 0;
-    let first = PART * logits.chunks(PART).position(has_largest).unwrap_or(0);
+    let first = SEARCH_CHUNK * logits.chunks(SEARCH_CHUNK).position(has_largest).unwrap_or(0);
     let within = logits[first..].iter().position(|logit| *logit == largest);
     (first + within.unwrap_or(0)) as u32
 }
 
 /// The number of logits that [`greedy_token`] compares at once.
-const PART: usize = 256;
+const SEARCH_CHUNK: usize = 256;
 
 #[cfg(test)]
 mod tests {

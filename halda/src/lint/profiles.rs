@@ -52,6 +52,8 @@ pub fn uncertain_rates(device: &DeviceProfile, wanted: impl Fn(Format) -> bool) 
     let (cpu, disk) = (&device.cpu, &device.disk);
     let plain = [
         ("cpu.read_bandwidth", measured_spread(&cpu.read_bandwidth)),
+        ("cpu.attention", cpu.attention_rate.as_ref().and_then(measured_spread)),
+        ("cpu.activation_bandwidth", cpu.activation_bandwidth.as_ref().and_then(measured_spread)),
         ("disk.sequential", measured_spread(&disk.sequential_bandwidth)),
         ("disk.fault", disk.fault_bandwidth.as_ref().and_then(measured_spread)),
         ("disk.populate", disk.populate_bandwidth.as_ref().and_then(measured_spread)),

@@ -271,9 +271,9 @@ fn layer_extras(cluster: &Cluster, member: &Member) -> Seconds {
     let mean = work / f64::from(shape.layers.0);
     let attention = cpu.attention_rate.as_ref().map_or(Seconds(0.0), |rate| mean / rate.value);
     let bytes: Bytes = (0..shape.layers.0).map(|layer| shape.layer_activation_bytes(layer)).sum();
-    let mean = bytes.as_f64() / f64::from(shape.layers.0);
-    let activations = cpu.activation_bandwidth.as_ref().map_or(0.0, |rate| mean / rate.value.0);
-    attention + Seconds(activations) + cpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value)
+    let mean = Bytes(bytes.0 / u64::from(shape.layers.0));
+    let activations = cpu.activation_bandwidth.as_ref().map_or(Seconds(0.0), |rate| mean / rate.value);
+    attention + activations + cpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value)
 }
 
 /// Returns the time of a GPU layer for copying keys and values, plus the fixed overhead of a layer.

@@ -184,11 +184,11 @@ pub struct Cpu {
     /// Speed of attention over cached keys and values.
     #[serde(rename = "attention", default, skip_serializing_if = "Option::is_none")]
     pub attention_rate: Option<Sourced<FlopsPerSecond>>,
-    /// Speed of norms, activation functions and rounding between matrix products, in bytes of
+    /// Speed of norms, activation functions and residual additions between matrix products, in bytes of
     /// [`ModelShape::layer_activation_bytes`](crate::model::ModelShape::layer_activation_bytes); absent if not measured.
-    #[serde(rename = "activations", default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activation_bandwidth: Option<Sourced<BytesPerSecond>>,
-    /// Fixed time of a layer in addition to its matrix products and activations: waking threads, small buffers.
+    /// Fixed time of a layer in addition to its matrix products and activations: waking threads, rounding, small buffers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer_overhead: Option<Sourced<Seconds>>,
     /// Fixed time of a pass through one window (the layers of the device in a round): waking threads, framing a
@@ -389,7 +389,7 @@ impl DeviceProfile {
             ("disk.populate", disk.populate_bandwidth.as_ref().map(rate)),
             ("disk.turnover", disk.page_cache_throughput.as_ref().map(rate)),
             ("disk.limit", disk.bandwidth_limit.as_ref().map(rate)),
-            ("cpu.activations", cpu.activation_bandwidth.as_ref().map(rate)),
+            ("cpu.activation_bandwidth", cpu.activation_bandwidth.as_ref().map(rate)),
             ("cpu.attention", cpu.attention_rate.as_ref().map(|rate| rate.value.0)),
             ("gpu.read_bandwidth", gpu.map(|gpu| rate(&gpu.read_bandwidth))),
             ("gpu.kv_copy.bandwidth", gpu.map(|gpu| rate(&gpu.kv_copy.bandwidth))),

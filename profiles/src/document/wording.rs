@@ -17,11 +17,11 @@ pub(super) fn reword(message: String) -> String {
     if let Some(key) = suggestion(&message) {
         return format!("{message}; did you mean `{key}`?");
     }
-    // The parser says this of lines that begin at an unexpected column.
+    // The parser says this mostly of lines that begin at an unexpected column.
     if message.contains("did not find expected '-' indicator")
         || message.contains("while parsing a block mapping")
     {
-        return format!("{message}; keys of one level must begin in the same column");
+        return format!("{message}; check the indentation and the quotes near this line");
     }
     let typed = TYPES.iter().find_map(|(name, words)| {
         message.strip_suffix(&format!("expected {name}")).map(|start| format!("{start}expected {words}"))
@@ -62,6 +62,8 @@ mod tests {
         assert_eq!(suggestion("unknown variant `pinnned`, expected `mapped` or `pinned`"), Some("pinned"));
         assert_eq!(suggestion("unknown field `x`, there are no fields"), None);
         assert_eq!(suggestion("missing field `seed`"), None);
+        let reworded = reword("did not find expected '-' indicator, while parsing a block collection".into());
+        assert!(reworded.ends_with("; check the indentation and the quotes near this line"), "{reworded}");
     }
 
     #[test]

@@ -11,6 +11,8 @@
 //! - streamed, with [`SMALL_BATCH_TOKENS`] vectors at once, as when sequences share a batch;
 //! - streamed, with [`MEDIUM_BATCH_TOKENS`] vectors, for which kernels first unpack the weights;
 //! - batched: [`BATCH_SIZE`] vectors at once, as in prefill.
+//!
+//! Batches of vectors are rounded in every call. Attention, activations and writing the KV cache are measured too.
 
 use super::MeasurementError;
 use super::mapping::WeightBuffer;
@@ -54,8 +56,8 @@ pub trait Kernels {
     /// Computes attention in one layer for one token, with a KV cache in main memory. Returns the number of operations.
     fn attend(&mut self) -> Flops;
 
-    /// Computes norms, activation functions and rounding in one layer for `tokens` tokens. Returns the size of their
-    /// hidden states and feed-forward activations in f32.
+    /// Computes the norms, the activation function and the residual additions of one layer for `tokens` tokens. Returns
+    /// the size of their hidden states and feed-forward activations in f32.
     fn process_activations(&mut self, tokens: usize) -> Bytes;
 
     /// Writes the keys and values of `tokens` tokens into the KV cache of one layer. Returns the number of bytes.
@@ -77,7 +79,7 @@ pub struct ComputeRates {
     pub matmul: FormatMap<Sourced<FlopsPerSecond>>,
     /// Speed of attention over cached keys and values.
     pub attention_rate: Sourced<FlopsPerSecond>,
-    /// Speed of norms, activation functions and rounding.
+    /// Speed of norms, activation functions and residual additions.
     pub activation_bandwidth: Sourced<BytesPerSecond>,
     /// Cost of writing keys and values into the KV cache.
     pub kv_copy: TransferCost,
@@ -143,7 +145,8 @@ pub fn measure_compute_rates(
     let matmul = table(2, &|format| format!("{format} matrix times {BATCH_SIZE} vectors"))?;
     let what = format!("one token's attention in one layer with {name}");
     let attention = attention.sourced_positive_median(FlopsPerSecond, &what)?;
-    let what = format!("norms, activation functions and rounding of {SMALL_BATCH_TOKENS} tokens, {name}");
+    let what =
+        format!("norms, activation functions and residual additions of {SMALL_BATCH_TOKENS} tokens, {name}");
     let activation_bandwidth = activations.sourced_positive_median(BytesPerSecond, &what)?;
     let kv_copy = kv_copy(kernels, options)?;
     Ok(ComputeRates {
@@ -271,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn each_format_is_measured_four_ways() {
+    fn each_format_is_measured_five_ways() {
         let mut kernels = Counting(Vec::new());
         let buffer = WeightBuffer::new(Bytes::from_mib(2)).unwrap();
         let mut measure = |formats: &[Format]| {
@@ -287,5 +290,7 @@ mod tests {
         }
         assert!(kernels.0.contains(&(SMALL_BATCH_TOKENS as usize)) && kernels.0.contains(&BATCH_SIZE));
         assert_eq!(only.matvec.iter().count(), 1);
+        let activations = &rates.activation_bandwidth;
+        assert!(activations.value.0 > 0.0 && activations.source.contains("of 4 tokens, counting kernels"));
     }
 }

@@ -415,6 +415,17 @@ pub(crate) mod tests {
         // 34 bytes for 32 elements instead of 64.
         assert_eq!(mixer.cache_bytes(1024, Format::Q8_0), Bytes((4 << 20) * 34 / 64));
         assert_eq!(llama_8b().hidden_state_bytes(), Bytes(16384));
+        assert_eq!(llama_8b().layer_activation_bytes(3), Bytes(4 * (4096 + 14336)));
+        let experts = Experts {
+            count: 64,
+            used: 8,
+            feed_forward_length: 768,
+            shared_feed_forward_length: 512,
+            dense_layers: 1,
+        };
+        let mixture = ModelShape { experts: Some(experts), ..llama_8b() };
+        assert_eq!(mixture.layer_activation_bytes(0), llama_8b().layer_activation_bytes(0), "dense");
+        assert_eq!(mixture.layer_activation_bytes(1), Bytes(4 * (4096 + 8 * 768 + 512)));
         // 32 heads, 10 keys: 32 * 10 * (256 + 256 + 5).
         assert_eq!(mixer.flops(10), Flops(165_440.0));
     }

@@ -17,6 +17,9 @@ use hearth_kernels::{Activations, elementwise};
 // Widths, number and length of heads, as in an 8B model.
 const EMBEDDING: usize = 4096;
 const FEED_FORWARD: usize = 14336;
+/// The gates of measured activation functions. They change little if they are computed from themselves, because the
+/// sigmoid of a large number is near 1.
+const GATE: f32 = 10.0;
 const HEADS: usize = 32;
 const KV_HEADS: usize = 8;
 const LENGTH: usize = 128;
@@ -36,10 +39,13 @@ pub struct CpuKernels {
     out: Vec<f32>,      // [repeats, tokens, rows]
     caches: Vec<KvCache>,
     current: usize,
-    query: Vec<f32>,    // [HEADS, LENGTH]
-    mixed: Vec<f32>,    // [HEADS, LENGTH]
-    hidden: Vec<f32>,   // [tokens, EMBEDDING]
-    gated: Activations, // [tokens, FEED_FORWARD]
+    query: Vec<f32>,  // [HEADS, LENGTH]
+    mixed: Vec<f32>,  // [HEADS, LENGTH]
+    norm: Vec<f32>,   // [EMBEDDING]
+    change: Vec<f32>, // [EMBEDDING]
+    up: Vec<f32>,     // [FEED_FORWARD]
+    hidden: Vec<f32>, // [tokens, EMBEDDING]
+    gates: Vec<f32>,  // [tokens, FEED_FORWARD]
 }
 
 impl CpuKernels {
@@ -53,8 +59,12 @@ impl CpuKernels {
             current: 0,
             query: vec![0.1; HEADS * LENGTH],
             mixed: vec![0.0; HEADS * LENGTH],
+            norm: vec![1.0; EMBEDDING],
+            change: vec![0.0; EMBEDDING],
+            // The product of the sigmoid of the gate and this number is 1, so that the gates keep their values.
+            up: vec![1.0 + (-GATE).exp(); FEED_FORWARD],
             hidden: Vec::new(),
-            gated: Activations::default(),
+            gates: Vec::new(),
         }
     }
 
@@ -132,30 +142,21 @@ impl Kernels for CpuKernels {
     }
 
     fn process_activations(&mut self, tokens: usize) -> Bytes {
-        // A gate of 10 has a sigmoid near 1, so that repeated calls leave the values almost as they are.
-        const GATE: f32 = 10.0;
-        let (ones, changes) = (vec![1.0; FEED_FORWARD], vec![0.0; EMBEDDING]);
-        if self.gated.tokens() != tokens || self.gated.rows()[0] < 1.0 {
+        if self.gates.len() != tokens * FEED_FORWARD {
             self.hidden = (0..tokens * EMBEDDING).map(|at| (at % 7) as f32 - 3.0).collect();
-            self.gated.resize(tokens, FEED_FORWARD);
-            self.gated.rows_mut().fill(GATE);
+            self.gates = vec![GATE; tokens * FEED_FORWARD];
         }
-        let Self { cpu, hidden, input, gated, .. } = self;
+        let Self { cpu, hidden, gates, input, .. } = self;
         // The inputs of the mixer and of the feed-forward block, and what is added after each.
         for _ in 0..2 {
-            cpu.rms_norm_rows(hidden, &ones[..EMBEDDING], 1e-5, input);
-            input.quantise_for_format(Format::Q4K, cpu.instruction_set);
+            cpu.rms_norm_rows(hidden, &self.norm, 1e-5, input);
             cpu.for_each_row(hidden, EMBEDDING, |_, row| {
-                elementwise::add(cpu.instruction_set, row, &changes);
+                elementwise::add(cpu.instruction_set, row, &self.change);
             });
         }
-        // The output of attention.
-        input.rows_mut();
-        input.quantise_for_format(Format::Q4K, cpu.instruction_set);
-        cpu.for_each_row(gated.rows_mut(), FEED_FORWARD, |_, gate| {
-            elementwise::swiglu(cpu.instruction_set, gate, &ones);
+        cpu.for_each_row(gates, FEED_FORWARD, |_, gate| {
+            elementwise::swiglu(cpu.instruction_set, gate, &self.up);
         });
-        gated.quantise_for_format(Format::Q4K, cpu.instruction_set);
         Bytes((4 * tokens * (EMBEDDING + FEED_FORWARD)) as u64)
     }
 

@@ -1,8 +1,8 @@
 //! Measures the fixed costs of a layer (beyond its matmuls) and of a token (beyond its layers).
 //!
 //! [`measure_overheads`] synthesises and runs a model whose weights fit in the CPU's cache. The time of a layer minus
-//! the time of its matmuls, at the rate of cached weights, is the cost of waking threads, norms, rotary embedding and
-//! small buffers. The time of the input and output layers minus the time of the output matmul is the cost of the
+//! the time of its matmuls, at the rate of cached weights, and of its norms and activation functions is the cost of
+//! waking threads, rounding, rotary embedding and small buffers. The time of the input and output layers minus the time of the output matmul is the cost of the
 //! embedding lookup, the norm and sampling.
 
 use std::fs;
@@ -131,7 +131,7 @@ pub(super) fn measure_overheads(
     let token_cost = |all: f64| Seconds(all - arithmetic(embedding * u64::from(shape.vocab_size)));
     let at_least_min = |cost: Seconds| Seconds(cost.0.max(MIN_COST.0));
     let what = |part: &str| {
-        format!("{part} of a model of width 256, minus the time of its products at the `matvec` rates")
+        format!("{part} of a model of width 256, minus its products and activations at the measured rates")
     };
     Ok(Overheads {
         per_layer: layer.sourced_median(|all| at_least_min(layer_cost(all)), &what("a layer")),
