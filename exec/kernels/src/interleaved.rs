@@ -14,7 +14,7 @@
 //! Not here: unpacking of words ([`super::panel`]), and files with interleaved weights (`hearth_runtime`).
 
 #[cfg(target_arch = "x86_64")]
-pub mod avx512;
+pub(crate) mod avx512;
 
 use std::borrow::Cow;
 

@@ -100,7 +100,7 @@ impl Stopwatch {
     }
 
     /// Ends a lap and returns how the thread spent the time since the previous lap, or since the start. A lap that ends
-    /// less than [`MIN_IDLE_NS`] after a reading counts as computing, and what it was idle counts for the next lap with a
+    /// less than 20 us after a reading counts as computing, and what it was idle counts for the next lap with a
     /// reading. Must be called by the thread that started the stopwatch.
     pub fn lap(&mut self) -> ThreadTimes {
         let wall = monotonic_nanos();

@@ -12,7 +12,7 @@ use std::arch::x86_64::*;
 use bytemuck::must_cast;
 
 use super::{
-    add_pairs, compute_here, four_of, load, load_twice, partial_sums, prefetch, sums_of_fours,
+    add_pairs, compute_here, for_each, four_of, load, load_twice, partial_sums, prefetch, sums_of_fours,
     sums_of_quarters,
 };
 use crate::activations::{QuantisedRow, SingleToken};
@@ -87,17 +87,6 @@ impl TileSums {
     fn zero() -> TileSums {
         TileSums { scales: _mm256_setzero_ps(), integers: _mm256_setzero_ps() }
     }
-}
-
-/// Repeats a block of code for each value of a constant, because loops over registers are not always unrolled.
-macro_rules! for_each {
-    ($at:ident in $($value:literal)+ => $body:block) => {$(
-        {
-            #[allow(non_upper_case_globals)]
-            const $at: usize = $value;
-            $body
-        }
-    )+};
 }
 
 /// Defines dot products for formats with blocks of 256 weights. Arguments of each format: the activations, in the order

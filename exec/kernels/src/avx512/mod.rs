@@ -23,6 +23,18 @@ pub(super) use super::avx2::{
 use super::x86_64::Avx512;
 pub(super) use k_quants::{dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k};
 
+/// Repeats a block of code for each value of a constant, because loops over registers are not always unrolled.
+macro_rules! for_each {
+    ($at:ident in $($value:literal)+ => $body:block) => {$(
+        {
+            #[allow(non_upper_case_globals)]
+            const $at: usize = $value;
+            $body
+        }
+    )+};
+}
+pub(crate) use for_each;
+
 /// Prefetches one of N parts of the bytes that are [`MultiplyAdd::PREFETCH_BYTES`] after N blocks; they may be outside
 /// the matrix.
 #[inline(always)]

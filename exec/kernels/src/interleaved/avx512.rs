@@ -10,7 +10,7 @@ use bytemuck::must_cast;
 
 use super::{GROUP_ROWS, rest_bytes, unit_blocks};
 use crate::activations::QuantisedRow;
-use crate::avx512::{add_pairs, compute_here};
+use crate::avx512::{add_pairs, compute_here, for_each};
 use crate::blocks;
 use crate::matmul::{MatmulTask, for_tiles};
 use crate::panel::Panel;
@@ -72,17 +72,6 @@ pub(super) fn multiply(avx512: Avx512, task: MatmulTask<'_, '_>) {
         };
     }
     for_format!(task.matrix.format, plain, blocks);
-}
-
-/// Repeats a block of code for each value of a constant, because loops over registers are not always unrolled.
-macro_rules! for_each {
-    ($at:ident in $($value:literal)+ => $body:block) => {$(
-        {
-            #[allow(non_upper_case_globals)]
-            const $at: usize = $value;
-            $body
-        }
-    )+};
 }
 
 /// Adjacent blocks of sixteen rows whose rests make a word, or fewer at the end of the rows.
